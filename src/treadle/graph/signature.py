@@ -1,0 +1,72 @@
+"""What the inputs and outputs of a step's graph stand for. Roles are stored here and nowhere else."""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import fx
+
+
+class Role(enum.StrEnum):
+    """What an input of the step is to the user."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    STATE = "state"  # optimizer state: moments, step counters
+    GRADIENT = "gradient"  # a ``.grad`` that exists when the step begins
+    BATCH = "batch"
+    SCALAR = "scalar"  # a hyper-parameter read at every call, as a 0-dim float64 tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One placeholder. ``name`` is the user's: ``wte.weight``, ``adamw.exp_avg[wte.weight]``."""
+
+    role: Role
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One returned value: a result for the caller, or the new value of ``inputs[writes]``."""
+
+    name: str
+    writes: int | None = None  # the index of the input this value is written back to
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Inputs in placeholder order, outputs in the order of the return."""
+
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+
+
+@dataclass(slots=True)
+class StepGraph:
+    """A functional ATen graph of one training step, with its signature.
+
+    Every node has ``meta["val"]`` (fake tensor, or tuple of them); nodes other than placeholders
+    and the output have ``meta["phase"]`` ("forward", "backward" or "optimizer"),
+    ``meta["where"]`` (user source line, may be empty) and ``meta["module"]`` (module path).
+    The output node's only argument is a tuple, one entry per ``signature.outputs``.
+    """
+
+    graph: fx.Graph
+    signature: Signature
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        return self.graph.find_nodes(op="placeholder")
+
+    @property
+    def returned(self) -> tuple[fx.Node | None, ...]:
+        """The returned values, one per output; ``None`` where the step returns a constant None."""
+        (output,) = self.graph.find_nodes(op="output")
+        return tuple(output.args[0])
+
+    def inputs(self) -> Iterator[tuple[fx.Node, Input]]:
+        return zip(self.placeholders, self.signature.inputs, strict=True)
+
+    def outputs(self) -> Iterator[tuple[fx.Node | None, Output]]:
+        return zip(self.returned, self.signature.outputs, strict=True)

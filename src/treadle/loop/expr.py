@@ -1,0 +1,154 @@
+"""The loop IR: a tensor is a formula for one of its elements.
+
+::
+
+    array    =  [axis, ...] -> expr            the element at those axes
+    expr     =  const | position | load | local | apply | reduce
+    const    =  3.0:f32                        a literal of a dtype
+    position =  index                          an index used as an int64 value
+    load     =  buffer[index] if mask          one element; zero where the mask is false
+    local    =  %name                          a value defined earlier in the same kernel
+    apply    =  fn(expr, ...)                  a scalar function
+    reduce   =  kind{axis<extent, ...} expr    combined over every value of the axes
+    index    =  const + k * atom + ...         (see ``index.py``)
+    atom     =  axis | index // n | index % n | value(expr)
+
+``load`` takes one flat offset in elements into the buffer's storage. Formulas are graphs, not
+trees: every traversal is memoised.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from treadle.loop.index import Axis, Index
+from treadle.util.errors import VerifyError, require
+
+SAME = frozenset(
+    "neg abs exp expm1 log log1p log2 sqrt rsqrt reciprocal sin cos tanh erf sigmoid floor ceil "
+    "round trunc sign add sub mul div floordiv mod pow minimum maximum bitand bitor bitxor "
+    "bitnot fmod".split()
+)
+"""Functions of operands of one dtype that give that dtype (``div`` is true division, on floats)."""
+COMPARE = frozenset("eq ne lt le gt ge".split())
+"""Functions of two operands of one dtype that give a bool."""
+BOOLEAN = frozenset("and or xor not isnan isinf".split())
+"""Functions that give a bool; all but ``isnan`` and ``isinf`` take bools."""
+# Beside these: ``where(bool, x, x)`` gives x's dtype, ``cast(x)`` gives the dtype it names.
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A literal. Floats may be infinite or NaN."""
+
+    value: float | int | bool
+    dtype: torch.dtype
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Position:
+    """An index as an int64 value."""
+
+    index: Index
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.int64
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``buffer[index]``, and zero without reading where ``mask`` is false."""
+
+    buffer: str
+    index: Index
+    dtype: torch.dtype
+    mask: "Expr | None" = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A value that an earlier definition of the same kernel computed at the same axes."""
+
+    name: str
+    dtype: torch.dtype
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """A scalar function; operands of one dtype (``where``: after its condition)."""
+
+    fn: str
+    operands: tuple["Expr", ...]
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        same = self.operands[1:] if self.fn == "where" else self.operands
+        dtypes = {operand.dtype for operand in same}
+        require(len(dtypes) == 1, VerifyError, f"{self.fn} mixes {dtypes}")
+        if self.fn in COMPARE or self.fn in BOOLEAN:
+            require(self.dtype is torch.bool, VerifyError, f"{self.fn} gives bool")
+        elif self.fn != "cast":
+            known = self.fn in SAME or self.fn == "where"
+            require(known, VerifyError, f"{self.fn} is not a function of the loop IR")
+            require(dtypes == {self.dtype}, VerifyError, f"{self.fn} keeps the dtype")
+
+
+class ReduceKind(enum.StrEnum):
+    """``argmax`` and ``argmin`` give the int64 position along their one axis, first one wins.
+
+    NaN wins every max, min, argmax and argmin, as in PyTorch.
+    """
+
+    SUM = "sum"
+    PROD = "prod"
+    MAX = "max"
+    MIN = "min"
+    ANY = "any"
+    ARGMAX = "argmax"
+    ARGMIN = "argmin"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """``body`` combined over every value of ``axes``:  ``sum{k<8} x[8*i + k]``."""
+
+    kind: ReduceKind
+    axes: tuple[Axis, ...]
+    body: "Expr"
+
+    def __post_init__(self) -> None:
+        require(bool(self.axes), VerifyError, "a reduction needs an axis")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        is_position = self.kind in (ReduceKind.ARGMAX, ReduceKind.ARGMIN)
+        return torch.int64 if is_position else self.body.dtype
+
+
+Expr = Const | Position | Load | Local | Apply | Reduce
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Array:
+    """The tensor whose element at ``axes`` is ``body``. Zero-dimensional: no axes."""
+
+    axes: tuple[Axis, ...]
+    body: Expr
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(axis.extent for axis in self.axes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.body.dtype

@@ -1,0 +1,122 @@
+"""A lowered step: buffers, and in order the formulas and library calls that fill them.
+
+::
+
+    program  =  buffer*  step*
+    step     =  compute | call
+    compute  =  ref <- array              every element of the ref, from one formula
+    call     =  buffer, ... = op(ref | number | list, ...)
+
+Steps are in a valid order. A compute may write an input buffer (a write-back); then every read
+of the old value stands before it in the program, or reads exactly the element being written.
+"""
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from treadle.loop.expr import Array
+
+
+class BufferKind(enum.StrEnum):
+    INPUT = "input"  # bound at each call: parameters, state, batch, scalars
+    CONSTANT = "constant"  # known at compile time; ``data`` of the program holds it
+    TEMPORARY = "temporary"  # ours: kernel-local, in the arena, or allocated by a call
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A block of storage. ``shape`` and ``strides`` are those of the value that fills it."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    kind: BufferKind
+    device: str = "cpu"
+
+    @property
+    def elements(self) -> int:
+        """Elements of storage, gaps between strides included."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """A strided view of a buffer; ``offset`` and ``strides`` in elements of ``dtype``."""
+
+    buffer: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a step came from: graph nodes, the user's line, the module path, the phase."""
+
+    nodes: tuple[str, ...]
+    where: str = ""
+    module: str = ""
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """``output[axes] <- array.body``; ``array.shape == output.shape``."""
+
+    output: TensorRef
+    array: Array
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A kernel of PyTorch's: ``outputs = op(*args, **kwargs)``.
+
+    ``op`` is ``"aten.mm.default"``; ``args`` and ``kwargs`` nest tuples of numbers, strings,
+    dtypes, ``None`` and ``TensorRef``. ``outputs`` names a buffer per result, ``None`` where the
+    result is unused. With ``out`` (``"aten.mm.out"``) the one result is written into its buffer
+    through the out-variant; otherwise PyTorch allocates it. ``reason`` is empty for the library
+    calls that are chosen (products, convolutions, attention, random numbers) and says why for
+    a fallback. ``workspace`` is the bytes the call allocates beside its results.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: tuple[str | None, ...]
+    origin: Origin
+    out: str = ""
+    reason: str = ""
+    workspace: int = 0
+
+
+Step = Compute | Call
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """``inputs`` in signature order; ``results`` in the order of the signature's outputs,
+    ``None`` for write-backs (their computes stand in ``steps``) and for constants of None."""
+
+    buffers: Mapping[str, Buffer]
+    steps: tuple[Step, ...]
+    inputs: tuple[str, ...]
+    results: tuple[TensorRef | None, ...]
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])

@@ -1,0 +1,59 @@
+"""The errors a user of treadle can meet, and the one way to raise them.
+
+Every error carries a stable code: ``TR-1xx`` capture, ``2xx`` planning, ``3xx`` lowering,
+``4xx`` run time, ``5xx`` distributed. ``docs/errors.md`` has a section for each.
+"""
+
+
+class TreadleError(Exception):
+    """Something treadle cannot do, in words a user can act on.
+
+    ``code`` is stable, ``where`` is the user's source line (``file:line: text``) when known,
+    and ``remedy`` says what to do about it.
+    """
+
+    def __init__(
+        self, message: str, *, code: str = "TR-000", where: str = "", remedy: str = ""
+    ) -> None:
+        self.message = message
+        self.code = code
+        self.where = where
+        self.remedy = remedy
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        lines = [f"[{self.code}] {self.message}"]
+        if self.where:
+            lines.append(f"  at {self.where}")
+        if self.remedy:
+            lines.append(f"  remedy: {self.remedy}")
+        return "\n".join(lines)
+
+
+class CaptureError(TreadleError):
+    """The step cannot become one graph (``TR-1xx``)."""
+
+
+class PlanError(TreadleError):
+    """No memory plan meets the request (``TR-2xx``)."""
+
+
+class LoweringError(TreadleError):
+    """An operation cannot be lowered as asked (``TR-3xx``)."""
+
+
+class RuntimeFailure(TreadleError):
+    """A compiled step cannot be built or run (``TR-4xx``)."""
+
+
+class VerifyError(TreadleError):
+    """An IR broke one of its own rules: a bug in the pass that produced it (``TR-900``)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="TR-900", remedy="this is a bug in treadle: report it")
+
+
+def require(condition: bool, error: TreadleError | type[TreadleError], reason: str = "") -> None:
+    """Raise ``error`` unless ``condition``: an instance as it is, a kind with ``reason``."""
+    if not condition:
+        raise error if isinstance(error, TreadleError) else error(reason)
