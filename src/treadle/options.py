@@ -1,0 +1,55 @@
+"""Every knob of treadle, in one frozen dataclass, and the only reader of the environment."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from treadle.util.errors import TreadleError
+
+PREFIX = "TREADLE_"
+
+
+def _default_cache() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get(PREFIX + "CACHE_DIR") or Path(root) / "treadle")
+
+
+def _environment_flag(name: str) -> bool:
+    return os.environ.get(PREFIX + name, "0") not in ("", "0")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a step is compiled.
+
+    ``memory``: bound on the peak bytes of the whole step (``"7GiB"``, bytes as an int), or a
+    ratio in ``0.0..1.0`` between the two extreme plans, or ``None`` for the fastest plan.
+    ``strict``: a fallback is an error. ``codegen``: generate kernels (otherwise PyTorch's run).
+    ``fuse``: let formulas share kernels. ``cache_dir``: where compiled code is kept.
+    ``max_cached``: compiled variants kept per step. ``dump``: folder for every stage as text.
+    """
+
+    memory: str | int | float | None = None
+    strict: bool = False
+    codegen: bool = True
+    fuse: bool = True
+    cache_dir: Path = field(default_factory=_default_cache)
+    max_cached: int = 8
+    dump: Path | None = None
+    debug: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_cached < 1:
+            raise TreadleError("max_cached must be at least 1", code="TR-001")
+
+
+def from_environment() -> Options:
+    """The defaults, with ``TREADLE_STRICT``, ``TREADLE_NO_CODEGEN``, ``TREADLE_DUMP``,
+    ``TREADLE_DEBUG`` and ``TREADLE_CACHE_DIR`` applied."""
+    dump = os.environ.get(PREFIX + "DUMP")
+    return Options(
+        strict=_environment_flag("STRICT"),
+        codegen=not _environment_flag("NO_CODEGEN"),
+        dump=Path(dump) if dump else None,
+        debug=int(os.environ.get(PREFIX + "DEBUG", "0") or 0),
+    )
