@@ -103,3 +103,13 @@ class Artifact:
     arena_bytes: int
     peak_bytes: int
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+
+    @property
+    def fallbacks(self) -> tuple[CallStep, ...]:
+        """Calls that no one chose: operations without a lowering, each with its reason."""
+        return tuple(step for step in self.steps if isinstance(step, CallStep) and step.reason)
+
+    @property
+    def kernel_count(self) -> int:
+        """Launches of generated kernels in one step."""
+        return sum(isinstance(step, Launch) for step in self.steps)

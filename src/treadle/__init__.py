@@ -1,0 +1,27 @@
+"""treadle compiles whole PyTorch training steps."""
+
+from treadle.api import Difference, Step, compile
+from treadle.options import Options
+from treadle.util.errors import (
+    CaptureError,
+    LoweringError,
+    PlanError,
+    RuntimeFailure,
+    TreadleError,
+    VerifyError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CaptureError",
+    "Difference",
+    "LoweringError",
+    "Options",
+    "PlanError",
+    "RuntimeFailure",
+    "Step",
+    "TreadleError",
+    "VerifyError",
+    "compile",
+]

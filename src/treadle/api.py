@@ -1,0 +1,260 @@
+"""``treadle.compile`` and what it returns."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from treadle.capture.bind import apply_outputs, read_inputs
+from treadle.capture.guards import GuardKey, explain_difference, guard_key
+from treadle.capture.refuse import check_models, named_models, named_optimizers
+from treadle.capture.step import capture
+from treadle.graph.printing import show
+from treadle.options import Options, from_environment
+from treadle.pipeline import Compiled, compile_graph
+from treadle.report.explain import explain
+from treadle.runtime.meter import PeakReport, measure_peak
+from treadle.util.errors import LoweringError, TreadleError
+from treadle.util.sizes import parse_bytes
+
+Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
+Optimizers = (
+    torch.optim.Optimizer
+    | Sequence[torch.optim.Optimizer]
+    | Mapping[str, torch.optim.Optimizer]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first value in which a compiled step left eager's: ``name`` is the user's."""
+
+    batch: int
+    name: str
+    absolute: float
+    relative: float
+
+
+class Step:
+    """A training step that is compiled at its first call, and again when its inputs change kind.
+
+    Call it as the function it was made from. Parameters, buffers and optimizer state are the
+    user's own tensors, updated in place.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        models: Models,
+        optimizers: Optimizers,
+        options: Options,
+    ) -> None:
+        self.options = options
+        self.recompiles: list[str] = []
+        self._function = function
+        self._models = named_models(models)
+        self._optimizers = named_optimizers(optimizers)
+        self._cache: OrderedDict[GuardKey, Compiled] = OrderedDict()
+        self._last: Compiled | None = None
+        self._lock = threading.RLock()
+        check_models(self._models, self._optimizers)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            compiled = self._variant(args, kwargs)
+            inputs = read_inputs(compiled.captured, args, kwargs)
+            results = compiled.executable.run(inputs)
+            return apply_outputs(compiled.captured, results)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Compiled:
+        """Compile for this batch without running the step, and return the variant."""
+        with self._lock:
+            return self._variant(args, kwargs)
+
+    def explain(self) -> str:
+        """What was captured, fused and left to PyTorch and why; predicted and measured peak."""
+        return explain(self.compiled, self.recompiles)
+
+    def graph(self, stage: str = "planned") -> str:
+        """The graph after ``captured``, ``clean`` or ``planned``, one line per value."""
+        stages = self.compiled.stages
+        if stage not in stages:
+            known = ", ".join(stages)
+            raise TreadleError(
+                f"there is no stage {stage!r}",
+                code="TR-002",
+                remedy=f"stages of this step: {known} (a step from the cache has only the first)",
+            )
+        return show(stages[stage])
+
+    def measure(self, *args: Any, **kwargs: Any) -> PeakReport:
+        """Run one real step and measure the peak of all tensor bytes alive during it."""
+        with self._lock:
+            compiled = self._variant(args, kwargs)
+            inputs = read_inputs(compiled.captured, args, kwargs)
+            held = [*inputs, *compiled.executable.held()]
+            report = measure_peak(lambda: self(*args, **kwargs), held)
+            compiled.measured_peak = report.peak_bytes
+            return report
+
+    @property
+    def compiled(self) -> Compiled:
+        """The variant that ran last. ``TreadleError`` before the first call."""
+        if self._last is None:
+            raise TreadleError(
+                "the step has not been compiled yet",
+                code="TR-003",
+                remedy="call it once, or call prepare(...) with a batch",
+            )
+        return self._last
+
+    def verify(
+        self, batches: Iterable[Sequence[Any]], *, rtol: float = 1e-4, atol: float = 1e-5
+    ) -> Difference | None:
+        """Run each batch both ways from the same state and random numbers; change nothing.
+
+        Returns the first value (result, parameter, buffer, state) that differs by more than
+        ``atol + rtol * |eager|``, or ``None``.
+        """
+        with self._lock:
+            for number, batch in enumerate(batches):
+                found = self._verify_one(number, tuple(batch), rtol, atol)
+                if found is not None:
+                    return found
+        return None
+
+    def _verify_one(
+        self, number: int, batch: tuple[Any, ...], rtol: float, atol: float
+    ) -> Difference | None:
+        compiled = self._variant(batch, {})
+        names = [entry.name for entry in compiled.captured.step.signature.inputs]
+        inputs = read_inputs(compiled.captured, batch, {})
+        before = [each.detach().clone() for each in inputs]
+        grads = [(p, p.grad) for m in self._models.values() for p in m.parameters()]
+        random = _random_state()
+        ours = _tensors(self(*batch))
+        after = [each.detach().clone() for each in inputs]
+        _restore(inputs, before, grads, random)
+        theirs = _tensors(self._function(*batch))
+        pairs = [(f"result {i}", a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True))]
+        pairs += [(n, a, b.detach()) for n, a, b in zip(names, after, inputs, strict=True)]
+        found = _first_difference(number, pairs, rtol, atol)
+        _restore(inputs, before, grads, random)
+        return found
+
+    def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
+        key = guard_key(self._models, self._optimizers, args, kwargs)
+        found = self._cache.get(key)
+        if found is None:
+            if self._cache:
+                self.recompiles.append(explain_difference(next(reversed(self._cache)), key))
+            found = self._compile(args, kwargs)
+            self._cache[key] = found
+            if len(self._cache) > self.options.max_cached:
+                _, oldest = self._cache.popitem(last=False)
+                oldest.executable.release()
+        self._cache.move_to_end(key)
+        self._last = found
+        return found
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
+        captured = capture(
+            self._function,
+            models=self._models,
+            optimizers=self._optimizers,
+            args=args,
+            kwargs=kwargs,
+        )
+        compiled = compile_graph(captured, self.options, device=captured.device)
+        if self.options.strict:
+            _refuse_fallbacks(compiled)
+        return compiled
+
+
+def compile(
+    function: Callable[..., Any],
+    *,
+    model: Models,
+    optimizer: Optimizers,
+    memory: str | int | float | None = None,
+    strict: bool | None = None,
+    options: Options | None = None,
+) -> Step:
+    """Compile a whole training step: forward, loss, backward, clipping and optimizer.
+
+    ``model`` and ``optimizer`` are the ones ``function`` uses: one, a list or a dict. ``memory``
+    bounds the peak bytes of the whole step, parameters and state included: ``"7GiB"``, bytes, or
+    a ratio between the two extreme plans. Nothing is compiled until the first call.
+    Raises ``TreadleError`` kinds with a code and a remedy; see ``docs/errors.md``.
+    """
+    chosen = options or from_environment()
+    if memory is not None:
+        if not isinstance(memory, float):
+            parse_bytes(memory)
+        chosen = replace(chosen, memory=memory)
+    if strict is not None:
+        chosen = replace(chosen, strict=strict)
+    return Step(function, model, optimizer, chosen)
+
+
+def _refuse_fallbacks(compiled: Compiled) -> None:
+    reasons = compiled.artifact.fallbacks
+    if reasons:
+        lines = "; ".join(f"{step.op}: {step.reason}" for step in reasons[:5])
+        raise LoweringError(
+            f"strict: {len(reasons)} operations fall back to PyTorch's kernels: {lines}",
+            code="TR-302",
+            where=reasons[0].origin,
+            remedy="leave strict off, or register a lowering for the operation",
+        )
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    match value:
+        case Tensor():
+            return [value.detach().clone()]
+        case list() | tuple():
+            return [tensor for each in value for tensor in _tensors(each)]
+        case dict():
+            return [tensor for each in value.values() for tensor in _tensors(each)]
+        case _:
+            return []
+
+
+def _random_state() -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available():
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
+def _restore(
+    inputs: Sequence[Tensor],
+    before: Sequence[Tensor],
+    grads: Sequence[tuple[nn.Parameter, Tensor | None]],
+    random: Sequence[Tensor],
+) -> None:
+    with torch.no_grad():
+        for live, old in zip(inputs, before, strict=True):
+            live.copy_(old)
+    for parameter, grad in grads:
+        parameter.grad = grad
+    torch.set_rng_state(random[0])
+    if len(random) > 1:
+        torch.cuda.set_rng_state(random[1])
+
+
+def _first_difference(
+    number: int, pairs: Sequence[tuple[str, Tensor, Tensor]], rtol: float, atol: float
+) -> Difference | None:
+    for name, ours, theirs in pairs:
+        if torch.allclose(ours, theirs, rtol=rtol, atol=atol, equal_nan=True):
+            continue
+        gap = (ours.double() - theirs.double()).abs().max().item()
+        scale = theirs.double().abs().max().item()
+        return Difference(number, name, gap, gap / scale if scale else float("inf"))
+    return None

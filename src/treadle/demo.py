@@ -1,0 +1,205 @@
+"""``treadle demo``: a real training run, eager and compiled, side by side.
+
+The model is ``examples/gpt.py`` (a copy of that file ships in the package as
+``treadle.examples_gpt``); the corpus is the source of Python's own standard library.
+"""
+
+import importlib.util
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from torch import Tensor
+
+from treadle.api import Step, compile
+from treadle.options import from_environment
+from treadle.runtime.meter import measure_peak
+from treadle.util.sizes import format_bytes
+
+BUDGET = 0.6
+"""The budgeted run's share of eager's measured peak."""
+COMPARED = 50
+"""Steps over which losses are compared one by one."""
+WARMUP = 3
+"""Steps left out of the step time: first touches, and the compile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training run. Times in ms and s, sizes in bytes; eager predicts nothing."""
+
+    name: str
+    loss_first: float
+    loss_last: float
+    step_ms: float
+    peak_bytes: int
+    predicted_peak_bytes: int | None
+    compile_s: float
+    kernels: int
+    fallbacks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The losses of a run beside its summary."""
+
+    run: Run
+    losses: list[float]
+
+
+def run_demo(*, steps: int, json_file: Path | None, console: Console) -> int:
+    """Train three times from the same seed, print a table, write ``json_file`` if given."""
+    gpt = _example()
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+    with _progress(console) as progress:
+        eager = _train(gpt, "eager", steps, progress, None)
+        compiled = _train(gpt, "compiled", steps, progress, {"memory": None})
+        budget = int(BUDGET * eager.run.peak_bytes)
+        small = _train(gpt, f"within {format_bytes(budget)}", steps, progress, {"memory": budget})
+    runs = [eager, compiled, small]
+    difference = max(_difference(eager, each) for each in runs[1:])
+    _print(console, [each.run for each in runs], difference, steps)
+    if json_file is not None:
+        data = {"runs": [asdict(each.run) for each in runs], "max_loss_diff_50": difference}
+        json_file.write_text(json.dumps(data, indent=2) + "\n")
+    return 0
+
+
+def _example() -> ModuleType:
+    """The example's module: the file in the checkout, or its copy in an installed wheel."""
+    here = Path(__file__).parent
+    for path in (here.parent.parent / "examples" / "gpt.py", here / "examples" / "gpt.py"):
+        if path.exists():
+            spec = importlib.util.spec_from_file_location("treadle_demo_gpt", path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
+    raise FileNotFoundError("examples/gpt.py is neither in a checkout nor in the package")
+
+
+def _train(
+    gpt: ModuleType,
+    name: str,
+    steps: int,
+    progress: Progress,
+    options: dict[str, int | None] | None,
+) -> Trained:
+    """One run from seed 0; ``options`` of the compiler, ``None`` for eager."""
+    torch.manual_seed(0)
+    config = gpt.Config()
+    model = gpt.GPT(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    eager_step = gpt.training_step(model, optimizer)
+    batches = list(gpt.batches(gpt.corpus(), config, steps))
+    task = progress.add_task(name, total=steps, loss="")
+    step: Callable[[Tensor, Tensor], Tensor] = eager_step
+    compile_s = 0.0
+    if options is not None:
+        chosen = replace(from_environment(), memory=options["memory"])
+        step = compile(eager_step, model=model, optimizer=optimizer, options=chosen)
+        progress.update(task, loss="compiling")
+        start = time.perf_counter()
+        step.prepare(*batches[0])
+        compile_s = time.perf_counter() - start
+    losses, times = _loop(step, batches, lambda loss: progress.update(task, advance=1, loss=loss))
+    peak = _peak(step, model, optimizer, batches[-1])
+    kernels, fallbacks, predicted = _counts(step)
+    step_ms = 1e3 * sorted(times[WARMUP:] or times)[len(times[WARMUP:] or times) // 2]
+    first, last = losses[0], sum(losses[-10:]) / len(losses[-10:])
+    run = Run(name, first, last, step_ms, peak, predicted, compile_s, kernels, fallbacks)
+    return Trained(run, losses)
+
+
+def _loop(
+    step: Callable[[Tensor, Tensor], Tensor],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    report: Callable[[str], None],
+) -> tuple[list[float], list[float]]:
+    losses: list[float] = []
+    times: list[float] = []
+    for x, y in batches:
+        start = time.perf_counter()
+        losses.append(step(x, y).item())
+        times.append(time.perf_counter() - start)
+        report(f"loss {losses[-1]:.4f}")
+    return losses, times
+
+
+def _peak(
+    step: Callable[[Tensor, Tensor], Tensor],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Tensor, Tensor],
+) -> int:
+    """The measured peak of one more step, everything alive counted."""
+    if isinstance(step, Step):
+        return step.measure(*batch).peak_bytes
+    state = [
+        value
+        for entries in optimizer.state.values()
+        for value in entries.values()
+        if isinstance(value, Tensor)
+    ]
+    held = [*model.parameters(), *model.buffers(), *state, *batch]
+    return measure_peak(lambda: step(*batch), held).peak_bytes
+
+
+def _counts(step: Callable[..., Tensor]) -> tuple[int, int, int | None]:
+    if not isinstance(step, Step):
+        return 0, 0, None
+    artifact = step.compiled.artifact
+    return artifact.kernel_count, len(artifact.fallbacks), artifact.peak_bytes
+
+
+def _difference(eager: Trained, other: Trained) -> float:
+    pairs = zip(eager.losses[:COMPARED], other.losses[:COMPARED], strict=True)
+    return max(abs(a - b) for a, b in pairs)
+
+
+def _progress(console: Console) -> Progress:
+    """Silent where the output is no terminal."""
+    return Progress(
+        TextColumn("{task.description:20}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[loss]}"),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def _print(console: Console, runs: Sequence[Run], difference: float, steps: int) -> None:
+    table = Table(title=f"{steps} steps of a byte-level GPT on Python's standard library")
+    for column in ("run", "loss", "ms/step", "peak", "predicted", "compile", "kernels", "fallbacks"):
+        table.add_column(column, justify="left" if column == "run" else "right")
+    for run in runs:
+        predicted = run.predicted_peak_bytes
+        table.add_row(
+            run.name,
+            f"{run.loss_first:.3f} → {run.loss_last:.3f}",
+            f"{run.step_ms:.1f}",
+            format_bytes(run.peak_bytes),
+            format_bytes(predicted) if predicted is not None else "",
+            f"{run.compile_s:.1f} s",
+            str(run.kernels),
+            str(run.fallbacks),
+        )
+    console.print(table)
+    console.print(f"largest loss difference over the first {COMPARED} steps: {difference:.2e}")
+    eager, *others = runs
+    for run in others:
+        console.print(
+            f"{run.name}: {run.step_ms / eager.step_ms:.2f} x eager's step time, "
+            f"{run.peak_bytes / eager.peak_bytes:.2f} x its peak"
+        )

@@ -1,0 +1,84 @@
+"""What became of a step, in words."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from treadle.graph.signature import Role
+from treadle.pipeline import Compiled
+from treadle.runtime.artifact import CallStep, Launch
+from treadle.util.sizes import format_bytes
+
+
+def explain(compiled: Compiled, recompiles: Sequence[str] = ()) -> str:
+    """Capture, kernels, library calls, fallbacks, memory and compile time as one text."""
+    parts = [
+        _captured(compiled),
+        _kernels(compiled),
+        _fallbacks(compiled),
+        _memory(compiled),
+        _times(compiled),
+    ]
+    if recompiles:
+        parts.append("recompiled because\n" + "\n".join(f"  {why}" for why in recompiles))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _captured(compiled: Compiled) -> str:
+    step = compiled.captured.step
+    roles = Counter(entry.role for entry in step.signature.inputs)
+    counts = ", ".join(f"{roles[role]} {role}" for role in Role if roles[role])
+    phases = Counter(
+        node.meta["phase"] for node in step.graph.nodes if node.op == "call_function"
+    )
+    nodes = ", ".join(f"{count} {phase}" for phase, count in phases.items())
+    writes = sum(out.writes is not None for out in step.signature.outputs)
+    return (
+        f"captured: one graph of {sum(phases.values())} operations ({nodes})\n"
+        f"  inputs: {counts}; {writes} written back in place"
+    )
+
+
+def _kernels(compiled: Compiled) -> str:
+    steps = compiled.artifact.steps
+    launches = [step for step in steps if isinstance(step, Launch)]
+    instances = sum(len(launch.buffers) for launch in launches)
+    functions = {launch.function for launch in launches}
+    calls = Counter(
+        step.op for step in steps if isinstance(step, CallStep) and not step.reason
+    )
+    lines = [
+        f"kernels: {len(launches)} launches of {len(functions)} generated functions "
+        f"({instances} loops); {sum(calls.values())} library calls"
+    ]
+    for launch in sorted(launches, key=lambda each: -each.bytes_moved)[:8]:
+        moved = format_bytes(launch.bytes_moved)
+        lines.append(f"  {launch.function:28} {moved:>11}  x{len(launch.buffers)} {launch.origin}")
+    lines += [f"  {op:40} x{count}" for op, count in calls.most_common(8)]
+    return "\n".join(lines)
+
+
+def _fallbacks(compiled: Compiled) -> str:
+    reasons = Counter((step.op, step.reason) for step in compiled.artifact.fallbacks)
+    if not reasons:
+        return "fallbacks: none"
+    lines = [f"  {op} x{count}: {why}" for (op, why), count in reasons.most_common()]
+    return f"fallbacks: {sum(reasons.values())}\n" + "\n".join(lines)
+
+
+def _memory(compiled: Compiled) -> str:
+    artifact = compiled.artifact
+    measured = compiled.measured_peak
+    lines = [
+        f"memory: predicted peak {format_bytes(artifact.peak_bytes)}, "
+        f"arena {format_bytes(artifact.arena_bytes)}"
+        + (f", measured peak {format_bytes(measured)}" if measured else "")
+    ]
+    if compiled.memory is not None:
+        lines += [f"  {row}" for row in compiled.memory.rows()[:12]]
+    return "\n".join(lines)
+
+
+def _times(compiled: Compiled) -> str:
+    source = "from the cache" if compiled.from_cache else "compiled"
+    stages = ", ".join(f"{name} {value:.2f} s" for name, value in compiled.seconds.items())
+    return f"time: {source}; {stages}"

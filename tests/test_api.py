@@ -1,0 +1,185 @@
+"""What a user sees of ``treadle.compile``: equal numbers, clear errors, nothing lost."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import treadle
+
+
+class Net(nn.Module):
+    def __init__(self, p: float = 0.0) -> None:
+        super().__init__()
+        self.a = nn.Linear(7, 13)
+        self.norm = nn.LayerNorm(13)
+        self.b = nn.Linear(13, 5)
+        self.p = p
+
+    def forward(self, x):
+        return self.b(F.dropout(F.gelu(self.norm(self.a(x))), self.p, self.training))
+
+
+def make_step(model, optimizer, clip=1.0):
+    def step(x, y):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def batch(n=11):
+    return torch.randn(n, 7), torch.randint(5, (n,))
+
+
+def pair(kind=torch.optim.AdamW, p=0.0, **options):
+    model = Net(p)
+    twin = copy.deepcopy(model)
+    optimizer = kind(model.parameters(), **options)
+    other = kind(twin.parameters(), **options)
+    step = treadle.compile(make_step(model, optimizer), model=model, optimizer=optimizer)
+    return model, optimizer, step, twin, other, make_step(twin, other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+        (torch.optim.Adam, {"lr": 1e-2, "weight_decay": 0.1}),
+        (torch.optim.AdamW, {"lr": 1e-2, "amsgrad": True}),
+    ],
+    ids=["sgd", "nesterov", "adam", "amsgrad"],
+)
+def test_ten_steps_equal_eager(kind, options):
+    model, optimizer, step, twin, other, eager = pair(kind, **options)
+    for i in range(10):
+        x, y = batch()
+        for each in (optimizer, other):
+            each.param_groups[0]["lr"] = options["lr"] / (1 + i)
+        torch.testing.assert_close(step(x, y), eager(x, y), rtol=1e-5, atol=1e-6)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert len(step.recompiles) == 0
+
+
+def test_dropout_follows_eagers_stream():
+    _, _, step, _, _, eager = pair(p=0.3)
+    x, y = batch()
+    step.prepare(x, y)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        ours = step(x, y)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(ours, eager(x, y), rtol=1e-5, atol=1e-6)
+
+
+def test_another_shape_compiles_again_and_says_why():
+    _, _, step, _, _, eager = pair()
+    for n in (11, 4, 1, 11):
+        x, y = batch(n)
+        torch.testing.assert_close(step(x, y), eager(x, y), rtol=1e-5, atol=1e-6)
+    assert len(step.recompiles) == 2
+    assert "11" in step.recompiles[0]
+    assert "4" in step.recompiles[0]
+
+
+def test_another_dtype_at_the_second_call():
+    _, _, step, _, _, _ = pair()
+    x, y = batch()
+    step(x, y)
+    with pytest.raises(Exception, match=r"(?i)dtype|float|double"):
+        step(x.double(), y)
+    step(x, y)
+
+
+def test_nan_flows_as_in_eager():
+    model, _, step, twin, _, eager = pair()
+    x, y = batch()
+    x[0, 0] = float("nan")
+    assert torch.isnan(step(x, y))
+    assert torch.isnan(eager(x, y))
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(torch.isnan(a), torch.isnan(b))
+
+
+def test_an_error_in_the_step_is_the_users_and_changes_nothing():
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x, y):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        raise KeyError("mine")
+
+    before = copy.deepcopy(model.state_dict())
+    random = torch.get_rng_state()
+    compiled = treadle.compile(step, model=model, optimizer=optimizer)
+    with pytest.raises(KeyError, match="mine"):
+        compiled(*batch())
+    torch.set_rng_state(random)
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert not optimizer.state
+
+
+def test_checkpoint_moves_between_eager_and_compiled():
+    model, optimizer, step, twin, other, eager = pair()
+    data = [batch() for _ in range(6)]
+    for x, y in data[:3]:
+        step(x, y)
+        eager(x, y)
+    twin.load_state_dict(model.state_dict())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for x, y in data[3:]:
+        torch.testing.assert_close(step(x, y), eager(x, y), rtol=1e-5, atol=1e-6)
+
+
+def test_verify_finds_nothing_and_changes_nothing():
+    model, _, step, _, _, _ = pair(p=0.2)
+    x, y = batch()
+    step(x, y)
+    before = copy.deepcopy(model.state_dict())
+    assert step.verify([batch(), batch()]) is None
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_explain_names_kernels_and_memory():
+    _, _, step, _, _, _ = pair()
+    step(*batch())
+    text = step.explain()
+    assert "kernels:" in text
+    assert "predicted peak" in text
+    assert "write" in step.graph("captured") or "return" in step.graph("captured")
+
+
+@pytest.mark.parametrize("memory", ["", "lots", "12 parsecs", "0GiB", -5])
+def test_an_unreadable_budget_is_refused(memory):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(treadle.PlanError, match="TR-201"):
+        treadle.compile(lambda: None, model=model, optimizer=optimizer, memory=memory)
+
+
+def test_an_impossible_budget_names_the_smallest():
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = treadle.compile(
+        make_step(model, optimizer), model=model, optimizer=optimizer, memory="100B"
+    )
+    with pytest.raises(treadle.PlanError, match="TR-202"):
+        step(*batch())
+    assert not any(p.grad is not None for p in model.parameters())
+
+
+def test_a_foreign_optimizer_is_refused():
+    model, other = Net(), Net()
+    optimizer = torch.optim.AdamW(other.parameters())
+    with pytest.raises(treadle.CaptureError, match="TR-103"):
+        treadle.compile(make_step(model, optimizer), model=model, optimizer=optimizer)(*batch())
