@@ -1,8 +1,9 @@
-"""What the inputs and outputs of a step's graph stand for. Roles are stored here and nowhere else."""
+"""What a step's inputs and outputs stand for. Roles are stored here and nowhere else."""
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
@@ -54,6 +55,7 @@ class StepGraph:
 
     graph: fx.Graph
     signature: Signature
+    history: list[type[Any]] = field(default_factory=list[type[Any]])  # kinds of passes that ran
 
     @property
     def placeholders(self) -> list[fx.Node]:

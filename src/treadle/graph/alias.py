@@ -1,0 +1,67 @@
+"""Which values share bytes. Fake values know: a view's storage is its base's storage."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from treadle.graph.signature import StepGraph
+from treadle.graph.types import tensors_in
+
+
+def storages(value: Any) -> frozenset[int]:
+    """Identities of the storages behind a ``val``; comparable while the values live."""
+    return frozenset(each.untyped_storage()._cdata for each in tensors_in(value))  # pyright: ignore[reportPrivateUsage]
+
+
+@dataclass(frozen=True)
+class Aliases:
+    """Storages per node, the holder of each storage that outlives the step, those returned.
+
+    ``fixed`` maps a storage to the placeholder or constant it belongs to.
+    """
+
+    of: Mapping[fx.Node, frozenset[int]]
+    fixed: Mapping[int, fx.Node]
+    returned: frozenset[int]
+
+    def share(self, left: fx.Node, right: fx.Node) -> bool:
+        """Whether the two may show the same bytes."""
+        return not self.of[left].isdisjoint(self.of[right])
+
+    def base(self, node: fx.Node) -> fx.Node | None:
+        """The placeholder or constant whose bytes ``node`` shows, if any."""
+        return next((self.fixed[each] for each in self.of[node] if each in self.fixed), None)
+
+    def is_view_of_input(self, node: fx.Node) -> bool:
+        base = self.base(node)
+        return base is not None and base is not node
+
+    def is_returned(self, node: fx.Node) -> bool:
+        """Whether the bytes of ``node`` leave the step, through it or through a view."""
+        return not self.of[node].isdisjoint(self.returned)
+
+    def groups(self) -> tuple[tuple[fx.Node, ...], ...]:
+        """Nodes that share bytes, in order of first definition; loners form groups of one."""
+        members: defaultdict[int, list[fx.Node]] = defaultdict(list)
+        for node, held in self.of.items():
+            for each in held:
+                members[each].append(node)
+        return tuple(map(tuple, members.values()))
+
+
+def analyse(step: StepGraph) -> Aliases:
+    of = {node: storages(node.meta["val"]) for node in step.graph.nodes if node.op != "output"}
+    holders = [node for node in of if node.op in ("placeholder", "get_attr")]
+    fixed: dict[int, fx.Node] = {}
+    for node in holders:
+        for each in of[node]:
+            fixed.setdefault(each, node)
+    returned = _union(of[node] for node in step.returned if node is not None)
+    return Aliases(of, fixed, returned)
+
+
+def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
+    return frozenset().union(*sets)

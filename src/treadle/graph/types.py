@@ -1,0 +1,113 @@
+"""What the compiler knows about a value without running it: dtype, shape, strides, device."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+_SHORT = {
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+    torch.bool: "b1",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """``f32[4, 8]``. Equal types have equal strides and live on the same device."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: torch.device
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements themselves; an expanded value occupies fewer."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != expected:
+                return self.numel == 0
+            expected *= size
+        return True
+
+    def __str__(self) -> str:
+        return f"{short_dtype(self.dtype)}[{', '.join(map(str, self.shape))}]"
+
+
+def short_dtype(dtype: torch.dtype) -> str:
+    """``torch.float32`` -> ``"f32"``; dtypes without a short name keep their own."""
+    return _SHORT.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def type_of_tensor(value: torch.Tensor) -> TensorType:
+    return TensorType(value.dtype, tuple(value.shape), tuple(value.stride()), value.device)
+
+
+def type_of(node: fx.Node) -> TensorType:
+    """The type of a node that is one tensor; ``TypeError`` for any other."""
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{node} is not one tensor: {value!r}")
+    return type_of_tensor(value)
+
+
+def is_tensor(node: object) -> bool:
+    """Whether ``node`` is a node that is one tensor."""
+    return isinstance(node, fx.Node) and isinstance(node.meta["val"], torch.Tensor)
+
+
+def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
+    """The tensors of a node's ``val``: one, those of a tuple, or none."""
+    match value:
+        case torch.Tensor():
+            return (value,)
+        case tuple() | list():
+            return tuple(tensor for each in value for tensor in tensors_in(each))
+        case _:
+            return ()
+
+
+def same_types(left: Any, right: Any) -> bool:
+    """Whether two ``val`` agree in structure, and tensor by tensor in type."""
+    match left, right:
+        case torch.Tensor(), torch.Tensor():
+            return type_of_tensor(left) == type_of_tensor(right)
+        case ((tuple() | list()), (tuple() | list())):
+            return len(left) == len(right) and all(map(same_types, left, right))
+        case _:
+            return type(left) is type(right)
+
+
+def show_type(value: Any) -> str:
+    """``f32[4, 8]``, or ``(f32[4, 8], i64[4])`` for an operation with several results."""
+    match value:
+        case torch.Tensor():
+            return str(type_of_tensor(value))
+        case tuple() | list():
+            return f"({', '.join(map(show_type, value))})"
+        case _:
+            return type(value).__name__

@@ -1,0 +1,65 @@
+"""Fake values of new and changed nodes: shapes, strides and storages without any data."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.graph.alias import storages
+from treadle.graph.operators import OpOverload
+from treadle.graph.types import same_types, tensors_in
+
+
+def compute(node: fx.Node) -> Any:
+    """What ``node`` gives for the fake values of its operands. Draws no random numbers."""
+    args = fx.node.map_arg(node.args, lambda each: each.meta["val"])
+    kwargs = fx.node.map_arg(node.kwargs, lambda each: each.meta["val"])
+    assert callable(node.target), node
+    if not isinstance(node.target, OpOverload):
+        return node.target(*args, **kwargs)
+    with torch.no_grad(), _fake_mode(node.graph):
+        return node.target(*args, **kwargs)
+
+
+def _fake_mode(graph: fx.Graph) -> Any:
+    """The mode that made the graph's values, so that new ones can meet old ones."""
+    for node in graph.nodes:
+        for tensor in tensors_in(node.meta.get("val")):
+            return tensor.fake_mode  # pyright: ignore[reportAttributeAccessIssue]
+    raise ValueError("no value of the graph is a tensor")
+
+
+def inherit(node: fx.Node, root: fx.Node) -> None:
+    """Give a new node its value, and phase, source line, module and region from ``root``."""
+    for key in ("phase", "where", "module", "region"):
+        if key in root.meta:
+            node.meta[key] = root.meta[key]
+    node.meta["val"] = compute(node)
+
+
+def refresh(graph: fx.Graph, changed: Iterable[fx.Node]) -> None:
+    """Recompute the values of the readers of ``changed``, and on while types or storages move.
+
+    Needed after an operand was replaced by one of the same type and other storage: views of
+    it must say so. Readers that are neither views nor of another type end the walk.
+    """
+    dirty = set(changed)
+    if not dirty:
+        return
+    for node in graph.nodes:
+        if node.op != "call_function" or dirty.isdisjoint(node.all_input_nodes):
+            continue
+        old, new = node.meta["val"], compute(node)
+        moved = not same_types(old, new)
+        if moved or _is_view(new, node) or storages(old) & _operand_storages(node):
+            node.meta["val"] = new
+            dirty.add(node)
+
+
+def _is_view(value: Any, node: fx.Node) -> bool:
+    return bool(storages(value) & _operand_storages(node))
+
+
+def _operand_storages(node: fx.Node) -> frozenset[int]:
+    return frozenset().union(*(storages(each.meta["val"]) for each in node.all_input_nodes))

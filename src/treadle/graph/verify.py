@@ -1,0 +1,86 @@
+"""The rules every step obeys between passes."""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.graph.operators import is_mutable
+from treadle.graph.printing import show_around
+from treadle.graph.signature import StepGraph
+from treadle.graph.types import show_type
+from treadle.util.errors import VerifyError
+
+PHASES = ("forward", "backward", "optimizer")
+
+
+def verify(step: StepGraph) -> None:
+    """Inputs first, definitions before uses, a value and a phase on every node, no mutation,
+    one return, and a signature that fits; ``VerifyError`` shows the lines around the fault."""
+    defined: set[fx.Node] = set()
+    seen_work = False
+    nodes = list(step.graph.nodes)
+    for node in nodes:
+        for operand in node.all_input_nodes:
+            _hold(operand in defined, node, f"{node} uses {operand} before it is defined")
+        _hold(not (node.op == "placeholder" and seen_work), node, f"{node} comes after work")
+        seen_work |= node.op != "placeholder"
+        _verify_node(node)
+        defined.add(node)
+    if not nodes or nodes[-1].op != "output":
+        raise VerifyError("the graph does not end in a return")
+    _verify_signature(step)
+
+
+def _verify_node(node: fx.Node) -> None:
+    match node.op:
+        case "output":
+            _hold(isinstance(node.args[0], tuple), node, "the return is not a tuple")
+            return
+        case "call_function":
+            phase = node.meta.get("phase")
+            _hold(phase in PHASES, node, f"{node} has no phase: {phase!r}")
+            _hold(not is_mutable(node), node, f"{node} writes to its argument: {node.target}")
+        case "placeholder" | "get_attr":
+            pass
+        case other:
+            _hold(False, node, f"{node} is a {other}, not an operation")
+    _hold("val" in node.meta, node, f"{node} has no value")
+
+
+def _verify_signature(step: StepGraph) -> None:
+    inputs, outputs = step.signature.inputs, step.signature.outputs
+    placeholders, returned = step.placeholders, step.returned
+    if len(placeholders) != len(inputs):
+        raise VerifyError(f"{len(placeholders)} inputs, but {len(inputs)} in the signature")
+    if len(returned) != len(outputs):
+        raise VerifyError(f"{len(returned)} results, but {len(outputs)} in the signature")
+    written: dict[int, str] = {}
+    for node, output in step.outputs():
+        if output.writes is None:
+            continue
+        if not 0 <= output.writes < len(inputs):
+            raise VerifyError(f"{output.name} writes input {output.writes}, which is not there")
+        if output.writes in written:
+            both = f"{written[output.writes]} and {output.name}"
+            raise VerifyError(f"{both} write the same input {inputs[output.writes].name}")
+        written[output.writes] = output.name
+        _verify_write(node, placeholders[output.writes], output.name)
+
+
+def _verify_write(node: fx.Node | None, target: fx.Node, name: str) -> None:
+    if node is None:
+        raise VerifyError(f"{name} writes nothing to {target}")
+    new, old = node.meta["val"], target.meta["val"]
+    _hold(_fits(new, old), node, f"{name} writes {show_type(new)} to {target}: {show_type(old)}")
+
+
+def _fits(new: Any, old: Any) -> bool:
+    if not isinstance(new, torch.Tensor) or not isinstance(old, torch.Tensor):
+        return False
+    return (new.dtype, new.shape, new.device) == (old.dtype, old.shape, old.device)
+
+
+def _hold(condition: bool, node: fx.Node, reason: str) -> None:
+    if not condition:
+        raise VerifyError(f"{reason}\n{show_around(node.graph, node)}")

@@ -1,0 +1,86 @@
+"""Compute equal values once."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from treadle.graph.alias import Aliases, analyse
+from treadle.graph.operators import arguments, has_effect, is_random
+from treadle.graph.passes import GraphPass
+from treadle.graph.signature import StepGraph
+from treadle.graph.values import refresh
+
+
+@dataclass(frozen=True)
+class RemoveCommonSubexpressions(GraphPass):
+    """Replace a value by an earlier equal one: same operation, same arguments, same region.
+
+    before:  a = exp(x); b = exp(x); c = add(a, b)
+    after:   a = exp(x); c = add(a, a)
+
+    Phase and source line are those of the first. Random operations are never merged. Nodes
+    whose ``meta["region"]`` differ stay apart: recomputation for memory's sake is not undone.
+    Two results that the caller gets as separate tensors stay separate tensors.
+    """
+
+    def run(self, step: StepGraph) -> int:
+        first: dict[Hashable, fx.Node] = {}
+        alike: dict[fx.Node, fx.Node] = {}
+        results = _Results(step)
+        for node in step.graph.nodes:
+            if not _is_pure(node):
+                continue
+            kept = first.setdefault(_key(node, alike), node)
+            if kept is not node and results.may_merge(kept, node):
+                alike[node] = kept
+        for node, kept in alike.items():
+            node.replace_all_uses_with(kept)
+        for node in reversed(alike):
+            step.graph.erase_node(node)
+        refresh(step.graph, alike.values())
+        return len(alike)
+
+
+class _Results:
+    """Keeps two returned tensors from becoming one; follows what merging returns."""
+
+    def __init__(self, step: StepGraph) -> None:
+        self._aliases: Aliases = analyse(step)
+        self._returned = set(self._aliases.returned)
+
+    def may_merge(self, kept: fx.Node, node: fx.Node) -> bool:
+        left, right = self._aliases.of[kept], self._aliases.of[node]
+        if left == right:  # views of one value: no bytes become shared that were not
+            return True
+        if not left.isdisjoint(self._returned) and not right.isdisjoint(self._returned):
+            return False
+        if not right.isdisjoint(self._returned):
+            self._returned |= left
+        return True
+
+
+def _is_pure(node: fx.Node) -> bool:
+    if node.op == "get_attr":
+        return True
+    return node.op == "call_function" and not is_random(node) and not has_effect(node)
+
+
+def _key(node: fx.Node, alike: dict[fx.Node, fx.Node]) -> Hashable:
+    operands = tuple((name, _frozen(value, alike)) for name, value in arguments(node).items())
+    return node.op, node.target, operands, node.meta.get("region")
+
+
+def _frozen(value: Any, alike: dict[fx.Node, fx.Node]) -> Hashable:
+    match value:
+        case fx.Node():
+            return alike.get(value, value)
+        case list() | tuple():
+            return tuple(_frozen(each, alike) for each in value)
+        case bool() | int() | float() | complex():
+            return type(value), repr(value)  # 1, 1.0 and True differ; so do 0.0 and -0.0
+        case slice():
+            return "slice", repr(value)
+        case _:
+            return value

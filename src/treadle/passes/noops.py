@@ -1,0 +1,284 @@
+"""Remove operations that return what they were given."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.graph.alias import Aliases, analyse
+from treadle.graph.operators import arguments
+from treadle.graph.passes import GraphPass
+from treadle.graph.rewrite import NoMatch
+from treadle.graph.signature import StepGraph
+from treadle.graph.types import is_tensor, type_of
+from treadle.graph.values import refresh
+from treadle.util.errors import require
+
+aten = torch.ops.aten
+Arguments = dict[str, Any]
+Finder = Callable[[Arguments], Any]
+
+
+@dataclass(frozen=True)
+class RemoveNoOps(GraphPass):
+    """Replace a value that equals one of its operands, bit for bit, by that operand.
+
+    before:  a = view(x, [4, 8]); b = mul(a, 1); c = relu(b)      x: f32[4, 8]
+    after:   c = relu(x)
+
+    Size, stride, dtype and device must agree. No output becomes an input, and no two outputs,
+    nor an output and an input, share bytes afterwards that did not share them before.
+    """
+
+    def run(self, step: StepGraph) -> int:
+        decisions = _Decisions(step)
+        for node in step.graph.nodes:
+            decisions.consider(node)
+        for node, kept in decisions.same.items():
+            node.replace_all_uses_with(kept)
+        for node in reversed(decisions.same):
+            step.graph.erase_node(node)
+        refresh(step.graph, decisions.same.values())
+        return len(decisions.same)
+
+
+def explain(step: StepGraph, node: fx.Node) -> str:
+    """Why ``node`` does or does not go, in words."""
+    decisions = _Decisions(step)
+    for each in step.graph.nodes:
+        if each is node:
+            break
+        decisions.consider(each)
+    try:
+        decisions.decide(node)
+    except NoMatch as miss:
+        return miss.message
+    return "goes"
+
+
+class _Decisions:
+    """What equals what, so far, and which storages the replacements will have joined."""
+
+    def __init__(self, step: StepGraph) -> None:
+        self.same: dict[fx.Node, fx.Node] = {}
+        self._aliases: Aliases = analyse(step)
+        self._outputs = [node for node in step.returned if node is not None]
+        self._joined: dict[int, int] = {}
+
+    def consider(self, node: fx.Node) -> None:
+        try:
+            kept = self.decide(node)
+        except NoMatch:
+            return
+        self.same[node] = kept
+        self._join(node, kept)
+
+    def decide(self, node: fx.Node) -> fx.Node:
+        """The value that ``node`` equals and may become; raises ``NoMatch``."""
+        finder = _FINDERS.get(node.target)
+        require(node.op == "call_function" and finder is not None, NoMatch, f"{node} does work")
+        assert finder is not None
+        operand = finder(arguments(node))
+        require(is_tensor(operand), NoMatch, f"{operand} is not a tensor")
+        new, old = type_of(operand), type_of(node)
+        require(new == old, NoMatch, f"{node} changes {new} to {old}, or its strides or device")
+        kept = self.same.get(operand, operand)
+        self._require_no_new_alias(node, kept)
+        return kept
+
+    def _require_no_new_alias(self, node: fx.Node, kept: fx.Node) -> None:
+        returned = [self.same.get(each, each) for each in self._outputs]
+        if node in returned:
+            require(kept.op == "call_function", NoMatch, f"{node} is an output, {kept} an input")
+            require(kept not in returned, NoMatch, f"{node} and {kept} are both outputs")
+        if self._roots(node) == self._roots(kept):
+            return
+        held = {root for each in self._outputs for root in self._roots(each)}
+        if not self._roots(node) & held:
+            return
+        fixed = {self._find(each) for each in self._aliases.fixed}
+        message = f"{node} is returned and would share the bytes of {kept}, which is"
+        require(not self._roots(kept) & fixed, NoMatch, f"{message} an input")
+        require(not self._roots(kept) & held, NoMatch, f"{message} returned too")
+
+    def _roots(self, node: fx.Node) -> frozenset[int]:
+        return frozenset(self._find(each) for each in self._aliases.of[node])
+
+    def _find(self, storage: int) -> int:
+        while storage in self._joined:
+            storage = self._joined[storage]
+        return storage
+
+    def _join(self, node: fx.Node, kept: fx.Node) -> None:
+        (left,), (right,) = self._roots(node), self._roots(kept)
+        if left != right:
+            self._joined[left] = right
+
+
+_FINDERS: dict[Any, Finder] = {}
+
+
+def _equals(*targets: Any) -> Callable[[Finder], Finder]:
+    """Register what calls of ``targets`` equal, given that the type does not change."""
+
+    def register(finder: Finder) -> Finder:
+        for target in targets:
+            assert target not in _FINDERS, f"{target} is registered twice"
+            _FINDERS[target] = finder
+        return finder
+
+    return register
+
+
+@_equals(
+    aten.alias.default,
+    aten.detach.default,
+    aten.clone.default,
+    aten.lift_fresh_copy.default,
+    aten._to_copy.default,
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.expand.default,
+    aten.repeat.default,
+    aten.slice.Tensor,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.permute.default,
+    aten.transpose.int,
+    aten.t.default,
+    torch.ops.prims.convert_element_type.default,
+)
+def _operand(given: Arguments) -> Any:
+    """Views and copies of the whole: an equal type says that nothing was left out or moved."""
+    return given.get("self", given.get("a"))
+
+
+@_equals(aten.view.dtype)
+def _same_bits(given: Arguments) -> Any:
+    return given["self"]
+
+
+@_equals(aten.slice_scatter.default)
+def _source(given: Arguments) -> Any:
+    """``x`` with all of it replaced: the source has the size of ``x`` only then."""
+    return given["src"]
+
+
+@_equals(aten.copy.default)
+def _copied(given: Arguments) -> Any:
+    return given["src"]
+
+
+@_equals(aten.constant_pad_nd.default)
+def _unpadded(given: Arguments) -> Any:
+    pads = list(given["pad"])
+    require(not any(pads), NoMatch, f"pads by {pads}")
+    return given["self"]
+
+
+@_equals(aten.cat.default)
+def _only(given: Arguments) -> Any:
+    count = len(given["tensors"])
+    require(count == 1, NoMatch, f"joins {count} values")
+    return given["tensors"][0]
+
+
+@_equals(aten.round.default, aten.floor.default, aten.ceil.default, aten.trunc.default)
+def _whole(given: Arguments) -> Any:
+    dtype = type_of(given["self"]).dtype
+    require(not dtype.is_floating_point and not dtype.is_complex, NoMatch, f"rounds {dtype}")
+    return given["self"]
+
+
+@_equals(aten.pow.Tensor_Scalar)
+def _first_power(given: Arguments) -> Any:
+    require(given["exponent"] == 1, NoMatch, f"power of {given['exponent']}")
+    _require_real(given["self"])
+    return given["self"]
+
+
+@_equals(aten.mul.Tensor, aten.mul.Scalar)
+def _times_one(given: Arguments) -> Any:
+    left, right = given["self"], given["other"]
+    _require_real(left)
+    if _number(left) == 1 and is_tensor(right):
+        return right
+    require(_number(right) == 1, NoMatch, f"{right} is not 1")
+    return left
+
+
+@_equals(aten.div.Tensor, aten.div.Scalar)
+def _over_one(given: Arguments) -> Any:
+    require(_number(given["other"]) == 1, NoMatch, f"{given['other']} is not 1")
+    _require_real(given["self"])
+    return given["self"]
+
+
+@_equals(aten.sub.Tensor, aten.sub.Scalar)
+def _minus_zero(given: Arguments) -> Any:
+    """``x - 0.0`` is ``x``; ``x - (-0.0)`` turns ``-0.0`` into ``0.0``."""
+    require(given["alpha"] == 1, NoMatch, f"alpha is {given['alpha']}")
+    zero = _number(given["other"])
+    require(zero == 0, NoMatch, f"{given['other']} is not 0")
+    exact = _is_whole(given["self"]) or not _is_negative(zero)
+    require(exact, NoMatch, "-0.0 - (-0.0) is 0.0")
+    return given["self"]
+
+
+@_equals(aten.add.Tensor, aten.add.Scalar)
+def _plus_zero(given: Arguments) -> Any:
+    """``x + (-0.0)`` is ``x``; ``x + 0.0`` turns ``-0.0`` into ``0.0``."""
+    require(given["alpha"] == 1, NoMatch, f"alpha is {given['alpha']}")
+    left, right = given["self"], given["other"]
+    for value, other in ((left, right), (right, left)):
+        zero = _number(other)
+        if zero == 0 and is_tensor(value):
+            exact = _is_whole(value) or _is_negative(zero)
+            require(exact, NoMatch, "-0.0 + 0.0 is 0.0")
+            return value
+    raise NoMatch(f"neither {left} nor {right} is 0")
+
+
+def _require_real(node: fx.Node) -> None:
+    """Complex infinities do not survive a product with ``1 + 0j``."""
+    require(not type_of(node).dtype.is_complex, NoMatch, f"{node} is complex")
+
+
+def _is_whole(node: fx.Node) -> bool:
+    dtype = type_of(node).dtype
+    return not dtype.is_floating_point and not dtype.is_complex
+
+
+def _is_negative(zero: complex | None) -> bool:
+    return isinstance(zero, float) and math.copysign(1.0, zero) < 0
+
+
+def _number(value: Any) -> complex | None:
+    """The number that ``value`` is everywhere: a constant, or a tensor filled with one."""
+    if isinstance(value, int | float | complex):
+        return value
+    if not isinstance(value, fx.Node) or not is_tensor(value):
+        return None
+    match value.target:
+        case aten.full.default | aten.full_like.default:
+            return _stored(arguments(value)["fill_value"], type_of(value).dtype)
+        case aten.ones.default | aten.ones_like.default:
+            return _stored(1, type_of(value).dtype)
+        case aten.zeros.default | aten.zeros_like.default:
+            return _stored(0, type_of(value).dtype)
+        case aten.scalar_tensor.default:
+            return _stored(arguments(value)["s"], type_of(value).dtype)
+        case aten.expand.default | aten.view.default:
+            return _number(value.args[0])
+        case _:
+            return None
+
+
+def _stored(number: complex, dtype: torch.dtype) -> complex:
+    """``number`` as an element of ``dtype``: 1.0000000001 is 1 in f32."""
+    return torch.tensor(number, dtype=dtype).item()
