@@ -1,4 +1,463 @@
 """Integer index algebra: affine sums over loop axes, floor-divisions and remainders, with ranges.
 
-STUB OF THE CONTRACT: constructors simplify; equality is structural; ``Index`` is immutable.
+::
+
+    index  =  const + coefficient * atom + ...
+    atom   =  axis | floordiv(index, n) | mod(index, n) | value(expr, lo, hi)       n > 0
+
+Every constructor simplifies, using the range of each atom, so that equal offsets tend to be
+equal objects::
+
+    (r*C + c) // C           ->  r                       0 <= c < C
+    (r*C + c) % C            ->  c                       0 <= c < C
+    (f // T) * T + f % T     ->  f
+    (f // A) // B            ->  f // (A*B)
+    (f % (A*B)) // B         ->  (f // B) % A
+    (f // B) % A * B + f % B ->  f % (A*B)
+
+Division rounds down and a remainder is never negative, as in Python. Terms are in a canonical
+order that depends only on the order in which axes were made.
 """
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Union, final
+
+from treadle.util.errors import VerifyError, require
+
+if TYPE_CHECKING:  # formulas hold indices, and an index may hold a formula's value
+    from treadle.loop.expr import Expr
+
+Key = tuple[Any, ...]
+"""Nested tuples of numbers and strings: equal exactly when the structures are."""
+
+_serial = itertools.count()
+
+
+class _Arithmetic:
+    """Operators that an axis and an index share; each gives a simplified ``Index``."""
+
+    __slots__ = ()
+
+    def __add__(self, other: "IndexLike") -> "Index":
+        return _sum(((_of(self), 1), (Index.of(other), 1)))
+
+    def __radd__(self, other: int) -> "Index":
+        return _sum(((_of(self), 1),), other)
+
+    def __sub__(self, other: "IndexLike") -> "Index":
+        return _sum(((_of(self), 1), (Index.of(other), -1)))
+
+    def __rsub__(self, other: int) -> "Index":
+        return _sum(((_of(self), -1),), other)
+
+    def __mul__(self, factor: int) -> "Index":
+        return _sum(((_of(self), factor),))
+
+    def __rmul__(self, factor: int) -> "Index":
+        return _sum(((_of(self), factor),))
+
+    def __neg__(self) -> "Index":
+        return _sum(((_of(self), -1),))
+
+    def __floordiv__(self, divisor: int) -> "Index":
+        return _divmod(_of(self), divisor)[0]
+
+    def __mod__(self, divisor: int) -> "Index":
+        return _divmod(_of(self), divisor)[1]
+
+
+@final
+@dataclass(frozen=True, eq=False, slots=True)
+class Axis(_Arithmetic):
+    """A loop variable, ``0 <= axis < extent``; two axes are never equal. It sorts by age."""
+
+    extent: int
+    serial: int = field(default_factory=_serial.__next__, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        require(self.extent >= 0, VerifyError, f"an axis of extent {self.extent}")
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Inclusive; an empty axis counts as its one impossible value, zero."""
+        return 0, max(self.extent - 1, 0)
+
+    @property
+    def axes(self) -> "frozenset[Axis]":
+        return frozenset((self,))
+
+    @property
+    def key(self) -> Key:
+        return 0, self.serial
+
+
+class _Keyed:
+    """Structural equality through ``key``, whose hash is taken once."""
+
+    __slots__ = ()
+    key: Key
+    hash: int
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, _Keyed) or type(self) is not type(other):
+            return NotImplemented
+        return self.hash == other.hash and self.key == other.key
+
+    def __hash__(self) -> int:
+        return self.hash
+
+
+def _fill(node: object, **derived: object) -> None:
+    """Set the derived fields of a frozen node, once, while it is made."""
+    for name, value in derived.items():
+        object.__setattr__(node, name, value)
+
+
+@final
+@dataclass(frozen=True, eq=False, slots=True)
+class FloorDiv(_Keyed):
+    """``index // n``. Made by ``//`` alone, which simplifies first."""
+
+    index: "Index"
+    n: int
+    bounds: tuple[int, int] = field(init=False, repr=False)
+    key: Key = field(init=False, repr=False)
+    hash: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        low, high = self.index.bounds
+        key = (1, self.n, self.index.key)
+        _fill(self, bounds=(low // self.n, high // self.n), key=key, hash=hash(key))
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return self.index.axes
+
+
+@final
+@dataclass(frozen=True, eq=False, slots=True)
+class Mod(_Keyed):
+    """``index % n``, never negative. Made by ``%`` alone, which simplifies first."""
+
+    index: "Index"
+    n: int
+    bounds: tuple[int, int] = field(init=False, repr=False)
+    key: Key = field(init=False, repr=False)
+    hash: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        key = (2, self.n, self.index.key)
+        _fill(self, bounds=(0, self.n - 1), key=key, hash=hash(key))
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return self.index.axes
+
+
+@final
+@dataclass(frozen=True, eq=False, slots=True)
+class Value(_Keyed):
+    """A formula's integer value, known to lie in ``lo <= value <= hi``: an embedding's row."""
+
+    expr: "Expr"
+    lo: int
+    hi: int
+    axes: frozenset[Axis] = field(init=False, repr=False)
+    key: Key = field(init=False, repr=False)
+    hash: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Late: formulas are built from indices, so that module cannot come before this one.
+        from treadle.loop.traverse import axes_of, structure
+
+        require(self.lo <= self.hi, VerifyError, f"no value lies in {self.lo}..{self.hi}")
+        key = (3, self.lo, self.hi, structure(self.expr))
+        _fill(self, axes=axes_of(self.expr), key=key, hash=hash(key))
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return self.lo, self.hi
+
+
+Atom = Axis | FloorDiv | Mod | Value
+
+
+@final
+@dataclass(frozen=True, eq=False, slots=True)
+class Index(_Keyed, _Arithmetic):
+    """``const + sum(coefficient * atom)``: no zero coefficient, no atom twice, sorted.
+
+    ``bounds`` is inclusive and sound, not always tight. Build one with ``Index.of`` and
+    operators; the constructor itself does not simplify.
+    """
+
+    const: int
+    terms: tuple[tuple[Atom, int], ...]
+    bounds: tuple[int, int] = field(init=False, repr=False)
+    axes: frozenset[Axis] = field(init=False, repr=False)
+    key: Key = field(init=False, repr=False)
+    hash: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        low = high = self.const
+        for atom, coefficient in self.terms:
+            ends = atom.bounds
+            low += coefficient * ends[coefficient < 0]
+            high += coefficient * ends[coefficient > 0]
+        axes = frozenset[Axis]().union(*(atom.axes for atom, _ in self.terms))
+        key = (self.const, tuple((atom.key, c) for atom, c in self.terms))
+        _fill(self, bounds=(low, high), axes=axes, key=key, hash=hash(key))
+
+    @staticmethod
+    def of(value: "IndexLike") -> "Index":
+        """A number or an axis as an index. An axis of one value is the number zero."""
+        if isinstance(value, Index):
+            return value
+        if isinstance(value, Axis):
+            return Index(0, ((value, 1),)) if value.extent > 1 else ZERO
+        require(not isinstance(value, bool), VerifyError, "a truth value is not an index")
+        return Index(int(value), ()) if value else ZERO
+
+    @property
+    def is_const(self) -> bool:
+        return not self.terms
+
+    @property
+    def values(self) -> "tuple[Expr, ...]":
+        """The formulas whose values this index depends on."""
+        found: list[Expr] = []
+        for atom, _ in self.terms:
+            if isinstance(atom, Value):
+                found.append(atom.expr)
+            elif not isinstance(atom, Axis):
+                found.extend(atom.index.values)
+        return tuple(found)
+
+    def coefficient(self, atom: Atom) -> int:
+        """The factor of ``atom`` in the sum; zero where it does not occur at top level."""
+        return next((c for a, c in self.terms if a == atom), 0)
+
+
+IndexLike = Union[int, Axis, Index]  # noqa: UP007  (strings above refer to it)
+ZERO = Index(0, ())
+
+
+def _of(value: _Arithmetic) -> Index:
+    return Index.of(value) if isinstance(value, Axis | Index) else ZERO
+
+
+def value_index(expr: "Expr", lo: int, hi: int) -> Index:
+    """An index that depends on data: ``weight[value(tokens[i]) * D + j]``."""
+    return ZERO + lo if lo == hi else Index(0, ((Value(expr, lo, hi), 1),))
+
+
+def linear(indices: Sequence[IndexLike], strides: Sequence[int], offset: int = 0) -> Index:
+    """``offset + sum(index * stride)``."""
+    pairs = zip(indices, strides, strict=True)
+    return _sum([(Index.of(index), stride) for index, stride in pairs], offset)
+
+
+def unflatten(index: IndexLike, shape: Sequence[int]) -> tuple[Index, ...]:
+    """The coordinates of a row-major position: ``f`` in (R, C) -> ``(f // C, f % C)``.
+
+    ``index`` lies in the shape; the first coordinate is not reduced.
+    """
+    if 0 in shape:
+        return (ZERO,) * len(shape)
+    rest = Index.of(index)
+    found: list[Index] = []
+    for extent in reversed(shape[1:]):
+        rest, remainder = _divmod(rest, extent)
+        found.append(remainder)
+    if shape:
+        found.append(rest)
+    return tuple(reversed(found))
+
+
+def substitute_index(
+    index: Index,
+    mapping: Mapping[Axis, IndexLike],
+    on_value: "Callable[[Expr], Expr] | None" = None,
+) -> Index:
+    """``index`` with axes replaced, simplified anew. ``on_value`` does the same to formulas."""
+    if index.axes.isdisjoint(mapping):
+        return index
+    if on_value is None:
+        from treadle.loop.traverse import substitute  # late, as in ``Value``
+
+        on_value = partial(substitute, mapping=mapping)
+
+    def atom_of(atom: Atom) -> Index:
+        match atom:
+            case Axis():
+                return Index.of(mapping.get(atom, atom))
+            case FloorDiv():
+                return substitute_index(atom.index, mapping, on_value) // atom.n
+            case Mod():
+                return substitute_index(atom.index, mapping, on_value) % atom.n
+            case Value():
+                return value_index(on_value(atom.expr), atom.lo, atom.hi)
+
+    return _sum([(atom_of(atom), c) for atom, c in index.terms], index.const)
+
+
+def map_values(index: Index, on_value: "Callable[[Expr], Expr]") -> Index:
+    """``index`` with the formula of each ``Value`` replaced."""
+    if not index.values:
+        return index
+
+    def atom_of(atom: Atom) -> Index:
+        match atom:
+            case Axis():
+                return Index.of(atom)
+            case FloorDiv():
+                return map_values(atom.index, on_value) // atom.n
+            case Mod():
+                return map_values(atom.index, on_value) % atom.n
+            case Value():
+                return value_index(on_value(atom.expr), atom.lo, atom.hi)
+
+    return _sum([(atom_of(atom), c) for atom, c in index.terms], index.const)
+
+
+def _sum(parts: Sequence[tuple[Index, int]], const: int = 0) -> Index:
+    """``const + sum(index * factor)``, like terms collected, quotients and remainders rejoined."""
+    total: dict[Atom, int] = {}
+    for index, factor in parts:
+        const += index.const * factor
+        for atom, coefficient in index.terms:
+            total[atom] = total.get(atom, 0) + coefficient * factor
+    total = {atom: coefficient for atom, coefficient in total.items() if coefficient}
+    for atom in total:
+        if isinstance(atom, Mod):
+            joined = _rejoin(atom, total, const)
+            if joined is not None:
+                return joined
+    if not total:
+        return ZERO if const == 0 else Index(const, ())
+    return Index(const, tuple(sorted(total.items(), key=_order)))
+
+
+def _order(term: tuple[Atom, int]) -> Key:
+    return term[0].key
+
+
+def _rejoin(mod: Mod, total: dict[Atom, int], const: int) -> Index | None:
+    """``n * (f // n) + f % n -> f`` and ``n * (f // n % m) + f % n -> f % (n*m)``."""
+    factor, quotient = total[mod], mod.index // mod.n
+    if len(quotient.terms) == 1 and quotient.terms[0][1] == 1:
+        atom = quotient.terms[0][0]
+        if total.get(atom) == factor * mod.n:
+            rest = [(_term(a, c), 1) for a, c in total.items() if a != mod and a != atom]
+            whole = (mod.index, factor)
+            return _sum([*rest, whole], const - factor * mod.n * quotient.const)
+    for other, coefficient in total.items():
+        if (
+            isinstance(other, Mod)
+            and coefficient == factor * mod.n
+            and other != mod
+            and other.index == quotient
+        ):
+            rest = [(_term(a, c), 1) for a, c in total.items() if a != mod and a != other]
+            return _sum([*rest, (mod.index % (mod.n * other.n), factor)], const)
+    return None
+
+
+def _term(atom: Atom, coefficient: int = 1) -> Index:
+    return Index(0, ((atom, coefficient),))
+
+
+@lru_cache(maxsize=1 << 14)
+def _divmod(index: Index, n: int) -> tuple[Index, Index]:
+    """``(index // n, index % n)``, made together so that ``_sum`` can rejoin them.
+
+    ``index = n*whole + part`` first; then ``part`` alone is divided.
+    """
+    require(n > 0, VerifyError, f"division of an index by {n}")
+    if n == 1:
+        return index, ZERO
+    whole, part = _split(index, n)
+    quotient, remainder = _divide_part(part, n)
+    return whole + quotient, remainder
+
+
+def _split(index: Index, n: int) -> tuple[Index, Index]:
+    """``index = n*whole + part``: coefficients of ``part`` are smaller than ``n``."""
+    whole: list[tuple[Atom, int]] = []
+    part: list[tuple[Atom, int]] = []
+    for atom, coefficient in index.terms:
+        times = abs(coefficient) // n * (1 if coefficient > 0 else -1)
+        if times:
+            whole.append((atom, times))
+        if coefficient - times * n:
+            part.append((atom, coefficient - times * n))
+    return (
+        _sum([(_term(*term), 1) for term in whole], index.const // n),
+        _sum([(_term(*term), 1) for term in part], index.const % n),
+    )
+
+
+def _divide_part(part: Index, n: int) -> tuple[Index, Index]:
+    """``(part // n, part % n)`` where no coefficient of ``part`` reaches ``n``."""
+    low, high = part.bounds
+    if low // n == high // n:
+        return ZERO + low // n, part - low // n * n
+    for divisor in sorted({math.gcd(c, n) for _, c in part.terms} - {1}, reverse=True):
+        found = _by_divisor(part, n, divisor)
+        if found is not None:
+            return found
+    if len(part.terms) == 1 and part.terms[0][1] == 1:
+        found = _of_atom(part.terms[0][0], part.const, n)
+        if found is not None:
+            return found
+    part_mod = _reduce_mods(part, n)
+    if part_mod is not part:
+        return _term(FloorDiv(part, n)), part_mod % n
+    return _term(FloorDiv(part, n)), _term(Mod(part, n))
+
+
+def _by_divisor(part: Index, n: int, g: int) -> tuple[Index, Index] | None:
+    """``part = g*coarse + fine`` with ``0 <= fine < g``, ``g`` a divisor of ``n``.
+
+    Then ``part // n = coarse // (n/g)`` and ``part % n = g * (coarse % (n/g)) + fine``.
+    """
+    coarse = [(_term(atom, c // g), 1) for atom, c in part.terms if c % g == 0]
+    fine = _sum([(_term(atom, c), 1) for atom, c in part.terms if c % g], part.const % g)
+    low, high = fine.bounds
+    if low // g != high // g:
+        return None
+    shift = low // g
+    quotient, remainder = _divmod(_sum(coarse, part.const // g + shift), n // g)
+    return quotient, remainder * g + fine - shift * g
+
+
+def _of_atom(atom: Atom, const: int, n: int) -> tuple[Index, Index] | None:
+    """Quotient and remainder of ``atom + const`` where the atom is itself one of these."""
+    if isinstance(atom, FloorDiv):  # (f//a + c) // n = (f + c*a) // (a*n)
+        quotient = (atom.index + const * atom.n) // (atom.n * n)
+        return quotient, _term(Mod(_term(atom) + const, n))
+    if isinstance(atom, Mod) and const == 0 and atom.n % n == 0:
+        quotient, remainder = _divmod(atom.index, n)
+        return quotient % (atom.n // n), remainder
+    return None
+
+
+def _reduce_mods(part: Index, n: int) -> Index:
+    """``c*(f % a)`` is ``c*f`` modulo ``n`` where ``n`` divides ``c*a``."""
+    if not any(isinstance(atom, Mod) and c * atom.n % n == 0 for atom, c in part.terms):
+        return part
+    return _sum(
+        [
+            (atom.index, c)
+            if isinstance(atom, Mod) and c * atom.n % n == 0
+            else (_term(atom, c), 1)
+            for atom, c in part.terms
+        ],
+        part.const,
+    )

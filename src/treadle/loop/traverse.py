@@ -1,0 +1,162 @@
+"""Walking and rebuilding formulas. Each distinct node is visited once, without recursion.
+
+A formula's operands are: the operands of an apply, the body of a reduce, the mask of a load, and
+the formulas whose values stand in an index.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce
+from treadle.loop.index import Axis, IndexLike, Key, map_values, substitute_index
+
+
+def operands_of(expr: Expr) -> tuple[Expr, ...]:
+    """Every formula directly inside ``expr``."""
+    match expr:
+        case Const() | Local():
+            return ()
+        case Position():
+            return expr.index.values
+        case Load():
+            inside = expr.index.values
+            return inside if expr.mask is None else (*inside, expr.mask)
+        case Apply():
+            return expr.operands
+        case Reduce():
+            return (expr.body,)
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """Each node of the graph once, operands before what uses them, ``expr`` last."""
+    return walk_all((expr,))
+
+
+def walk_all(exprs: Iterable[Expr]) -> Iterator[Expr]:
+    """``walk`` over several formulas that may share nodes."""
+    seen: set[int] = set()
+    for root in exprs:
+        stack: list[tuple[Expr, bool]] = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                yield node
+            elif id(node) not in seen:
+                seen.add(id(node))
+                stack.append((node, True))
+                stack.extend((inner, False) for inner in reversed(operands_of(node)))
+
+
+def map_expr(expr: Expr, fn: Callable[[Expr], Expr]) -> Expr:
+    """Rebuild bottom up: ``fn`` gets each node with its operands already replaced, once."""
+    new: dict[int, Expr] = {}
+    for node in walk(expr):
+        new[id(node)] = fn(_rebuild(node, lambda inner: new[id(inner)]))
+    return new[id(expr)]
+
+
+def _rebuild(node: Expr, get: Callable[[Expr], Expr]) -> Expr:
+    """``node`` with each operand replaced by ``get(operand)``; itself if none changes."""
+    if all(get(inner) is inner for inner in operands_of(node)):
+        return node
+    match node:
+        case Const() | Local():
+            return node
+        case Position():
+            return Position(map_values(node.index, get))
+        case Load():
+            mask = None if node.mask is None else get(node.mask)
+            return Load(node.buffer, map_values(node.index, get), node.dtype, mask)
+        case Apply():
+            return Apply(node.fn, tuple(get(inner) for inner in node.operands), node.dtype)
+        case Reduce():
+            return Reduce(node.kind, node.axes, get(node.body))
+
+
+def substitute(expr: Expr, mapping: Mapping[Axis, IndexLike]) -> Expr:
+    """``expr`` with free axes replaced by indices:  ``x[4*i + j]`` with i -> 2 gives ``x[8 + j]``.
+
+    Axes bound by a reduce inside must not be in ``mapping``.
+    """
+    new: dict[int, Expr] = {}
+
+    def get(inner: Expr) -> Expr:
+        return new[id(inner)]
+
+    for node in walk(expr):
+        match node:
+            case Position():
+                index = substitute_index(node.index, mapping, get)
+                new[id(node)] = node if index is node.index else Position(index)
+            case Load():
+                index = substitute_index(node.index, mapping, get)
+                mask = None if node.mask is None else get(node.mask)
+                same = index is node.index and mask is node.mask
+                new[id(node)] = node if same else Load(node.buffer, index, node.dtype, mask)
+            case _:
+                new[id(node)] = _rebuild(node, get)
+    return new[id(expr)]
+
+
+def loads(expr: Expr) -> tuple[Load, ...]:
+    """The distinct loads, those in masks and indices included, in the order of ``walk``."""
+    found: dict[tuple[object, ...], Load] = {}
+    for node in walk(expr):
+        if isinstance(node, Load):
+            found.setdefault((node.buffer, node.index, node.dtype, id(node.mask)), node)
+    return tuple(found.values())
+
+
+def axes_of(expr: Expr) -> frozenset[Axis]:
+    """The free axes: those of every index, without the ones a reduce binds."""
+    free: dict[int, frozenset[Axis]] = {}
+    for node in walk(expr):
+        axes = frozenset[Axis]().union(*(free[id(inner)] for inner in operands_of(node)))
+        if isinstance(node, Position | Load):
+            axes |= node.index.axes
+        if isinstance(node, Reduce):
+            axes -= frozenset(node.axes)
+        free[id(node)] = axes
+    return free[id(expr)]
+
+
+def structure(expr: Expr) -> Key:
+    """A nested tuple that is equal for equal formulas however they share nodes."""
+    numbers: dict[Key, int] = {}
+    of: dict[int, int] = {}
+    for node in walk(expr):
+        key = _node_key(node, of)
+        of[id(node)] = numbers.setdefault(key, len(numbers))
+    return tuple(numbers)
+
+
+def unify(exprs: Iterable[Expr]) -> tuple[Expr, ...]:
+    """The same formulas with equal nodes made one object, across all of them."""
+    roots = tuple(exprs)
+    canonical: dict[Key, tuple[int, Expr]] = {}
+    of: dict[int, int] = {}
+    new: dict[int, Expr] = {}
+    for node in walk_all(roots):
+        rebuilt = _rebuild(node, lambda inner: new[id(inner)])
+        key = _node_key(node, of)
+        of[id(node)], new[id(node)] = canonical.setdefault(key, (len(canonical), rebuilt))
+    return tuple(new[id(root)] for root in roots)
+
+
+def _node_key(node: Expr, of: Mapping[int, int]) -> Key:
+    """One node with its operands as numbers. Tells -0.0 from 0.0, which ``==`` does not."""
+    match node:
+        case Const():
+            return "const", f"{node.value!r}:{node.dtype}", (), ()
+        case Local():
+            return "local", f"{node.name}:{node.dtype}", (), ()
+        case Position():
+            return "position", "", (), (node.index.key,)
+        case Load():
+            mask = () if node.mask is None else (of[id(node.mask)],)
+            return "load", f"{node.buffer}:{node.dtype}", mask, (node.index.key,)
+        case Apply():
+            operands = tuple(of[id(inner)] for inner in node.operands)
+            return "apply", f"{node.fn}:{node.dtype}", operands, ()
+        case Reduce():
+            serials = tuple(axis.serial for axis in node.axes)
+            return "reduce", str(node.kind), (of[id(node.body)], *serials), ()
