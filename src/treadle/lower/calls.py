@@ -1,0 +1,132 @@
+"""Operations that stay library calls: products, convolutions, attention, random numbers.
+
+``CHOSEN`` lists those that are meant to be calls. Any other operation without a rule becomes a call
+too, with the reason written on it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from treadle.loop.expr import Array
+from treadle.loop.program import Call, TensorRef
+from treadle.lower.registry import Value
+from treadle.lower.site import Site, is_dense
+
+aten = torch.ops.aten
+
+OUT_VARIANTS = {
+    aten.mm.default: "aten.mm.out",
+    aten.addmm.default: "aten.addmm.out",
+    aten.bmm.default: "aten.bmm.out",
+    aten.baddbmm.default: "aten.baddbmm.out",
+    aten.mv.default: "aten.mv.out",
+    aten.addmv.default: "aten.addmv.out",
+    aten.dot.default: "aten.dot.out",
+}
+"""Products that write into a buffer of ours."""
+
+RANDOM = frozenset(
+    {
+        aten.bernoulli.default,
+        aten.bernoulli.p,
+        aten.rand.default,
+        aten.rand_like.default,
+        aten.randn.default,
+        aten.randn_like.default,
+        aten.randint.default,
+        aten.randint.low,
+        aten.randint_like.default,
+        aten.randint_like.low_dtype,
+        aten.randperm.default,
+        aten.normal_functional.default,
+        aten.uniform.default,
+        aten.multinomial.default,
+        aten.native_dropout.default,
+        aten.exponential.default,
+    }
+)
+"""Operations that advance the random generator: they keep their order and are never dropped."""
+
+CHOSEN = (
+    frozenset(OUT_VARIANTS)
+    | RANDOM
+    | {
+        aten.convolution.default,
+        aten.convolution_backward.default,
+        aten.embedding_dense_backward.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_flash_attention_backward.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_efficient_attention_backward.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_cudnn_attention_backward.default,
+        aten._scaled_dot_product_fused_attention_overrideable.default,
+        aten._scaled_dot_product_fused_attention_overrideable_backward.default,
+        aten.cudnn_batch_norm.default,
+        aten.cudnn_batch_norm_backward.default,
+        aten._batch_norm_with_update_functional.default,
+        aten.batch_norm_backward.default,
+        aten.native_dropout_backward.default,
+    }
+)
+"""Operations whose library kernel is the right answer."""
+
+_DROPPED = frozenset({"layout", "pin_memory", "non_blocking"})
+
+
+def qualified(op: OpOverload) -> str:
+    """``aten.mm.default``."""
+    return str(op)
+
+
+def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reason: str) -> Any:
+    """``op`` as a library call; its tensor results are buffers of ours."""
+    plain_args = tuple(_plain(site, arg) for arg in args)
+    plain_kwargs = {
+        key: _plain(site, value) for key, value in kwargs.items() if key not in _DROPPED
+    }
+    single = isinstance(site.val, torch.Tensor)
+    used = _used_results(site)
+    sites = [site] if single else [site.element_site(i) for i in range(len(site.val))]
+    results: list[Value | int | None] = []
+    for position, each in enumerate(sites):
+        results.append(_result(each) if single or position in used else None)
+    out = OUT_VARIANTS.get(op, "")
+    if out and not is_dense(site.shape, site.val.stride()):
+        out = ""
+    names = tuple(r.buffer if isinstance(r, TensorRef) else None for r in results)
+    site.builder.steps.append(
+        Call(qualified(op), plain_args, plain_kwargs, names, site.origin, out, reason)
+    )
+    return results[0] if single else tuple(results)
+
+
+def _result(site: Site) -> Value | int | None:
+    """The buffer of one result; numbers among the results are known from the trace."""
+    if not isinstance(site.val, torch.Tensor):
+        return site.val
+    strides = tuple(site.val.stride())
+    return site.builder.buffer(site.name, site.dtype, site.shape, strides)
+
+
+def _used_results(site: Site) -> set[Any]:
+    """Which of many results anyone reads; all of them if the whole tuple is passed on."""
+    users = [user for user in site.node.users if user.op == "call_function"]
+    return {user.args[1] for user in users if not isinstance(user.target, OpOverload)}
+
+
+def _plain(site: Site, arg: Any) -> Any:
+    """An argument as a call may hold it: formulas get a buffer, lists become tuples."""
+    if isinstance(arg, Array):
+        return site.stored(arg)
+    if isinstance(arg, tuple | list):
+        return tuple(_plain(site, item) for item in arg)
+    return str(arg) if isinstance(arg, torch.device) else arg
+
+
+Fallback = Callable[[Site, OpOverload, Any, Mapping[str, Any], str], Any]

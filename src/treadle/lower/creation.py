@@ -1,0 +1,126 @@
+"""Tensors made from nothing. They stay formulas: no buffer holds a constant or a mask."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from treadle.loop.expr import Array, Position
+from treadle.loop.index import Index
+from treadle.lower.registry import Decline, Value, lowers
+from treadle.lower.scalars import Number, Operand, Term, cast, const
+from treadle.lower.site import Site
+
+aten = torch.ops.aten
+
+
+def _filled(site: Site, value: Operand) -> Array:
+    axes = site.axes()
+    if isinstance(value, Number):
+        return Array(axes, const(value, site.dtype))
+    return Array(axes, cast(site.term(value, axes, site.dtype).expr, site.dtype))
+
+
+@lowers(aten.full.default, aten.full_like.default)
+def full(site: Site, _like: Any, value: Operand, **_kwargs: Any) -> Array:
+    """``out[i] = value``."""
+    return _filled(site, value)
+
+
+@lowers(aten.new_full.default)
+def new_full(site: Site, _like: Any, _size: Any, value: Operand, **_kwargs: Any) -> Array:
+    return _filled(site, value)
+
+
+@lowers(aten.fill.Scalar, aten.fill.Tensor)
+def fill(site: Site, _like: Any, value: Operand) -> Array:
+    return _filled(site, value)
+
+
+@lowers(aten.scalar_tensor.default)
+def scalar_tensor(site: Site, value: Number, **_kwargs: Any) -> Array:
+    return _filled(site, value)
+
+
+@lowers(
+    aten.zeros.default,
+    aten.zeros_like.default,
+    aten.new_zeros.default,
+    aten.zero.default,
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+)
+def zeros(site: Site, *_args: Any, **_kwargs: Any) -> Array:
+    """``out[i] = 0``; what nobody wrote may as well be zero."""
+    return _filled(site, 0)
+
+
+@lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
+def ones(site: Site, *_args: Any, **_kwargs: Any) -> Array:
+    return _filled(site, 1)
+
+
+@lowers(aten._foreach_zero.default)
+def foreach_zero(site: Site, tensors: Sequence[Value]) -> tuple[Array, ...]:
+    return tuple(_filled(site.element_site(i), 0) for i in range(len(tensors)))
+
+
+def _range(site: Site, start: Number, step: Number) -> Array:
+    """``out[i] = start + step * i``."""
+    (axis,) = site.axes()
+    if isinstance(start, int) and isinstance(step, int):
+        return Array((axis,), cast(Position(Index.of(axis) * step + start), site.dtype))
+    wide = Term(cast(Position(Index.of(axis)), torch.float64))
+    return Array((axis,), cast((wide * step + start).expr, site.dtype))
+
+
+@lowers(aten.arange.default)
+def arange(site: Site, end: Number, **_kwargs: Any) -> Array:
+    return _range(site, 0, 1 if isinstance(end, int) else 1.0)
+
+
+@lowers(aten.arange.start)
+def arange_start(site: Site, start: Number, end: Number, **_kwargs: Any) -> Array:
+    return _range(site, start, 1)
+
+
+@lowers(aten.arange.start_step)
+def arange_step(site: Site, start: Number, end: Number, step: Number = 1, **_kwargs: Any) -> Array:
+    return _range(site, start, step)
+
+
+@lowers(aten.linspace.default)
+def linspace(site: Site, start: Number, end: Number, steps: int, **_kwargs: Any) -> Array:
+    if steps < 2 or not site.dtype.is_floating_point:
+        raise Decline("a range of one point or of whole numbers")
+    return _range(site, float(start), (end - start) / (steps - 1))
+
+
+@lowers(aten.eye.default, aten.eye.m)
+def eye(site: Site, *_args: Any, **_kwargs: Any) -> Array:
+    """``out[i, j] = 1 if i == j else 0``."""
+    row, column = site.axes()
+    on_diagonal = Term(Position(Index.of(row))).fn("eq", Term(Position(Index.of(column))))
+    return Array((row, column), cast(on_diagonal.expr, site.dtype))
+
+
+def _triangle(site: Site, x: Value, comparison: str, diagonal: int) -> Array:
+    axes = site.axes()
+    kept = Term(Position(Index.of(axes[-1]) - axes[-2])).fn(comparison, diagonal)
+    term = site.term(x, axes, site.dtype)
+    return Array(axes, cast(kept.choose(term, 0).expr, site.dtype))
+
+
+@lowers(aten.tril.default)
+def tril(site: Site, x: Value, diagonal: int = 0) -> Array:
+    """``out[i, j] = x[i, j] if j - i <= diagonal else 0``."""
+    return _triangle(site, x, "le", diagonal)
+
+
+@lowers(aten.triu.default)
+def triu(site: Site, x: Value, diagonal: int = 0) -> Array:
+    """``out[i, j] = x[i, j] if j - i >= diagonal else 0``."""
+    return _triangle(site, x, "ge", diagonal)

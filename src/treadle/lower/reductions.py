@@ -1,0 +1,411 @@
+"""Reductions: ``out[i] = sum{k} x[i, k]``.
+
+A ``Reduce`` stands at the root of its step. Half precisions are summed in float32. Whole-tensor
+reductions are split in two steps, rows of partials and then the rest, so that rows run in parallel.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from treadle.loop.expr import Array, Expr, Load, Position, Reduce, ReduceKind
+from treadle.loop.index import Axis, Index, unflatten
+from treadle.loop.program import TensorRef
+from treadle.lower.pointwise import pointwise
+from treadle.lower.registry import Decline, Value, lowers
+from treadle.lower.scalars import Number, Term, cast, compute_dtype, const, where
+from treadle.lower.site import Site, element, fresh_axes, is_dense
+from treadle.lower.views import reshaped
+
+aten = torch.ops.aten
+
+SPLIT_ABOVE = 16384
+"""Reductions of more elements than this to one value are split."""
+_CHUNK = 4096
+Map = Callable[[Term], Term]
+
+
+def wrapped(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
+    """``(-1,)`` of rank 3 -> ``(2,)``; none or an empty list is every dim."""
+    if dims is None or dims == [] or dims == ():
+        return tuple(range(rank))
+    listed = [dims] if isinstance(dims, int) else dims
+    return tuple(sorted(dim % max(rank, 1) for dim in listed)) if rank else ()
+
+
+def kept_shape(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
+    """``shape`` with extent 1 at ``dims``."""
+    return tuple(1 if dim in dims else n for dim, n in enumerate(shape))
+
+
+def _identity(kind: ReduceKind, dtype: torch.dtype) -> Number:
+    if kind in (ReduceKind.MAX, ReduceKind.MIN):
+        limit = math.inf
+        if dtype is torch.bool:
+            return kind is ReduceKind.MIN
+        if not dtype.is_floating_point:
+            info = torch.iinfo(dtype)
+            return info.min if kind is ReduceKind.MAX else info.max
+        return -limit if kind is ReduceKind.MAX else limit
+    return 1 if kind is ReduceKind.PROD else 0
+
+
+def reduced(
+    site: Site,
+    tag: str,
+    kind: ReduceKind,
+    x: Value,
+    dims: Sequence[int],
+    dtype: torch.dtype,
+    convert: Map = lambda x: x,
+) -> Value:
+    """``out[i, 0] = kind{k} convert(cast(x[i, k]))``: ``dims`` stay, with extent 1.
+
+    More than one step where that runs in parallel: see ``_split`` and ``_inner_then_outer``.
+    """
+    if not dims or math.prod(x.shape[dim] for dim in dims) == 1:
+        axes = fresh_axes(x.shape)
+        body = convert(Term(cast(element(x, axes), dtype))).expr
+        return site.temp(tag, Array(axes, body))
+    if math.prod(x.shape) == 0:
+        axes = fresh_axes(kept_shape(x.shape, dims))
+        return Array(axes, const(_identity(kind, dtype), dtype))
+    whole = all(n == 1 for n in kept_shape(x.shape, dims))
+    if whole and math.prod(x.shape) > SPLIT_ABOVE and isinstance(x, TensorRef):
+        partials = _partials(site, tag, kind, x, dtype, convert)
+        total = reduced(site, tag, kind, partials, (0,), dtype)
+        return reshaped(total, (1,) * len(x.shape))
+    outer, inner = _groups(x, dims)
+    if outer and inner:
+        first = reduced(site, f"{tag}_inner", kind, x, inner, dtype, convert)
+        return reduced(site, tag, kind, first, outer, dtype)
+    return _one_step(site, tag, kind, x, dims, dtype, convert)
+
+
+def _one_step(
+    site: Site,
+    tag: str,
+    kind: ReduceKind,
+    x: Value,
+    dims: Sequence[int],
+    dtype: torch.dtype,
+    convert: Map,
+) -> Value:
+    axes = fresh_axes(x.shape)
+    body = convert(Term(cast(element(x, axes), dtype))).expr
+    summed = tuple(axes[dim] for dim in dims)
+    kept = tuple(Axis(1) if dim in dims else axis for dim, axis in enumerate(axes))
+    return site.temp(tag, Array(kept, Reduce(kind, summed, body)))
+
+
+def _groups(x: Value, dims: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(outer, inner) reduced dims when kept dims stand between them in memory, else one group.
+
+    ``sum(x[n, c, h, w], (0, 2, 3))`` is quicker as rows of ``(h, w)`` and then ``n``: the rows are
+    contiguous and there are ``n * c`` of them. In channels-last memory the groups are one.
+    """
+    real = [dim for dim in dims if x.shape[dim] > 1]
+    strides = x.strides if isinstance(x, TensorRef) else tuple(range(len(x.shape), 0, -1))
+    kept = [strides[d] for d, n in enumerate(x.shape) if d not in dims and n > 1]
+    if not kept:
+        return (), tuple(dims)
+    inner = tuple(dim for dim in real if strides[dim] < min(kept))
+    outer = tuple(dim for dim in real if dim not in inner)
+    rows = math.prod(x.shape[dim] for dim in inner)
+    return (outer, inner) if rows >= 16 else ((), tuple(dims))
+
+
+def _partials(
+    site: Site, tag: str, kind: ReduceKind, x: TensorRef, dtype: torch.dtype, convert: Map
+) -> Value:
+    """``part[r] = kind{c < chunk} x.flat[r * chunk + c]``, the tail masked."""
+    total = x.numel
+    divisors = [n for n in range(_CHUNK * 2, 255, -1) if total % n == 0]
+    chunk = divisors[0] if divisors else _CHUNK
+    row, column = Axis(-(-total // chunk)), Axis(chunk)
+    flat = Index.of(row) * chunk + column
+    inside = None if divisors else Term(Position(flat)).fn("lt", total).expr
+    if is_dense(x.shape, x.strides):  # any order will do, so take memory's
+        load = Load(x.buffer, flat + x.offset, x.dtype, inside)
+    else:
+        bare = element(x, unflatten(flat, x.shape))
+        assert isinstance(bare, Load)
+        load = Load(bare.buffer, bare.index, bare.dtype, inside)
+    body: Expr = convert(Term(cast(load, dtype))).expr
+    if inside is not None:
+        body = where(inside, body, const(_identity(kind, dtype), dtype))
+    return site.temp(f"{tag}_part", Array((row,), Reduce(kind, (column,), body)))
+
+
+def finish(site: Site, total: Value, convert: Map = lambda x: x) -> Value:
+    """The value of the node from its reduction: converted, cast, and without the reduced dims."""
+    flat = reshaped(total, site.shape)
+    axes = site.axes()
+    body = convert(Term(element(flat, axes))).expr
+    return Array(axes, cast(body, site.dtype))
+
+
+def reduce_node(
+    site: Site,
+    kind: ReduceKind,
+    x: Value,
+    dims: Sequence[int],
+    dtype: torch.dtype,
+    before: Map = lambda x: x,
+    after: Map | None = None,
+) -> Value:
+    """A node that is one reduction, with a map before and a map after."""
+    total = reduced(site, "total", kind, x, dims, dtype, before)
+    if after is None and dtype is site.dtype and isinstance(total, TensorRef):
+        flat = reshaped(total, site.shape)
+        if isinstance(flat, TensorRef) and flat.strides == tuple(site.val.stride()):
+            return flat
+    return finish(site, total, after if after is not None else lambda x: x)
+
+
+@lowers(aten.sum.default, aten.sum.dim_IntList)
+def sum_dims(
+    site: Site, x: Value, dims: Sequence[int] | None = None, keepdim: bool = False, **_dtype: Any
+) -> Value:
+    """``out[i] = sum{k} x[i, k]``."""
+    wide = compute_dtype(site.dtype)
+    return reduce_node(site, ReduceKind.SUM, x, wrapped(dims, len(x.shape)), wide)
+
+
+@lowers(aten.mean.default, aten.mean.dim)
+def mean(
+    site: Site, x: Value, dims: Sequence[int] | None = None, keepdim: bool = False, **_dtype: Any
+) -> Value:
+    """``out[i] = sum{k} x[i, k] / n``."""
+    where_ = wrapped(dims, len(x.shape))
+    count = math.prod(x.shape[dim] for dim in where_)
+    wide = compute_dtype(site.dtype)
+    return reduce_node(site, ReduceKind.SUM, x, where_, wide, after=lambda t: t / count)
+
+
+@lowers(aten.prod.default)
+def prod(site: Site, x: Value, **_dtype: Any) -> Value:
+    wide = compute_dtype(site.dtype)
+    return reduce_node(site, ReduceKind.PROD, x, wrapped(None, len(x.shape)), wide)
+
+
+@lowers(aten.prod.dim_int)
+def prod_dim(site: Site, x: Value, dim: int, keepdim: bool = False, **_dtype: Any) -> Value:
+    wide = compute_dtype(site.dtype)
+    return reduce_node(site, ReduceKind.PROD, x, wrapped(dim, len(x.shape)), wide)
+
+
+@lowers(aten.amax.default)
+def amax(site: Site, x: Value, dims: Sequence[int] = (), keepdim: bool = False) -> Value:
+    return reduce_node(site, ReduceKind.MAX, x, wrapped(dims, len(x.shape)), site.dtype)
+
+
+@lowers(aten.amin.default)
+def amin(site: Site, x: Value, dims: Sequence[int] = (), keepdim: bool = False) -> Value:
+    return reduce_node(site, ReduceKind.MIN, x, wrapped(dims, len(x.shape)), site.dtype)
+
+
+@lowers(aten.max.default)
+def max_all(site: Site, x: Value) -> Value:
+    return amax(site, x)
+
+
+@lowers(aten.min.default)
+def min_all(site: Site, x: Value) -> Value:
+    return amin(site, x)
+
+
+def _arg(site: Site, kind: ReduceKind, x: Value, dim: int) -> Value:
+    """``out[i] = argmax{k} x[i, k]``."""
+    if not x.shape:
+        return Array(site.axes(), const(0, torch.int64))
+    axes = fresh_axes(x.shape)
+    body = element(x, axes)
+    if body.dtype is torch.bool:
+        body = cast(body, torch.int64)
+    kept = tuple(Axis(1) if d == dim else axis for d, axis in enumerate(axes))
+    place = site.temp("place", Array(kept, Reduce(kind, (axes[dim],), body)))
+    return reshaped(place, site.shape)
+
+
+def _with_place(site: Site, kind: ReduceKind, place: ReduceKind, x: Value, dim: int) -> Any:
+    values, indices = site.element_site(0), site.element_site(1)
+    dims = wrapped(dim, len(x.shape))
+    best = reduce_node(values, kind, x, dims, values.dtype)
+    return best, _arg(indices, place, x, dims[0] if dims else 0)
+
+
+@lowers(aten.max.dim)
+def max_dim(site: Site, x: Value, dim: int, keepdim: bool = False) -> Any:
+    """Values and positions of the largest along ``dim``."""
+    return _with_place(site, ReduceKind.MAX, ReduceKind.ARGMAX, x, dim)
+
+
+@lowers(aten.min.dim)
+def min_dim(site: Site, x: Value, dim: int, keepdim: bool = False) -> Any:
+    """Values and positions of the smallest along ``dim``."""
+    return _with_place(site, ReduceKind.MIN, ReduceKind.ARGMIN, x, dim)
+
+
+def _arg_node(site: Site, kind: ReduceKind, x: Value, dim: int | None) -> Value:
+    if dim is None:
+        return _arg(site, kind, reshaped(x, (math.prod(x.shape),)), 0)
+    return _arg(site, kind, x, dim % max(len(x.shape), 1))
+
+
+@lowers(aten.argmax.default)
+def argmax(site: Site, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    return _arg_node(site, ReduceKind.ARGMAX, x, dim)
+
+
+@lowers(aten.argmin.default)
+def argmin(site: Site, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    return _arg_node(site, ReduceKind.ARGMIN, x, dim)
+
+
+def _truth(x: Value) -> Map:
+    return lambda t: t if x.dtype is torch.bool else t.fn("ne", 0)
+
+
+@lowers(aten.any.default, aten.any.dim, aten.any.dims)
+def any_dims(
+    site: Site, x: Value, dims: Sequence[int] | int | None = None, keepdim: bool = False
+) -> Value:
+    """``out[i] = any{k} x[i, k] != 0``."""
+    if site.dtype is not torch.bool:
+        raise Decline("any of bytes gives bytes")
+    where_ = wrapped(dims, len(x.shape))
+    return reduce_node(site, ReduceKind.ANY, x, where_, x.dtype, _truth(x))
+
+
+@lowers(aten.all.default, aten.all.dim, aten.all.dims)
+def all_dims(
+    site: Site, x: Value, dims: Sequence[int] | int | None = None, keepdim: bool = False
+) -> Value:
+    """``out[i] = not any{k} x[i, k] == 0``."""
+    if site.dtype is not torch.bool:
+        raise Decline("all of bytes gives bytes")
+    truth = _truth(x)
+    where_ = wrapped(dims, len(x.shape))
+    return reduce_node(
+        site,
+        ReduceKind.ANY,
+        x,
+        where_,
+        x.dtype,
+        lambda t: truth(t).fn("not"),
+        lambda t: t.fn("not"),
+    )
+
+
+@lowers(aten.linalg_vector_norm.default)
+def vector_norm(
+    site: Site,
+    x: Value,
+    order: Number = 2,
+    dims: Sequence[int] | None = None,
+    keepdim: bool = False,
+    **_dtype: Any,
+) -> Value:
+    """``sqrt(sum x^2)``, ``sum |x|`` or ``max |x|`` over ``dims``."""
+    where_ = wrapped(dims, len(x.shape))
+    wide = compute_dtype(site.dtype)
+    if order == 2:
+        return reduce_node(
+            site, ReduceKind.SUM, x, where_, wide, lambda t: t * t, lambda t: t.fn("sqrt")
+        )
+    if order == 1:
+        return reduce_node(site, ReduceKind.SUM, x, where_, wide, lambda t: t.fn("abs"))
+    if order == math.inf:
+        return reduce_node(site, ReduceKind.MAX, x, where_, wide, lambda t: t.fn("abs"))
+    raise Decline(f"a vector norm of order {order} has no formula yet")
+
+
+@lowers(aten._foreach_norm.Scalar)
+def foreach_norm(
+    site: Site, tensors: Sequence[Value], order: Number = 2, **_dtype: Any
+) -> tuple[Value, ...]:
+    return tuple(
+        vector_norm(site.element_site(i), tensor, order) for i, tensor in enumerate(tensors)
+    )
+
+
+def mean_and_spread(
+    site: Site, x: Value, dims: Sequence[int], dtype: torch.dtype
+) -> tuple[Value, Value, int]:
+    """Mean and sum of squared differences from it, ``dims`` kept, in two passes; and the count."""
+    count = math.prod(x.shape[dim] for dim in dims)
+    total = reduced(site, "sum", ReduceKind.SUM, x, dims, dtype)
+    axes = fresh_axes(total.shape)
+    average = site.temp("mean", Array(axes, (Term(element(total, axes)) / max(count, 1)).expr))
+    axes = fresh_axes(x.shape)
+    away = Term(cast(element(x, axes), dtype)) - site.term(average, axes, dtype)
+    difference = site.temp("away", Array(axes, away.expr))
+    spread = reduced(site, "spread", ReduceKind.SUM, difference, dims, dtype, lambda t: t * t)
+    return average, spread, count
+
+
+def _variance(
+    site: Site, x: Value, dims: Sequence[int] | None, correction: Number | None
+) -> tuple[Value, Value, Map]:
+    first = site.val[0] if isinstance(site.val, tuple | list) else site.val
+    where_ = wrapped(dims, len(x.shape))
+    average, spread, count = mean_and_spread(site, x, where_, compute_dtype(first.dtype))
+    freedom = max(count - (1 if correction is None else correction), 0)
+    return average, spread, lambda t: t / freedom
+
+
+@lowers(aten.var.correction)
+def var(
+    site: Site,
+    x: Value,
+    dims: Sequence[int] | None = None,
+    correction: Number | None = None,
+    keepdim: bool = False,
+) -> Value:
+    """``sum{k} (x[i, k] - mean[i])^2 / (n - correction)``."""
+    _, spread, divide = _variance(site, x, dims, correction)
+    return finish(site, spread, divide)
+
+
+@lowers(aten.std.correction)
+def std(
+    site: Site,
+    x: Value,
+    dims: Sequence[int] | None = None,
+    correction: Number | None = None,
+    keepdim: bool = False,
+) -> Value:
+    _, spread, divide = _variance(site, x, dims, correction)
+    return finish(site, spread, lambda t: divide(t).fn("sqrt"))
+
+
+@lowers(aten.var_mean.correction)
+def var_mean(
+    site: Site,
+    x: Value,
+    dims: Sequence[int] | None = None,
+    correction: Number | None = None,
+    keepdim: bool = False,
+) -> tuple[Value, Value]:
+    average, spread, divide = _variance(site, x, dims, correction)
+    return (
+        finish(site.element_site(0), spread, divide),
+        finish(site.element_site(1), average),
+    )
+
+
+@lowers(aten.mse_loss.default)
+def mse_loss(site: Site, x: Value, target: Value, reduction: int = 1) -> Value:
+    """``(x - target)^2``, summed, averaged or left alone."""
+    wide = compute_dtype(site.dtype)
+    if reduction == 0:
+        return pointwise(site, lambda x, y: (x - y) * (x - y), x, target)
+    axes = fresh_axes(torch.broadcast_shapes(x.shape, target.shape))
+    gap = site.term(x, axes, wide) - site.term(target, axes, wide)
+    squares = site.temp("square", Array(axes, (gap * gap).expr))
+    count = math.prod(squares.shape) if reduction == 1 else 1
+    dims = tuple(range(len(squares.shape)))
+    return reduce_node(site, ReduceKind.SUM, squares, dims, wide, after=lambda t: t / count)

@@ -1,0 +1,38 @@
+"""Which rule lowers which operation. Filled at import by the family files, read-only after."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._ops import OpOverload
+
+from treadle.loop.expr import Array
+from treadle.loop.program import TensorRef
+from treadle.util.errors import VerifyError, require
+
+Value = TensorRef | Array
+"""A tensor while lowering: a view of a buffer, or a formula that reads no buffer."""
+Rule = Callable[..., Any]
+"""``rule(site, *args, **kwargs)``: a ``Value``, or a tuple of them and ``None`` for many results."""
+
+_RULES: dict[OpOverload, Rule] = {}
+
+
+class Decline(Exception):
+    """A rule's refusal: the operation becomes a library call with this reason."""
+
+
+def lowers(*ops: OpOverload) -> Callable[[Rule], Rule]:
+    """Register the decorated rule for ``ops``; a second rule for an operation is a bug."""
+
+    def register(rule: Rule) -> Rule:
+        for op in ops:
+            require(op not in _RULES, VerifyError, f"{op} has two lowering rules")
+            _RULES[op] = rule
+        return rule
+
+    return register
+
+
+def rule_for(op: OpOverload) -> Rule | None:
+    """The rule of ``op``, or ``None``: then it becomes a library call."""
+    return _RULES.get(op)

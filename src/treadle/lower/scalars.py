@@ -1,0 +1,146 @@
+"""Scalar formulas: dtype promotion, casts, and ``Term``, which spells loop IR as arithmetic."""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from treadle.loop.expr import BOOLEAN, COMPARE, Apply, Array, Const, Expr, Position
+from treadle.loop.index import Index
+from treadle.loop.program import TensorRef
+
+Number = int | float | bool
+Operand = TensorRef | Array | Number
+
+_WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype eager computes in: float32 for half precisions, else the dtype itself."""
+    return _WIDER.get(dtype, dtype)
+
+
+def const(value: Number, dtype: torch.dtype) -> Const:
+    """``value`` as a literal of ``dtype``, converted as PyTorch would."""
+    if dtype is torch.bool:
+        return Const(bool(value), dtype)
+    if not dtype.is_floating_point:
+        return Const(int(value), dtype)
+    wide = float(value)
+    if dtype in _WIDER and math.isfinite(wide):
+        wide = torch.tensor(wide, dtype=torch.float64).to(dtype).item()
+    return Const(wide, dtype)
+
+
+def cast(expr: Expr, dtype: torch.dtype) -> Expr:
+    """``expr`` converted to ``dtype``; the same expression when it has it already."""
+    if expr.dtype is dtype:
+        return expr
+    if isinstance(expr, Const):
+        return const(expr.value, dtype)
+    return Apply("cast", (expr,), dtype)
+
+
+def where(condition: Expr, yes: Expr, no: Expr) -> Expr:
+    """``yes`` where ``condition``, else ``no``; both of one dtype."""
+    return Apply("where", (condition, yes, no), yes.dtype)
+
+
+@functools.cache
+def _sample(dtype: torch.dtype, scalar: bool) -> torch.Tensor:
+    return torch.empty(() if scalar else (1,), dtype=dtype, device="meta")
+
+
+def promoted_dtype(operands: Sequence[Operand]) -> torch.dtype:
+    """PyTorch's common dtype of tensors, 0-dim tensors and Python numbers."""
+    samples = [
+        operand if isinstance(operand, Number) else _sample(operand.dtype, not operand.shape)
+        for operand in operands
+    ]
+    if len(samples) == 1:
+        return torch.result_type(samples[0], samples[0])
+    return torch.result_type(samples[0], samples[1])
+
+
+def _as_index(expr: Expr) -> Index | None:
+    if isinstance(expr, Position):
+        return expr.index
+    if isinstance(expr, Const) and expr.dtype is torch.int64:
+        return Index.of(int(expr.value))
+    return None
+
+
+def _folded(name: str, operands: Sequence[Expr]) -> Expr | None:
+    """Whole-number arithmetic on positions as index arithmetic: ``position(i) + 3``."""
+    indices = [index for index in map(_as_index, operands) if index is not None]
+    if len(indices) != len(operands) or len(indices) != 2:
+        return None
+    left, right = indices
+    if name == "add":
+        return Position(left + right)
+    if name == "sub":
+        return Position(left - right)
+    if name == "mul" and right.is_const:
+        return Position(left * right.const)
+    if name == "mul" and left.is_const:
+        return Position(right * left.const)
+    if name in ("floordiv", "mod") and right.is_const and right.const > 0:
+        return Position(left // right.const if name == "floordiv" else left % right.const)
+    return None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Term:
+    """An expression with arithmetic: ``(x * 0.5 + y).expr``. Numbers take the term's dtype."""
+
+    expr: Expr
+
+    def _operand(self, other: "Term | Number") -> Expr:
+        return other.expr if isinstance(other, Term) else const(other, self.expr.dtype)
+
+    def fn(self, name: str, *others: "Term | Number") -> "Term":
+        """``name(self, *others)`` as a loop IR function."""
+        operands = (self.expr, *(self._operand(other) for other in others))
+        folded = _folded(name, operands)
+        if folded is not None:
+            return Term(folded)
+        is_bool = name in COMPARE or name in BOOLEAN
+        return Term(Apply(name, operands, torch.bool if is_bool else self.expr.dtype))
+
+    def __add__(self, other: "Term | Number") -> "Term":
+        return self.fn("add", other)
+
+    def __sub__(self, other: "Term | Number") -> "Term":
+        return self.fn("sub", other)
+
+    def __mul__(self, other: "Term | Number") -> "Term":
+        return self.fn("mul", other)
+
+    def __truediv__(self, other: "Term | Number") -> "Term":
+        return self.fn("div", other)
+
+    def __rmul__(self, other: Number) -> "Term":
+        return Term(self._operand(other)).fn("mul", self)
+
+    def __radd__(self, other: Number) -> "Term":
+        return Term(self._operand(other)).fn("add", self)
+
+    def __rsub__(self, other: Number) -> "Term":
+        return Term(self._operand(other)).fn("sub", self)
+
+    def __rtruediv__(self, other: Number) -> "Term":
+        return Term(self._operand(other)).fn("div", self)
+
+    def __neg__(self) -> "Term":
+        return self.fn("neg")
+
+    def choose(self, yes: "Term", no: "Term | Number") -> "Term":
+        """``yes`` where this boolean term holds, else ``no``."""
+        return Term(where(self.expr, yes.expr, yes._operand(no)))
+
+    def to(self, dtype: torch.dtype) -> "Term":
+        return Term(cast(self.expr, dtype))

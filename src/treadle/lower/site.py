@@ -1,0 +1,229 @@
+"""Where one operation is lowered: what rules read operands and emit steps through."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.loop.expr import Array, Expr, Load, Reduce
+from treadle.loop.index import Axis, Index, linear
+from treadle.loop.program import (
+    Buffer,
+    BufferKind,
+    Call,
+    Compute,
+    Origin,
+    Step,
+    TensorRef,
+)
+from treadle.loop.traverse import substitute, walk
+from treadle.lower.registry import Value
+from treadle.lower.scalars import Operand, Term, cast, compute_dtype, const
+from treadle.util.errors import LoweringError
+
+Axes = tuple[Axis, ...]
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """(2, 3, 4) -> (12, 4, 1), as a fresh tensor has them."""
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements fill their storage without gaps or overlap, in any order of dims."""
+    expected = 1
+    for stride, extent in sorted(zip(strides, shape, strict=True)):
+        if extent == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def fresh_axes(shape: Sequence[int]) -> Axes:
+    """One new loop variable per dim."""
+    return tuple(Axis(extent) for extent in shape)
+
+
+def element(value: Value, indices: Sequence[Index | Axis | int]) -> Expr:
+    """The element of ``value`` at ``indices``, one per dim."""
+    places = [Index.of(index) for index in indices]
+    if isinstance(value, TensorRef):
+        return Load(value.buffer, linear(places, value.strides, value.offset), value.dtype)
+    return substitute(value.body, dict(zip(value.axes, places, strict=True)))
+
+
+def broadcast(value: Value, indices: Sequence[Index | Axis]) -> Expr:
+    """The element of ``value`` broadcast to the dims of ``indices``, aligned at the right."""
+    aligned = indices[len(indices) - len(value.shape) :]
+    return element(
+        value, [0 if n == 1 else index for n, index in zip(value.shape, aligned, strict=True)]
+    )
+
+
+def as_tensor(operand: Operand, dtype: torch.dtype) -> Value:
+    """A number as a 0-dim tensor of ``dtype``; tensors as they are."""
+    if isinstance(operand, TensorRef | Array):
+        return operand
+    return Array((), const(operand, dtype))
+
+
+def is_lazy(array: Array) -> bool:
+    """Whether ``array`` reads no buffer and sums nothing, so it costs less to repeat than store."""
+    return not any(isinstance(part, Load | Reduce) for part in walk(array.body))
+
+
+@dataclass(slots=True)
+class Builder:
+    """The program so far."""
+
+    device: str
+    buffers: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
+    steps: list[Step] = field(default_factory=list[Step])
+    constants: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    moved: dict[str, str] = field(default_factory=dict[str, str])
+
+    def buffer(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        strides: Sequence[int] | None = None,
+        kind: BufferKind = BufferKind.TEMPORARY,
+        device: str | None = None,
+    ) -> TensorRef:
+        """A new buffer and the view of all of it; ``name`` gets a number when it is taken."""
+        unique, tries = name, 1
+        while unique in self.buffers:
+            unique, tries = f"{name}_{tries}", tries + 1
+        shape = tuple(shape)
+        strides = contiguous_strides(shape) if strides is None else tuple(strides)
+        where = self.device if device is None else device
+        self.buffers[unique] = Buffer(unique, dtype, shape, strides, kind, where)
+        return TensorRef(unique, dtype, shape, strides)
+
+    def whole(self, name: str) -> TensorRef:
+        """The view of all of buffer ``name``."""
+        buffer = self.buffers[name]
+        return TensorRef(name, buffer.dtype, buffer.shape, buffer.strides)
+
+    def compute(self, name: str, array: Array, origin: Origin) -> TensorRef:
+        """A contiguous temporary filled with ``array``."""
+        ref = self.buffer(name, array.dtype, array.shape)
+        self.steps.append(Compute(ref, array, origin))
+        return ref
+
+    def local(self, ref: TensorRef, origin: Origin) -> TensorRef:
+        """``ref`` on the device of the program: a scalar that lives elsewhere is copied once."""
+        buffer = self.buffers[ref.buffer]
+        if buffer.device == self.device:
+            return ref
+        if ref.buffer not in self.moved:
+            copy = self.buffer(f"{ref.buffer}_local", buffer.dtype, buffer.shape, buffer.strides)
+            self.steps.append(
+                Call(
+                    "aten._to_copy.default",
+                    (self.whole(ref.buffer),),
+                    {"device": self.device},
+                    (copy.buffer,),
+                    origin,
+                )
+            )
+            self.moved[ref.buffer] = copy.buffer
+        return TensorRef(self.moved[ref.buffer], ref.dtype, ref.shape, ref.strides, ref.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One node being lowered. ``val`` is its fake result: the truth on shape, strides, dtype."""
+
+    builder: Builder
+    node: fx.Node
+    origin: Origin
+    val: Any
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.val.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.val.dtype
+
+    def element_site(self, position: int) -> "Site":
+        """The site of one result of many."""
+        return Site(
+            self.builder, self.node, self.origin, self.val[position], f"{self.name}_{position}"
+        )
+
+    def fault(self, message: str, remedy: str = "") -> LoweringError:
+        """The error for this node: TR-301, with the user's line."""
+        text = f"{self.node.format_node() or self.node.name}: {message}"
+        return LoweringError(text, code="TR-301", where=self.origin.where, remedy=remedy)
+
+    def temp(self, tag: str, array: Array) -> Value:
+        """An intermediate of this node: a step of its own unless it reads nothing."""
+        if is_lazy(array):
+            return array
+        return self.builder.compute(f"{self.name}_{tag}", array, self.origin)
+
+    def stored(self, value: Value) -> TensorRef:
+        """``value`` in a buffer, for a library call or a result."""
+        if isinstance(value, TensorRef):
+            return value
+        return self.builder.compute(f"{self.name}_value", value, self.origin)
+
+    def result(self, value: Value) -> Value:
+        """What a rule returned, as this node's value: formulas that read get their buffer."""
+        if isinstance(value, TensorRef) or is_lazy(value):
+            return value
+        ref = self.output()
+        self.builder.steps.append(Compute(ref, value, self.origin))
+        return ref
+
+    def output(self) -> TensorRef:
+        """A new buffer with eager's strides (contiguous ones if eager's have gaps or overlap)."""
+        strides = tuple(self.val.stride())
+        kept = strides if is_dense(self.shape, strides) else None
+        return self.builder.buffer(self.name, self.dtype, self.shape, kept)
+
+    def axes(self) -> Axes:
+        return fresh_axes(self.shape)
+
+    def term(self, operand: Operand, axes: Sequence[Index | Axis], common: torch.dtype) -> Term:
+        """``operand`` broadcast to ``axes`` in the compute dtype of ``common``.
+
+        A tensor is rounded to ``common`` first; a number or 0-dim tensor is not, as in eager.
+        """
+        wide = compute_dtype(common)
+        value = as_tensor(operand, wide)
+        expr = broadcast(value, axes)
+        if value.shape and expr.dtype is not wide:
+            expr = cast(expr, common)
+        return Term(cast(expr, wide))
+
+
+def numel(shape: Sequence[int]) -> int:
+    """The product of the extents."""
+    return math.prod(shape)
+
+
+def buffers_read(value: Any) -> Iterator[str]:
+    """Names of the buffers that an argument of a call mentions."""
+    if isinstance(value, TensorRef):
+        yield value.buffer
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from buffers_read(item)
+    elif isinstance(value, Mapping):
+        yield from buffers_read(tuple(value.values()))

@@ -1,0 +1,119 @@
+"""Views: another shape, strides and offset over the same buffer, or the same formula re-indexed.
+
+The arithmetic is PyTorch's own: the operation is replayed on a tensor without data that has the
+strides of our buffer, and the strides that come back are the answer.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from treadle.loop.expr import Array
+from treadle.loop.index import linear, unflatten
+from treadle.loop.program import TensorRef
+from treadle.lower.registry import Decline, Value, lowers
+from treadle.lower.site import Site, contiguous_strides, element, fresh_axes
+
+aten = torch.ops.aten
+
+RESHAPES: tuple[OpOverload, ...] = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten._reshape_alias.default,
+)
+"""Views that may need a copy: ``out[i] = x[unflatten(flat(i))]``."""
+
+
+@lowers(*RESHAPES)
+def reshape(site: Site, x: Value, *_args: Any) -> Value:
+    """The same elements in the same order, in another shape."""
+    return reshaped(x, site.shape)
+
+
+def reshaped(x: Value, shape: Sequence[int]) -> Value:
+    """``x`` in ``shape``: a view when the strides allow, else the formula of the copy."""
+    if isinstance(x, TensorRef):
+        try:
+            view = aten.view.default(_ghost(x), list(shape))
+        except RuntimeError:  # the strides cannot be merged
+            return _reindexed(x, shape)
+        return _over(x, view)
+    return _reindexed(x, shape)
+
+
+def _reindexed(x: Value, shape: Sequence[int]) -> Array:
+    axes = fresh_axes(shape)
+    flat = linear(axes, contiguous_strides(shape))
+    return Array(axes, element(x, unflatten(flat, x.shape)))
+
+
+def _ghost(x: Value) -> torch.Tensor:
+    """A tensor without data: the strides of a ref from offset 0, or contiguous for a formula."""
+    strides = x.strides if isinstance(x, TensorRef) else contiguous_strides(x.shape)
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device="meta")
+
+
+def _over(x: Value, view: torch.Tensor) -> Value:
+    shape, strides, offset = tuple(view.shape), view.stride(), view.storage_offset()
+    if isinstance(x, TensorRef):
+        return TensorRef(x.buffer, x.dtype, shape, tuple(strides), x.offset + offset)
+    axes = fresh_axes(shape)
+    return Array(axes, element(x, unflatten(linear(axes, strides, offset), x.shape)))
+
+
+@lowers(
+    aten.permute.default,
+    aten.t.default,
+    aten.transpose.int,
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.unbind.int,
+    aten.diagonal.default,
+    aten.unfold.default,
+    aten.narrow.default,
+    aten.view_as.default,
+    aten.expand_as.default,
+    aten.chunk.default,
+    aten.movedim.intlist,
+    aten.mT.default,
+)
+def view(site: Site, x: Value, *args: Any, **kwargs: Any) -> Value | tuple[Value, ...]:
+    """A view of ``x``, or one for each piece."""
+    others = [_ghost(arg) if isinstance(arg, TensorRef | Array) else arg for arg in args]
+    result = _target(site)(_ghost(x), *others, **kwargs)
+    if isinstance(result, torch.Tensor):
+        return _over(x, result)
+    return tuple(_over(x, piece) for piece in result)
+
+
+def _target(site: Site) -> OpOverload:
+    target = site.node.target
+    assert isinstance(target, OpOverload)
+    return target
+
+
+@lowers(aten.as_strided.default)
+def as_strided(
+    site: Site,
+    x: Value,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Value:
+    """A view by its strides. The offset counts from the storage, not from ``x``."""
+    source = site.node.all_input_nodes[0].meta["val"]
+    if not isinstance(x, TensorRef) or x.strides != tuple(source.stride()):
+        raise Decline("as_strided over a value whose layout is not eager's")
+    start = source.storage_offset()
+    moved = 0 if storage_offset is None else storage_offset - start
+    return TensorRef(x.buffer, x.dtype, tuple(size), tuple(stride), x.offset + moved)

@@ -1,0 +1,111 @@
+"""Where new values of inputs are written: as early as every reader of the old value allows.
+
+::
+
+    before:  g = f(w); w2 = w - g; loss = ...        returned: loss, w2 (writes w)
+    after:   g = f(w); w2 = w - g; w <- w2; loss = ...
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from treadle.loop.expr import Array
+from treadle.loop.program import BufferKind, Call, Compute, Origin, Step, TensorRef
+from treadle.loop.traverse import loads
+from treadle.lower.calls import RANDOM, qualified
+from treadle.lower.registry import Value
+from treadle.lower.scalars import cast
+from treadle.lower.site import Builder, buffers_read, element, fresh_axes
+from treadle.util.errors import LoweringError
+
+_RANDOM_NAMES = frozenset(qualified(op) for op in RANDOM)
+
+
+def buffers_of(step: Step) -> tuple[frozenset[str], frozenset[str]]:
+    """(read, written) names of a step."""
+    if isinstance(step, Compute):
+        read = frozenset(load.buffer for load in loads(step.array.body))
+        return read, frozenset({step.output.buffer})
+    read = frozenset(buffers_read(step.args)) | frozenset(buffers_read(step.kwargs))
+    return read, frozenset(name for name in step.outputs if name is not None)
+
+
+def place_write_backs(builder: Builder, writes: Mapping[str, tuple[Value, Origin]]) -> None:
+    """Append a copy into each input of ``writes`` right after its value and its last reader.
+
+    A value that aliases an input about to be overwritten goes through a temporary first.
+    """
+    sources = {
+        target: (_detached(builder, value, origin, writes), origin)
+        for target, (value, origin) in writes.items()
+    }
+    last_read: dict[str, int] = {}
+    last_write: dict[str, int] = {}
+    for position, step in enumerate(builder.steps):
+        read, written = buffers_of(step)
+        last_read.update(dict.fromkeys(read, position))
+        last_write.update(dict.fromkeys(written, position))
+    after: dict[int, list[Step]] = {}
+    for target, (value, origin) in sources.items():
+        copy = _copy_into(builder, target, value, origin)
+        read, _ = buffers_of(copy)
+        produced = [last_write.get(name, -1) for name in read]
+        position = max([last_read.get(target, -1), *produced])
+        after.setdefault(position, []).append(copy)
+    steps = after.get(-1, [])
+    for position, step in enumerate(builder.steps):
+        steps.append(step)
+        steps.extend(after.get(position, []))
+    builder.steps = steps
+
+
+def _detached(
+    builder: Builder, value: Value, origin: Origin, writes: Mapping[str, object]
+) -> Value:
+    """``value``, or a copy of it when its storage is an input that changes."""
+    if isinstance(value, TensorRef):
+        value = builder.local(value, origin)
+    if not isinstance(value, TensorRef) or value.buffer not in writes:
+        return value
+    axes = fresh_axes(value.shape)
+    return builder.compute(f"{value.buffer}_old", Array(axes, element(value, axes)), origin)
+
+
+def _copy_into(builder: Builder, target: str, value: Value, origin: Origin) -> Compute:
+    whole = builder.whole(target)
+    if builder.buffers[target].device != builder.device:
+        raise LoweringError(
+            f"{target} lives on {builder.buffers[target].device} and is written by the step",
+            code="TR-302",
+            where=origin.where,
+            remedy=f"move it to {builder.device} before compiling the step",
+        )
+    axes = fresh_axes(whole.shape)
+    return Compute(whole, Array(axes, cast(element(value, axes), whole.dtype)), origin)
+
+
+def drop_dead_steps(
+    builder: Builder, inputs: tuple[str, ...], results: tuple[TensorRef | None, ...]
+) -> None:
+    """Remove steps and buffers nobody reads. Random calls stay: they advance the generator."""
+    live = {ref.buffer for ref in results if ref is not None} | set(inputs)
+    kept: list[Step] = []
+    for step in reversed(builder.steps):
+        read, written = buffers_of(step)
+        is_random = isinstance(step, Call) and step.op in _RANDOM_NAMES
+        if not written & live and not is_random:
+            continue
+        if isinstance(step, Call) and not is_random and len(step.outputs) > 1:
+            names = tuple(name if name in live else None for name in step.outputs)
+            step = replace(step, outputs=names)
+        kept.append(step)
+        live |= read | written
+    builder.steps = kept[::-1]
+    builder.buffers = {
+        name: buffer
+        for name, buffer in builder.buffers.items()
+        if name in live or buffer.kind is BufferKind.INPUT
+    }
+    builder.constants = {
+        name: data for name, data in builder.constants.items() if name in builder.buffers
+    }
