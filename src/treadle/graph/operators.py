@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 from torch import fx
-
-OpOverload = type(torch.ops.aten.add.Tensor)
+from torch._ops import OpOverload
 
 
 def is_random(node: fx.Node) -> bool:
@@ -24,6 +23,8 @@ def is_mutable(node: fx.Node) -> bool:
 
 def has_effect(node: fx.Node) -> bool:
     """Whether the node matters even if nobody reads it, randomness aside."""
+    if isinstance(node.target, OpOverload) and not node.target._schema.returns:  # pyright: ignore[reportPrivateUsage]
+        return True  # an assertion, a print: it can only have been called for its effect
     return node.is_impure(impure_random=False)
 
 

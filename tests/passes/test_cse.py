@@ -1,0 +1,144 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testing import check_numbers, check_pass, trace
+from treadle.graph.alias import analyse
+from treadle.graph.verify import verify
+from treadle.passes.cse import RemoveCommonSubexpressions
+
+aten = torch.ops.aten
+X = torch.randn(3, 5)
+
+
+def test_equal_values_are_computed_once_and_cascade():
+    check_pass(
+        RemoveCommonSubexpressions(),
+        lambda x: x.exp().sum([0]) + x.exp().sum([0]),
+        (X,),
+        after="""
+            x: f32[3, 5]
+            exp: f32[3, 5] = exp(x)
+            sum: f32[5] = sum.dim_IntList(exp, [0])
+            add: f32[5] = add.Tensor(sum, sum)
+            return [add]
+        """,
+    )
+
+
+def test_lists_are_compared_by_what_they_hold():
+    check_pass(
+        RemoveCommonSubexpressions(),
+        lambda x: (
+            aten.sum.dim_IntList(x, [0]) * aten.sum.dim_IntList(x, [0])
+            - aten.cat.default([x, x])[0] / aten.cat.default([x, x], 0)[0]
+        ),
+        (X,),
+        after="""
+            x: f32[3, 5]
+            sum: f32[5] = sum.dim_IntList(x, [0])
+            mul: f32[5] = mul.Tensor(sum, sum)
+            cat: f32[6, 5] = cat([x, x])
+            select: f32[5] = select.int(cat, 0, 0)
+            div: f32[5] = div.Tensor(select, select)
+            sub: f32[5] = sub.Tensor(mul, div)
+            return [sub]
+        """,
+    )
+
+
+def test_spelled_out_defaults_are_the_same_call():
+    step = trace(lambda x: x.sum([0]) + x.sum([0]), X)
+    first, _ = step.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
+    first.args, first.kwargs = (first.args[0], [0], False), {"dtype": None}
+    assert RemoveCommonSubexpressions().run(step) == 1
+
+
+def test_results_of_one_operation_merge():
+    def program(x):
+        a, b = torch.var_mean(x, dim=1)
+        c, d = torch.var_mean(x, dim=1)
+        return a * c, b + d
+
+    step = trace(program, X)
+    assert RemoveCommonSubexpressions().run(step) == 3
+    check_numbers(step, program, (X,))
+
+
+STAYS = {
+    "random": lambda x: torch.rand_like(x) + torch.rand_like(x),
+    "dropout": lambda x: torch.bernoulli(x, 0.5) + torch.bernoulli(x, 0.5),
+    "other option": lambda x: x.sum([0]) + x.sum([0], keepdim=True),
+    "number kinds": lambda x: (x.argmax(1) * 1).sum() + (x.argmax(1) * 1.0).sum() * 0,
+    "zero signs": lambda x: (x + 0.0).atan2(x + -0.0),
+    "dtypes": lambda x: (
+        aten.full.default([2], 1, dtype=torch.float32).sum()
+        + aten.full.default([2], 1, dtype=torch.float64).sum()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_stays(name):
+    step = trace(STAYS[name], X)
+    expected = 1 if name == "number kinds" else 0  # the two argmax are the same
+    assert RemoveCommonSubexpressions().run(step) == expected
+    check_numbers(step, STAYS[name], (X,))
+
+
+def test_regions_stay_apart_and_phase_is_that_of_the_first():
+    def program(x):
+        return x.exp() + x.exp() * x.exp()
+
+    step = trace(program, X)
+    first, second, third = step.graph.find_nodes(op="call_function", target=aten.exp.default)
+    second.meta["region"] = "recompute 0"
+    third.meta["phase"] = "backward"
+    assert RemoveCommonSubexpressions().run(step) == 1
+    kept = step.graph.find_nodes(op="call_function", target=aten.exp.default)
+    assert kept == [first, second]
+    assert first.meta["phase"] == "forward"
+    check_numbers(step, program, (X,))
+
+
+def test_two_results_stay_two_tensors():
+    for program in (
+        lambda x: (x.exp(), x.exp()),
+        lambda x: (x.exp().t(), x.exp().view(-1)),
+    ):
+        step = trace(program, X)
+        assert RemoveCommonSubexpressions().run(step) == 0
+        aliases = analyse(step)
+        assert not aliases.share(*step.returned)
+
+
+def test_a_result_may_take_the_place_of_an_inner_value():
+    def program(x):
+        return x.exp().sum(), x.exp(), x.exp()
+
+    step = trace(program, X)
+    assert RemoveCommonSubexpressions().run(step) == 1
+    verify(step)
+    _, first, second = step.returned
+    assert not analyse(step).share(first, second)
+    check_numbers(step, program, (X,))
+
+
+UNARY = (torch.exp, torch.neg, torch.relu, lambda x: x + 1, lambda x: x * 1.0, torch.rand_like)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), min_size=1, max_size=8))
+def test_any_program_keeps_its_numbers(steps):
+    def program(x):
+        values = [x]
+        for operation, operand in steps:
+            values.append(UNARY[operation](values[operand % len(values)]))
+        return tuple(values[-3:]) if len(values) > 3 else tuple(values[1:])
+
+    step = trace(program, X)
+    RemoveCommonSubexpressions().run(step)
+    verify(step)
+    check_numbers(step, program, (X,))
+    assert RemoveCommonSubexpressions().run(step) == 0

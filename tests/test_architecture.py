@@ -1,0 +1,109 @@
+"""The shape of the code, checked like any other promise."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src" / "treadle"
+# Lowest first. A module may import floors below its own and its own room, nothing else.
+FLOORS = (
+    {"util"},
+    {"options"},
+    {"graph", "loop", "runtime"},
+    {"capture", "passes", "lower", "schedule", "codegen"},
+    {"pipeline"},
+    {"report"},  # reads what the pipeline made; the pipeline does not know it
+    {"api", "backend", "planning"},
+    {"demo"},
+    {"cli"},
+    {"__main__", "__init__"},
+)
+FORBIDDEN = {
+    "passes": {"loop", "runtime"},
+    "schedule": {"graph"},
+    "codegen": {"graph"},
+    "runtime": {"graph", "loop", "options"},
+}
+MAY_REPORT = {"api", "cli", "__main__", "report"}
+# The type of the public ``torch.ops.aten.add.Tensor``, which has no public name.
+NO_PUBLIC_NAME = {"torch._ops.OpOverload"}
+PRIVATE_TORCH = PACKAGE / "capture" / "torch_private.py"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def level(name: str) -> int:
+    return next(i for i, floor in enumerate(FLOORS) if name in floor)
+
+
+def imported_modules(tree: ast.Module) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{each.name}" for each in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+    return found
+
+
+def rooms_imported(tree: ast.Module) -> set[str]:
+    modules = [each.split(".") for each in imported_modules(tree)]
+    return {parts[1] for parts in modules if parts[0] == "treadle" and len(parts) > 1}
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_module_stands_on_a_floor(path):
+    assert any(room(path) in floor for floor in FLOORS), f"{room(path)} has no floor"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_module_keeps_to_its_floor(path):
+    own = room(path)
+    for other in rooms_imported(parse(path)) - {own, "__version__"}:
+        assert level(other) < level(own), f"{own} must not know {other}"
+        assert other not in FORBIDDEN.get(own, set()), f"{own} must not know {other}"
+        assert other != "report" or own in MAY_REPORT, f"{own} must not report"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_private_torch_is_named_in_one_file(path):
+    if path == PRIVATE_TORCH:
+        return
+    private = {
+        each
+        for each in imported_modules(parse(path))
+        if each.split(".")[0] == "torch" and any(part.startswith("_") for part in each.split("."))
+    }
+    assert not private - NO_PUBLIC_NAME, "move it to capture/torch_private.py"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_are_absolute(path):
+    relative = [node for node in ast.walk(parse(path)) if isinstance(node, ast.ImportFrom)]
+    assert all(node.level == 0 for node in relative)
+
+
+@pytest.mark.parametrize(
+    ("line", "rooms"),
+    [
+        ("from treadle.graph.types import type_of", {"graph"}),
+        ("import treadle.loop.expr as e", {"loop"}),
+        ("from treadle import options", {"options"}),
+        ("import torch", set()),
+    ],
+)
+def test_the_fence_sees_every_spelling(line, rooms):
+    assert rooms_imported(ast.parse(line)) == rooms
