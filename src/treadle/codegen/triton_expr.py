@@ -1,0 +1,330 @@
+"""Scalar formulas as Triton text: one statement per operation, equal statements once.
+
+::
+
+    add(load x[64*r + c], 1.0)   ->   x0 = tl.load(b0 + (c + 64*r), mask=cm, other=0)
+                                      x1 = tl.full((), 1.0, tl.float32)
+                                      x2 = x0 + x1
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from treadle.codegen.triton_prelude import HELPERS
+from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce
+from treadle.loop.index import Axis, FloorDiv, Index, Mod
+from treadle.util.errors import LoweringError, VerifyError, require
+
+TYPES: Mapping[torch.dtype, str] = {
+    torch.float64: "tl.float64",
+    torch.float32: "tl.float32",
+    torch.float16: "tl.float16",
+    torch.bfloat16: "tl.bfloat16",
+    torch.int64: "tl.int64",
+    torch.int32: "tl.int32",
+    torch.int16: "tl.int16",
+    torch.int8: "tl.int8",
+    torch.uint8: "tl.uint8",
+    torch.bool: "tl.int1",
+}
+
+_ANY = {
+    "neg": "-{0}",
+    "abs": "tl.abs({0})",
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "bitand": "{0} & {1}",
+    "bitor": "{0} | {1}",
+    "bitxor": "{0} ^ {1}",
+    "bitnot": "~{0}",
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
+    "and": "{0} & {1}",
+    "or": "{0} | {1}",
+    "xor": "{0} ^ {1}",
+    "not": "{0} == 0",
+    "where": "tl.where({0}, {1}, {2})",
+}
+_FLOAT = {
+    "exp": "tl.exp({0})",
+    "expm1": "_expm1({0})",
+    "log": "tl.log({0})",
+    "log1p": "_log1p({0})",
+    "log2": "tl.log2({0})",
+    "sqrt": "tl.sqrt_rn({0})",
+    "rsqrt": "tl.rsqrt({0})",
+    "reciprocal": "1.0 / {0}",
+    "sin": "tl.sin({0})",
+    "cos": "tl.cos({0})",
+    "tanh": "_tanh({0})",
+    "erf": "tl.erf({0})",
+    "sigmoid": "_sigmoid({0})",
+    "floor": "tl.floor({0})",
+    "ceil": "tl.ceil({0})",
+    "round": "_round({0})",
+    "trunc": "_trunc({0})",
+    "sign": "({0} > 0).to({type}) - ({0} < 0).to({type})",
+    "div": "tl.div_rn({0}, {1})",
+    "floordiv": "_floordiv_float({0}, {1})",
+    "mod": "_mod_float({0}, {1})",
+    "fmod": "{0} % {1}",
+    "pow": "_pow_float({0}, {1})",
+    "minimum": "_nan_min({0}, {1})",
+    "maximum": "_nan_max({0}, {1})",
+    "isnan": "{0} != {0}",
+    "isinf": 'tl.abs({0}) == float("inf")',
+}
+_DOUBLE = {"sqrt": "tl.sqrt({0})", "div": "{0} / {1}"}
+_INTEGER = {
+    "floor": "{0}",
+    "ceil": "{0}",
+    "round": "{0}",
+    "trunc": "{0}",
+    "sign": "({0} > 0).to({type}) - ({0} < 0).to({type})",
+    "floordiv": "_floordiv_int({0}, {1})",
+    "mod": "_mod_int({0}, {1})",
+    "fmod": "{0} % {1}",
+    "pow": "_pow_int({0}, {1})",
+    "minimum": "tl.minimum({0}, {1})",
+    "maximum": "tl.maximum({0}, {1})",
+    "isnan": "{0} != {0}",
+    "isinf": "{0} != {0}",
+}
+_BOOL = {"minimum": "{0} & {1}", "maximum": "{0} | {1}", "mul": "{0} & {1}", "add": "{0} | {1}"}
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A name in the generated text, and which of the loop axes ``r`` and ``c`` it varies over."""
+
+    text: str
+    axes: frozenset[str] = frozenset()
+
+
+@dataclass
+class Writer:
+    """Lines of one device function, with the values that are in scope.
+
+    ``names`` maps the kernel's axes to ``r`` and ``c``; ``masks`` says which lanes of an axis
+    exist (absent: all); ``blocks`` holds the axes whose variable is a block and not a scalar.
+    """
+
+    names: Mapping[Axis, str]
+    buffers: Mapping[str, str]
+    masks: dict[str, str]
+    blocks: frozenset[str]
+    wide: bool = False
+    lines: list[str] = field(default_factory=list[str])
+    indent: int = 1
+    locals: dict[str, Value] = field(default_factory=dict[str, Value])
+    known: dict[str, str] = field(default_factory=dict[str, str])
+    count: int = 0
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.indent + text)
+
+    def name(self, text: str) -> str:
+        """A variable that holds ``text``; the same one when the text was seen in this scope."""
+        if text not in self.known:
+            self.known[text] = f"x{self.count}"
+            self.count += 1
+            self.line(f"{self.known[text]} = {text}")
+        return self.known[text]
+
+    def lanes(self, axes: frozenset[str]) -> list[str]:
+        """Masks of the axes, in a fixed order."""
+        return [self.masks[axis] for axis in ("r", "c") if axis in axes and axis in self.masks]
+
+    def evaluate(self, expr: Expr) -> Value:
+        """``expr`` as a variable; operands first, each object once."""
+        done: dict[int, Value] = {}
+        stack = [expr]
+        while stack:
+            node = stack[-1]
+            waiting = [child for child in operands(node) if id(child) not in done]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            if id(node) not in done:
+                done[id(node)] = self._node(node, done)
+        return done[id(expr)]
+
+    def _node(self, expr: Expr, done: Mapping[int, Value]) -> Value:
+        match expr:
+            case Const():
+                return Value(self.name(constant(expr.value, expr.dtype)))
+            case Position():
+                index = self.index(expr.index, done)
+                return Value(self.name(_as_int64(index.text)), index.axes)
+            case Local():
+                require(expr.name in self.locals, VerifyError, f"%{expr.name} is not defined here")
+                return self.locals[expr.name]
+            case Load():
+                mask = None if expr.mask is None else done[id(expr.mask)]
+                return self._load(expr, self.index(expr.index, done), mask)
+            case Apply():
+                values = [done[id(operand)] for operand in expr.operands]
+                axes = frozenset[str]().union(*(value.axes for value in values))
+                return Value(self._apply(expr, [value.text for value in values]), axes)
+            case Reduce():
+                raise VerifyError("a reduction stands inside a formula")
+
+    def _load(self, load: Load, index: Value, mask: Value | None) -> Value:
+        axes = index.axes | (mask.axes if mask else frozenset())
+        lanes = self.lanes(axes) + ([mask.text] if mask else [])
+        offset = index.text
+        for axis in ("r", "c"):
+            if axis in axes - index.axes and axis in self.blocks:
+                offset = f"{offset} + 0 * {axis}"
+        guard = f", mask={' & '.join(lanes)}, other=0" if lanes else ""
+        text = self.name(f"tl.load({self.buffers[load.buffer]} + ({offset}){guard})")
+        return Value(text, axes)
+
+    def _apply(self, expr: Apply, texts: list[str]) -> str:
+        source = expr.operands[-1].dtype
+        if expr.fn == "cast":
+            return self._cast(texts[0], source, expr.dtype)
+        if source in _HALF and expr.fn not in ("where", "neg", "abs"):
+            wide = [self.name(f"{text}.to(tl.float32)") for text in texts]
+            result = self.name(self._call(expr.fn, wide, torch.float32))
+            return self.name(f"{result}.to({TYPES[source]})") if expr.dtype is source else result
+        return self.name(self._call(expr.fn, texts, source))
+
+    def _call(self, fn: str, texts: list[str], dtype: torch.dtype) -> str:
+        table = _ANY | (_FLOAT if dtype.is_floating_point else _INTEGER)
+        if dtype is torch.float64:
+            table = table | _DOUBLE
+        if dtype is torch.bool:
+            table = table | _BOOL
+        reason = f"{fn} of {dtype} has no Triton form"
+        require(fn in table, LoweringError(reason, code="TR-330"))
+        return table[fn].format(*texts, type=TYPES[dtype])
+
+    def _cast(self, text: str, source: torch.dtype, target: torch.dtype) -> str:
+        if source is target:
+            return text
+        if target is torch.bool:
+            return self.name(f"{text} != 0")
+        if source is torch.bool and not target.is_floating_point:
+            return self.name(f"{text}.to({TYPES[target]})")
+        return self.name(f"{text}.to({TYPES[target]})")
+
+    def index(self, index: Index, done: Mapping[int, Value]) -> Value:
+        """The offset as text. Every part is non-negative, or divided as Python divides."""
+        axes: set[str] = set()
+        parts: list[str] = []
+        for atom, scale in index.terms:
+            value = self._atom(atom, done)
+            axes |= value.axes
+            parts.append(value.text if scale == 1 else f"{scale} * {value.text}")
+        if index.const or not parts:
+            parts.append(str(index.const))
+        return Value(" + ".join(parts), frozenset(axes))
+
+    def _atom(self, atom: object, done: Mapping[int, Value]) -> Value:
+        match atom:
+            case Axis():
+                reason = "an index uses an axis that is not the kernel's"
+                require(atom in self.names, VerifyError, reason)
+                axis = self.names[atom]
+                return Value(axis, frozenset({axis} & self.blocks))
+            case FloorDiv(index=inner, n=n) | Mod(index=inner, n=n):
+                value = self.index(inner, done)
+                sign = "//" if isinstance(atom, FloorDiv) else "%"
+                if inner.bounds[0] >= 0:
+                    return Value(self.name(f"({value.text}) {sign} {n}"), value.axes)
+                rest = self.name(f"((({value.text}) % {n}) + {n}) % {n}")
+                if isinstance(atom, Mod):
+                    return Value(rest, value.axes)
+                return Value(self.name(f"(({value.text}) - {rest}) // {n}"), value.axes)
+            case _:
+                expr = value_of(atom)
+                value = done[id(expr)]
+                kind = "tl.int64" if self.wide else "tl.int32"
+                return Value(self.name(f"{value.text}.to({kind})"), value.axes)
+
+
+def value_of(atom: object) -> Expr:
+    """The expression of a data-dependent index part."""
+    match atom:
+        case Axis() | FloorDiv() | Mod():
+            raise VerifyError("not a data-dependent index")
+        case _:
+            return atom.expr  # type: ignore[attr-defined, no-any-return]
+
+
+def _as_int64(text: str) -> str:
+    return (
+        f"({text}).to(tl.int64)" if re.search("[a-z]", text) else f"tl.full((), {text}, tl.int64)"
+    )
+
+
+def constant(value: float | int | bool, dtype: torch.dtype) -> str:
+    """``tl.full((), 0.5, tl.float32)``: a literal that keeps its dtype."""
+    if dtype is torch.bool:
+        return f"tl.full((), {int(value)}, tl.int1)"
+    if not dtype.is_floating_point:
+        return f"tl.full((), {int(value)}, {TYPES[dtype]})"
+    number = float(value)
+    text = repr(number) if math.isfinite(number) else f'float("{number}")'
+    return f"tl.full((), {text}, {TYPES[dtype]})"
+
+
+def operands(expr: Expr) -> list[Expr]:
+    """What an expression is computed from, index values included."""
+    match expr:
+        case Apply():
+            return list(expr.operands)
+        case Load():
+            mask = [] if expr.mask is None else [expr.mask]
+            return [*index_values(expr.index), *mask]
+        case Position():
+            return index_values(expr.index)
+        case Reduce():
+            return [expr.body]
+        case Const() | Local():
+            return []
+
+
+def index_values(index: Index) -> list[Expr]:
+    """The expressions whose values an index uses."""
+    found: list[Expr] = []
+    for atom, _ in index.terms:
+        match atom:
+            case Axis():
+                continue
+            case FloorDiv(index=inner) | Mod(index=inner):
+                found.extend(index_values(inner))
+            case _:
+                found.append(value_of(atom))
+    return found
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """Every expression below ``expr`` and itself, each object once."""
+    seen: set[int] = set()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        stack.extend(operands(node))
+
+
+def helpers_text(lines: list[str]) -> str:
+    """The helpers that the lines call, in the prelude's order."""
+    body = "\n".join(lines)
+    return "".join(text for name, text in HELPERS.items() if re.search(rf"\b{name}\b", body))

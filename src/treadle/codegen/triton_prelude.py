@@ -1,0 +1,153 @@
+"""Device functions that generated Triton modules carry when they use them.
+
+All are written with operations that the compiler and the interpreter (``TRITON_INTERPRET=1``)
+share, so what the tests run is what the GPU runs.
+"""
+
+HELPERS = {
+    "_expm1": """
+@triton.jit
+def _expm1(x):
+    # Exact near zero: the error of u - 1 and that of log(u) cancel.
+    u = tl.exp(x)
+    near = tl.where(u == 1.0, x, (u - 1.0) * x / tl.log(u))
+    return tl.where((tl.abs(x) < 0.5) & (u != 1.0), near, tl.where(u == 1.0, x, u - 1.0))
+""",
+    "_log1p": """
+@triton.jit
+def _log1p(x):
+    # Exact near zero: the error of u = 1 + x and that of u - 1 cancel.
+    u = x + 1.0
+    near = tl.where(u == 1.0, x, tl.log(u) * (x / tl.where(u == 1.0, 1.0, u - 1.0)))
+    return tl.where(tl.abs(x) < 0.5, near, tl.log(u))
+""",
+    "_tanh": """
+@triton.jit
+def _tanh(x):
+    # tanh x = x + x * z * p(z), z = x * x, near zero; else from exp(-2 |x|), which cannot overflow.
+    z = x * x
+    p = z * -2.92559343403808e-05 + 9.568996808803827e-05
+    p = p * z + -0.00024012864402595902
+    p = p * z + 0.0005905148561479433
+    p = p * z + -0.0014559354844101019
+    p = p * z + 0.0035921396087143587
+    p = p * z + -0.008863236281146344
+    p = p * z + 0.021869488562023115
+    p = p * z + -0.05396825396864022
+    p = p * z + 0.13333333333333444
+    p = p * z + -0.33333333333333337
+    e = tl.exp(-2.0 * tl.abs(x))
+    far = (1.0 - e) / (1.0 + e)
+    return tl.where(tl.abs(x) < 0.5, x + x * z * p, tl.where(x < 0.0, -far, far))
+""",
+    "_sigmoid": """
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+""",
+    "_round": """
+@triton.jit
+def _round(x):
+    # Half to even.
+    low = tl.floor(x)
+    rest = x - low
+    odd = low - 2.0 * tl.floor(low * 0.5)
+    up = (rest > 0.5) | ((rest == 0.5) & (odd == 1.0))
+    return tl.where(up, low + 1.0, low)
+""",
+    "_trunc": """
+@triton.jit
+def _trunc(x):
+    return tl.where(x < 0.0, tl.ceil(x), tl.floor(x))
+""",
+    "_mod_int": """
+@triton.jit
+def _mod_int(a, b):
+    # The result has the sign of the divisor, as in Python.
+    rest = a % b
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+""",
+    "_floordiv_int": """
+@triton.jit
+def _floordiv_int(a, b):
+    rest = a % b
+    return (a - rest) // b - ((rest != 0) & ((rest < 0) != (b < 0))).to(a.dtype)
+""",
+    "_mod_float": """
+@triton.jit
+def _mod_float(a, b):
+    rest = a % b
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+""",
+    "_floordiv_float": """
+@triton.jit
+def _floordiv_float(a, b):
+    rest = a % b
+    exact = (a - rest) / b - ((rest != 0) & ((rest < 0) != (b < 0))).to(a.dtype)
+    low = tl.floor(exact)
+    low = tl.where(exact - low > 0.5, low + 1.0, low)
+    return tl.where(b == 0, a / b, low)
+""",
+    "_pow_float": """
+@triton.jit
+def _pow_float(x, y):
+    # In float64, so that a float32 result is right to its last bits.
+    base = x.to(tl.float64)
+    power = y.to(tl.float64)
+    size = tl.exp2(power * tl.log2(tl.abs(base)))
+    whole = tl.floor(power) == power
+    odd = whole & (power - 2.0 * tl.floor(power * 0.5) == 1.0)
+    signed = tl.where((base < 0.0) & odd, -size, size)
+    signed = tl.where((base < 0.0) & (whole == 0), float("nan"), signed)
+    signed = tl.where((power == 0.0) | (base == 1.0), 1.0, tl.where(power == 1.0, base, signed))
+    return signed.to(x.dtype)
+""",
+    "_pow_int": """
+@triton.jit
+def _pow_int(x, y):
+    result = x * 0 + 1
+    square = x + y * 0
+    left = y + x * 0
+    for _ in range(6):
+        result = tl.where((left & 1) != 0, result * square, result)
+        square = square * square
+        left = left >> 1
+    return result
+""",
+    "_mul": """
+@triton.jit
+def _mul(a, b):
+    return a * b
+""",
+    "_or": """
+@triton.jit
+def _or(a, b):
+    return a | b
+""",
+    "_nan_max": """
+@triton.jit
+def _nan_max(a, b):
+    return tl.where((a > b) | (a != a), a, b)
+""",
+    "_nan_min": """
+@triton.jit
+def _nan_min(a, b):
+    return tl.where((a < b) | (a != a), a, b)
+""",
+    "_arg_max": """
+@triton.jit
+def _arg_max(a, i, b, j):
+    # NaN is above everything; of equals the first wins.
+    tie = (a == b) | ((a != a) & (b != b))
+    first = ((a > b) | ((a != a) & (b == b))) | (tie & (i < j))
+    return tl.where(first, a, b), tl.where(first, i, j)
+""",
+    "_arg_min": """
+@triton.jit
+def _arg_min(a, i, b, j):
+    tie = (a == b) | ((a != a) & (b != b))
+    first = ((a < b) | ((a != a) & (b == b))) | (tie & (i < j))
+    return tl.where(first, a, b), tl.where(first, i, j)
+""",
+}
+"""Text of each helper, by name."""

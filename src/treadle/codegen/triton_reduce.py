@@ -1,0 +1,148 @@
+"""Reductions in Triton text: fill the missing lanes, combine tiles, collapse a tile."""
+
+from dataclasses import dataclass
+
+import torch
+
+from treadle.codegen.triton_expr import TYPES, Writer, constant
+from treadle.loop.expr import Reduce, ReduceKind
+
+_COMBINE = {
+    ReduceKind.SUM: "{0} + {1}",
+    ReduceKind.PROD: "{0} * {1}",
+    ReduceKind.ANY: "{0} | {1}",
+}
+_ARG = {ReduceKind.ARGMAX: "_arg_max", ReduceKind.ARGMIN: "_arg_min"}
+_NO_POSITION = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The block a program works on: its shape as text, and how to collapse the reduced axis."""
+
+    shape: str  # "[16, 64]" or "[1024]"
+    along: str  # the reduced axis, "r" or "c"
+    axis: int  # its place in the shape
+    keep: bool  # both axes are blocks, so the result keeps a place for the reduced one
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Variables of a reduction under way: the value, and the position for argmax and argmin."""
+
+    parts: tuple[str, ...]
+
+
+def partial_types(reduce: Reduce) -> tuple[torch.dtype, ...]:
+    """What a partial result is kept in: half precision sums in float32, bools as int32."""
+    if reduce.kind in _ARG:
+        return (_accumulator(reduce), torch.int32)
+    return (_accumulator(reduce),)
+
+
+def _accumulator(reduce: Reduce) -> torch.dtype:
+    body = reduce.body.dtype
+    if body is torch.bool or body in (torch.int8, torch.uint8, torch.int16):
+        return torch.int32
+    return torch.float32 if body in (torch.float16, torch.bfloat16) else body
+
+
+def identities(reduce: Reduce) -> tuple[str, ...]:
+    """What a missing lane holds."""
+    dtype = _accumulator(reduce)
+    low = float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
+    high = float("inf") if dtype.is_floating_point else torch.iinfo(dtype).max
+    match reduce.kind:
+        case ReduceKind.SUM | ReduceKind.ANY:
+            value = 0
+        case ReduceKind.PROD:
+            value = 1
+        case ReduceKind.MAX | ReduceKind.ARGMAX:
+            value = low
+        case ReduceKind.MIN | ReduceKind.ARGMIN:
+            value = high
+    texts = [constant(value, dtype)]
+    if reduce.kind in _ARG:
+        texts.append(str(_NO_POSITION))
+    return tuple(texts)
+
+
+def fill(writer: Writer, reduce: Reduce, tile: Tile) -> Partial:
+    """The body over the whole tile, with the identity in the lanes that do not exist."""
+    value = writer.evaluate(reduce.body)
+    texts = [value.text]
+    accumulator = _accumulator(reduce)
+    if reduce.body.dtype is not accumulator:
+        texts[0] = writer.name(f"{value.text}.to({TYPES[accumulator]})")
+    if reduce.kind in _ARG:
+        texts.append(tile.along)
+    mask = writer.masks.get(tile.along)
+    filled: list[str] = []
+    for text, identity in zip(texts, identities(reduce), strict=True):
+        if mask:
+            text = writer.name(f"tl.where({mask}, {text}, {identity})")
+        filled.append(writer.name(f"tl.broadcast_to({text}, {tile.shape})"))
+    if len(filled) == 2:
+        filled[1] = writer.name(f"{filled[1]}.to(tl.int32)")
+    return Partial(tuple(filled))
+
+
+def start(writer: Writer, reduce: Reduce, tile: Tile) -> Partial:
+    """Fresh accumulators, one lane per lane of the tile."""
+    names: list[str] = []
+    for identity, dtype in zip(identities(reduce), partial_types(reduce), strict=True):
+        names.append(f"a{writer.count}")
+        writer.count += 1
+        value = identity.removeprefix("tl.full((), ").rsplit(", tl.", 1)[0]
+        writer.line(f"{names[-1]} = tl.full({tile.shape}, {value}, {TYPES[dtype]})")
+    return Partial(tuple(names))
+
+
+def combine(writer: Writer, reduce: Reduce, into: Partial, new: Partial) -> None:
+    """``into <- into (+) new``, lane by lane."""
+    if reduce.kind in _ARG:
+        call = f"{_ARG[reduce.kind]}({', '.join((*into.parts, *new.parts))})"
+        writer.line(f"{', '.join(into.parts)} = {call}")
+    elif reduce.kind in _COMBINE:
+        text = _COMBINE[reduce.kind].format(into.parts[0], new.parts[0])
+        writer.line(f"{into.parts[0]} = {text}")
+    else:
+        writer.line(f"{into.parts[0]} = {_extreme(reduce)}({into.parts[0]}, {new.parts[0]})")
+
+
+def collapse(writer: Writer, reduce: Reduce, partial: Partial, tile: Tile) -> Partial:
+    """The tile's one value along its reduced axis."""
+    keep = ", keep_dims=True" if tile.keep else ""
+    if reduce.kind in _ARG:
+        pair = f"({', '.join(partial.parts)})"
+        names = (f"a{writer.count}", f"a{writer.count + 1}")
+        writer.count += 2
+        call = f"tl.reduce({pair}, {tile.axis}, {_ARG[reduce.kind]}{keep})"
+        writer.line(f"{', '.join(names)} = {call}")
+        return Partial(names)
+    value = partial.parts[0]
+    match reduce.kind:
+        case ReduceKind.SUM:
+            text = f"tl.sum({value}, axis={tile.axis}{keep})"
+        case ReduceKind.PROD:
+            text = f"tl.reduce({value}, {tile.axis}, _mul{keep})"
+        case ReduceKind.ANY:
+            text = f"tl.max({value}, axis={tile.axis}{keep})"
+        case _:
+            text = f"tl.reduce({value}, {tile.axis}, {_extreme(reduce)}{keep})"
+    return Partial((writer.name(text),))
+
+
+def finish(writer: Writer, reduce: Reduce, partial: Partial) -> str:
+    """The reduction's value, in its own dtype."""
+    value = partial.parts[-1]
+    if reduce.dtype is torch.bool:
+        return writer.name(f"{value} != 0")
+    if partial_types(reduce)[-1] is not reduce.dtype:
+        return writer.name(f"{value}.to({TYPES[reduce.dtype]})")
+    return value
+
+
+def _extreme(reduce: Reduce) -> str:
+    """The pairwise function of a max or min; for floats NaN wins."""
+    return "_nan_max" if reduce.kind is ReduceKind.MAX else "_nan_min"

@@ -1,0 +1,241 @@
+"""Loads generated Triton modules and launches their functions.
+
+A module's text goes to a file named by its hash (the Triton compiler reads the source back from
+there) and is imported once. Device code is compiled at the first launch, per alignment of the
+addresses, and kept by Triton's own cache on disk.
+
+Host scalars (0-dim tensors on the CPU) are mirrored to the device before each launch that reads
+them, at an address that does not change.
+"""
+
+import hashlib
+import importlib.util
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from treadle.runtime.artifact import Source
+from treadle.runtime.cache import Cache
+from treadle.util.errors import RuntimeFailure
+
+Sizes = Sequence[Sequence[int]]
+
+_ALIGNED = 16
+"""Bytes; addresses and sizes that are multiples of it allow wide loads."""
+
+_modules: dict[str, ModuleType] = {}
+
+
+def launcher(cache: Cache) -> "TritonLauncher":
+    """The launcher of this process; its module files lie in the cache directory."""
+    return TritonLauncher(cache.directory / "triton")
+
+
+@dataclass(frozen=True, slots=True)
+class TritonLauncher:
+    """Loads Triton modules; see ``runtime/build.py`` for the protocol."""
+
+    folder: Path
+
+    @property
+    def identity(self) -> str:
+        return f"triton {triton.__version__}"
+
+    def load(self, source: Source) -> Mapping[str, "DeviceLaunch"]:
+        """The functions that ``source.functions`` names. Same text, same module."""
+        digest = hashlib.sha256(source.text.encode()).hexdigest()[:24]
+        if digest not in _modules:
+            path = _write(self.folder, f"triton_{digest}.py", source.text)
+            _modules[digest] = _import(f"treadle_triton_{digest}", path)
+        table = _modules[digest].FUNCTIONS
+        return {name: DeviceLaunch(table[name]) for name in source.functions}
+
+
+def _write(folder: Path, name: str, text: str) -> Path:
+    """Atomically, since other processes may write the same file; elsewhere if we may not."""
+    path = folder / name
+    if path.exists() and path.read_text() == text:
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
+    except OSError:
+        return _write(Path(tempfile.mkdtemp(prefix="treadle-")), name, text)
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    Path(temporary).replace(path)
+    return path
+
+
+def _import(name: str, path: Path) -> ModuleType:
+    try:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise RuntimeFailure(
+            f"the generated module {path} cannot be imported: {error}",
+            code="TR-431",
+            remedy="install triton; it comes with CUDA builds of PyTorch",
+        ) from error
+    return module
+
+
+@dataclass(slots=True)
+class DeviceLaunch:
+    """``launch(storages, sizes)``: one launch of a function, for each instance its buffers.
+
+    What does not change from call to call (grids, block tables, scratch) is worked out once for
+    each list of storages: callers pass the same list object at every call of a step.
+    """
+
+    entry: Mapping[str, Any]
+    bound: dict[int, tuple[Sequence[Sequence[Tensor]], Any]] = field(
+        default_factory=dict[int, tuple[Sequence[Sequence[Tensor]], Any]]
+    )
+
+    def __call__(
+        self, storages: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]]
+    ) -> None:
+        found = self.bound.get(id(storages))
+        if found is None:
+            device = next(
+                (t.device for row in storages for t in row if not t.is_cpu), torch.device("cpu")
+            )
+            kind = _Many if self.entry["table"] else _One
+            # The list is kept, so that its id stays its own.
+            found = self.bound[id(storages)] = (storages, kind(self.entry, sizes, device))
+        found[1](storages)
+
+
+def _programs(stage: Mapping[str, Any], sizes: Sequence[int]) -> int:
+    return math.ceil(sizes[0] / stage["block"]) if stage["block"] else stage["programs"]
+
+
+class _Mirrors:
+    """Copies of host scalars on the device, one per place that takes one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copies: dict[tuple[int, int], Tensor] = {}
+
+    def of(self, instances: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
+        """The same tensors, all on the device."""
+        if self._device.type == "cpu" or not any(t.is_cpu for row in instances for t in row):
+            return instances
+        return [
+            [self._copy((i, j), t) if t.is_cpu else t for j, t in enumerate(row)]
+            for i, row in enumerate(instances)
+        ]
+
+    def _copy(self, place: tuple[int, int], tensor: Tensor) -> Tensor:
+        if place not in self._copies:
+            self._copies[place] = torch.empty_like(tensor, device=self._device)
+        return self._copies[place].copy_(tensor)
+
+
+class _One:
+    """One instance: buffers are plain arguments. Stages run one after the other."""
+
+    def __init__(self, entry: Mapping[str, Any], sizes: Sizes, device: torch.device) -> None:
+        self._sizes = tuple(sizes[0])
+        self._mirrors = _Mirrors(device)
+        self._scratch = [
+            torch.empty(count, dtype=_DTYPES[name], device=device)
+            for name, count in entry["scratch"]
+        ]
+        self._stages = [
+            _Prepared(stage["jit"], _programs(stage, self._sizes), stage["warps"])
+            for stage in entry["stages"]
+        ]
+
+    def __call__(self, instances: Sequence[Sequence[Tensor]]) -> None:
+        (tensors,) = self._mirrors.of(instances)
+        arguments = (*tensors, *self._scratch, *self._sizes)
+        for stage in self._stages:
+            stage.launch(arguments)
+
+
+class _Many:
+    """Many instances: a table of addresses, sizes, and for each program its instance.
+
+    ::
+
+        blocks[2 * program] = instance      blocks[2 * program + 1] = program of the instance
+    """
+
+    def __init__(self, entry: Mapping[str, Any], sizes: Sizes, device: torch.device) -> None:
+        self._mirrors = _Mirrors(device)
+        (stage,) = entry["stages"]
+        counts = [_programs(stage, each) for each in sizes]
+        pairs = [(i, p) for i, count in enumerate(counts) for p in range(count)]
+        flat = [each[0] if each else 0 for each in sizes]
+        self._device = device
+        self._blocks = torch.tensor(pairs, dtype=torch.int32, device=device).reshape(-1)
+        kind = torch.int32 if max(flat) < 2**31 else torch.int64
+        self._sizes = torch.tensor(flat, dtype=kind, device=device)
+        self._unit = _ALIGNED if all(size % _ALIGNED == 0 for size in flat) else 1
+        self._stage = _Prepared(stage["jit"], len(pairs), stage["warps"])
+        self._addresses: list[int] = []
+        self._table = torch.empty(0, dtype=torch.int64, device=device)
+        self._align = _ALIGNED
+
+    def __call__(self, instances: Sequence[Sequence[Tensor]]) -> None:
+        rows = self._mirrors.of(instances)
+        addresses = [tensor.data_ptr() for tensors in rows for tensor in tensors]
+        if addresses != self._addresses:
+            self._table = torch.tensor(addresses, dtype=torch.int64, device=self._device)
+            self._align = _ALIGNED if all(a % _ALIGNED == 0 for a in addresses) else 1
+            self._addresses = addresses
+        constants = {"ALIGN": self._align, "UNIT": self._unit}
+        self._stage.launch((self._table, self._sizes, self._blocks), constants)
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A device function with its grid. After the first launch of an alignment, Triton's
+    dispatch (which inspects every argument) is passed by."""
+
+    jit: Any
+    programs: int
+    warps: int
+    compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any])
+
+    def launch(
+        self, arguments: tuple[Any, ...], constants: Mapping[str, int] | None = None
+    ) -> None:
+        if not self.programs:
+            return
+        extra = dict(constants or {})
+        key = (*(_alignment(each) for each in arguments), *extra.values())
+        ready = self.compiled.get(key)
+        if ready is not None:
+            ready[(self.programs, 1, 1)](*arguments, *extra.values())
+            return
+        made = self.jit[(self.programs,)](*arguments, **extra, num_warps=self.warps)
+        if made is not None:  # the interpreter compiles nothing
+            self.compiled[key] = made
+
+
+def _alignment(argument: Any) -> bool:
+    value = argument.data_ptr() if isinstance(argument, Tensor) else argument
+    return value % _ALIGNED == 0
+
+
+_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "int64": torch.int64,
+    "int32": torch.int32,
+}

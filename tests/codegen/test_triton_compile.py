@@ -1,0 +1,108 @@
+"""Generated Triton is compiled for a GPU that is not there, and must keep all in registers."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import triton_kernels as make
+
+from treadle.codegen.triton import render_triton
+from treadle.loop.kernel import Kernel, KernelKind
+from treadle.loop.program import Buffer, BufferKind
+from treadle.loop.traverse import loads
+from treadle.runtime.triton_launch import TritonLauncher
+
+triton = pytest.importorskip("triton")
+NAMES = {"float32": "fp32", "bfloat16": "bf16", "bool": "i1", "int64": "i64", "int32": "i32"}
+
+
+def dtypes_of(kernel: Kernel) -> dict[str, torch.dtype]:
+    found: dict[str, torch.dtype] = {}
+    for item in kernel.body:
+        if hasattr(item, "expr"):
+            found |= {load.buffer: load.dtype for load in loads(item.expr)}
+        else:
+            found.setdefault(item.buffer, item.value.dtype)
+    return found
+
+
+def compile_kernels(kernels: list[Kernel], folder: Path) -> list[dict[str, int]]:
+    """Registers and spilled bytes of every device function, on compute capability 9.0."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    buffers = {
+        name: Buffer(name, dtype, (1,), (1,), BufferKind.TEMPORARY)
+        for kernel in kernels
+        for name, dtype in dtypes_of(kernel).items()
+    }
+    source, _ = render_triton([kernels], buffers)
+    found = []
+    for name, function in TritonLauncher(folder).load(source).items():
+        entry = function.entry
+        for stage in entry["stages"]:
+            signature, constants = _signature(entry, stage["jit"].arg_names)
+            aligned = {
+                (i,): [["tt.divisibility", 16]]
+                for i, kind in enumerate(signature.values())
+                if kind != "constexpr"
+            }
+            ast = ASTSource(stage["jit"], signature, constants, aligned)
+            options = {"num_warps": stage["warps"]}
+            built = triton.compile(ast, target=GPUTarget("cuda", 90, 32), options=options)
+            found.append({"name": name, "ptx": built.asm["ptx"], **usage(built, folder)})
+    return found
+
+
+def _signature(entry, names):
+    if entry["table"]:
+        kinds = dict(zip(names, ("*i64", "*i32", "*i32", "constexpr", "constexpr"), strict=True))
+        return kinds, {(3,): 16, (4,): 16}
+    scratch = [kind for kind, _ in entry["scratch"]]
+    kinds = [f"*{NAMES[kind]}" for kind in (*entry["types"], *scratch)] + ["i32"] * entry["sizes"]
+    return dict(zip(names, kinds, strict=True)), {}
+
+
+def usage(built, folder: Path) -> dict[str, int]:
+    from triton import knobs
+
+    path = folder / "kernel.ptx"
+    path.write_text(built.asm["ptx"])
+    arch = re.search(r"\.target (sm_\w+)", built.asm["ptx"])[1]
+    command = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={arch}", str(path), "-o", "/dev/null"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers = re.search(r"Used (\d+) registers", text)
+    spills = re.search(r"(\d+) bytes spill stores", text)
+    return {"registers": int(registers[1]), "spills": int(spills[1])}
+
+
+CASES = {
+    "softmax": [make.softmax(64, 1000)],
+    "softmax, vocabulary": [make.softmax(64, 50257)],
+    "softmax, longest row in registers": [make.softmax(64, 16384)],
+    "layer norm": [make.layer_norm(16384, 768, torch.bfloat16)],
+    "layer norm, short rows": [make.layer_norm(1000, 60)],
+    "adamw": [make.adamw(50257 * 768)],
+    "adamw, many": [make.adamw(768, "0"), make.adamw(2304 * 768, "1")],
+    "column sums": [make.column_sums(16384, 768)],
+    "every reduction": [make.every_reduction(300, 30000, KernelKind.ROWS)],
+    "every reduction, columns": [make.every_reduction(3000, 300, KernelKind.COLUMNS)],
+    "embedding": [make.embedding(100, 768, 50257)],
+    "transpose": [make.transpose(100, 77)],
+    "total norm": [make.total_norm(10**7)],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiles_for_hopper_without_spills(name, tmp_path):
+    for each in compile_kernels(CASES[name], tmp_path):
+        assert each["spills"] == 0, each
+        assert each["registers"] <= 168, each
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamw, many"])
+def test_loads_four_floats_at_once(name, tmp_path):
+    (built,) = compile_kernels(CASES[name], tmp_path)
+    assert re.search(r"ld\.global\S*\.v4\.b32", built["ptx"])

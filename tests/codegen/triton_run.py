@@ -1,0 +1,89 @@
+"""Runs generated Triton modules under the interpreter, in a process of their own.
+
+``TRITON_INTERPRET`` must be set before triton is imported, and other tests compile for real.
+"""
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from treadle.codegen.triton import render_triton
+from treadle.loop.interpret import interpret_kernel
+from treadle.loop.kernel import Kernel
+from treadle.loop.program import Buffer, BufferKind
+
+_SCRIPT = """
+import pathlib, sys, torch
+from treadle.runtime.artifact import Language, Source
+from treadle.runtime.triton_launch import TritonLauncher
+folder = pathlib.Path(sys.argv[1])
+for job in torch.load(folder / "jobs.pt"):
+    source = Source(Language.TRITON, job["text"], tuple(job["functions"]))
+    functions = TritonLauncher(folder).load(source)
+    for function, rows, sizes in job["launches"]:
+        storages = [[job["tensors"][name] for name in row] for row in rows]
+        functions[function](storages, sizes)
+        functions[function](storages, sizes) if job["twice"] else None
+    torch.save(job["tensors"], folder / job["result"])
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Kernels and the 1-D storages they start from."""
+
+    name: str
+    kernels: Sequence[Kernel]
+    tensors: Mapping[str, Tensor]
+
+
+def buffers_of(tensors: Mapping[str, Tensor]) -> dict[str, Buffer]:
+    return {
+        name: Buffer(name, t.dtype, tuple(t.shape), t.stride(), BufferKind.TEMPORARY)
+        for name, t in tensors.items()
+    }
+
+
+def run_cases(cases: Sequence[Case], folder: Path) -> None:
+    """Every case's tensors after the generated code equal those after the interpreter."""
+    jobs = []
+    for i, case in enumerate(cases):
+        source, (launches,) = render_triton([case.kernels], buffers_of(case.tensors))
+        jobs.append(
+            {
+                "text": source.text,
+                "functions": source.functions,
+                "launches": [(x.function, x.buffers, x.sizes) for x in launches],
+                "tensors": dict(case.tensors),
+                "result": f"result{i}.pt",
+                "twice": False,
+            }
+        )
+    torch.save(jobs, folder / "jobs.pt")
+    command = [sys.executable, "-c", _SCRIPT, str(folder)]
+    import os
+
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for i, case in enumerate(cases):
+        expected = {name: t.clone() for name, t in case.tensors.items()}
+        for kernel in case.kernels:
+            interpret_kernel(kernel, expected)
+        found = torch.load(folder / f"result{i}.pt")
+        for name, tensor in expected.items():
+            close = torch.testing.assert_close
+            close(
+                found[name],
+                tensor,
+                rtol=2e-5 if tensor.dtype != torch.bfloat16 else 1e-2,
+                atol=2e-5,
+                equal_nan=True,
+                msg=lambda text, c=case, n=name: f"{c.name}.{n}: {text}",
+            )
