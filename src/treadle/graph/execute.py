@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_arg
 
 from treadle.graph.signature import StepGraph
 
@@ -37,7 +38,7 @@ def run_step(step: StepGraph, inputs: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def _call(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    args = fx.node.map_arg(node.args, lambda each: values[each])
-    kwargs = fx.node.map_arg(node.kwargs, lambda each: values[each])
+    args = map_arg(node.args, lambda each: values[each])
+    kwargs = map_arg(node.kwargs, lambda each: values[each])
     assert callable(node.target), node
     return node.target(*args, **kwargs)

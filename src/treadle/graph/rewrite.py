@@ -1,5 +1,6 @@
 """Local rewrites: what to find, when the rewrite is right, and what to put there."""
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +52,7 @@ class AnyOf:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         proxy = next(each for each in args if isinstance(each, fx.Proxy))
-        return proxy.tracer.create_proxy("call_function", self, args, kwargs)
+        return proxy.tracer.create_proxy("call_function", self, args, kwargs, name="any_of")
 
 
 def any_of(*targets: Any) -> AnyOf:
@@ -124,7 +125,7 @@ def _rewrite_at(node: fx.Node, rules: Sequence[Rule]) -> fx.Node | None:
 
 
 def _replace(node: fx.Node, rule: Rule, bindings: Bindings) -> fx.Node:
-    graph, program = node.graph, fx.symbolic_trace(rule.replacement).graph
+    graph, program = node.graph, _traced(rule.replacement)
     inputs = {
         variable: bindings[variable.name] for variable in program.find_nodes(op="placeholder")
     }
@@ -229,9 +230,14 @@ def _targets(pattern: fx.Node) -> tuple[Any, ...]:
 
 
 def _result(program: Callable[..., Any]) -> Any:
-    graph = fx.symbolic_trace(program).graph
-    (output,) = graph.find_nodes(op="output")
+    (output,) = _traced(program).find_nodes(op="output")
     return output.args[0]
+
+
+@functools.cache
+def _traced(program: Callable[..., Any]) -> fx.Graph:
+    """The program as a graph, made once and only read."""
+    return fx.Tracer().trace(program)
 
 
 def _known(value: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from treadle.graph.alias import storages
 from treadle.graph.operators import OpOverload
@@ -13,8 +14,8 @@ from treadle.graph.types import same_types, tensors_in
 
 def compute(node: fx.Node) -> Any:
     """What ``node`` gives for the fake values of its operands. Draws no random numbers."""
-    args = fx.node.map_arg(node.args, lambda each: each.meta["val"])
-    kwargs = fx.node.map_arg(node.kwargs, lambda each: each.meta["val"])
+    args = map_arg(node.args, lambda each: each.meta["val"])
+    kwargs = map_arg(node.kwargs, lambda each: each.meta["val"])
     assert callable(node.target), node
     if not isinstance(node.target, OpOverload):
         return node.target(*args, **kwargs)

@@ -85,6 +85,7 @@ class _Decisions:
         require(is_tensor(operand), NoMatch, f"{operand} is not a tensor")
         new, old = type_of(operand), type_of(node)
         require(new == old, NoMatch, f"{node} changes {new} to {old}, or its strides or device")
+        assert isinstance(operand, fx.Node)
         kept = self.same.get(operand, operand)
         self._require_no_new_alias(node, kept)
         return kept

@@ -1,0 +1,144 @@
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from testing import refusal, trace
+from treadle.graph.passes import (
+    CheckNumbers,
+    Contract,
+    DumpPasses,
+    GraphPass,
+    Observer,
+    Observers,
+    run_passes,
+)
+from treadle.passes.cse import RemoveCommonSubexpressions
+from treadle.passes.dce import RemoveDeadCode
+
+X = torch.randn(3)
+
+
+def step_of():
+    return trace(lambda x: x.relu().neg(), X)
+
+
+@dataclass(frozen=True)
+class Nothing(GraphPass):
+    def run(self, step):
+        return 0
+
+
+@dataclass(frozen=True)
+class NeedsNothing(GraphPass):
+    contract: ClassVar[Contract] = Contract(requires=(Nothing,), repeatable=False)
+
+    def run(self, step):
+        return 0
+
+
+@dataclass(frozen=True)
+class Spoils(GraphPass):
+    contract: ClassVar[Contract] = Contract(invalidates=(Nothing,))
+
+    def run(self, step):
+        return 0
+
+
+@dataclass(frozen=True)
+class AfterSpoils(GraphPass):
+    contract: ClassVar[Contract] = Contract(after=(Spoils,))
+
+    def run(self, step):
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("passes", "reason"),
+    [
+        ([NeedsNothing()], "NeedsNothing requires Nothing, which has not run"),
+        ([Nothing(), Spoils(), NeedsNothing()], "NeedsNothing requires Nothing, which has"),
+        ([Nothing(), NeedsNothing(), NeedsNothing()], "NeedsNothing may run only once"),
+        ([AfterSpoils(), Spoils()], "AfterSpoils must run after Spoils, but ran before it"),
+    ],
+)
+def test_a_broken_contract_names_both(passes, reason):
+    assert reason in refusal(lambda: run_passes(step_of(), passes))
+
+
+def test_contracts_are_kept_per_step():
+    first, second = step_of(), step_of()
+    run_passes(first, [Nothing()])
+    run_passes(first, [NeedsNothing(), Spoils(), AfterSpoils()])
+    assert "has not run" in refusal(lambda: run_passes(second, [NeedsNothing()]))
+
+
+def test_a_pass_that_breaks_the_step_is_named():
+    @dataclass(frozen=True)
+    class Backwards(GraphPass):
+        def run(self, step):
+            _, first, second, _ = step.graph.nodes
+            first.prepend(second)
+            return 1
+
+    message = refusal(lambda: run_passes(step_of(), [Backwards()]))
+    assert "Backwards(): neg uses relu before it is defined" in message
+    assert "> neg: f32[3] = neg(relu)" in message
+
+
+def test_a_pass_that_changes_numbers_is_named():
+    @dataclass(frozen=True)
+    class Wrong(GraphPass):
+        def run(self, step):
+            node = list(step.graph.nodes)[1]
+            node.target = torch.ops.aten.abs.default
+            return 1
+
+    check = CheckNumbers((-X.abs(),))
+    message = refusal(lambda: run_passes(step_of(), [Nothing(), Wrong()], check))
+    assert "Wrong()" in message
+    assert "out0 has other numbers" in message
+
+
+def test_numbers_are_compared_down_to_the_sign_of_zero():
+    @dataclass(frozen=True)
+    class DropsSign(GraphPass):
+        def run(self, step):
+            node = list(step.graph.nodes)[-2]
+            node.target = torch.ops.aten.abs.default
+            return 1
+
+    check = CheckNumbers((-X.abs(),))  # relu gives 0.0, neg makes it -0.0
+    message = refusal(lambda: run_passes(step_of(), [DropsSign()], check))
+    assert "out0 has other numbers" in message
+
+
+def test_observers_hear_of_every_run(tmp_path):
+    class Listens(Observer):
+        def __init__(self):
+            self.heard = []
+
+        def ran(self, each, step, report):
+            self.heard.append(
+                (report.name, report.matches, report.nodes_before, report.nodes_after)
+            )
+
+    step = trace(lambda x: x.exp() + x.exp(), X)
+    listens = Listens()
+    passes = [RemoveCommonSubexpressions(), RemoveDeadCode()]
+    reports = run_passes(step, passes, Observers(listens, DumpPasses(tmp_path)))
+    assert listens.heard == [
+        ("RemoveCommonSubexpressions()", 1, 5, 4),
+        ("RemoveDeadCode(keep_random=True)", 0, 4, 4),
+    ]
+    assert all(each.seconds > 0 for each in reports)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "00-start.txt",
+        "01-RemoveCommonSubexpressions.diff",
+        "01-RemoveCommonSubexpressions.txt",
+        "02-RemoveDeadCode.diff",
+        "02-RemoveDeadCode.txt",
+    ]
+    changes = (tmp_path / "01-RemoveCommonSubexpressions.diff").read_text()
+    assert "-exp.1: f32[3] = exp(x)" in changes

@@ -1,0 +1,43 @@
+import torch
+
+from testing import node_of, trace
+from treadle.graph.alias import analyse, storages
+from treadle.graph.values import compute, inherit, refresh
+
+aten = torch.ops.aten
+X = torch.randn(2, 6)
+
+
+def test_new_nodes_get_value_and_origin():
+    step = trace(lambda x: x.exp().sum(), X)
+    root = node_of(step, aten.sum.default)
+    root.meta |= {"phase": "backward", "where": "net.py:3", "module": "h.1"}
+    with step.graph.inserting_before(root):
+        full = step.graph.call_function(aten.full.default, ([2, 6], 1.0))
+    inherit(full, root)
+    assert full.meta["val"].shape == (2, 6)
+    assert full.meta["val"].fake_mode is root.meta["val"].fake_mode
+    assert (full.meta["phase"], full.meta["where"], full.meta["module"]) == (
+        "backward",
+        "net.py:3",
+        "h.1",
+    )
+
+
+def test_computing_draws_no_random_numbers():
+    step = trace(lambda x: torch.rand_like(x), X)
+    before = torch.get_rng_state()
+    compute(node_of(step, aten.rand_like.default))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_views_follow_their_new_base():
+    step = trace(lambda x: x.clone().view(-1).t().exp(), X)
+    clone, exp = node_of(step, aten.clone.default), node_of(step, aten.exp.default)
+    before = storages(exp.meta["val"])
+    clone.replace_all_uses_with(step.placeholders[0])
+    step.graph.erase_node(clone)
+    refresh(step.graph, step.placeholders)
+    assert analyse(step).is_view_of_input(node_of(step, aten.view.default))
+    assert analyse(step).is_view_of_input(node_of(step, aten.t.default))
+    assert storages(exp.meta["val"]) == before
