@@ -1,0 +1,394 @@
+"""Runs an artifact: tensors in, launches and library calls in order, tensors out.
+
+Everything that does not change between calls is done once: the arena, the views into it, the
+pointer arrays, the operators. A call checks the inputs, updates the places of those that moved,
+and walks a flat list of actions.
+"""
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Place, View
+from treadle.runtime.bindings import (
+    Bindings,
+    laid_out,
+    same_strides,
+    sizes_array,
+    spec_bytes,
+    storage_of,
+    view_of,
+    whole,
+)
+from treadle.runtime.build import Build, DeviceFunction, Functions, Launcher, build
+from treadle.util.errors import RuntimeFailure
+
+__all__ = ["Build", "DeviceFunction", "Executable", "Launcher", "build"]
+
+_ALIGNMENT = 64
+
+
+class Executable:
+    """A built artifact. Calls from several threads take turns."""
+
+    def __init__(self, artifact: Artifact, build: Build) -> None:
+        self.artifact = artifact
+        self.device = torch.device(artifact.device)
+        self._functions: Functions = build.load(artifact.sources)
+        self._lock = threading.Lock()
+        self._bindings = Bindings(artifact.buffers)
+        self._specs = tuple(artifact.buffers[name] for name in artifact.inputs)
+        self._addresses = [-1] * len(self._specs)  # of the last call
+        self._kept = [False] * len(self._specs)  # are views of the input bound?
+        self._arena: Tensor | None = None
+        self._constants: dict[str, Tensor] = {}
+        self._live: dict[str, Tensor] = {}  # buffers of Place.CALL, this call only
+        self._bound: dict[str, Tensor] = {}  # inputs, this call only
+        self._actions: list[Callable[[], Any]] = []
+        self._owners: list[int] = []
+        self._keep: list[Any] = []  # C arrays whose addresses the actions hold
+        self._prepare()
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+        """One call. The result tensors are the caller's: no later call changes them.
+
+        ``RuntimeFailure`` TR-401 when an input is not what the step was compiled for; TR-403,
+        naming the step's origin, when a step fails.
+        """
+        with self._lock, torch.no_grad(), self._plain():
+            self._allocate()
+            try:
+                self._bind_inputs(inputs)
+                if self._functions.set_threads is not None:
+                    self._functions.set_threads(torch.get_num_threads())
+                self._perform()
+                return [self._result(view) for view in self.artifact.results]
+            finally:
+                self._clear()
+
+    def held(self) -> list[Tensor]:
+        """What stays allocated between calls: the arena and the constants."""
+        return [*([] if self._arena is None else [self._arena]), *self._constants.values()]
+
+    def release(self) -> None:
+        """Give the arena back; the next call allocates it again."""
+        with self._lock:
+            self._arena = None
+            self._constants = {}
+            for uses in self._bindings.uses.values():
+                uses.drop()
+            self._addresses = [-1] * len(self._specs)
+            self._kept = [False] * len(self._specs)
+
+    # Preparation, once.
+
+    def _prepare(self) -> None:
+        filled: set[str] = set()
+        kept = {view.buffer for view in self.artifact.results if view is not None}
+        releases = self.artifact.releases or ((),) * len(self.artifact.steps)
+        for index, step in enumerate(self.artifact.steps):
+            launch = isinstance(step, Launch)
+            actions = self._launch(step, filled) if launch else self._call(step, filled)
+            dead = tuple(name for name in releases[index] if name not in kept)
+            if dead:
+                actions.append(functools.partial(self._release, dead))
+            self._actions += actions
+            self._owners += [index] * len(actions)
+
+    def _launch(self, step: Launch, filled: set[str]) -> list[Callable[[], Any]]:
+        actions = self._fresh([name for row in step.buffers for name in row], filled)
+        native = self._functions.native.get(step.function)
+        if native is not None:
+            arrays = self._bindings.pointers(step.buffers), sizes_array(step.sizes)
+            self._keep += arrays
+            addresses = [ctypes.addressof(array) for array in arrays]
+            return [*actions, functools.partial(native, *addresses, len(step.buffers))]
+        function = self._functions.device.get(step.function)
+        if function is None:
+            raise RuntimeFailure(f"no source defines {step.function}", code="TR-402")
+        storages = self._bindings.storages(step.buffers)
+        return [*actions, functools.partial(function, storages, step.sizes)]
+
+    def _call(self, step: CallStep, filled: set[str]) -> list[Callable[[], Any]]:
+        args: list[Any] = [None] * len(step.args)
+        kwargs: dict[str, Any] = {}
+        for position, value in enumerate(step.args):
+            self._bindings.argument(value, args, position)
+        for name, value in step.kwargs.items():
+            self._bindings.argument(value, kwargs, name)
+        name = step.outputs[0] if step.out and step.outputs else None
+        if name is not None:
+            actions = self._fresh([name], filled)
+            spec = self.artifact.buffers[name]
+            self._bindings.argument(whole(spec), kwargs, "out")
+            return [*actions, _CallInto(_resolve(step.out), args, kwargs, spec)]
+        filled.update(output for output in step.outputs if output is not None)
+        specs = tuple(self.artifact.buffers[o] if o is not None else None for o in step.outputs)
+        return [_CallAllocating(_resolve(step.op), args, kwargs, specs, self._define)]
+
+    def _fresh(self, names: Sequence[str], filled: set[str]) -> list[Callable[[], Any]]:
+        """Actions that allocate the buffers of ``Place.CALL`` that no step has filled yet."""
+        specs = [self.artifact.buffers[name] for name in dict.fromkeys(names)]
+        new = [s for s in specs if s.place is Place.CALL and s.name not in filled]
+        filled.update(spec.name for spec in new)
+        return [functools.partial(self._new, spec) for spec in new]
+
+    # One call.
+
+    def _plain(self) -> Any:
+        """Casts are steps of the artifact already, so a surrounding autocast must not add any."""
+        kind = self.device.type
+        on = torch.is_autocast_enabled(kind)
+        return torch.autocast(kind, enabled=False) if on else nullcontext()
+
+    def _allocate(self) -> None:
+        buffers = self.artifact.buffers
+        if self._arena is None:
+            self._arena = _aligned(self.artifact.arena_bytes, self.device)
+            for name, spec in buffers.items():
+                if spec.place is Place.ARENA:
+                    self._bindings.uses[name].bind(self._in_arena(spec), spec)
+        if len(self._constants) < len(self.artifact.constants):
+            for name, values in self.artifact.constants.items():
+                spec = buffers[name]
+                fits = same_strides(values, spec)
+                self._constants[name] = values if fits else laid_out(values, spec)
+                self._bindings.uses[name].bind(self._constants[name], spec)
+
+    def _in_arena(self, spec: BufferSpec) -> Tensor:
+        assert self._arena is not None
+        raw = self._arena[spec.offset : spec.offset + spec_bytes(spec)]
+        return view_of(raw.view(spec.dtype), whole(spec))
+
+    def _bind_inputs(self, inputs: Sequence[Tensor]) -> None:
+        if len(inputs) != len(self._specs):
+            raise _wrong_count(len(inputs), len(self._specs))
+        addresses = self._addresses
+        for index, (tensor, spec) in enumerate(zip(inputs, self._specs, strict=True)):
+            self._bound[spec.name] = tensor
+            if (
+                tensor.shape != spec.shape
+                or tensor.dtype is not spec.dtype
+                or tensor.layout is not torch.strided
+                or (tensor.stride() != spec.strides and not same_strides(tensor, spec))
+            ):
+                raise _mismatch(tensor, spec)
+            address = tensor.data_ptr()
+            if address != addresses[index]:
+                _check_kind(tensor, spec, self.device)
+                self._bindings.uses[spec.name].bind(tensor, spec)
+                addresses[index] = address
+                self._kept[index] = False
+            elif not self._kept[index]:
+                # Views stay bound from the second call at one address on: parameters and
+                # state stay in place, and a batch that moves is not kept alive between calls.
+                self._bindings.uses[spec.name].bind_views(tensor, spec)
+                self._kept[index] = True
+
+    def _perform(self) -> None:
+        position = 0
+        try:
+            for position, action in enumerate(self._actions):  # noqa: B007
+                action()
+        except Exception as error:
+            step = self.artifact.steps[self._owners[position]]
+            name = step.function if isinstance(step, Launch) else step.op
+            said = error.message if isinstance(error, RuntimeFailure) else str(error)
+            raise RuntimeFailure(
+                f"{name} failed: {said}", code="TR-403", where=step.origin
+            ) from error
+
+    def _new(self, spec: BufferSpec) -> None:
+        self._define(
+            spec,
+            torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self.device),
+        )
+
+    def _define(self, spec: BufferSpec, tensor: Tensor) -> None:
+        self._live[spec.name] = tensor
+        self._bindings.uses[spec.name].bind(tensor, spec)
+
+    def _release(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            self._live.pop(name, None)
+            self._bindings.uses[name].drop()
+
+    def _clear(self) -> None:
+        self._release(tuple(self._live))
+        for index, spec in enumerate(self._specs):
+            if not self._kept[index]:
+                self._bindings.uses[spec.name].drop()
+        self._bound = {}
+
+    def _result(self, view: View | None) -> Tensor | None:
+        if view is None:
+            return None
+        spec = self.artifact.buffers[view.buffer]
+        match spec.place:
+            case Place.INPUT:
+                base = self._bound[view.buffer]
+            case Place.CONSTANT:
+                base = self._constants[view.buffer]
+            case Place.CALL:
+                base = self._live[view.buffer]
+            case Place.ARENA:
+                base = self._in_arena(spec)
+        shown = view_of(storage_of(base, spec), view)
+        return shown.clone() if spec.place in (Place.ARENA, Place.CONSTANT) else shown
+
+
+class _CallInto:
+    """A library call that writes the buffer it is given."""
+
+    __slots__ = ("args", "checked", "kwargs", "op", "spec")
+
+    def __init__(self, op: Any, args: list[Any], kwargs: dict[str, Any], spec: BufferSpec) -> None:
+        self.op, self.args, self.kwargs, self.spec = op, args, kwargs, spec
+        self.checked = False
+
+    def __call__(self) -> None:
+        if self.checked:
+            self.op(*self.args, **self.kwargs)
+            return
+        out, spec = self.kwargs["out"], self.spec
+        address = out.data_ptr()
+        self.op(*self.args, **self.kwargs)
+        # An out-variant silently resizes a result of another shape: it would leave the buffer.
+        same = out.shape == spec.shape and out.stride() == spec.strides
+        if not same or out.data_ptr() != address:
+            raise RuntimeFailure(
+                f"it gave {tuple(out.shape)}, and {spec.name} has {spec.shape}", code="TR-403"
+            )
+        self.checked = True
+
+
+class _CallAllocating:
+    """A library call whose results PyTorch allocates."""
+
+    __slots__ = ("aliased", "args", "define", "kwargs", "op", "specs")
+
+    def __init__(
+        self,
+        op: Any,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        specs: tuple[BufferSpec | None, ...],
+        define: Callable[[BufferSpec, Tensor], None],
+    ) -> None:
+        self.op, self.args, self.kwargs = op, args, kwargs
+        self.specs, self.define = specs, define
+        self.aliased: tuple[bool, ...] | None = None
+
+    def __call__(self) -> None:
+        result = self.op(*self.args, **self.kwargs)
+        if not self.specs:
+            return
+        results = result if isinstance(result, tuple | list) else (result,)
+        if self.aliased is None:
+            self.aliased = self._inspect(results)
+        for spec, tensor, aliased in zip(self.specs, results, self.aliased, strict=False):
+            if spec is None:
+                continue
+            if aliased or not same_strides(tensor, spec):
+                tensor = laid_out(tensor, spec)
+            self.define(spec, tensor)
+
+    def _inspect(self, results: Sequence[Any]) -> tuple[bool, ...]:
+        """Which results share the storage of an argument: they must be copied out of it.
+
+        An argument's bytes may be given to another buffer, or written, while the result lives.
+        """
+        taken = {_storage(t) for t in _tensors((self.args, self.kwargs))} - {0}
+        for spec, tensor in zip(self.specs, results, strict=False):
+            if spec is None:
+                continue
+            if not isinstance(tensor, Tensor):
+                raise RuntimeFailure(f"it gave no tensor for {spec.name}", code="TR-403")
+            if tensor.shape != spec.shape or tensor.dtype is not spec.dtype:
+                raise RuntimeFailure(
+                    f"it gave {tensor.dtype} {tuple(tensor.shape)}, and {spec.name} is "
+                    f"{spec.dtype} {spec.shape}",
+                    code="TR-403",
+                )
+        if len(results) < len(self.specs):
+            raise RuntimeFailure(f"it gave {len(results)} results", code="TR-403")
+        return tuple(isinstance(t, Tensor) and _storage(t) in taken for t in results)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, dict | list | tuple):
+        return []
+    return [tensor for item in items for tensor in _tensors(item)]
+
+
+@functools.cache
+def _resolve(name: str) -> Any:
+    """``"aten.mm.out"`` -> the operator."""
+    found: Any = torch.ops
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)  # the way to an operator whose name is data
+    except AttributeError as error:
+        raise RuntimeFailure(
+            f"this PyTorch ({torch.__version__}) has no operator {name}",
+            code="TR-402",
+            remedy="compile the step again with this version of PyTorch",
+        ) from error
+    return found
+
+
+def _aligned(nbytes: int, device: torch.device) -> Tensor:
+    """``nbytes`` bytes whose address is a multiple of 64."""
+    exact = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    shift = -exact.data_ptr() % _ALIGNMENT
+    if shift == 0:
+        return exact
+    del exact
+    longer = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8, device=device)
+    shift = -longer.data_ptr() % _ALIGNMENT
+    return longer[shift : shift + nbytes]
+
+
+def _check_kind(tensor: Tensor, spec: BufferSpec, device: torch.device) -> None:
+    scalar = tensor.ndim == 0 and tensor.is_cpu
+    if tensor.device.type != device.type and not scalar:
+        raise _mismatch(tensor, spec)
+    if tensor.is_conj() or tensor.is_neg():
+        raise RuntimeFailure(
+            f"input {spec.name} is a lazy conjugate or negative",
+            code="TR-401",
+            remedy="pass tensor.resolve_conj().resolve_neg()",
+        )
+
+
+def _mismatch(tensor: Tensor, spec: BufferSpec) -> RuntimeFailure:
+    dense = tensor.layout is torch.strided
+    layout = f"strides {tensor.stride()}" if dense else str(tensor.layout)
+    given = f"{tensor.dtype} {tuple(tensor.shape)} {layout} on {tensor.device}"
+    return RuntimeFailure(
+        f"input {spec.name} is {given}, and the step was compiled for {spec.dtype} "
+        f"{spec.shape} strides {spec.strides}",
+        code="TR-401",
+        remedy="pass a tensor of that layout, or compile the step for this one",
+    )
+
+
+def _wrong_count(given: int, expected: int) -> RuntimeFailure:
+    return RuntimeFailure(
+        f"{given} inputs given, and the step has {expected}",
+        code="TR-401",
+        remedy="pass the inputs that the artifact lists, in its order",
+    )
