@@ -16,9 +16,11 @@
 ``load`` takes one flat offset in elements into the buffer's storage. Formulas are graphs, not
 trees: every traversal is memoised.
 """
+# ruff: noqa: SIM905  (names read better as words than as lists)
 
 import enum
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -42,10 +44,23 @@ BOOLEAN = frozenset("and or xor not isnan isinf".split())
 @final
 @dataclass(frozen=True, slots=True)
 class Const:
-    """A literal. Floats may be infinite or NaN."""
+    """A literal. Floats may be infinite or NaN. Equal literals have the same bits: NaN equals
+    itself, and 0.0 is not -0.0."""
 
     value: float | int | bool
     dtype: torch.dtype
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Const):
+            return NotImplemented
+        return self.dtype is other.dtype and self._bits() == other._bits()
+
+    def __hash__(self) -> int:
+        return hash((self._bits(), self.dtype))
+
+    def _bits(self) -> tuple[float | int, float]:
+        value = self.value
+        return (0, 0.0) if math.isnan(value) else (value, math.copysign(1.0, value))
 
 
 @final
@@ -69,6 +84,13 @@ class Load:
     index: Index
     dtype: torch.dtype
     mask: "Expr | None" = None
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _remember_hash(self, (self.buffer, self.index, self.dtype, self.mask))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @final
@@ -88,8 +110,10 @@ class Apply:
     fn: str
     operands: tuple["Expr", ...]
     dtype: torch.dtype
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        _remember_hash(self, (self.fn, self.operands, self.dtype))
         same = self.operands[1:] if self.fn == "where" else self.operands
         dtypes = {operand.dtype for operand in same}
         require(len(dtypes) == 1, VerifyError, f"{self.fn} mixes {dtypes}")
@@ -99,6 +123,9 @@ class Apply:
             known = self.fn in SAME or self.fn == "where"
             require(known, VerifyError, f"{self.fn} is not a function of the loop IR")
             require(dtypes == {self.dtype}, VerifyError, f"{self.fn} keeps the dtype")
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class ReduceKind(enum.StrEnum):
@@ -124,14 +151,24 @@ class Reduce:
     kind: ReduceKind
     axes: tuple[Axis, ...]
     body: "Expr"
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        _remember_hash(self, (self.kind, self.axes, self.body))
         require(bool(self.axes), VerifyError, "a reduction needs an axis")
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def dtype(self) -> torch.dtype:
         is_position = self.kind in (ReduceKind.ARGMAX, ReduceKind.ARGMIN)
         return torch.int64 if is_position else self.body.dtype
+
+
+def _remember_hash(node: object, parts: tuple[object, ...]) -> None:
+    """Formulas share nodes: a hash taken anew at each use would cost exponential time."""
+    object.__setattr__(node, "_hash", hash(parts))
 
 
 Expr = Const | Position | Load | Local | Apply | Reduce
