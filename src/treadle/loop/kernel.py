@@ -13,7 +13,9 @@ column. A ``Reduce`` stands only at the root of a definition.
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 from treadle.loop.expr import Expr, Local
 from treadle.loop.index import Axis, Index
@@ -73,3 +75,4 @@ class Plan:
     peak_bytes: int
     inputs: tuple[str, ...]
     results: tuple[TensorRef | None, ...]
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])

@@ -1,0 +1,5 @@
+"""Dependencies, fusion, order, lifetimes and the arena: a lowered program becomes a plan."""
+
+from treadle.schedule.plan import schedule
+
+__all__ = ["schedule"]

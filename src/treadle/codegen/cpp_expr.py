@@ -1,0 +1,310 @@
+"""Scalar formulas as C++ text: one statement per operation, equal statements once.
+
+::
+
+    add(load x[64*r + c], 1.0)   ->   const float x0 = b0[c + i0];      // i0 = 64*r, outside
+                                      const float x1 = x0 + 1.0f;
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position
+from treadle.loop.index import Axis, FloorDiv, Index, Mod, Value
+from treadle.loop.traverse import axes_of
+from treadle.util.errors import LoweringError, require
+
+VALUE_TYPES: Mapping[torch.dtype, str] = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.float16: "float",
+    torch.bfloat16: "float",
+    torch.int64: "int64_t",
+    torch.int32: "int32_t",
+    torch.int16: "int16_t",
+    torch.int8: "int8_t",
+    torch.uint8: "uint8_t",
+    torch.bool: "bool",
+}
+STORED_TYPES: Mapping[torch.dtype, str] = {
+    **VALUE_TYPES,
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.bool: "uint8_t",
+}
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitxor": "^",
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+    "and": "&", "or": "|", "xor": "^",
+}  # fmt: skip
+_CALLS = {
+    "abs": "t_abs", "exp": "t_exp", "expm1": "t_expm1", "log": "t_log", "log1p": "t_log1p",
+    "log2": "t_log2", "sqrt": "t_sqrt", "sin": "t_sin", "cos": "t_cos", "tanh": "t_tanh",
+    "erf": "t_erf", "sigmoid": "t_sigmoid", "floor": "t_floor", "ceil": "t_ceil",
+    "round": "t_round", "trunc": "t_trunc", "sign": "t_sign", "floordiv": "t_floordiv",
+    "mod": "t_mod", "pow": "t_pow", "minimum": "t_min", "maximum": "t_max", "fmod": "t_fmod",
+}  # fmt: skip
+_HALF = {torch.bfloat16: "to_bf16", torch.float16: "to_f16"}
+DEAR = frozenset(
+    [
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "log2",
+        "sin",
+        "cos",
+        "tanh",
+        "erf",
+        "sigmoid",
+        "pow",
+        "fmod",
+        "mod",
+        "floordiv",
+        "div",
+        "sqrt",
+        "rsqrt",
+    ]
+)
+"""Functions worth keeping the result of, rather than computing it in two passes."""
+
+
+def literal(value: float | int | bool, dtype: torch.dtype) -> str:
+    """A C++ constant of the register type of ``dtype``."""
+    if dtype is torch.bool:
+        return "true" if value else "false"
+    if not dtype.is_floating_point:
+        return f"(({VALUE_TYPES[dtype]}){int(value)}LL)" if value > -(2**63) else "INT64_MIN"
+    number = float(torch.tensor(value, dtype=dtype).item())
+    suffix = "" if dtype is torch.float64 else "f"
+    if math.isnan(number):
+        return "((float)NAN)" if suffix else "((double)NAN)"
+    if math.isinf(number):
+        word = "(float)INFINITY" if suffix else "(double)INFINITY"
+        return f"({'-' if number < 0 else ''}{word})"
+    return f"({number!r}{suffix})"
+
+
+@dataclass
+class Scope:
+    """Statements that run at one depth of the nest, and the names they define."""
+
+    lines: list[str] = field(default_factory=list[str])
+    names: dict[object, str] = field(default_factory=dict[object, str])
+
+
+@dataclass
+class Writer:
+    """Writes formulas into two depths: ``outer`` once per row, ``inner`` once per element.
+
+    ``local`` gives the text of a value that the kernel computed before; ``varies`` says whether
+    a local differs from element to element. ``names`` maps the two axes to their variables.
+    """
+
+    names: Mapping[Axis, str]
+    inner_axis: Axis
+    buffers: Mapping[str, str]
+    local: Callable[[str], str]
+    varies: Callable[[str], bool]
+    outer: Scope = field(default_factory=Scope)
+    inner: Scope = field(default_factory=Scope)
+    count: int = 0
+    _deep: dict[int, tuple[Expr, bool]] = field(default_factory=dict[int, tuple[Expr, bool]])
+
+    def value(self, expr: Expr) -> str:
+        """The name or literal that holds ``expr``."""
+        match expr:
+            case Const(value, dtype):
+                return literal(value, dtype)
+            case Local(name, _):
+                return self.local(name)
+            case Position(index):
+                return f"((int64_t)({self.index(index)}))"
+            case Load(buffer, index, dtype, mask):
+                text = f"{self.buffers[buffer]}[{self.index(index)}]"
+                text = _loaded(text, dtype)
+                if mask is not None:
+                    zero = literal(False if dtype is torch.bool else 0, dtype)
+                    text = f"{self.value(mask)} ? {text} : {zero}"
+                return self._name(text, dtype, self.is_inner(expr))
+            case Apply(fn, operands, dtype):
+                values = [self.value(each) for each in operands]
+                text = _applied(fn, values, expr)
+                return self._name(text, dtype, self.is_inner(expr))
+            case _:
+                raise LoweringError("a reduction inside a formula", code="TR-391")
+
+    def is_inner(self, expr: Expr) -> bool:
+        """Whether ``expr`` differs from element to element of the inner loop."""
+        known = self._deep.get(id(expr))
+        if known is not None:
+            return known[1]
+        match expr:
+            case Const():
+                deep = False
+            case Local(name, _):
+                deep = self.varies(name)
+            case Apply(_, operands, _):
+                deep = any([self.is_inner(each) for each in operands])
+            case Position(index):
+                deep = self._index_is_inner(index)
+            case Load(_, index, _, mask):
+                deep = self._index_is_inner(index) or (mask is not None and self.is_inner(mask))
+            case _:
+                deep = self.inner_axis in axes_of(expr)
+        self._deep[id(expr)] = (expr, deep)
+        return deep
+
+    def _index_is_inner(self, index: Index) -> bool:
+        return self.inner_axis in index.axes or any(self.is_inner(v) for v in index.values)
+
+    def index(self, index: Index) -> str:
+        """``64*r + c`` with what does not change inside computed outside."""
+        inner: list[str] = []
+        outer: list[str] = []
+        for atom, k in index.terms:
+            text = self._atom(atom)
+            text = text if k == 1 else f"{k}LL*{text}"
+            deep = self._index_is_inner(Index.of(0) + _index_of(atom))
+            (inner if deep else outer).append(text)
+        if index.const or not (inner or outer):
+            outer.append(f"{index.const}LL")
+        if outer and (len(outer) > 1 or "*" in outer[0] or "/" in outer[0] or "%" in outer[0]):
+            outer = [self._name(" + ".join(outer), torch.int64, False, "i")]
+        return " + ".join((*inner, *outer))
+
+    def _atom(self, atom: Axis | FloorDiv | Mod | Value) -> str:
+        match atom:
+            case Axis():
+                return self.names[atom]
+            case FloorDiv():
+                return self._division(atom.index, atom.n, "/", "t_floordiv")
+            case Mod():
+                return self._division(atom.index, atom.n, "%", "t_mod")
+            case Value():
+                return f"(int64_t){self.value(atom.expr)}"
+
+    def _division(self, index: Index, n: int, sign: str, signed: str) -> str:
+        inside, deep = self.index(index), self._index_is_inner(index)
+        if index.bounds[0] < 0:
+            return self._name(
+                f"{signed}((int64_t)({inside}), (int64_t){n})", torch.int64, deep, "i"
+            )
+        if index.bounds[1] < 2**31:
+            text = f"(int64_t)((uint32_t)({inside}) {sign} {n}u)"
+            return self._name(text, torch.int64, deep, "i")
+        return self._name(f"({inside}) {sign} {n}LL", torch.int64, deep, "i")
+
+    def _name(self, text: str, dtype: torch.dtype, deep: bool, letter: str = "x") -> str:
+        """The variable for ``text``, defined now if this depth has not seen it."""
+        require(dtype in VALUE_TYPES, LoweringError(f"C++ code of {dtype}", code="TR-392"))
+        found = self.outer.names.get((text, dtype))
+        if found is None and deep:
+            found = self.inner.names.get((text, dtype))
+        if found is None:
+            found = f"{letter}{self.count}"
+            self.count += 1
+            scope = self.inner if deep else self.outer
+            scope.names[text, dtype] = found
+            scope.lines.append(f"const {VALUE_TYPES[dtype]} {found} = {text};")
+        return found
+
+
+def _index_of(atom: Axis | FloorDiv | Mod | Value) -> Index:
+    if isinstance(atom, Axis):
+        return Index.of(atom)
+    if isinstance(atom, Value):
+        return Index(0, ((atom, 1),))
+    return atom.index
+
+
+def _loaded(text: str, dtype: torch.dtype) -> str:
+    if dtype is torch.bfloat16:
+        return f"bf16_up({text})"
+    if dtype is torch.float16:
+        return f"(float){text}"
+    return f"({text} != 0)" if dtype is torch.bool else text
+
+
+def stored(text: str, dtype: torch.dtype) -> str:
+    """A register value as it lies in memory; half values are rounded already."""
+    if dtype is torch.bfloat16:
+        return f"bf16_down({text})"
+    if dtype is torch.float16:
+        return f"(f16){text}"
+    return f"(uint8_t){text}" if dtype is torch.bool else text
+
+
+def _applied(fn: str, values: list[str], expr: Apply) -> str:
+    source = expr.operands[-1].dtype
+    if fn == "cast":
+        return _cast(values[0], source, expr.dtype)
+    text = _text(fn, values, expr)
+    if expr.dtype in _HALF and fn not in ("where", "neg", "abs", "minimum", "maximum"):
+        return f"{_HALF[expr.dtype]}({text})"
+    if expr.dtype in VALUE_TYPES and not expr.dtype.is_floating_point:
+        return f"({VALUE_TYPES[expr.dtype]})({text})"
+    return text
+
+
+def _text(fn: str, values: list[str], expr: Apply) -> str:
+    kind = VALUE_TYPES[expr.operands[-1].dtype]
+    match fn, values:
+        case "where", [condition, yes, no]:
+            return f"{condition} ? {yes} : {no}"
+        case "neg", [x]:
+            return f"-{x}"
+        case "not", [x]:
+            return f"!{x}"
+        case "bitnot", [x]:
+            return f"!{x}" if expr.dtype is torch.bool else f"~{x}"
+        case "isnan", [x]:
+            return f"{x} != {x}"
+        case "isinf", [x]:
+            return (
+                f"t_abs({x}) == ({kind})INFINITY" if "o" in kind and "_t" not in kind else "false"
+            )
+        case "div", [x, y]:
+            return f"{x} / {y}"
+        case "reciprocal", [x]:
+            return f"({kind})1 / {x}"
+        case "rsqrt", [x]:
+            return f"({kind})1 / t_sqrt({x})"
+        case "pow", [x, y]:
+            return _power(x, y, expr)
+        case _, [x, y] if fn in _INFIX:
+            return f"{x} {_INFIX[fn]} {y}"
+        case _ if fn in _CALLS:
+            return f"{_CALLS[fn]}({', '.join(values)})"
+        case _:
+            raise LoweringError(f"C++ code of {fn}", code="TR-392")
+
+
+def _power(x: str, y: str, expr: Apply) -> str:
+    exponent = expr.operands[1]
+    if isinstance(exponent, Const) and expr.dtype.is_floating_point:
+        match float(exponent.value):
+            case 1.0:
+                return x
+            case 2.0:
+                return f"{x} * {x}"
+            case 3.0:
+                return f"{x} * {x} * {x}"
+            case -1.0:
+                return f"({VALUE_TYPES[expr.dtype]})1 / {x}"
+            case _:
+                pass
+    return f"t_pow({x}, {y})"
+
+
+def _cast(text: str, source: torch.dtype, target: torch.dtype) -> str:
+    if target is torch.bool:
+        return text if source is torch.bool else f"{text} != 0"
+    if target in _HALF:
+        return text if source is target else f"{_HALF[target]}((float){text})"
+    if source.is_floating_point and target in (torch.uint8, torch.int8, torch.int16):
+        return f"({VALUE_TYPES[target]})(int32_t){text}"
+    return f"({VALUE_TYPES[target]}){text}"

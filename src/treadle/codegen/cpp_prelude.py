@@ -1,0 +1,210 @@
+"""The C++ every generated file begins with: scalar functions that vectorise, and conversions.
+
+Everything is plain arithmetic, comparisons and bit casts, so that the compiler can run many lanes
+at once. Infinities and NaN behave as in PyTorch; results are within a few units in the last place.
+"""
+
+from math import log
+
+_LN2 = log(2.0)
+_LN2_HIGH = 0.693359375  # few bits: its product with a small integer is exact
+_LN2_LOW = _LN2 - _LN2_HIGH
+
+PRELUDE = f"""\
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <omp.h>
+#define TR static inline __attribute__((always_inline))
+typedef uint16_t bf16;
+typedef _Float16 f16;
+
+TR float as_float(int32_t x) {{ float y; __builtin_memcpy(&y, &x, 4); return y; }}
+TR int32_t as_int(float x) {{ int32_t y; __builtin_memcpy(&y, &x, 4); return y; }}
+TR float bf16_up(bf16 x) {{ return as_float((int32_t)((uint32_t)x << 16)); }}
+TR bf16 bf16_down(float x) {{
+  uint32_t b = (uint32_t)as_int(x);
+  uint32_t near = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
+  return (bf16)(x != x ? 0x7fc0u : near);
+}}
+TR float to_bf16(float x) {{ return bf16_up(bf16_down(x)); }}
+TR float to_f16(float x) {{ return (float)(f16)x; }}
+
+// 2^n * x for -280 < n < 280, in two steps so that denormals and overflow come out right
+TR float scale(float x, int32_t n) {{
+  int32_t half = n >> 1;
+  return x * as_float((half + 127) << 23) * as_float((n - half + 127) << 23);
+}}
+TR float t_exp(float x) {{
+  float y = x < -105.0f ? -105.0f : x;
+  y = y > 90.0f ? 90.0f : y;
+  float n = __builtin_rintf(y * {1 / _LN2!r}f);
+  float r = __builtin_fmaf(n, {-_LN2_HIGH!r}f, y);
+  r = __builtin_fmaf(n, {-_LN2_LOW!r}f, r);
+  float p = {1 / 5040!r}f;
+  p = __builtin_fmaf(p, r, {1 / 720!r}f);
+  p = __builtin_fmaf(p, r, {1 / 120!r}f);
+  p = __builtin_fmaf(p, r, {1 / 24!r}f);
+  p = __builtin_fmaf(p, r, {1 / 6!r}f);
+  p = __builtin_fmaf(p, r, 0.5f);
+  p = __builtin_fmaf(p, r, 1.0f);
+  p = __builtin_fmaf(p, r, 1.0f);
+  return scale(p, (int32_t)n);
+}}
+TR float t_expm1(float x) {{
+  float y = x < -40.0f ? -40.0f : x;
+  y = y > 90.0f ? 90.0f : y;
+  float n = __builtin_rintf(y * {1 / _LN2!r}f);
+  float r = __builtin_fmaf(n, {-_LN2_HIGH!r}f, y);
+  r = __builtin_fmaf(n, {-_LN2_LOW!r}f, r);
+  float p = {1 / 40320!r}f;
+  p = __builtin_fmaf(p, r, {1 / 5040!r}f);
+  p = __builtin_fmaf(p, r, {1 / 720!r}f);
+  p = __builtin_fmaf(p, r, {1 / 120!r}f);
+  p = __builtin_fmaf(p, r, {1 / 24!r}f);
+  p = __builtin_fmaf(p, r, {1 / 6!r}f);
+  p = __builtin_fmaf(p, r, 0.5f);
+  float q = __builtin_fmaf(p, r * r, r);
+  // half of 2^n, since 2^128 is not a float
+  float s = as_float(((int32_t)n + 126) << 23);
+  float e = __builtin_fmaf(s, q, s - 0.5f);
+  return y == 0.0f ? x : 2.0f * e;
+}}
+TR float t_log(float x) {{
+  bool tiny = x < 1.17549435e-38f;
+  float y = tiny ? x * 8388608.0f : x;
+  int32_t b = as_int(y);
+  int32_t e = (b - 0x3f3504f3) >> 23;
+  float f = as_float(b - (int32_t)((uint32_t)e << 23)) - 1.0f;
+  float n = (float)e - (tiny ? 23.0f : 0.0f);
+  float s = f / (2.0f + f);
+  float z = s * s;
+  float p = {2 / 11!r}f;
+  p = __builtin_fmaf(p, z, {2 / 9!r}f);
+  p = __builtin_fmaf(p, z, {2 / 7!r}f);
+  p = __builtin_fmaf(p, z, {2 / 5!r}f);
+  p = __builtin_fmaf(p, z, {2 / 3!r}f);
+  float h = 0.5f * f * f;
+  float t = s * (h + p * z) + n * {_LN2_LOW!r}f;
+  float v = n * {_LN2_HIGH!r}f - ((h - t) - f);
+  v = x == INFINITY ? x : v;
+  v = x == 0.0f ? -INFINITY : v;
+  return x < 0.0f || x != x ? NAN : v;
+}}
+TR float t_log2(float x) {{ return t_log(x) * {1 / _LN2!r}f; }}
+TR float t_log1p(float x) {{
+  float u = 1.0f + x;
+  float d = u - 1.0f;
+  float v = t_log(u) * (x / (d == 0.0f ? 1.0f : d));
+  v = d == 0.0f ? x : v;
+  return x == INFINITY ? x : v;
+}}
+TR float t_sigmoid(float x) {{ return 1.0f / (1.0f + t_exp(-x)); }}
+TR float t_tanh(float x) {{
+  float a = __builtin_fabsf(x);
+  a = a > 10.0f ? 10.0f : a;
+  float t = t_expm1(2.0f * a);
+  float y = t / (t + 2.0f);
+  return __builtin_copysignf(y, x);
+}}
+TR float t_erf(float x) {{
+  float a = __builtin_fabsf(x);
+  a = a > 4.0f ? 4.0f : a;
+  float z = a * a;
+  float p = -9.67359100165079e-06f;
+  p = __builtin_fmaf(p, z, 0.00011268253961094175f);
+  p = __builtin_fmaf(p, z, -0.0008484396559582322f);
+  p = __builtin_fmaf(p, z, 0.005221053413106726f);
+  p = __builtin_fmaf(p, z, -0.02686543831068425f);
+  p = __builtin_fmaf(p, z, 0.1128378262206415f);
+  p = __builtin_fmaf(p, z, -0.37612638475991356f);
+  p = __builtin_fmaf(p, z, 1.1283791670623609f);
+  float q = 1.61406161443062e-06f;
+  q = __builtin_fmaf(q, a, -4.559062269937153e-05f);
+  q = __builtin_fmaf(q, a, 0.0005927695402466068f);
+  q = __builtin_fmaf(q, a, -0.004740222354470451f);
+  q = __builtin_fmaf(q, a, 0.026364717404226166f);
+  q = __builtin_fmaf(q, a, -0.10997824520978661f);
+  q = __builtin_fmaf(q, a, -0.631937093569515f);
+  q = __builtin_fmaf(q, a, -1.1301666755735913f);
+  q = __builtin_fmaf(q, a, 0.00030321298788926754f);
+  float large = -t_expm1(q);
+  float y = a < 1.0f ? p * a : large;
+  return __builtin_copysignf(y, x);
+}}
+TR double t_exp(double x) {{ return std::exp(x); }}
+TR double t_expm1(double x) {{ return std::expm1(x); }}
+TR double t_log(double x) {{ return std::log(x); }}
+TR double t_log2(double x) {{ return std::log2(x); }}
+TR double t_log1p(double x) {{ return std::log1p(x); }}
+TR double t_sigmoid(double x) {{ return 1.0 / (1.0 + std::exp(-x)); }}
+TR double t_tanh(double x) {{ return std::tanh(x); }}
+TR double t_erf(double x) {{ return std::erf(x); }}
+TR float t_sin(float x) {{ return std::sin(x); }}
+TR double t_sin(double x) {{ return std::sin(x); }}
+TR float t_cos(float x) {{ return std::cos(x); }}
+TR double t_cos(double x) {{ return std::cos(x); }}
+TR float t_sqrt(float x) {{ return __builtin_sqrtf(x); }}
+TR double t_sqrt(double x) {{ return __builtin_sqrt(x); }}
+TR float t_floor(float x) {{ return __builtin_floorf(x); }}
+TR double t_floor(double x) {{ return __builtin_floor(x); }}
+TR float t_ceil(float x) {{ return __builtin_ceilf(x); }}
+TR double t_ceil(double x) {{ return __builtin_ceil(x); }}
+TR float t_round(float x) {{ return __builtin_rintf(x); }}
+TR double t_round(double x) {{ return __builtin_rint(x); }}
+TR float t_trunc(float x) {{ return __builtin_truncf(x); }}
+TR double t_trunc(double x) {{ return __builtin_trunc(x); }}
+TR float t_abs(float x) {{ return __builtin_fabsf(x); }}
+TR double t_abs(double x) {{ return __builtin_fabs(x); }}
+TR float t_fmod(float x, float y) {{ return std::fmod(x, y); }}
+TR double t_fmod(double x, double y) {{ return std::fmod(x, y); }}
+TR float t_pow(float x, float y) {{ return std::pow(x, y); }}
+TR double t_pow(double x, double y) {{ return std::pow(x, y); }}
+template <class T> TR T t_abs(T x) {{ return x < 0 ? (T)-x : x; }}
+template <class T> TR T t_floor(T x) {{ return x; }}
+template <class T> TR T t_ceil(T x) {{ return x; }}
+template <class T> TR T t_round(T x) {{ return x; }}
+template <class T> TR T t_trunc(T x) {{ return x; }}
+template <class T> TR T t_fmod(T x, T y) {{ return y == 0 ? (T)0 : (T)(x % y); }}
+template <class T> TR T t_pow(T x, T y) {{
+  if (y < 0) return x == 1 ? (T)1 : x == (T)-1 ? (y % 2 ? (T)-1 : (T)1) : (T)0;
+  T z = 1;
+  for (; y; y >>= 1) {{ if (y & 1) z *= x; x *= x; }}
+  return z;
+}}
+template <class T> TR T t_mod(T x, T y) {{
+  T m = t_fmod(x, y);
+  return m != 0 && (y < 0) != (m < 0) ? (T)(m + y) : m;
+}}
+TR float t_floordiv(float x, float y) {{
+  float m = t_mod(x, y), q = (x - m) / y, f = __builtin_floorf(q);
+  f = q - f > 0.5f ? f + 1.0f : f;
+  return y == 0.0f ? x / y : q == 0.0f ? __builtin_copysignf(0.0f, x / y) : f;
+}}
+TR double t_floordiv(double x, double y) {{
+  double m = t_mod(x, y), q = (x - m) / y, f = __builtin_floor(q);
+  f = q - f > 0.5 ? f + 1.0 : f;
+  return y == 0.0 ? x / y : q == 0.0 ? __builtin_copysign(0.0, x / y) : f;
+}}
+template <class T> TR T t_floordiv(T x, T y) {{
+  if (y == 0) return 0;
+  T q = x / y;
+  return x % y != 0 && (x < 0) != (y < 0) ? (T)(q - 1) : q;
+}}
+template <class T> TR T t_min(T x, T y) {{ return x < y || x != x ? x : y; }}
+template <class T> TR T t_max(T x, T y) {{ return x > y || x != x ? x : y; }}
+template <class T> TR T t_sign(T x) {{ return (T)((x > 0) - (x < 0)); }}
+// floats as integers of the same order, NaN above or below everything
+TR int32_t key_max(float x) {{
+  int32_t b = x != x ? 0x7fc00000 : as_int(x);
+  return b ^ ((b >> 31) & 0x7fffffff);
+}}
+TR int32_t key_min(float x) {{
+  int32_t b = x != x ? (int32_t)0xffc00000 : as_int(x);
+  return b ^ ((b >> 31) & 0x7fffffff);
+}}
+TR float key_back(int32_t k) {{ return as_float(k ^ ((k >> 31) & 0x7fffffff)); }}
+template <class T> TR bool first_above(T x, T y) {{ return x > y || (x != x && y == y); }}
+template <class T> TR bool first_below(T x, T y) {{ return x < y || (x != x && y == y); }}
+"""

@@ -1,0 +1,139 @@
+"""A plan becomes an artifact: launches and calls in order, and where every buffer lives."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treadle.codegen.cpp import render_cpp
+from treadle.codegen.triton import render_triton
+from treadle.loop.kernel import Kernel, Plan
+from treadle.loop.program import Buffer, BufferKind, Call, TensorRef
+from treadle.runtime.artifact import (
+    Artifact,
+    BufferSpec,
+    CallStep,
+    Language,
+    Launch,
+    Place,
+    Source,
+    View,
+)
+
+
+def artifact_of(plan: Plan, *, device: str, language: Language | None = None) -> Artifact:
+    """``plan`` as sources and host steps; Triton for CUDA devices, C++ otherwise."""
+    chosen = language or (Language.TRITON if device.startswith("cuda") else Language.CPP)
+    runs = _runs(plan.steps)
+    kernels = [run for run in runs if isinstance(run, list)]
+    sources, launches = _render(kernels, plan, chosen)
+    remaining = iter(launches)
+    steps: list[Launch | CallStep] = []
+    for run in runs:
+        if isinstance(run, Call):
+            steps.append(_call_step(run))
+        else:
+            steps.extend(next(remaining))
+    specs = {name: _spec(each, plan.offsets) for name, each in plan.buffers.items()}
+    kept = frozenset(ref.buffer for ref in plan.results if ref is not None)
+    return Artifact(
+        device=device,
+        sources=sources,
+        buffers=specs,
+        steps=tuple(steps),
+        releases=_releases(steps, specs, kept),
+        inputs=plan.inputs,
+        results=tuple(None if ref is None else _view(ref) for ref in plan.results),
+        arena_bytes=plan.arena_bytes,
+        peak_bytes=plan.peak_bytes,
+        constants=plan.constants,
+    )
+
+
+def _render(
+    runs: Sequence[Sequence[Kernel]], plan: Plan, language: Language
+) -> tuple[tuple[Source, ...], tuple[tuple[Launch, ...], ...]]:
+    if not runs:
+        return (), ()
+    if language is Language.CPP:
+        return render_cpp(runs, plan.buffers, plan.offsets)
+    source, launches = render_triton(runs, plan.buffers, plan.offsets)
+    return (source,), launches
+
+
+def _runs(steps: Sequence[Kernel | Call]) -> list[list[Kernel] | Call]:
+    """Stretches of kernels, and the calls between them."""
+    runs: list[list[Kernel] | Call] = []
+    for step in steps:
+        if isinstance(step, Call):
+            runs.append(step)
+        elif runs and isinstance(runs[-1], list):
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    return runs
+
+
+def _call_step(call: Call) -> CallStep:
+    return CallStep(
+        op=call.op,
+        args=tuple(_argument(each) for each in call.args),
+        kwargs={key: _argument(each) for key, each in call.kwargs.items()},
+        outputs=call.outputs,
+        out=call.out,
+        reason=call.reason,
+        origin=call.origin.where or call.origin.module,
+    )
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, TensorRef):
+        return _view(value)
+    if isinstance(value, tuple | list):
+        return tuple(_argument(each) for each in value)
+    return value
+
+
+def _view(ref: TensorRef) -> View:
+    return View(ref.buffer, ref.dtype, ref.shape, ref.strides, ref.offset)
+
+
+def _spec(buffer: Buffer, offsets: Mapping[str, int]) -> BufferSpec:
+    places = {BufferKind.INPUT: Place.INPUT, BufferKind.CONSTANT: Place.CONSTANT}
+    place = places.get(buffer.kind, Place.ARENA if buffer.name in offsets else Place.CALL)
+    return BufferSpec(
+        buffer.name,
+        buffer.dtype,
+        buffer.shape,
+        buffer.strides,
+        place,
+        offsets.get(buffer.name, 0),
+    )
+
+
+def touched(step: Launch | CallStep) -> set[str]:
+    """The buffers a host step reads or writes."""
+    if isinstance(step, Launch):
+        return {name for names in step.buffers for name in names}
+    found = {name for name in step.outputs if name is not None}
+    pending: list[Any] = [*step.args, *step.kwargs.values()]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, View):
+            found.add(value.buffer)
+        elif isinstance(value, tuple):
+            pending.extend(value)
+    return found
+
+
+def _releases(
+    steps: Sequence[Launch | CallStep], specs: Mapping[str, BufferSpec], kept: frozenset[str]
+) -> tuple[tuple[str, ...], ...]:
+    """After each step, the call-allocated buffers that nothing later touches."""
+    last: dict[str, int] = {}
+    for i, step in enumerate(steps):
+        for name in touched(step):
+            if specs[name].place is Place.CALL and name not in kept:
+                last[name] = i
+    releases: list[list[str]] = [[] for _ in steps]
+    for name, i in sorted(last.items()):
+        releases[i].append(name)
+    return tuple(tuple(names) for names in releases)

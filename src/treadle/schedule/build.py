@@ -1,0 +1,134 @@
+"""From a group of steps to one kernel: definitions, stores, and the shape of a pointwise nest.
+
+::
+
+    before:  t[i] <- exp(x[i]);  y[i] <- t[i] + 1        (t is read nowhere else)
+    after:   for r < 1, c < N:  %v0 = exp(x[c]);  %v1 = %v0 + 1;  y[c] = %v1
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from treadle.loop.expr import Apply, Const, Expr, Load, Local
+from treadle.loop.index import Axis, FloorDiv, Index, Mod
+from treadle.loop.kernel import Definition, Kernel, Store
+from treadle.loop.program import Compute, Step
+from treadle.loop.traverse import map_expr
+from treadle.schedule.frame import Frame, Frames, Placed, coefficient, storage_order
+from treadle.schedule.fuse import Group
+
+
+def build_kernel(
+    number: int,
+    group: Group,
+    stored: frozenset[int],
+    steps: tuple[Step, ...],
+    frames: Frames,
+) -> Kernel:
+    """The kernel of ``group``; ``stored`` are the members whose value leaves it."""
+    assert group.frame is not None
+    frame, placed = group.frame, group.placed
+    if group.pointwise:
+        frame, placed = pointwise_nest(group, steps, frames)
+    body: list[Definition | Store] = []
+    values: dict[str, Local] = {}
+    for n, each in enumerate(placed):
+        expr = localise(each.expr, values)
+        local = Local(f"v{n}", expr.dtype)
+        axes = frame.axes(each.level)
+        body.append(Definition(local.name, expr, axes))
+        if each.step in stored:
+            body.append(Store(each.buffer, each.index, local, axes))
+        values[each.buffer] = local
+    origins = tuple(steps[each.step].origin for each in placed)
+    name = f"kernel_{number}"
+    return Kernel(name, frame.kind, frame.rows, frame.cols, tuple(body), origins)
+
+
+def localise(expr: Expr, values: Mapping[str, Local]) -> Expr:
+    """``load t[...]`` becomes ``%t`` where the kernel itself computes ``t``."""
+
+    def rewrite(node: Expr) -> Expr:
+        value = values.get(node.buffer) if isinstance(node, Load) else None
+        if value is None or not isinstance(node, Load):
+            return node
+        if node.mask is None:
+            return value
+        return Apply("where", (node.mask, value, _zero(value.dtype)), value.dtype)
+
+    return map_expr(expr, rewrite)
+
+
+def _zero(dtype: torch.dtype) -> Const:
+    if dtype.is_floating_point:
+        return Const(0.0, dtype)
+    return Const(False if dtype is torch.bool else 0, dtype)
+
+
+def pointwise_nest(
+    group: Group, steps: tuple[Step, ...], frames: Frames
+) -> tuple[Frame, tuple[Placed, ...]]:
+    """One flat loop where every read is plain; else the split that leaves the fewest divisions.
+
+    ``y[i, j] = x[i, j] + b[j]`` flat reads ``b[c % J]``; as I rows of J columns it reads ``b[c]``.
+    """
+    assert group.frame is not None
+    best = (group.frame, group.placed)
+    best_cost = nest_cost(*best)
+    total = group.frame.elements
+    for cols in _splits(group, steps):
+        if best_cost == 0:
+            break
+        frame = frames.plain(total // cols, cols)
+        placed = _place(group, steps, frame, frames)
+        if placed is None:
+            continue
+        cost = nest_cost(frame, placed)
+        if cost < best_cost:
+            best, best_cost = (frame, placed), cost
+    return best
+
+
+def _splits(group: Group, steps: tuple[Step, ...]) -> list[int]:
+    """Column counts to try: the products of the inner dims of each member, largest first."""
+    found: set[int] = set()
+    for m in group.members:
+        step = steps[m]
+        assert isinstance(step, Compute)
+        extents = [axis.extent for axis in storage_order(step)]
+        found.update(math.prod(extents[d:]) for d in range(1, len(extents)))
+    return sorted(found - {1}, reverse=True)
+
+
+def _place(
+    group: Group, steps: tuple[Step, ...], frame: Frame, frames: Frames
+) -> tuple[Placed, ...] | None:
+    placed: list[Placed] = []
+    for m in group.members:
+        step = steps[m]
+        assert isinstance(step, Compute)
+        each = frames.place(m, step, frame)
+        if each is None or len(each.level) != len("full"):
+            return None
+        placed.append(each)
+    return tuple(placed)
+
+
+def nest_cost(frame: Frame, placed: tuple[Placed, ...]) -> int:
+    """Divisions by column in all indices, and reads that jump from column to column."""
+    cost = 0
+    for each in placed:
+        for index in (each.index, *(index for _, index in each.reads if index is not None)):
+            cost += 4 * sum(1 for _ in _divisions(index, frame.cols))
+            jump = abs(coefficient(index, frame.cols))
+            cost += 2 * (jump > 1)
+    return cost
+
+
+def _divisions(index: Index, axis: Axis) -> Iterator[None]:
+    for atom, _ in index.terms:
+        if isinstance(atom, FloorDiv | Mod) and axis in atom.index.axes:
+            yield None
+            yield from _divisions(atom.index, axis)

@@ -1,0 +1,124 @@
+"""Which steps must stay before which: by buffer, and random numbers in their order.
+
+A step depends on every earlier step that writes what it reads (RAW), reads what it overwrites
+(WAR), or writes what it overwrites (WAW). Writes to disjoint pieces of a buffer are independent.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.loop.program import Call, Step, TensorRef
+from treadle.loop.traverse import loads
+
+_RANDOM = ("rand", "bernoulli", "dropout", "normal", "exponential", "multinomial", "uniform")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """``before[i]``: the steps that step ``i`` waits for; ``flow[i]``: those whose values it
+    reads; ``readers`` and ``writers`` of each buffer, in order."""
+
+    before: tuple[frozenset[int], ...]
+    flow: tuple[frozenset[int], ...]
+    readers: Mapping[str, tuple[int, ...]]
+    writers: Mapping[str, tuple[int, ...]]
+
+
+def refs_of(value: Any) -> Iterator[TensorRef]:
+    """Every tensor in the arguments of a call."""
+    if isinstance(value, TensorRef):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from refs_of(each)
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from refs_of(each)
+
+
+def read_buffers(step: Step) -> tuple[str, ...]:
+    """The buffers a step reads, each once, in order of appearance."""
+    if isinstance(step, Call):
+        names = [ref.buffer for ref in (*refs_of(step.args), *refs_of(step.kwargs))]
+    else:
+        names = [load.buffer for load in loads(step.array.body)]
+    return tuple(dict.fromkeys(names))
+
+
+def written_buffers(step: Step) -> tuple[str, ...]:
+    if isinstance(step, Call):
+        return tuple(name for name in step.outputs if name is not None)
+    return (step.output.buffer,)
+
+
+def is_random(step: Step) -> bool:
+    return isinstance(step, Call) and any(word in step.op for word in _RANDOM)
+
+
+def facts(steps: tuple[Step, ...]) -> Facts:
+    """The dependencies of ``steps``, in one walk."""
+    readers: dict[str, list[int]] = defaultdict(list)
+    writers: dict[str, list[int]] = defaultdict(list)
+    before: list[frozenset[int]] = []
+    flow: list[frozenset[int]] = []
+    last_random: int | None = None
+    for i, step in enumerate(steps):
+        reads = read_buffers(step)
+        sources = {w for name in reads for w in writers[name]}
+        waits = set(sources)
+        for name in written_buffers(step):
+            waits.update(reader for reader in readers[name])
+            waits.update(w for w in writers[name] if _overlap(steps[w], step, name))
+        if is_random(step):
+            if last_random is not None:
+                waits.add(last_random)
+            last_random = i
+        before.append(frozenset(waits))
+        flow.append(frozenset(sources))
+        for name in reads:
+            readers[name].append(i)
+        for name in written_buffers(step):
+            writers[name].append(i)
+    return Facts(
+        tuple(before),
+        tuple(flow),
+        {name: tuple(each) for name, each in readers.items()},
+        {name: tuple(each) for name, each in writers.items()},
+    )
+
+
+def _overlap(first: Step, second: Step, name: str) -> bool:
+    """Whether two writers of one buffer may touch the same element."""
+    if isinstance(first, Call) or isinstance(second, Call):
+        return True
+    a, b = span(first.output), span(second.output)
+    if a[1] <= b[0] or b[1] <= a[0]:
+        return False
+    return not _disjoint_slices(first.output, second.output)
+
+
+def span(ref: TensorRef) -> tuple[int, int]:
+    """First element, and one past the last, that ``ref`` can touch."""
+    last = sum((n - 1) * s for n, s in zip(ref.shape, ref.strides, strict=True))
+    return ref.offset, ref.offset + last + 1
+
+
+def _disjoint_slices(a: TensorRef, b: TensorRef) -> bool:
+    """Two slices of one tensor along one dim: ``x[:, 0:4]`` and ``x[:, 4:9]``."""
+    if len(a.shape) != len(b.shape) or a.strides != b.strides:
+        return False
+    differing = [d for d, (n, m) in enumerate(zip(a.shape, b.shape, strict=True)) if n != m]
+    order = sorted(range(len(a.shape)), key=lambda d: -a.strides[d])
+    for d in order:
+        if any(other != d for other in differing):
+            continue
+        outer = min((a.strides[o] for o in order if a.strides[o] > a.strides[d]), default=None)
+        low, high = (a, b) if a.offset <= b.offset else (b, a)
+        gap, stride = high.offset - low.offset, a.strides[d]
+        inner = sum((a.shape[o] - 1) * a.strides[o] for o in order if a.strides[o] < stride)
+        fits = outer is None or gap + high.shape[d] * stride <= outer
+        if inner < stride and gap % stride == 0 and fits:
+            return gap >= low.shape[d] * stride
+    return False

@@ -1,0 +1,216 @@
+"""Loop nests, and how one step's axes become the rows and columns of a nest.
+
+A frame has ``rows`` and ``cols`` and says which element of a tensor, counted in the order of its
+storage, stands at (r, c): ``order`` (for plain rows kernels ``r * N + c``). A pointwise step of
+``R * N`` elements fits any such frame::
+
+    step:   y[i, j, k] <- exp(x[i, j, k])            i < 2, j < 3, k < 4
+    frame:  r < 6, c < 4, order = 4 r + c
+    placed: i = r // 3, j = r % 3, k = c:            y[4 r + c] <- exp(x[4 r + c])
+"""
+
+import enum
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from treadle.loop.expr import Array, Expr, Load, Position, Reduce
+from treadle.loop.index import Axis, Index, linear, unflatten
+from treadle.loop.kernel import KernelKind
+from treadle.loop.program import Compute
+from treadle.loop.traverse import loads, substitute, walk
+
+
+class Level(enum.StrEnum):
+    """Over which axes of the nest a value varies."""
+
+    FULL = "full"
+    ROW = "row"
+    COL = "col"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    kind: KernelKind
+    rows: Axis
+    cols: Axis
+    order: Index
+
+    @property
+    def elements(self) -> int:
+        return self.rows.extent * self.cols.extent
+
+    def axes(self, level: Level) -> tuple[Axis, ...]:
+        match level:
+            case Level.FULL:
+                return (self.rows, self.cols)
+            case Level.ROW:
+                return (self.rows,)
+            case Level.COL:
+                return (self.cols,)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One step inside a frame: at ``axes(level)``, ``buffer[index] = expr``."""
+
+    step: int
+    level: Level
+    expr: Expr
+    buffer: str
+    index: Index
+    reads: tuple[tuple[str, Index | None], ...]  # None: read to form an index
+
+    @property
+    def reduces(self) -> bool:
+        return isinstance(self.expr, Reduce)
+
+
+class Frames:
+    """Makes frames; nests of equal extents share their axes, so that frames compare equal."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, Axis] = {}
+        self._cols: dict[int, Axis] = {}
+
+    def rows(self, extent: int) -> Axis:
+        return self._rows.setdefault(extent, Axis(extent))
+
+    def cols(self, extent: int) -> Axis:
+        return self._cols.setdefault(extent, Axis(extent))
+
+    def plain(self, rows: int, cols: int, kind: KernelKind = KernelKind.ROWS) -> Frame:
+        """``order = r * cols + c``."""
+        r, c = self.rows(rows), self.cols(cols)
+        return Frame(kind, r, c, Index.of(r) * cols + Index.of(c))
+
+    def of(self, compute: Compute) -> Frame:
+        """The frame that suits a step best when it stands alone."""
+        if isinstance(compute.array.body, Reduce):
+            return self._of_reduce(compute, compute.array.body)
+        return self.plain(1, compute.output.numel)
+
+    def _of_reduce(self, compute: Compute, reduce: Reduce) -> Frame:
+        free = tuple(a for a in storage_order(compute) if a.extent != 1)
+        main = _main_index(reduce)
+        kind = _kind(reduce, free)
+        by_stride = sorted((*free, *reduce.axes), key=lambda a: -abs(coefficient(main, a)))
+        inner = tuple(a for a in by_stride if a in reduce.axes)
+        place = self._places(kind, free, inner)
+        shape = tuple(a.extent for a in by_stride)
+        order = linear([place[a] for a in by_stride], _contiguous(shape))
+        rows, cols = (free, inner) if kind is KernelKind.ROWS else (inner, free)
+        return Frame(kind, self.rows(_numel(rows)), self.cols(_numel(cols)), order)
+
+    def _places(
+        self, kind: KernelKind, free: tuple[Axis, ...], inner: tuple[Axis, ...]
+    ) -> dict[Axis, Index]:
+        """Each axis of a reduction as a formula of the nest's two."""
+        rows, cols = (free, inner) if kind is KernelKind.ROWS else (inner, free)
+        r, c = self.rows(_numel(rows)), self.cols(_numel(cols))
+        by_rows = unflatten(Index.of(r), tuple(a.extent for a in rows))
+        by_cols = unflatten(Index.of(c), tuple(a.extent for a in cols))
+        return {
+            **dict(zip(rows, by_rows, strict=True)),
+            **dict(zip(cols, by_cols, strict=True)),
+        }
+
+    def place(self, step: int, compute: Compute, frame: Frame) -> Placed | None:
+        """The step in that frame, or ``None`` where it does not fit."""
+        if isinstance(compute.array.body, Reduce):
+            return self._place_reduce(step, compute, compute.array.body, frame)
+        axes = tuple(a for a in storage_order(compute) if a.extent != 1)
+        shape = tuple(a.extent for a in axes)
+        numel = compute.output.numel
+        if numel == frame.elements:
+            level, position = Level.FULL, frame.order
+        elif frame.kind is KernelKind.ROWS and numel == frame.rows.extent:
+            level, position = Level.ROW, Index.of(frame.rows)
+        elif frame.kind is KernelKind.COLUMNS and numel == frame.cols.extent:
+            level, position = Level.COL, Index.of(frame.cols)
+        else:
+            return None
+        values = dict(zip(axes, unflatten(position, shape), strict=True))
+        return _placed(step, level, compute, _with_units(compute.array, values))
+
+    def _place_reduce(
+        self, step: int, compute: Compute, reduce: Reduce, frame: Frame
+    ) -> Placed | None:
+        own = self._of_reduce(compute, reduce)
+        if own != frame:
+            return None
+        free = tuple(a for a in storage_order(compute) if a.extent != 1)
+        main = _main_index(reduce)
+        inner = tuple(sorted(reduce.axes, key=lambda a: -abs(coefficient(main, a))))
+        values = self._places(frame.kind, free, inner)
+        values = _with_units(compute.array, values)
+        body = substitute(reduce.body, values)
+        over, level = (
+            (frame.cols, Level.ROW) if frame.kind is KernelKind.ROWS else (frame.rows, Level.COL)
+        )
+        root = Reduce(reduce.kind, (over,), body)
+        return _placed(step, level, compute, values, root)
+
+
+def storage_order(compute: Compute) -> tuple[Axis, ...]:
+    """The axes of the output, from the largest stride to the smallest."""
+    strides = compute.output.strides
+    dims = sorted(range(len(strides)), key=lambda d: (-strides[d], d))
+    return tuple(compute.array.axes[d] for d in dims)
+
+
+def coefficient(index: Index, axis: Axis) -> int:
+    """What one step along ``axis`` adds to the index, seen only where the axis stands plain."""
+    return sum(k for atom, k in index.terms if atom is axis)
+
+
+def _placed(
+    step: int,
+    level: Level,
+    compute: Compute,
+    values: dict[Axis, Index],
+    expr: Expr | None = None,
+) -> Placed:
+    ref = compute.output
+    body = substitute(compute.array.body, values) if expr is None else expr
+    position = [values[axis] for axis in compute.array.axes]
+    index = linear(position, ref.strides, ref.offset)
+    reads = tuple(_reads(body))
+    return Placed(step, level, body, ref.buffer, index, reads)
+
+
+def _reads(body: Expr) -> Iterator[tuple[str, Index | None]]:
+    for node in walk(body):
+        if isinstance(node, Load):
+            yield node.buffer, node.index
+        if isinstance(node, Load | Position):
+            for value in node.index.values:
+                yield from ((load.buffer, None) for load in loads(value))
+
+
+def _with_units(array: Array, values: dict[Axis, Index]) -> dict[Axis, Index]:
+    zero = Index.of(0)
+    return {**{a: zero for a in array.axes if a not in values}, **values}
+
+
+def _main_index(reduce: Reduce) -> Index:
+    """The read that touches most axes: it decides the order of the loops."""
+    indices = [load.index for load in loads(reduce.body)]
+    return max(indices, key=lambda index: len(index.terms), default=Index.of(0))
+
+
+def _kind(reduce: Reduce, free: tuple[Axis, ...]) -> KernelKind:
+    """Columns when neighbours in memory are neighbours in the output, rows otherwise."""
+    inner = outer = 0
+    for load in loads(reduce.body):
+        inner += any(abs(coefficient(load.index, a)) == 1 for a in reduce.axes)
+        outer += any(abs(coefficient(load.index, a)) == 1 for a in free)
+    return KernelKind.COLUMNS if outer > inner else KernelKind.ROWS
+
+
+def _numel(axes: Iterable[Axis]) -> int:
+    return math.prod(a.extent for a in axes)
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))

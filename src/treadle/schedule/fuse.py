@@ -1,0 +1,219 @@
+"""Which steps share a kernel. Greedy, in program order; every merge is checked before it is made.
+
+A group is a set of computes in one frame. Two groups may merge when
+
+- one frame holds both: equal, or one is pointwise and fits into the other's;
+- no third step stands between them (else the two kernels would wait for each other);
+- every value that one member reads from another stands at the same place of the nest, so that
+  it can stay in a register, and nothing is overwritten while another element still reads it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from treadle.loop.index import Index
+from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
+from treadle.schedule.depend import Facts
+from treadle.schedule.frame import Frame, Frames, Level, Placed
+
+_MAX_BUFFERS = 40
+_MAX_MEMBERS = 96
+_WINDOW = 64
+_SIBLINGS = 4
+
+
+@dataclass(slots=True)
+class Group:
+    """Steps that become one kernel, or one call (then without a frame)."""
+
+    mask: int
+    members: tuple[int, ...]
+    frame: Frame | None
+    placed: tuple[Placed, ...]
+    above: int = 0  # every step this group waits for, directly or not
+    waits: frozenset[int] = frozenset()  # those it waits for directly
+    buffers: frozenset[str] = field(default_factory=frozenset[str])
+
+    @property
+    def pointwise(self) -> bool:
+        return not any(each.reduces for each in self.placed)
+
+
+class Fuser:
+    """Grows the groups of one program; ``groups`` is the result, in order of first member."""
+
+    def __init__(
+        self, steps: tuple[Step, ...], buffers: Mapping[str, Buffer], facts: Facts
+    ) -> None:
+        self._steps = steps
+        self._buffers = buffers
+        self._facts = facts
+        self.frames = Frames()
+        self._group_of: list[Group] = []
+
+    def run(self, *, fuse: bool) -> list[Group]:
+        recent: dict[str, list[int]] = {}
+        for i, step in enumerate(self._steps):
+            group = self._alone(i, step)
+            self._group_of.append(group)
+            if fuse and isinstance(step, Compute):
+                self._grow(i, recent)
+        return self.groups
+
+    @property
+    def groups(self) -> list[Group]:
+        unique = {id(group): group for group in self._group_of}
+        return list(unique.values())
+
+    def _alone(self, i: int, step: Step) -> Group:
+        waits = self._facts.before[i]
+        above = 0
+        for w in waits:
+            source = self._group_of[w]
+            above |= source.above | source.mask
+        if isinstance(step, Call):
+            return Group(1 << i, (i,), None, (), above, waits)
+        frame = self.frames.of(step)
+        placed = self.frames.place(i, step, frame)
+        assert placed is not None, step
+        names = frozenset((step.output.buffer, *(name for name, _ in placed.reads)))
+        return Group(1 << i, (i,), frame, (placed,), above, waits, names)
+
+    def _grow(self, i: int, recent: dict[str, list[int]]) -> None:
+        """Merge step ``i`` with the groups it shares most bytes with, best first."""
+        for other in self._candidates(i, recent):
+            mine = self._group_of[i]
+            theirs = self._group_of[other]
+            if theirs is not mine:
+                merged = self._merged(theirs, mine)
+                if merged is not None:
+                    self._replace(theirs, mine, merged)
+        for name in dict.fromkeys(name for name, _ in self._group_of[i].placed[-1].reads):
+            recent.setdefault(name, []).append(i)
+
+    def _candidates(self, i: int, recent: dict[str, list[int]]) -> list[int]:
+        score: dict[int, int] = {}
+        step = self._steps[i]
+        assert isinstance(step, Compute)
+        (placed,) = self._group_of[i].placed
+        for name in {name for name, _ in placed.reads}:
+            size = self._buffers[name].nbytes
+            for w in self._facts.writers.get(name, ()):
+                if w < i and isinstance(self._steps[w], Compute):
+                    score[w] = score.get(w, 0) + 2 * size + 1
+            for sibling in recent.get(name, ())[-_SIBLINGS:]:
+                if i - sibling <= _WINDOW and size >= step.output.dtype.itemsize * 64:
+                    score[sibling] = score.get(sibling, 0) + size
+        return sorted(score, key=lambda other: (-score[other], -other))
+
+    # -- merging -----------------------------------------------------------------------------
+
+    def _merged(self, a: Group, b: Group) -> Group | None:
+        """The union of two groups, or ``None`` where they must stay apart."""
+        if a.frame is None or b.frame is None:
+            return None
+        names = a.buffers | b.buffers
+        too_big = len(a.members) + len(b.members) > _MAX_MEMBERS or len(names) > _MAX_BUFFERS
+        if too_big or self._between(a, b) or self._between(b, a):
+            return None
+        frame = _common_frame(a, b)
+        if frame is None:
+            return None
+        members = tuple(sorted((*a.members, *b.members)))
+        placed = self._place_all(members, frame, {**_by_step(a), **_by_step(b)}, a, b)
+        if placed is None or not self._legal(placed, frame):
+            return None
+        mask = a.mask | b.mask
+        above = (a.above | b.above) & ~mask
+        return Group(mask, members, frame, placed, above, a.waits | b.waits, names)
+
+    def _between(self, first: Group, last: Group) -> bool:
+        """Whether a third group waits for ``first`` and is waited for by ``last``."""
+        both = first.mask | last.mask
+        for w in last.waits:
+            if both >> w & 1:
+                continue
+            if self._group_of[w].above & first.mask:
+                return True
+        return False
+
+    def _place_all(
+        self, members: tuple[int, ...], frame: Frame, known: dict[int, Placed], a: Group, b: Group
+    ) -> tuple[Placed, ...] | None:
+        result: list[Placed] = []
+        for m in members:
+            owner = a if a.mask >> m & 1 else b
+            if owner.frame == frame:
+                result.append(known[m])
+                continue
+            step = self._steps[m]
+            assert isinstance(step, Compute)
+            placed = self.frames.place(m, step, frame)
+            if placed is None:
+                return None
+            result.append(placed)
+        return tuple(result)
+
+    def _legal(self, placed: tuple[Placed, ...], frame: Frame) -> bool:
+        written: dict[str, Placed] = {}
+        read: dict[str, list[tuple[Level, Index | None]]] = {}
+        pointwise = not any(each.reduces for each in placed)
+        for each in placed:
+            for name, index in each.reads:
+                source = written.get(name)
+                if source is not None and not self._flows(source, each, index, frame):
+                    return False
+                if source is None:
+                    level = Level.FULL if each.reduces else each.level
+                    read.setdefault(name, []).append((level, index))
+            if each.buffer in written:
+                return False
+            if each.buffer in read:
+                same = all(r == (each.level, each.index) for r in read[each.buffer])
+                if not (pointwise and same and each.level is Level.FULL):
+                    return False
+            written[each.buffer] = each
+        return True
+
+    def _flows(self, source: Placed, reader: Placed, index: Index | None, frame: Frame) -> bool:
+        """Whether ``reader`` finds the value of ``source`` at its own place in the nest."""
+        available = Level.FULL if reader.reduces else reader.level
+        narrow = set(frame.axes(source.level)) <= set(frame.axes(available))
+        only = sum(1 for w in self._facts.writers[source.buffer] if w < reader.step) == 1
+        return narrow and only and index == source.index
+
+    def _replace(self, a: Group, b: Group, merged: Group) -> None:
+        for m in merged.members:
+            self._group_of[m] = merged
+        first = merged.members[0]
+        gained = merged.above | merged.mask
+        for group in {id(g): g for g in self._group_of[first:]}.values():
+            if group.above & merged.mask:
+                group.above |= gained & ~group.mask
+
+
+def _by_step(group: Group) -> dict[int, Placed]:
+    return {each.step: each for each in group.placed}
+
+
+def _common_frame(a: Group, b: Group) -> Frame | None:
+    assert a.frame is not None
+    assert b.frame is not None
+    if a.frame == b.frame:
+        return a.frame
+    if a.pointwise:
+        return None if b.pointwise else b.frame
+    return a.frame if b.pointwise else None
+
+
+def stored_buffers(
+    group: Group, facts: Facts, buffers: Mapping[str, Buffer], results: frozenset[str]
+) -> Iterator[Placed]:
+    """The members whose value someone outside of the kernel reads."""
+    for each in group.placed:
+        name = each.buffer
+        outside = any(not group.mask >> reader & 1 for reader in facts.readers.get(name, ()))
+        several = len(facts.writers[name]) > 1
+        ours = buffers[name].kind is BufferKind.TEMPORARY
+        if outside or several or not ours or name in results:
+            yield each

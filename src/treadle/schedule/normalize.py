@@ -1,0 +1,143 @@
+"""Steps in the two forms the scheduler knows: pointwise, and one reduction at the root.
+
+::
+
+    before:  y[i, k] <- x[i, k] / sum{j} x[i, j]
+    after:   t[i]    <- sum{j} x[i, j]
+             y[i, k] <- x[i, k] / t[i]
+
+The new temporaries cost nothing: fusion keeps them inside the kernel where they are read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from treadle.loop.expr import Apply, Array, Const, Expr, Load, Reduce, ReduceKind
+from treadle.loop.index import Axis, linear
+from treadle.loop.program import Buffer, BufferKind, Call, Compute, Program, Step, TensorRef
+from treadle.loop.traverse import axes_of
+from treadle.util.errors import LoweringError, require
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """(2, 3, 4) -> (12, 4, 1)."""
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def normalize(program: Program) -> tuple[tuple[Step, ...], Mapping[str, Buffer]]:
+    """The steps, each compute in one of the two forms, and the buffers they need."""
+    splitter = _Splitter(program)
+    for step in program.steps:
+        if isinstance(step, Call):
+            splitter.steps.append(step)
+        elif step.output.numel:
+            splitter.split(step)
+    return tuple(splitter.steps), splitter.buffers
+
+
+class _Splitter:
+    def __init__(self, program: Program) -> None:
+        self.buffers: dict[str, Buffer] = dict(program.buffers)
+        self.steps: list[Step] = []
+
+    def split(self, compute: Compute) -> None:
+        array = compute.array
+        memo: dict[Expr, Expr] = {}
+        if isinstance(array.body, Reduce) and self._is_plain(array.body, array.axes):
+            reduce = array.body
+            inner = self._extract(reduce.body, (*array.axes, *reduce.axes), compute, memo)
+            body: Expr = Reduce(reduce.kind, _wide(reduce.axes), inner)
+        else:
+            body = self._extract(array.body, array.axes, compute, memo)
+        self.steps.append(replace(compute, array=Array(array.axes, body)))
+
+    def _is_plain(self, reduce: Reduce, axes: tuple[Axis, ...]) -> bool:
+        """Nothing to simplify, and no output axis repeats the same sum."""
+        wide = _wide(reduce.axes)
+        return bool(wide) and all(a.extent for a in wide) and set(_wide(axes)) <= axes_of(reduce)
+
+    def _extract(
+        self, expr: Expr, scope: tuple[Axis, ...], compute: Compute, memo: dict[Expr, Expr]
+    ) -> Expr:
+        found = memo.get(expr)
+        if found is None:
+            found = self._extract_new(expr, scope, compute, memo)
+            memo[expr] = found
+        return found
+
+    def _extract_new(
+        self, expr: Expr, scope: tuple[Axis, ...], compute: Compute, memo: dict[Expr, Expr]
+    ) -> Expr:
+        match expr:
+            case Apply(fn, operands, dtype):
+                new = tuple(self._extract(each, scope, compute, memo) for each in operands)
+                return expr if new == operands else Apply(fn, new, dtype)
+            case Load(buffer, index, dtype, mask):
+                if mask is None:
+                    return expr
+                return Load(buffer, index, dtype, self._extract(mask, scope, compute, memo))
+            case Reduce(kind, axes, body):
+                inner = self._extract(body, (*scope, *axes), compute, memo)
+                return self._reduced(kind, axes, inner, scope, compute)
+            case _:
+                return expr
+
+    def _reduced(
+        self,
+        kind: ReduceKind,
+        axes: tuple[Axis, ...],
+        body: Expr,
+        scope: tuple[Axis, ...],
+        compute: Compute,
+    ) -> Expr:
+        wide = _wide(axes)
+        if not wide:
+            is_position = kind in (ReduceKind.ARGMAX, ReduceKind.ARGMIN)
+            return Const(0, torch.int64) if is_position else body
+        if any(axis.extent == 0 for axis in wide):
+            return _identity(kind, body.dtype)
+        used = axes_of(body)
+        free = tuple(axis for axis in _wide(scope) if axis in used and axis not in axes)
+        total = Reduce(kind, wide, body)
+        shape = tuple(axis.extent for axis in free)
+        strides = contiguous_strides(shape)
+        ref = self._temporary(total.dtype, shape, strides, compute)
+        self.steps.append(Compute(ref, Array(free, total), compute.origin))
+        return Load(ref.buffer, linear(free, strides), total.dtype)
+
+    def _temporary(
+        self,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        compute: Compute,
+    ) -> TensorRef:
+        name = f"{compute.output.buffer}_part"
+        while name in self.buffers:
+            name += "_"
+        device = self.buffers[compute.output.buffer].device
+        kind = BufferKind.TEMPORARY
+        self.buffers[name] = Buffer(name, dtype, shape, strides, kind, device)
+        return TensorRef(name, dtype, shape, strides)
+
+
+def _wide(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    return tuple(axis for axis in axes if axis.extent != 1)
+
+
+def _identity(kind: ReduceKind, dtype: torch.dtype) -> Const:
+    require(
+        kind in (ReduceKind.SUM, ReduceKind.PROD, ReduceKind.ANY),
+        LoweringError(f"{kind} of no elements has no value", code="TR-310"),
+    )
+    value = 1 if kind is ReduceKind.PROD else 0
+    if dtype.is_floating_point:
+        return Const(float(value), dtype)
+    return Const(bool(value) if dtype is torch.bool else value, dtype)

@@ -1,0 +1,96 @@
+"""The order of kernels and calls: near the program's, but memory is given back at once.
+
+Among the steps that are ready, one that frees a good deal more than it takes (an optimizer update
+whose gradient is final) runs now; everything else keeps the place of its last member. Small
+steps keep their place too, so that equal ones stay together and become one launch.
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+from treadle.loop.program import Buffer, BufferKind
+from treadle.schedule.fuse import Group
+
+EAGER_BYTES = 1 << 18
+
+
+def ordered(
+    groups: Sequence[Group],
+    reads: Sequence[frozenset[str]],
+    writes: Sequence[frozenset[str]],
+    buffers: Mapping[str, Buffer],
+    kept: frozenset[str],
+) -> list[int]:
+    """Positions of ``groups`` in a valid order. ``kept`` are the buffers that never die."""
+    number = {m: g for g, group in enumerate(groups) for m in group.members}
+    waits = [{number[w] for w in group.waits} - {g} for g, group in enumerate(groups)]
+    followers: list[list[int]] = [[] for _ in groups]
+    for g, sources in enumerate(waits):
+        for source in sources:
+            followers[source].append(g)
+    live = _Liveness(reads, writes, buffers, kept)
+    missing = [len(sources) for sources in waits]
+    ready = [(group.members[-1], g) for g, group in enumerate(groups) if not missing[g]]
+    heapq.heapify(ready)
+    result: list[int] = []
+    while ready:
+        g = _pick(ready, live)
+        result.append(g)
+        live.run(g)
+        for follower in followers[g]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                heapq.heappush(ready, (groups[follower].members[-1], follower))
+    assert len(result) == len(groups), "the groups wait for each other"
+    return result
+
+
+def _pick(ready: list[tuple[int, int]], live: "_Liveness") -> int:
+    best = max(ready, key=lambda entry: live.gain(entry[1]))
+    if live.gain(best[1]) >= EAGER_BYTES:
+        ready.remove(best)
+        heapq.heapify(ready)
+        return best[1]
+    return heapq.heappop(ready)[1]
+
+
+class _Liveness:
+    """Bytes that a step would free, given what has run."""
+
+    def __init__(
+        self,
+        reads: Sequence[frozenset[str]],
+        writes: Sequence[frozenset[str]],
+        buffers: Mapping[str, Buffer],
+        kept: frozenset[str],
+    ) -> None:
+        self._reads = reads
+        self._writes = writes
+        self._buffers = buffers
+        self._kept = kept
+        self._left: dict[str, int] = {}
+        for names in reads:
+            for name in names:
+                self._left[name] = self._left.get(name, 0) + 1
+        self._begun: set[str] = set()
+
+    def _ours(self, name: str) -> bool:
+        return self._buffers[name].kind is BufferKind.TEMPORARY and name not in self._kept
+
+    def gain(self, g: int) -> int:
+        freed = sum(
+            self._buffers[name].nbytes
+            for name in self._reads[g]
+            if self._ours(name) and self._left[name] == 1
+        )
+        taken = sum(
+            self._buffers[name].nbytes
+            for name in self._writes[g]
+            if self._ours(name) and name not in self._begun and self._left.get(name, 0)
+        )
+        return freed - taken
+
+    def run(self, g: int) -> None:
+        self._begun |= self._writes[g]
+        for name in self._reads[g]:
+            self._left[name] -= 1

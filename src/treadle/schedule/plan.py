@@ -1,0 +1,195 @@
+"""A program becomes a plan: kernels, their order, and the bytes of every temporary.
+
+The order of the work is the order of ``schedule``: normal form, dependencies, groups, order,
+kernels, arena.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from treadle.loop.expr import Load, Local, Reduce
+from treadle.loop.kernel import Definition, Kernel, KernelKind, Plan, Store
+from treadle.loop.program import Buffer, BufferKind, Call, Program
+from treadle.loop.traverse import loads, walk
+from treadle.schedule.arena import Interval, chained, pack
+from treadle.schedule.build import build_kernel
+from treadle.schedule.depend import facts, read_buffers, written_buffers
+from treadle.schedule.fuse import Fuser, stored_buffers
+from treadle.schedule.normalize import normalize
+from treadle.schedule.order import ordered
+
+PlanStep = Kernel | Call
+
+
+def schedule(program: Program, *, fuse: bool = True) -> Plan:
+    """The plan of ``program``; without ``fuse`` every compute is a kernel of its own."""
+    steps, buffers = normalize(program)
+    known = facts(steps)
+    fuser = Fuser(steps, buffers, known)
+    groups = fuser.run(fuse=fuse)
+    kept = frozenset(ref.buffer for ref in program.results if ref is not None)
+    made: list[PlanStep] = []
+    for number, group in enumerate(groups):
+        step = steps[group.members[0]]
+        if isinstance(step, Call):
+            made.append(step)
+            continue
+        stored = frozenset(m.step for m in stored_buffers(group, known, buffers, kept))
+        made.append(build_kernel(number, group, stored, steps, fuser.frames))
+    reads = [plan_reads(each) for each in made]
+    writes = [plan_writes(each) for each in made]
+    order = ordered(groups, reads, writes, buffers, kept)
+    return _finish(program, tuple(made[g] for g in order), buffers, kept)
+
+
+def plan_reads(step: PlanStep) -> frozenset[str]:
+    """The buffers a kernel or call reads."""
+    if isinstance(step, Call):
+        return frozenset(read_buffers(step))
+    return frozenset(load.buffer for load in kernel_loads(step))
+
+
+def plan_writes(step: PlanStep) -> frozenset[str]:
+    """The buffers a kernel or call writes."""
+    if isinstance(step, Call):
+        return frozenset(written_buffers(step))
+    return frozenset(item.buffer for item in step.body if isinstance(item, Store))
+
+
+def kernel_loads(kernel: Kernel) -> list[Load]:
+    return [
+        load for item in kernel.body if isinstance(item, Definition) for load in loads(item.expr)
+    ]
+
+
+def _finish(
+    program: Program,
+    steps: tuple[PlanStep, ...],
+    buffers: Mapping[str, Buffer],
+    kept: frozenset[str],
+) -> Plan:
+    lives = lifetimes(steps, buffers, kept)
+    by_call = {
+        name
+        for step in steps
+        if isinstance(step, Call) and not step.out
+        for name in written_buffers(step)
+    }
+    ours = {name: each for name, each in lives.items() if name not in by_call | kept}
+    blocks, block_of = chained(ours, _reuse(steps, ours, buffers))
+    places, arena_bytes = pack(blocks)
+    offsets = {name: places[block_of[name]] for name in ours}
+    used = {name for step in steps for name in (*plan_reads(step), *plan_writes(step))}
+    used |= {*program.inputs, *program.constants, *kept}
+    surviving = {name: each for name, each in buffers.items() if name in used}
+    calls = {name: lives[name] for name in lives if name in by_call | kept}
+    peak = _peak(steps, surviving, calls, arena_bytes)
+    return Plan(
+        steps,
+        surviving,
+        offsets,
+        arena_bytes,
+        peak,
+        program.inputs,
+        program.results,
+        program.constants,
+    )
+
+
+def lifetimes(
+    steps: Sequence[PlanStep], buffers: Mapping[str, Buffer], kept: frozenset[str]
+) -> dict[str, Interval]:
+    """First write to last touch of each temporary; what is returned lives to the end."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for i, step in enumerate(steps):
+        for name in (*plan_reads(step), *plan_writes(step)):
+            if buffers[name].kind is BufferKind.TEMPORARY:
+                first.setdefault(name, i)
+                last[name] = len(steps) if name in kept else i
+    return {name: Interval(name, buffers[name].nbytes, first[name], last[name]) for name in first}
+
+
+def _peak(
+    steps: Sequence[PlanStep],
+    buffers: Mapping[str, Buffer],
+    calls: Mapping[str, Interval],
+    arena_bytes: int,
+) -> int:
+    """Inputs, constants and the arena, and what calls hold and work in at the worst step."""
+    fixed = sum(each.nbytes for each in buffers.values() if each.kind is not BufferKind.TEMPORARY)
+    change = [0] * (len(steps) + 2)
+    for interval in calls.values():
+        change[interval.first] += interval.nbytes
+        change[interval.last + 1] -= interval.nbytes
+    alive, worst = 0, 0
+    for i in range(len(steps) + 1):
+        alive += change[i]
+        step = steps[i] if i < len(steps) else None
+        worst = max(worst, alive + (step.workspace if isinstance(step, Call) else 0))
+    return fixed + arena_bytes + worst
+
+
+def _reuse(
+    steps: Sequence[PlanStep], ours: Mapping[str, Interval], buffers: Mapping[str, Buffer]
+) -> dict[str, str]:
+    """Stores that may overwrite an input which dies at the same kernel, at the same element."""
+    reuse: dict[str, str] = {}
+    for i, step in enumerate(steps):
+        if isinstance(step, Call):
+            continue
+        taken: set[str] = set()
+        for store in _safe_stores(step):
+            if store.buffer not in ours or ours[store.buffer].first != i:
+                continue
+            for name in _dying_at(step, store, ours, i):
+                same = buffers[name].nbytes == buffers[store.buffer].nbytes
+                width = buffers[name].dtype.itemsize == buffers[store.buffer].dtype.itemsize
+                if same and width and name not in taken and store.buffer not in reuse:
+                    reuse[store.buffer] = name
+                    taken.add(name)
+    return reuse
+
+
+def _dying_at(kernel: Kernel, store: Store, ours: Mapping[str, Interval], i: int) -> list[str]:
+    """Inputs read only at the element that ``store`` writes, and never again."""
+    indices: dict[str, set[object]] = {}
+    for load in kernel_loads(kernel):
+        indices.setdefault(load.buffer, set()).add(load.index)
+    written = plan_writes(kernel)
+    return [
+        name
+        for name, places in sorted(indices.items())
+        if places == {store.index}
+        and name in ours
+        and name not in written
+        and ours[name].first < i == ours[name].last
+    ]
+
+
+def _safe_stores(kernel: Kernel) -> list[Store]:
+    """Stores after which no loop of the kernel reads again.
+
+    Without reductions there is one loop. With them, only a single store that every reduction
+    comes before is sure to stand in the last loop.
+    """
+    full = (kernel.rows, kernel.cols)
+    stores = [item for item in kernel.body if isinstance(item, Store) and item.axes == full]
+    definitions = {item.name: item for item in kernel.body if isinstance(item, Definition)}
+    reductions = {name for name, d in definitions.items() if isinstance(d.expr, Reduce)}
+    if not reductions:
+        return stores
+    if len(stores) != 1 or kernel.kind is KernelKind.COLUMNS:
+        return []
+    return stores if reductions <= _ancestry(stores[0].value.name, definitions) else []
+
+
+def _ancestry(name: str, definitions: Mapping[str, Definition]) -> set[str]:
+    seen: set[str] = set()
+    pending = [name]
+    while pending:
+        each = pending.pop()
+        if each not in seen:
+            seen.add(each)
+            found = walk(definitions[each].expr)
+            pending.extend(node.name for node in found if isinstance(node, Local))
+    return seen
