@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
-from treadle.loop.interpret import interpret_program
 
-from treadle.graph.signature import Input, Output, Role, StepGraph
+from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.loop.interpret import interpret_program
 from treadle.loop.program import Call, Compute, Program
+from treadle.loop.verify import verify_program
 from treadle.lower import lower
 
 
@@ -24,17 +24,21 @@ def trace(
     flat = tuple(pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None))
     output.args = (flat,)
     targets = list(writes) if writes is not None else [None] * len(flat)
-    signature = Signature_of(len(inputs), targets)
+    signature = _signature(len(inputs), targets)
     return StepGraph(graph, signature)
 
 
-def Signature_of(count: int, targets: Sequence[int | None]):
-    from treadle.graph.signature import Signature
-
+def _signature(count: int, targets: Sequence[int | None]) -> Signature:
     return Signature(
         tuple(Input(Role.BATCH, f"x{i}") for i in range(count)),
         tuple(Output(f"y{i}", target) for i, target in enumerate(targets)),
     )
+
+
+def run(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The results of the interpreted program; write-backs change ``inputs``."""
+    verify_program(program)
+    return list(interpret_program(program, dict(zip(program.inputs, inputs, strict=True))))
 
 
 def program_of(fn: Callable[..., Any], *inputs: torch.Tensor) -> Program:
@@ -59,7 +63,7 @@ def check(
     """The interpreted program gives what eager gives, in eager's dtype, shape and strides."""
     expected = pytree.tree_leaves(fn(*[x.clone() for x in inputs]))
     program = program_of(fn, *inputs)
-    actual = interpret_program(program, list(inputs))
+    actual = run(program, inputs)
     assert len(actual) == len(expected)
     for mine, eager in zip(actual, expected, strict=True):
         assert mine.dtype == eager.dtype
@@ -69,8 +73,8 @@ def check(
             assert step.array.shape == step.output.shape
             assert step.array.dtype == step.output.dtype
     if formulas:
-        assert not fallbacks(program)
+        assert not fallbacks(program), fallbacks(program)
     return program
 
 
-__all__ = ["calls_of", "check", "fallbacks", "fx", "program_of", "trace"]
+__all__ = ["calls_of", "check", "fallbacks", "program_of", "run", "trace"]

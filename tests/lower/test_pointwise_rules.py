@@ -70,7 +70,9 @@ def test_two_operands(left: torch.dtype, right: torch.dtype, shapes) -> None:
     x = (torch.randn(shapes[0]) * 4).to(left)
     y = (torch.randn(shapes[1]) * 4).to(right)
     y = torch.where(y == 0, torch.ones_like(y), y)
-    check(lambda x, y: [fn(x, y) for fn in BINARY], x, y)
+    # Eager on CPU rounds alpha * y and 0-dim operands to half precision; on CUDA it does not.
+    tolerance = 0.3 if left.itemsize == 2 else None
+    check(lambda x, y: [fn(x, y) for fn in BINARY], x, y, rtol=tolerance, atol=tolerance)
 
 
 def test_whole_numbers_and_truth() -> None:
@@ -88,7 +90,7 @@ def test_whole_numbers_and_truth() -> None:
 
 
 BACKWARD = [
-    lambda g, x: aten.gelu_backward(g, x), lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
+    aten.gelu_backward, lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
     aten.silu_backward, aten.sigmoid_backward, aten.tanh_backward,
     lambda g, x: aten.threshold_backward(g, x, 0), lambda g, x: aten.hardtanh_backward(g, x, -1, 1),
     lambda g, x: aten.leaky_relu_backward(g, x, 0.01, False),

@@ -20,8 +20,8 @@ VIEWS = [
 def test_views_cost_nothing() -> None:
     x = torch.randn(2, 3, 4, 5)
     for view in VIEWS:
-        program = check(lambda x, view=view: view(x) * 2, x)
-        copies = 2 if "reshape(2, 4, 15)" in str(view) else 1
+        program = check(lambda x: view(x) * 2, x)  # noqa: B023
+        copies = 1 if view is VIEWS[3] else 0
         assert len(program.steps) <= copies + 1
 
 
@@ -73,11 +73,15 @@ def test_gathers() -> None:
         cube = table.view(11, 1, 5).expand(11, 4, 5)
         return [
             F.embedding(ids, table), table[ids], table[signed], table[:, column[:3, 0]],
-            table[signed, column[:3, 0]], cube[ids, :, column[:3, 0]], cube[:, column[:3, 0] % 4, signed % 5],
-            table.gather(1, column), table.gather(-1, column.expand(11, 3)), table.index_select(0, signed.abs()),
+            table[signed, column[:3, 0]], cube[ids, :, column[:3, 0]],
+            cube[:, column[:3, 0] % 4, signed % 5],
+            table.gather(1, column), table.gather(-1, column.expand(11, 3)),
+            table.index_select(0, signed.abs()),
             table.scatter(1, column, 7.0), table.scatter(1, column, table[:, :1] * 2),
-            table.scatter_add(1, column, table[:, :1]), torch.slice_scatter(table, table[:4] * 2, 0, 2, 10, 2),
-            torch.select_scatter(table, table[0] * 2, 0, -1), torch.slice_scatter(table, table[:, :2] + 1, 1, 3),
+            table.scatter_add(1, column, table[:, :1]),
+            torch.slice_scatter(table, table[:4] * 2, 0, 2, 10, 2),
+            torch.select_scatter(table, table[0] * 2, 0, -1),
+            torch.slice_scatter(table, table[:, :2] + 1, 1, 3),
         ]  # fmt: skip
 
     check(fn, table, ids, signed, column)
@@ -89,7 +93,8 @@ def test_creation() -> None:
         lambda x: [
             torch.arange(5), torch.arange(1.0, 4.0, 0.5), torch.arange(7, 1, -2), torch.eye(3),
             torch.ones(2, 0), torch.zeros(3, dtype=torch.int32), torch.linspace(0, 1, 5),
-            torch.full((2,), True), x.new_zeros(2, 2), torch.scalar_tensor(3.5), torch.eye(2, 3) + x,
+            torch.full((2,), True), x.new_zeros(2, 2), torch.scalar_tensor(3.5),
+            torch.eye(2, 3) + x,
         ],
         x,
     )  # fmt: skip

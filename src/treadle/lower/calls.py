@@ -4,7 +4,8 @@
 too, with the reason written on it.
 """
 
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -114,10 +115,10 @@ def _result(site: Site) -> Value | int | None:
     return site.builder.buffer(site.name, site.dtype, site.shape, strides)
 
 
-def _used_results(site: Site) -> set[Any]:
-    """Which of many results anyone reads; all of them if the whole tuple is passed on."""
-    users = [user for user in site.node.users if user.op == "call_function"]
-    return {user.args[1] for user in users if not isinstance(user.target, OpOverload)}
+def _used_results(site: Site) -> set[int]:
+    """Which of many results anyone reads."""
+    places = [user.args[1] for user in site.node.users if user.target is operator.getitem]
+    return {place for place in places if isinstance(place, int)}
 
 
 def _plain(site: Site, arg: Any) -> Any:
@@ -127,6 +128,3 @@ def _plain(site: Site, arg: Any) -> Any:
     if isinstance(arg, tuple | list):
         return tuple(_plain(site, item) for item in arg)
     return str(arg) if isinstance(arg, torch.device) else arg
-
-
-Fallback = Callable[[Site, OpOverload, Any, Mapping[str, Any], str], Any]

@@ -94,6 +94,8 @@ def _lower_node(builder: Builder, node: fx.Node, env: Environment) -> Any:
 
 
 def _lowered(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    if not _is_tensors(site.val):
+        raise site.fault("the result is not a tensor", "compute it outside the step")
     rule = None if op in calls.CHOSEN else rule_for(op)
     reason = "" if op in calls.CHOSEN else f"{op} has no lowering rule"
     crosses = _crosses_devices(site)
@@ -102,8 +104,6 @@ def _lowered(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -
             return _results(site, rule(site, *args, **kwargs))
         except Decline as refusal:
             reason = f"{op}: {refusal}"
-    if not _is_tensors(site.val):
-        raise site.fault("the result is not a tensor", "compute it outside the step")
     return calls.call(site, op, args, kwargs, "" if crosses else reason)
 
 
@@ -157,8 +157,6 @@ def _outputs(
         if node is None:
             results.append(None)
             continue
-        if not isinstance(node, fx.Node):
-            raise LoweringError(f"result {output.name} is not a tensor", code="TR-301")
         if output.writes is None:
             results.append(_returned(builder, node, env[node]))
             continue

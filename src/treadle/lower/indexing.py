@@ -1,4 +1,4 @@
-"""Gathers, joins, pads and pooling windows: ``out[i] = x[f(i)]``, where ``f`` may read an index tensor."""
+"""Gathers, joins, pads and pooling: ``out[i] = x[f(i)]``, where ``f`` may read an index tensor."""
 
 import math
 from collections.abc import Sequence
@@ -108,7 +108,7 @@ def index_tensor(site: Site, x: Value, indices: Sequence[Value | None]) -> Array
 def _hit(
     site: Site, axes: Sequence[Axis], x: Value, dim: int, indices: Value
 ) -> tuple[Term, list[Place]]:
-    """Whether ``axes`` is the one place of its line that is written, and where ``indices`` says so."""
+    """Whether ``axes`` is the one written place of its line, and where ``indices`` says so."""
     if not x.shape or indices.shape[dim] != 1:
         raise Decline("scattered writes of more than one element a line have no formula")
     if any(n != m for d, (n, m) in enumerate(zip(x.shape, indices.shape, strict=True)) if d != dim):

@@ -11,12 +11,13 @@ import torch
 from torch._ops import OpOverload
 
 from treadle.loop.expr import Array
-from treadle.lower.registry import Decline, Value, lowers
+from treadle.lower.registry import Decline, Value, aten_op, lowers
 from treadle.lower.scalars import (
     Number,
     Operand,
     Term,
     cast,
+    const,
     promoted_dtype,
 )
 from treadle.lower.site import Site, broadcast
@@ -70,14 +71,13 @@ for _name in [
     "round",
     "trunc",
 ]:
-    _register_unary(aten.__getattr__(_name).default, _named(_name))
+    _register_unary(aten_op(f"{_name}.default"), _named(_name))
 _register_unary(aten.sign.default, _named("sign"))
 _register_unary(aten.sgn.default, _named("sign"))
 _register_unary(aten.erfc.default, lambda x: 1 - x.fn("erf"))
 _register_unary(aten.square.default, lambda x: x * x)
-_register_unary(aten.relu.default, lambda x: x.fn("lt", 0).choose(x * 0, x))
+_register_unary(aten.relu.default, lambda x: x.fn("maximum", 0))
 _register_unary(aten.silu.default, lambda x: x / (1 + (-x).fn("exp")))
-_register_unary(aten.log_sigmoid.default, lambda x: -_softplus(-x))
 _register_unary(aten.mish.default, lambda x: x * _softplus(x).fn("tanh"))
 _register_unary(aten.hardsigmoid.default, lambda x: _clamped(x + 3, 0, 6) / 6)
 _register_unary(aten.hardswish.default, lambda x: x * _clamped(x + 3, 0, 6) / 6)
@@ -253,9 +253,7 @@ def power(site: Site, x: Operand, y: Operand) -> Array:
 
 
 def _register_comparison(name: str) -> None:
-    packet = aten.__getattr__(name)
-
-    @lowers(packet.Tensor, packet.Scalar)
+    @lowers(aten_op(f"{name}.Tensor"), aten_op(f"{name}.Scalar"))
     def rule(site: Site, x: Operand, y: Operand) -> Array:
         common = promoted_dtype((x, y))
         return pointwise(site, lambda x, y: x.fn(name, y), x, y, common=common)
@@ -266,7 +264,7 @@ for _name in ["eq", "ne", "lt", "le", "gt", "ge"]:
 
 
 def _register_logical(name: str) -> None:
-    @lowers(aten.__getattr__(f"logical_{name}").default)
+    @lowers(aten_op(f"logical_{name}.default"))
     def rule(site: Site, x: Value, y: Value) -> Array:
         axes = site.axes()
         terms = [site.term(each, axes, each.dtype) for each in (x, y)]
@@ -275,10 +273,9 @@ def _register_logical(name: str) -> None:
 
 
 def _register_bitwise(name: str) -> None:
-    packet = aten.__getattr__(f"bitwise_{name}")
-    overload = aten.__getattr__(f"__{name}__")
+    packets = (f"bitwise_{name}", f"__{name}__")
 
-    @lowers(packet.Tensor, packet.Scalar, overload.Tensor, overload.Scalar)
+    @lowers(*(aten_op(f"{each}.{kind}") for each in packets for kind in ("Tensor", "Scalar")))
     def rule(site: Site, x: Operand, y: Operand) -> Array:
         fn = name if site.dtype is torch.bool else f"bit{name}"
         return pointwise(site, lambda x, y: x.fn(fn, y), x, y)
@@ -410,7 +407,7 @@ def tanh_backward(site: Site, grad: Value, y: Value) -> Array:
 @lowers(aten.threshold_backward.default)
 def threshold_backward(site: Site, grad: Value, x: Value, threshold: Number) -> Array:
     """``grad`` where ``x > threshold``, else zero."""
-    return pointwise(site, lambda grad, x: x.fn("le", threshold).choose(grad * 0, grad), grad, x)
+    return pointwise(site, lambda grad, x: x.fn("le", threshold).choose(0, grad), grad, x)
 
 
 @lowers(aten.threshold.default)
@@ -427,9 +424,24 @@ def hardtanh(site: Site, x: Value, low: Number = -1, high: Number = 1) -> Array:
 def hardtanh_backward(site: Site, grad: Value, x: Value, low: Number, high: Number) -> Array:
     def formula(grad: Term, x: Term) -> Term:
         outside = x.fn("le", low).fn("or", x.fn("ge", high))
-        return outside.choose(grad * 0, grad)
+        return outside.choose(0, grad)
 
     return pointwise(site, formula, grad, x)
+
+
+@lowers(aten.log_sigmoid_forward.default)
+def log_sigmoid_forward(site: Site, x: Value) -> tuple[Array, Array]:
+    """``-log(1 + e^-x)``, and ``e^-|x|`` where eager keeps it for the backward."""
+    kept = site.element_site(1)
+    out = pointwise(site.element_site(0), lambda x: -_softplus(-x), x)
+    if kept.shape != x.shape:
+        return out, Array(kept.axes(), const(0, kept.dtype))
+    return out, pointwise(kept, lambda x: (-x.fn("abs")).fn("exp"), x)
+
+
+@lowers(aten.log_sigmoid_backward.default)
+def log_sigmoid_backward(site: Site, grad: Value, x: Value, kept: Value) -> Array:
+    return pointwise(site, lambda grad, x: grad * (-x).fn("sigmoid"), grad, x)
 
 
 @lowers(aten.leaky_relu.default)
@@ -485,8 +497,6 @@ def mse_loss_backward(site: Site, grad: Value, x: Value, target: Value, reductio
 
 # --- lists ----------------------------------------------------------------------------------
 
-_FOREACH: dict[str, tuple[OpOverload, ...]] = {}
-
 
 def _register_foreach(op: OpOverload, single: Callable[..., Array]) -> None:
     """``_foreach_f(xs, ys, k)`` is ``[f(x, y, k) for x, y in zip(xs, ys)]``."""
@@ -504,44 +514,32 @@ def _register_foreach(op: OpOverload, single: Callable[..., Array]) -> None:
 
 
 def _foreach_rules() -> None:
-    binary = {"add": add, "sub": sub, "mul": mul, "div": div}
+    arithmetic = {"add": add, "sub": sub, "mul": mul, "div": div}
     bounds = {"maximum": maximum, "minimum": minimum, "clamp_min": maximum, "clamp_max": minimum}
-    for name, rule in (binary | bounds).items():
-        packet = aten.__getattr__(f"_foreach_{name}")
-        for overload in ("List", "Scalar", "ScalarList"):
-            _register_foreach(packet.__getattr__(overload), rule)
+    listed = ("List", "Scalar", "ScalarList")
+    for name, rule in (arithmetic | bounds | {"pow": power}).items():
+        for kind in listed:
+            _register_foreach(aten_op(f"_foreach_{name}.{kind}"), rule)
     for name in ("add", "mul", "div"):
-        _register_foreach(aten.__getattr__(f"_foreach_{name}").Tensor, binary[name])
-    packet = aten._foreach_pow
-    for op in (packet.List, packet.Scalar, packet.ScalarList, packet.ScalarAndTensor):
-        if op is not packet.ScalarAndTensor:
-            _register_foreach(op, power)
+        _register_foreach(aten_op(f"_foreach_{name}.Tensor"), arithmetic[name])
     for name, rule in {"addcmul": addcmul, "addcdiv": addcdiv}.items():
-        packet = aten.__getattr__(f"_foreach_{name}")
-        _register_foreach(packet.Scalar, rule)
-        _register_foreach(packet.ScalarList, rule)
-    for op in (aten._foreach_lerp.List, aten._foreach_lerp.Scalar, aten._foreach_lerp.ScalarList):
-        _register_foreach(op, lerp)
-    for name in [
-        "neg",
-        "abs",
-        "exp",
-        "expm1",
-        "log",
-        "log1p",
-        "log2",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "sigmoid",
-        "tanh",
-        "sign",
-    ]:
-        _register_foreach(
-            aten.__getattr__(f"_foreach_{name}").default,
-            lambda site, x, fn=_named(name): pointwise(site, fn, x),
-        )
+        for kind in ("Scalar", "ScalarList"):
+            _register_foreach(aten_op(f"_foreach_{name}.{kind}"), rule)
+    for kind in listed:
+        _register_foreach(aten_op(f"_foreach_lerp.{kind}"), lerp)
+    for name in _FOREACH_UNARY:
+        _register_foreach(aten_op(f"_foreach_{name}.default"), _unary(_named(name)))
     _register_foreach(aten._foreach_copy.default, copy)
+
+
+_FOREACH_UNARY = (
+    *("neg", "abs", "exp", "expm1", "log", "log1p", "log2"),
+    *("sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh", "sign"),
+)
+
+
+def _unary(formula: Formula) -> Callable[[Site, Value], Array]:
+    return lambda site, x: pointwise(site, formula, x)
 
 
 _foreach_rules()

@@ -1,8 +1,10 @@
 """Which rule lowers which operation. Filled at import by the family files, read-only after."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
 from treadle.loop.expr import Array
@@ -12,7 +14,7 @@ from treadle.util.errors import VerifyError, require
 Value = TensorRef | Array
 """A tensor while lowering: a view of a buffer, or a formula that reads no buffer."""
 Rule = Callable[..., Any]
-"""``rule(site, *args, **kwargs)``: a ``Value``, or a tuple of them and ``None`` for many results."""
+"""``rule(site, *args, **kwargs)``: a ``Value``; for many results a tuple of them and ``None``."""
 
 _RULES: dict[OpOverload, Rule] = {}
 
@@ -31,6 +33,11 @@ def lowers(*ops: OpOverload) -> Callable[[Rule], Rule]:
         return rule
 
     return register
+
+
+def aten_op(name: str) -> OpOverload:
+    """``"neg.default"`` -> ``torch.ops.aten.neg.default``."""
+    return operator.attrgetter(name)(torch.ops.aten)
 
 
 def rule_for(op: OpOverload) -> Rule | None:

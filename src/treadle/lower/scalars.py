@@ -11,6 +11,7 @@ import torch
 from treadle.loop.expr import BOOLEAN, COMPARE, Apply, Array, Const, Expr, Position
 from treadle.loop.index import Index
 from treadle.loop.program import TensorRef
+from treadle.util.errors import VerifyError, require
 
 Number = int | float | bool
 Operand = TensorRef | Array | Number
@@ -138,9 +139,12 @@ class Term:
     def __neg__(self) -> "Term":
         return self.fn("neg")
 
-    def choose(self, yes: "Term", no: "Term | Number") -> "Term":
-        """``yes`` where this boolean term holds, else ``no``."""
-        return Term(where(self.expr, yes.expr, yes._operand(no)))
+    def choose(self, yes: "Term | Number", no: "Term | Number") -> "Term":
+        """``yes`` where this boolean term holds, else ``no``; at least one of them is a term."""
+        known = yes if isinstance(yes, Term) else no
+        require(isinstance(known, Term), VerifyError, "a choice between two numbers has no dtype")
+        assert isinstance(known, Term)
+        return Term(where(self.expr, known._operand(yes), known._operand(no)))
 
     def to(self, dtype: torch.dtype) -> "Term":
         return Term(cast(self.expr, dtype))

@@ -44,26 +44,24 @@ def _shifted(site: Site, x: Value, dim: int, wide: torch.dtype) -> tuple[Value, 
     return largest, powers, reduced(site, "sum", SUM, powers, dims, wide)
 
 
-@lowers(aten._softmax.default, aten._safe_softmax.default)
-def softmax(site: Site, x: Value, dim: int, *_half_to_float: Any, **_dtype: Any) -> Array:
-    """``exp(x - max) / sum exp(x - max)``; the safe one gives zeros for rows of -inf."""
-    largest, powers, total = _shifted(site, x, dim, compute_dtype(site.dtype))
-    if site.node.target is aten._safe_softmax.default:
-        return pointwise(
-            site,
-            lambda p, s, top: top.fn("eq", -math.inf).choose(p * 0, p / s),
-            _without_nan(site, powers, largest), total, largest,
-        )  # fmt: skip
+@lowers(aten._softmax.default)
+def softmax(site: Site, x: Value, dim: int, half_to_float: bool) -> Array:
+    """``exp(x - max) / sum exp(x - max)``."""
+    _, powers, total = _shifted(site, x, dim, compute_dtype(site.dtype))
     return pointwise(site, lambda power, total: power / total, powers, total)
 
 
-def _without_nan(site: Site, powers: Value, largest: Value) -> Value:
-    """Zero for the powers of a row of -inf, which are NaN."""
-    return step(
-        site, "safe", powers.dtype,
-        lambda p, top: top.fn("eq", -math.inf).choose(p.fn("sub", p).fn("isnan").choose(top * 0, p), p),
-        powers, largest,
-    )  # fmt: skip
+@lowers(aten._safe_softmax.default)
+def safe_softmax(site: Site, x: Value, dim: int, **_dtype: Any) -> Array:
+    """Softmax with zeros, not NaN, for a row that is all ``-inf``."""
+    largest, powers, total = _shifted(site, x, dim, compute_dtype(site.dtype))
+    return pointwise(
+        site,
+        lambda power, total, top: top.fn("eq", -math.inf).choose(0, power / total),
+        powers,
+        total,
+        largest,
+    )
 
 
 @lowers(aten._log_softmax.default)

@@ -57,7 +57,7 @@ def _ghost(x: Value) -> torch.Tensor:
 
 
 def _over(x: Value, view: torch.Tensor) -> Value:
-    shape, strides, offset = tuple(view.shape), view.stride(), view.storage_offset()
+    shape, strides, offset = tuple(view.shape), view.stride(), int(view.storage_offset())
     if isinstance(x, TensorRef):
         return TensorRef(x.buffer, x.dtype, shape, tuple(strides), x.offset + offset)
     axes = fresh_axes(shape)
