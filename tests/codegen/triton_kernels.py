@@ -54,7 +54,20 @@ def load(buffer: str, index: IndexLike, dtype: torch.dtype = F32, mask: Expr | N
 
 
 def fn(name: str, *operands: Expr) -> Apply:
-    boolean = name in "eq ne lt le gt ge and or xor not isnan isinf".split()
+    boolean = name in [
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "and",
+        "or",
+        "xor",
+        "not",
+        "isnan",
+        "isinf",
+    ]
     return Apply(name, operands, torch.bool if boolean else operands[-1].dtype)
 
 
@@ -181,7 +194,24 @@ def functions(n: int, names: tuple[str, ...], dtype: torch.dtype = F32) -> Kerne
     """One store per function of ``x`` (and ``z``)."""
     k = Build(1, n)
     x, z = k.define(load("x", k.cols, dtype)), k.define(load("z", k.cols, dtype))
-    binary = "add sub mul div floordiv mod pow minimum maximum fmod eq ne lt le gt ge".split()
+    binary = [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "floordiv",
+        "mod",
+        "pow",
+        "minimum",
+        "maximum",
+        "fmod",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+    ]
     for name in names:
         value = k.define(fn(name, x, z) if name in binary else fn(name, x))
         k.store(f"y_{name}", value, k.cols)

@@ -3,6 +3,7 @@
 ``TRITON_INTERPRET`` must be set before triton is imported, and other tests compile for real.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,6 @@ for job in torch.load(folder / "jobs.pt"):
     for function, rows, sizes in job["launches"]:
         storages = [[job["tensors"][name] for name in row] for row in rows]
         functions[function](storages, sizes)
-        functions[function](storages, sizes) if job["twice"] else None
     torch.save(job["tensors"], folder / job["result"])
 """
 
@@ -59,15 +59,12 @@ def run_cases(cases: Sequence[Case], folder: Path) -> None:
                 "text": source.text,
                 "functions": source.functions,
                 "launches": [(x.function, x.buffers, x.sizes) for x in launches],
-                "tensors": dict(case.tensors),
+                "tensors": {name: t.clone() for name, t in case.tensors.items()},
                 "result": f"result{i}.pt",
-                "twice": False,
             }
         )
     torch.save(jobs, folder / "jobs.pt")
     command = [sys.executable, "-c", _SCRIPT, str(folder)]
-    import os
-
     path = os.pathsep.join(sys.path)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -29,7 +29,6 @@ from treadle.codegen.triton_expr import (
     Writer,
     helpers_text,
     index_values,
-    operands,
     walk,
 )
 from treadle.codegen.triton_reduce import (
@@ -43,7 +42,7 @@ from treadle.codegen.triton_reduce import (
     partial_types,
     start,
 )
-from treadle.loop.expr import Expr, Load, Local, Position, Reduce
+from treadle.loop.expr import Expr, Load, Local, Position, Reduce, ReduceKind
 from treadle.loop.index import Axis, Index
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 from treadle.loop.program import Buffer
@@ -199,7 +198,7 @@ class Body:
     def _reduce(self, reduce: Reduce, tile: Tile | None) -> Value:
         if tile is None:  # the reduced axis has one element
             value = self.writer.evaluate(reduce.body)
-            if reduce.dtype is not reduce.body.dtype:
+            if reduce.kind in (ReduceKind.ARGMAX, ReduceKind.ARGMIN):
                 return Value(self.writer.name(f"tl.full((), 0, {TYPES[reduce.dtype]})"))
             return value
         partial = collapse(self.writer, reduce, fill(self.writer, reduce, tile), tile)
@@ -308,7 +307,7 @@ def _pointwise_tile(kernel: Kernel) -> tuple[int, int]:
 
 
 def _bound(writer: Writer, axis: str, extent: int, block: int) -> None:
-    """Mask the lanes past the end, if there can be any."""
+    """Mask the lanes past the end, if blocks of this size do not cover it exactly."""
     if extent % block:
         writer.line(f"m{axis} = {axis} < {extent}")
         writer.masks[axis] = f"m{axis}"
@@ -502,7 +501,7 @@ class Looped:
         body = self._begin("tl.program_id(0)")
         for level in range(self.levels.last + 1):
             self._fixed(body, level)
-            partials = self._loop(body, level, f"0, {self.shape.reduced}")
+            partials = self._loop(body, level, self.shape.reduced, 1)
             for item, partial in partials:
                 assert isinstance(item.expr, Reduce)
                 tile = self.shape.tile(self.shape.block_q)
@@ -535,9 +534,7 @@ class Looped:
                 self._gather(body, item)
         chunk = math.ceil(self.shape.reduced / self.shape.block_q / self.shape.splits)
         chunk *= self.shape.block_q
-        # The last part may start past the end: then its loop is empty.
-        span = f"part * {chunk}, tl.minimum(part * {chunk} + {chunk}, {self.shape.reduced})"
-        for item, partial in self._loop(body, level, span) if splits > 1 else []:
+        for item, partial in self._loop(body, level, chunk, splits) if splits > 1 else []:
             self._scatter(body, item, partial)
         for item in self.levels.final_stores if is_last else []:
             body.store(item, "(part == 0)" if splits > 1 else "")
@@ -557,8 +554,10 @@ class Looped:
             if self.levels.level[item.name] == level:
                 body.define(item, None)
 
-    def _loop(self, body: Body, level: int, span: str) -> list[tuple[Definition, Partial]]:
-        """The loop of one level; gives the accumulators of its reductions."""
+    def _loop(
+        self, body: Body, level: int, span: int, splits: int
+    ) -> list[tuple[Definition, Partial]]:
+        """The loop of one level over ``span`` elements; gives its reductions' accumulators."""
         writer, levels = body.writer, self.levels
         reductions, stores = levels.reduced_in(level), levels.stored_in(level)
         if not reductions and not stores:
@@ -566,10 +565,12 @@ class Looped:
         tile = self.shape.tile(self.shape.block_q)
         sums = [(item, start(writer, _as_reduce(item), tile)) for item in reductions]
         outside = dict(writer.locals), dict(writer.known), dict(writer.masks)
-        writer.line(f"for q in range({span}, {self.shape.block_q}):")
+        writer.line(f"for q in range(0, {span}, {self.shape.block_q}):")
         writer.indent += 1
-        _positions(writer, self.shape.along, "q", self.shape.block_q, self.shape.both)
-        _bound(writer, self.shape.along, self.shape.reduced, self.shape.block_q)
+        first = f"part * {span} + q" if splits > 1 else "q"
+        _positions(writer, self.shape.along, first, self.shape.block_q, self.shape.both)
+        covered = math.ceil(span / self.shape.block_q) * self.shape.block_q * splits
+        _bound(writer, self.shape.along, self.shape.reduced, covered)
         wanted = levels.closure(
             [i.expr for i in reductions] + [root for item in stores for root in roots(item)]
         )

@@ -1,0 +1,220 @@
+"""Generated Triton computes what the loop interpreter computes, in every form a kernel takes."""
+
+import math
+
+import pytest
+import torch
+import triton_kernels as make
+from torch import Tensor
+from triton_run import Case, buffers_of, run_cases
+
+from treadle.codegen.triton import render_triton
+from treadle.loop.expr import ReduceKind
+from treadle.loop.kernel import Kernel, KernelKind
+from treadle.util.errors import LoweringError
+
+pytest.importorskip("triton")
+NAN = float("nan")
+
+
+def poison(n: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """What an element holds that nobody wrote."""
+    return torch.full((n,), NAN if dtype.is_floating_point else 77, dtype=dtype)
+
+
+def softmax_case(rows: int, cols: int) -> Case:
+    x = 3 * torch.randn(rows * cols)
+    x[5] = -math.inf
+    return Case(
+        f"softmax {rows}x{cols}",
+        [make.softmax(rows, cols)],
+        {"x": x, "y": poison(rows * cols)},
+    )
+
+
+def layer_norm_case(rows: int, cols: int, dtype: torch.dtype) -> Case:
+    tensors = {
+        "x": torch.randn(rows * cols).to(dtype),
+        "w": torch.randn(cols),
+        "b": torch.randn(cols),
+        "y": poison(rows * cols, dtype),
+        "mean": poison(rows),
+        "rstd": poison(rows),
+    }
+    return Case(f"layer norm {rows}x{cols} {dtype}", [make.layer_norm(rows, cols, dtype)], tensors)
+
+
+def adamw_tensors(n: int, suffix: str) -> dict[str, Tensor]:
+    return {
+        "g" + suffix: torch.randn(n),
+        "m" + suffix: torch.randn(n),
+        "v" + suffix: torch.rand(n),
+        "p" + suffix: torch.randn(n),
+        "step": torch.tensor([3.0]),
+    }
+
+
+def reductions_case(rows: int, cols: int, kind: KernelKind) -> Case:
+    x = torch.randn(rows * cols)
+    x[torch.randint(rows * cols, (3,))] = NAN
+    x[: cols // 2] = -math.inf
+    outer = rows if kind is KernelKind.ROWS else cols
+    tensors = {"x": x, "i": torch.randint(-9, 9, (rows * cols,)), "any": poison(outer, torch.bool)}
+    for each in ReduceKind:
+        arg = each in (ReduceKind.ARGMAX, ReduceKind.ARGMIN)
+        tensors[f"f_{each}"] = poison(outer, torch.int64 if arg else torch.float32)
+        tensors[f"i_{each}"] = poison(outer, torch.int64)
+    kernel = make.every_reduction(rows, cols, kind)
+    return Case(f"reductions {rows}x{cols} {kind}", [kernel], tensors)
+
+
+def column_sums_case(rows: int, cols: int) -> Case:
+    tensors = {
+        "g": torch.randn(rows * cols).bfloat16(),
+        "x": torch.randn(rows * cols),
+        "dw": poison(cols),
+        "db": poison(cols),
+    }
+    return Case(f"column sums {rows}x{cols}", [make.column_sums(rows, cols)], tensors)
+
+
+def embedding_case(rows: int, cols: int) -> Case:
+    ids = torch.randint(0, 11, (rows,))
+    ids[0] = 0
+    tensors = {"ids": ids, "table": torch.randn(11 * cols), "y": poison(rows * cols)}
+    return Case(f"embedding {rows}x{cols}", [make.embedding(rows, cols, 11)], tensors)
+
+
+def total_norm_case(n: int) -> Case:
+    tensors = {"g": torch.randn(n), "y": poison(n), "scale": poison(1)}
+    return Case(f"total norm {n}", [make.total_norm(n)], tensors)
+
+
+def transpose_case(rows: int, cols: int) -> Case:
+    n = rows * cols
+    return Case(
+        f"transpose {rows}x{cols}",
+        [make.transpose(rows, cols)],
+        {"x": torch.randn(n), "y": poison(n)},
+    )
+
+
+def functions_case(names: str, x: Tensor, z: Tensor) -> Case:
+    each = tuple(names.split())
+    boolean = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"}
+    tensors = {"x": x, "z": z}
+    for name in each:
+        tensors[f"y_{name}"] = poison(x.numel(), torch.bool if name in boolean else x.dtype)
+    kernel = make.functions(x.numel(), each, x.dtype)
+    return Case(f"functions of {x.dtype}: {names}", [kernel], tensors)
+
+
+def signed(n: int) -> Tensor:
+    special = torch.tensor(
+        [0.0, -0.0, 1.0, -1.0, 0.5, 2.5, 1e-6, -1e-4, 30.0, -30.0, NAN, math.inf, -math.inf]
+    )
+    return torch.cat([special, 4 * torch.randn(n)])
+
+
+def function_cases() -> list[Case]:
+    x = signed(60)
+    z = signed(60).flip(0)
+    positive = x.abs() + 1e-3
+    whole = torch.randint(-20, 20, (50,))
+    divisor = torch.where(whole.flip(0) == 0, 3, whole.flip(0))
+    return [
+        functions_case(
+            "neg abs exp expm1 sin cos tanh erf sigmoid floor ceil round trunc sign", x, z
+        ),
+        functions_case("log log1p log2 sqrt rsqrt reciprocal isnan isinf", positive, z),
+        functions_case("add sub mul div minimum maximum eq ne lt le gt ge", x, z),
+        functions_case("floordiv mod fmod", torch.randn(50) * 9, torch.randn(50)),
+        functions_case("pow", torch.rand(50) * 4, torch.randn(50) * 3),
+        functions_case("pow", torch.randn(50) * 4, torch.randint(-3, 4, (50,)).float()),
+        functions_case("add mul exp tanh maximum lt", x.bfloat16(), z.bfloat16()),
+        functions_case("exp div pow sqrt tanh", torch.rand(20).double(), torch.rand(20).double()),
+        functions_case("floordiv mod fmod minimum maximum add mul sign abs", whole, divisor),
+        functions_case("pow", whole, torch.randint(0, 5, (50,))),
+    ]
+
+
+def all_cases() -> list[Case]:
+    update = adamw_tensors(1500, "0") | adamw_tensors(33, "1") | adamw_tensors(1, "2")
+    many = [make.adamw(1500, "0"), make.adamw(33, "1"), make.adamw(1, "2")]
+    counting = {"p": torch.randn(2100), "g": torch.randn(2100), "step": torch.tensor([4.0])}
+    return [
+        softmax_case(3, 50),
+        softmax_case(2, 1024),
+        softmax_case(2, 17000),
+        layer_norm_case(5, 24, torch.float32),
+        layer_norm_case(3, 300, torch.bfloat16),
+        Case("adamw", many[:1], update),
+        Case("adamw, many", many, update),
+        Case("counting", [make.counting_update(2100)], counting),
+        reductions_case(3, 40, KernelKind.ROWS),
+        reductions_case(40, 3, KernelKind.COLUMNS),
+        reductions_case(7, 1, KernelKind.ROWS),
+        reductions_case(1, 7, KernelKind.COLUMNS),
+        column_sums_case(7, 100),
+        column_sums_case(130, 70),
+        column_sums_case(1100, 5),
+        embedding_case(6, 20),
+        total_norm_case(100),
+        total_norm_case(40_000),
+        transpose_case(9, 33),
+        transpose_case(70, 3),
+        *function_cases(),
+    ]
+
+
+def test_agrees_with_the_loop_interpreter(tmp_path):
+    torch.manual_seed(torch.seed() % 1000)
+    run_cases(all_cases(), tmp_path)
+
+
+def test_same_structure_shares_one_function():
+    tensors = adamw_tensors(64, "0") | adamw_tensors(1024, "1")
+    kernels = [make.adamw(64, "0"), make.adamw(1024, "1")]
+    source, (launches,) = render_triton([kernels], buffers_of(tensors))
+    (launch,) = launches
+    assert source.text.count("def adamw") == 1
+    assert launch.sizes == ((64,), (1024,))
+    assert len(launch.buffers) == 2
+
+
+def test_a_later_user_keeps_launches_apart():
+    first, second = make.adamw(64, "0"), make.adamw(64, "1")
+    tensors = adamw_tensors(64, "0") | adamw_tensors(64, "1")
+    buffers = buffers_of(tensors)
+    overlapping = {"g1": 0, "p0": 128}
+    _, (launches,) = render_triton([[first, second]], buffers, overlapping)
+    assert len(launches) == 2
+    _, (launches,) = render_triton([[first, first]], buffers)
+    assert len(launches) == 2
+    _, runs = render_triton([[first], [second]], buffers)
+    assert [len(launches) for launches in runs] == [1, 1]
+
+
+def test_text_is_the_same_each_time():
+    def text() -> str:
+        kernels: list[Kernel] = [make.softmax(7, 20000), make.column_sums(900, 30)]
+        names = ["x", "y", "g", "dw", "db"]
+        return render_triton([kernels], buffers_of({n: torch.zeros(1) for n in names}))[0].text
+
+    assert text() == text()
+
+
+def test_long_reductions_run_in_parts():
+    source, ((launch,),) = render_triton(
+        [[make.total_norm(10**6)]], buffers_of({n: torch.zeros(1) for n in ("g", "y", "scale")})
+    )
+    assert source.text.count("@triton.jit\ndef total_norm") == 2
+    assert launch.function in source.functions
+
+
+def test_refuses_to_read_what_it_wrote():
+    k = make.Build(1, 10)
+    k.store("y", k.define(make.load("x", k.cols)), k.cols)
+    k.store("z", k.define(make.load("y", k.cols)), k.cols)
+    with pytest.raises(LoweringError, match="after writing it"):
+        render_triton([[k.kernel("wrong")]], buffers_of({n: torch.zeros(10) for n in "xyz"}))
