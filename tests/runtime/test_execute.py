@@ -184,6 +184,36 @@ def test_one_openmp_runtime(cpu: Build) -> None:
     assert len(loaded_openmp()) == 1
 
 
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_generated_code_uses_the_threads_of_torch(cpu: Build, threads: int) -> None:
+    text = """#include <omp.h>
+    extern "C" void team(void* const* p, const int64_t* sizes, int64_t instances) {
+      #pragma omp parallel
+      #pragma omp single
+      *(int64_t*)p[0] = omp_get_num_threads();
+    }"""
+    n = spec("n", Place.CALL, (), torch.int64)
+    source = Source(Language.CPP, HEAD + text, ("team",))
+    art = artifact((n,), (Launch("team", (("n",),), ((),)),), (), (whole(n),), sources=(source,))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        assert Executable(art, cpu).run([])[0] == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_inputs_alone_are_results_and_keep_their_identity() -> None:
+    x = spec("x", Place.INPUT, (3, 4))
+    turned = View("x", x.dtype, (2, 4), (4, 1), 4)
+    executable = Executable(artifact((x,), (), ("x",), (turned,)), PLAIN)
+    value = torch.randn(20)[8:].view(3, 4)
+    (got,) = executable.run([value])
+    assert got.data_ptr() == value[1:].data_ptr()
+    assert torch.equal(got, value[1:])
+
+
 def test_sources_without_a_compiler() -> None:
     with pytest.raises(RuntimeFailure, match=r"there is no C\+\+ compiler here"):
         Executable(axpy_artifact(), Build.without_compiler("cpu"))

@@ -49,7 +49,7 @@ class Executable:
         self._arena: Tensor | None = None
         self._constants: dict[str, Tensor] = {}
         self._live: dict[str, Tensor] = {}  # buffers of Place.CALL, this call only
-        self._bound: dict[str, Tensor] = {}  # inputs, this call only
+        self._bound: Sequence[Tensor] = ()  # inputs, this call only
         self._actions: list[Callable[[], Any]] = []
         self._owners: list[int] = []
         self._keep: list[Any] = []  # C arrays whose addresses the actions hold
@@ -169,27 +169,23 @@ class Executable:
     def _bind_inputs(self, inputs: Sequence[Tensor]) -> None:
         if len(inputs) != len(self._specs):
             raise _wrong_count(len(inputs), len(self._specs))
+        self._bound = inputs
         addresses = self._addresses
         for index, (tensor, spec) in enumerate(zip(inputs, self._specs, strict=True)):
-            self._bound[spec.name] = tensor
-            if (
-                tensor.shape != spec.shape
-                or tensor.dtype is not spec.dtype
-                or tensor.layout is not torch.strided
-                or (tensor.stride() != spec.strides and not same_strides(tensor, spec))
-            ):
+            dense = tensor.layout is torch.strided
+            if not dense or tensor.shape != spec.shape or tensor.dtype is not spec.dtype:
                 raise _mismatch(tensor, spec)
             address = tensor.data_ptr()
-            if address != addresses[index]:
-                _check_kind(tensor, spec, self.device)
-                self._bindings.uses[spec.name].bind(tensor, spec)
-                addresses[index] = address
-                self._kept[index] = False
-            elif not self._kept[index]:
-                # Views stay bound from the second call at one address on: parameters and
-                # state stay in place, and a batch that moves is not kept alive between calls.
-                self._bindings.uses[spec.name].bind_views(tensor, spec)
-                self._kept[index] = True
+            if address == addresses[index] and self._kept[index]:
+                if tensor.stride() != spec.strides and not same_strides(tensor, spec):
+                    raise _mismatch(tensor, spec)
+                continue
+            _check_layout(tensor, spec, self.device)
+            # Views stay bound from the second call at one address on: parameters and state
+            # stay in place, and a batch that moves is not kept alive between calls.
+            self._kept[index] = address == addresses[index]
+            addresses[index] = address
+            self._bindings.uses[spec.name].bind(tensor, spec)
 
     def _perform(self) -> None:
         position = 0
@@ -221,10 +217,10 @@ class Executable:
 
     def _clear(self) -> None:
         self._release(tuple(self._live))
-        for index, spec in enumerate(self._specs):
-            if not self._kept[index]:
+        for spec, kept in zip(self._specs, self._kept, strict=True):
+            if not kept:
                 self._bindings.uses[spec.name].drop()
-        self._bound = {}
+        self._bound = ()
 
     def _result(self, view: View | None) -> Tensor | None:
         if view is None:
@@ -232,7 +228,7 @@ class Executable:
         spec = self.artifact.buffers[view.buffer]
         match spec.place:
             case Place.INPUT:
-                base = self._bound[view.buffer]
+                base = self._bound[self.artifact.inputs.index(view.buffer)]
             case Place.CONSTANT:
                 base = self._constants[view.buffer]
             case Place.CALL:
@@ -362,7 +358,9 @@ def _aligned(nbytes: int, device: torch.device) -> Tensor:
     return longer[shift : shift + nbytes]
 
 
-def _check_kind(tensor: Tensor, spec: BufferSpec, device: torch.device) -> None:
+def _check_layout(tensor: Tensor, spec: BufferSpec, device: torch.device) -> None:
+    if not same_strides(tensor, spec):
+        raise _mismatch(tensor, spec)
     scalar = tensor.ndim == 0 and tensor.is_cpu
     if tensor.device.type != device.type and not scalar:
         raise _mismatch(tensor, spec)
