@@ -328,12 +328,11 @@ def test_nothing_of_a_call_stays_alive_but_the_arena() -> None:
     x, y = spec("x", Place.INPUT, (5, 5)), spec("y", Place.CALL, (5, 5))
     step = CallStep("aten.mm.default", (whole(x), whole(x)), {}, ("y",))
     executable = Executable(artifact((x, y), (step,), ("x",), (whole(y),), arena=64), PLAIN)
-    for _ in range(2):
-        value = torch.randn(5, 5)
-        (got,) = executable.run([value])
-        watched = [weakref.ref(t.untyped_storage()) for t in (value, got)]
-        del value, got
-        executable.run([torch.randn(5, 5)])
+    batches = [torch.randn(5, 5) for _ in range(3)]  # all alive: three addresses
+    while batches:
+        (got,) = executable.run([batches[-1]])
+        watched = [weakref.ref(t.untyped_storage()) for t in (batches.pop(), got)]
+        del got
         gc.collect()
         assert [w() for w in watched] == [None, None]
     arena = weakref.ref(executable.held()[0].untyped_storage())
