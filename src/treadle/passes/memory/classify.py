@@ -1,0 +1,73 @@
+"""Which forward values the rest of the step reads, and which of them may be computed again."""
+
+from dataclasses import dataclass
+
+from treadle.graph.signature import Role
+from treadle.passes.memory.cost import FUSIBLE, Kind
+from treadle.passes.memory.order import Facts
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Positions of nodes, by what claims them. Phases and roles decide, never names.
+
+    ``forward``: operations of the forward pass, in order. ``needed``: those that backward or
+    the optimizer read directly. ``candidates``: what can be kept, ``needed`` and everything a
+    needed value is computed from. ``roles``: the placeholders of each role.
+    """
+
+    forward: tuple[int, ...]
+    needed: frozenset[int]
+    candidates: frozenset[int]
+    roles: dict[Role, tuple[int, ...]]
+
+
+def classify(facts: Facts) -> Claims:
+    work = [i for i, kind in enumerate(facts.kinds) if kind is not Kind.INPUT]
+    forward = tuple(i for i in work if facts.phases[i] == 0)
+    inside = set(forward)
+    needed = frozenset(
+        operand
+        for i in work
+        if facts.phases[i] > 0
+        for operand in facts.operands[i]
+        if operand in inside
+    )
+    candidates = set(needed)
+    for i in reversed(forward):
+        if i in candidates:
+            candidates.update(each for each in facts.operands[i] if each in inside)
+    return Claims(forward, needed, frozenset(candidates), _roles(facts))
+
+
+def _roles(facts: Facts) -> dict[Role, tuple[int, ...]]:
+    index = {node: i for i, node in enumerate(facts.nodes)}
+    found: dict[Role, tuple[int, ...]] = {}
+    for node, given in facts.step.inputs():
+        found[given.role] = (*found.get(given.role, ()), index[node])
+    return found
+
+
+def must_save(facts: Facts, i: int, *, products: bool) -> str:
+    """Why node ``i`` is never computed again; empty if it may be.
+
+    Randomness is drawn once: forward and backward must see the same numbers, so that what
+    dropout drops has exactly zero gradient.
+    """
+    kind = facts.kinds[i]
+    if facts.keep[i]:
+        return "random: drawn once" if kind is Kind.RANDOM else "has an effect"
+    if facts.nodes[i].meta.get("recompute") == "must_save":
+        return "marked must-save"
+    if kind is Kind.PRODUCT and not products:
+        return "products are kept at this budget"
+    return ""
+
+
+def is_free(facts: Facts, i: int) -> bool:
+    """Whether computing ``i`` again is nothing: a view, or one result of several."""
+    return facts.kinds[i] is Kind.VIEW
+
+
+def is_cheap(facts: Facts, i: int) -> bool:
+    return is_free(facts, i) or facts.kinds[i] in FUSIBLE

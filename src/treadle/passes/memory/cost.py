@@ -1,0 +1,157 @@
+"""What a node costs: its class, floating-point operations, bytes moved, and seconds on a device."""
+
+import enum
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+from treadle.graph.alias import storages
+from treadle.graph.operators import OpOverload, has_effect, is_random
+from treadle.graph.types import tensors_in, type_of_tensor
+from treadle.util.errors import PlanError
+
+aten = torch.ops.aten
+
+
+class Kind(enum.StrEnum):
+    """How a value comes about, as far as its memory and time are concerned."""
+
+    INPUT = "input"  # a placeholder or a constant: alive all the time
+    VIEW = "view"  # the bytes of its operand, or one result of several
+    POINTWISE = "pointwise"
+    REDUCTION = "reduction"  # with what surrounds it in a row: softmax, layer norm
+    PRODUCT = "product"  # worth a kernel of its own: mm, bmm, convolution, attention
+    RANDOM = "random"
+    LIBRARY = "library"  # a kernel of PyTorch's that is none of these
+
+
+FUSIBLE = frozenset({Kind.POINTWISE, Kind.REDUCTION})
+
+_PRODUCTS = frozenset({*flop_registry, aten.linear, aten.matmul})
+_POINTWISE = frozenset({
+    aten.arange, aten.clone, aten.constant_pad_nd, aten.copy, aten.embedding, aten.empty,
+    aten.empty_like, aten.fill, aten.full, aten.full_like, aten.gather, aten.index,
+    aten.index_select, aten.new_full, aten.new_ones, aten.new_zeros, aten.one_hot, aten.ones,
+    aten.ones_like, aten.scalar_tensor, aten.select_backward, aten.slice_backward, aten.tril,
+    aten.triu, aten.zeros, aten.zeros_like, aten._to_copy, aten.lift_fresh_copy,
+})  # fmt: skip
+_REDUCTIONS = frozenset({
+    aten._log_softmax, aten._log_softmax_backward_data, aten._softmax,
+    aten._softmax_backward_data, aten.all, aten.amax, aten.amin, aten.any, aten.argmax,
+    aten.argmin, aten.linalg_vector_norm, aten.logsumexp, aten.max, aten.mean, aten.min,
+    aten.native_layer_norm, aten.native_layer_norm_backward, aten.nll_loss_forward,
+    aten.nll_loss_backward, aten.norm, aten.sum, aten.var, aten.var_mean,
+})  # fmt: skip
+_SLOW_ELEMENTS = frozenset({
+    aten._log_softmax, aten._softmax, aten.cos, aten.erf, aten.exp, aten.gelu, aten.log,
+    aten.logsumexp, aten.pow, aten.sigmoid, aten.silu, aten.sin, aten.softplus, aten.tanh,
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Device:
+    """Ceilings that times are estimated with. ``flops``: per second, by dtype, for products.
+
+    ``bandwidth``: bytes per second. ``element``: seconds for one transcendental function.
+    """
+
+    name: str
+    flops: Mapping[torch.dtype, float]
+    bandwidth: float
+    element: float = 0.0
+
+    def rate(self, dtype: torch.dtype) -> float:
+        return self.flops.get(dtype, self.flops[torch.float32])
+
+
+CPU = Device("cpu", {torch.float32: 6e10, torch.bfloat16: 3e10, torch.float64: 3e10}, 1e10, 1e-9)
+H200 = Device(
+    "h200",
+    {torch.float32: 5e13, torch.bfloat16: 7e14, torch.float16: 7e14, torch.float64: 5e13},
+    4e12,
+)
+DEVICES: Mapping[str, Device] = {"cpu": CPU, "h200": H200, "nvidia-h200": H200, "cuda": H200}
+
+
+def device_for(name: str) -> Device:
+    """``"cuda:1"`` -> the description of that kind of device; ``PlanError`` if there is none."""
+    found = DEVICES.get(name.lower().partition(":")[0])
+    if found is None:
+        raise PlanError(
+            f"no description of a device called {name!r}",
+            code="TR-204",
+            remedy=f"use one of {', '.join(DEVICES)}",
+        )
+    return found
+
+
+def kind_of(node: fx.Node) -> Kind:
+    """The class of a node that is not the output."""
+    if node.op != "call_function":
+        return Kind.INPUT
+    if node.target is operator.getitem:
+        return Kind.VIEW
+    if is_random(node):
+        return Kind.RANDOM
+    if has_effect(node) or not isinstance(node.target, OpOverload):
+        return Kind.LIBRARY
+    held, sources = storages(node.meta["val"]), node.all_input_nodes
+    if held and sources and held <= storages(sources[0].meta["val"]):
+        return Kind.VIEW
+    packet, tags = node.target.overloadpacket, node.target.tags
+    if packet in _PRODUCTS:
+        return Kind.PRODUCT
+    if torch.Tag.reduction in tags or packet in _REDUCTIONS:
+        return Kind.REDUCTION
+    if torch.Tag.pointwise in tags or packet in _POINTWISE:
+        return Kind.POINTWISE
+    return Kind.LIBRARY
+
+
+def flops_of(node: fx.Node) -> float:
+    """Floating-point operations of a product; 0 for everything else."""
+    if not isinstance(node.target, OpOverload):
+        return 0.0
+    formula = flop_registry.get(node.target.overloadpacket)
+    if formula is None:
+        return 0.0
+    args = fx.node.map_arg(node.args, lambda each: each.meta["val"])
+    kwargs = fx.node.map_arg(node.kwargs, lambda each: each.meta["val"])
+    return float(formula(*args, **kwargs, out_val=node.meta["val"]))
+
+
+def bytes_of(node: fx.Node) -> int:
+    """Bytes of a node's elements, all results together."""
+    return sum(type_of_tensor(each).nbytes for each in tensors_in(node.meta["val"]))
+
+
+def seconds_of(node: fx.Node, kind: Kind, device: Device) -> float:
+    """Roofline: ``max(flops / rate, bytes / bandwidth)``. Fusible work pays for one pass over
+    its result, since its operands are read by neighbours as well; views are free."""
+    if kind in (Kind.INPUT, Kind.VIEW):
+        return 0.0
+    if kind in FUSIBLE:
+        work = max(bytes_of(node), _row_bytes(node, kind)) / device.bandwidth
+        return max(work, _slow_elements(node) * device.element)
+    moved = bytes_of(node) + sum(map(bytes_of, node.all_input_nodes))
+    tensors = tensors_in(node.meta["val"])
+    rate = device.rate(tensors[0].dtype if tensors else torch.float32)
+    return max(flops_of(node) / rate, moved / device.bandwidth)
+
+
+def _row_bytes(node: fx.Node, kind: Kind) -> int:
+    """A reduction reads its widest operand, whatever it returns."""
+    if kind is not Kind.REDUCTION:
+        return 0
+    return max((bytes_of(each) for each in node.all_input_nodes), default=0)
+
+
+def _slow_elements(node: fx.Node) -> int:
+    if not isinstance(node.target, OpOverload) or node.target.overloadpacket not in _SLOW_ELEMENTS:
+        return 0
+    return sum(prod(each.shape) for each in tensors_in(node.meta["val"]))

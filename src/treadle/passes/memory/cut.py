@@ -1,0 +1,154 @@
+"""Which values to keep: a minimum cut in which computing again has a price.
+
+::
+
+    source --price(v)--> v.in --bytes(v)--> v.out --inf--> u.in   for every u that reads v
+                                            v.out --inf--> sink   if backward reads v
+
+What is kept is cut at ``bytes``; what is computed again is cut at ``price``, and then all its
+operands must be on the sink's side too: kept, or computed again. Inputs are always there and
+take no part. The textbook formulation has an infinite price for everything it forbids to
+recompute; a finite one lets the same cut find block checkpointing by itself.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from treadle.passes.memory.classify import Claims, must_save
+from treadle.passes.memory.cost import Kind
+from treadle.passes.memory.order import Facts
+from treadle.util.errors import VerifyError
+
+_LIMIT = 1 << 29  # scipy's capacities are int32: everything finite together stays below
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """``removed``: a value that fusion would never store costs that many times its bytes.
+    ``age``: the first value of the forward pass costs ``1 + age`` times its bytes, the last one
+    1 time: what is close to backward is kept for less long."""
+
+    removed: float = 2.0
+    age: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Arcs of a flow network, as parallel lists; infinite capacities are ``math.inf``."""
+
+    tail: list[int]
+    head: list[int]
+    capacity: list[float]
+
+    def add(self, tail: int, head: int, capacity: float) -> None:
+        self.tail.append(tail)
+        self.head.append(head)
+        self.capacity.append(capacity)
+
+
+def cheapest_cut(
+    facts: Facts,
+    claims: Claims,
+    prices: Sequence[float],
+    *,
+    products: bool = False,
+    weights: Weights = Weights(),  # noqa: B008
+) -> frozenset[int]:
+    """The candidates to keep. ``prices[i]``: bytes it is worth not to compute ``i`` again."""
+    members = sorted(claims.candidates)
+    if not members:
+        return frozenset()
+    place = {i: 2 + 2 * k for k, i in enumerate(members)}  # in; out = in + 1
+    edges = Edges([], [], [])
+    costs = _keeping_costs(facts, members, weights)
+    for i in members:
+        inner = place[i]
+        banned = must_save(facts, i, products=products)
+        edges.add(0, inner, math.inf if banned else prices[i])
+        edges.add(inner, inner + 1, costs[i])
+        for operand in set(facts.operands[i]) & claims.candidates:
+            edges.add(place[operand] + 1, inner, math.inf)
+        if i in claims.needed:
+            edges.add(inner + 1, 1, math.inf)
+    sink_side = minimum_cut(edges, 2 + 2 * len(members))
+    return frozenset(i for i in members if sink_side[place[i] + 1] and not sink_side[place[i]])
+
+
+def _keeping_costs(facts: Facts, members: Iterable[int], weights: Weights) -> dict[int, float]:
+    """Bytes, weighted. Views and containers are never kept themselves; what leaves the step
+    anyway is kept for nothing."""
+    members = list(members)
+    leaving = {i for i in facts.returned if i is not None}
+    stored = _stored_anyway(facts)
+    last = max(members[-1], 1)
+    costs: dict[int, float] = {}
+    for i in members:
+        size = facts.held_bytes(i)
+        container = isinstance(facts.nodes[i].meta["val"], tuple | list)
+        if container or (facts.kinds[i] is Kind.VIEW and not _is_result(facts, i)):
+            costs[i] = math.inf
+        elif i in leaving:
+            costs[i] = 0.0
+        else:
+            weight = 1.0 if stored[i] else weights.removed
+            costs[i] = size * weight * (1 + weights.age * (1 - i / last))
+        if facts.nodes[i].meta.get("recompute") == "must_recompute" and not facts.keep[i]:
+            costs[i] = math.inf
+    return costs
+
+
+def _is_result(facts: Facts, i: int) -> bool:
+    """One unpacked result of an operation with several."""
+    return isinstance(facts.nodes[i].all_input_nodes[0].meta["val"], tuple | list)
+
+
+def _stored_anyway(facts: Facts) -> list[bool]:
+    """Whether something of the forward pass reads the value from memory."""
+    stored = [False] * len(facts.nodes)
+    for i in range(len(facts.nodes) - 1, -1, -1):
+        if facts.phases[i] > 0:
+            continue
+        kind = facts.kinds[i]
+        reads_memory = kind in (Kind.PRODUCT, Kind.LIBRARY, Kind.RANDOM)
+        for operand in facts.operands[i]:
+            stored[operand] |= reads_memory or (kind is Kind.VIEW and stored[i])
+        stored[i] |= reads_memory
+    return stored
+
+
+def minimum_cut(edges: Edges, count: int) -> NDArray[np.bool_]:
+    """Which of ``count`` vertices are on the sink's side of the minimum cut nearest to it.
+
+    Vertex 0 is the source, 1 the sink. The cut's capacity is checked against the flow.
+    """
+    finite = sum(each for each in edges.capacity if each != math.inf)
+    scale = min(1.0, (_LIMIT - len(edges.capacity)) / max(finite, 1.0))
+    whole = [0 if each == math.inf else math.ceil(each * scale) for each in edges.capacity]
+    infinite = sum(whole) + 1
+    scaled = [
+        infinite if each == math.inf else small
+        for each, small in zip(edges.capacity, whole, strict=True)
+    ]
+    arcs = (np.array(scaled, dtype=np.int32), (edges.tail, edges.head))
+    graph = csr_matrix(arcs, shape=(count, count))
+    result = maximum_flow(graph, 0, 1)
+    if result.flow_value >= infinite:
+        raise VerifyError("a value that must not be kept cannot be computed again either")
+    residual = (graph - result.flow).tocsr()
+    residual.data[residual.data < 0] = 0
+    residual.eliminate_zeros()
+    reached = breadth_first_order(
+        residual.T.tocsr(), 1, directed=True, return_predecessors=False
+    )
+    sink_side = np.zeros(count, dtype=np.bool_)
+    sink_side[reached] = True
+    crossing = ~sink_side[edges.tail] & sink_side[edges.head]
+    if int(np.array(scaled, dtype=np.int64)[crossing].sum()) != result.flow_value:
+        raise VerifyError("the minimum cut and the maximum flow differ")
+    return sink_side

@@ -1,0 +1,85 @@
+"""What became of each activation, and why, in rows a person can read."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treadle.graph.operators import operation_name
+from treadle.graph.types import show_type
+from treadle.passes.memory.classify import classify, must_save
+from treadle.passes.memory.cost import Kind
+from treadle.passes.memory.order import Facts, Order
+from treadle.util.sizes import format_bytes
+
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``save`` or ``recompute`` for one forward value that a later phase needs."""
+
+    name: str
+    operation: str
+    type: str
+    size: int
+    module: str
+    where: str
+    decision: str
+    why: str
+
+
+def decisions(order: Order, saved: frozenset[int]) -> tuple[Decision, ...]:
+    """One entry per forward value that is kept or computed again, in forward order."""
+    facts = order.facts
+    again = {i for i, second in zip(order.origin, order.again, strict=True) if second}
+    needed = classify(facts).needed
+    kept = {i for i in saved | needed if i not in again and facts.new_bytes(i)}
+    rows: list[Decision] = []
+    for i in sorted(kept | again):
+        if facts.kinds[i] is not Kind.VIEW:
+            rows.append(_decision(facts, i, i in again))
+    return tuple(rows)
+
+
+def _decision(facts: Facts, i: int, again: bool) -> Decision:
+    node = facts.nodes[i]
+    if again:
+        verdict, why = "recompute", "cheaper to compute again than to keep"
+    else:
+        verdict, why = "save", must_save(facts, i, products=True) or _why_saved(facts, i)
+    return Decision(
+        str(node),
+        operation_name(node.target),
+        show_type(node.meta["val"]),
+        facts.held_bytes(i),
+        node.meta.get("module", ""),
+        node.meta.get("where", ""),
+        verdict,
+        why,
+    )
+
+
+def _why_saved(facts: Facts, i: int) -> str:
+    if i in facts.returned:
+        return "a result of the step"
+    if facts.kinds[i] is Kind.PRODUCT:
+        return "a product: dearer to compute again than to keep"
+    return "keeping it is cheaper than what it is computed from"
+
+
+def folded(table: Sequence[Decision]) -> list[str]:
+    """``12 x  save  6.00 MiB each  f32[..]  blocks.*.mlp  mul: why``, largest total first.
+
+    Entries that differ only in a layer's number are one row.
+    """
+    groups: dict[tuple[str, ...], list[Decision]] = {}
+    for each in table:
+        layer = _NUMBER.sub("*", each.module)
+        key = (each.decision, each.operation, each.type, layer, each.where, each.why)
+        groups.setdefault(key, []).append(each)
+    ordered = sorted(groups.items(), key=lambda item: -sum(each.size for each in item[1]))
+    return [
+        f"{len(same):3} x {decision:9} {format_bytes(same[0].size):>10} {kind:20} "
+        f"{layer or '-'}  {operation}: {why}" + (f"  ({where})" if where else "")
+        for (decision, operation, kind, layer, where, why), same in ordered
+    ]

@@ -1,0 +1,55 @@
+"""Read random masks of zeros and ones through one byte an element, in every phase."""
+
+import torch
+from torch import fx
+
+from treadle.graph.signature import StepGraph
+from treadle.graph.types import type_of
+from treadle.graph.values import inherit
+from treadle.passes.memory.order import as_traced, facts_of
+from treadle.passes.memory.rematerialise import build
+
+aten = torch.ops.aten
+_DRAWS = frozenset({aten.bernoulli.p, aten.bernoulli.default, aten.bernoulli.Tensor})
+
+
+def with_byte_masks(step: StepGraph) -> StepGraph:
+    """A copy in which all readers of a drawn mask go through a bool copy of it.
+
+    before:  m = bernoulli(e, 0.9); y = mul(x, m)
+    after:   m = bernoulli(e, 0.9); b = bool(m); f = float(b); y = mul(x, f)
+
+    Exact, since the only values are zero and one. The mask is the one thing that must be kept
+    whatever the budget, and now it can be kept in a quarter of the bytes, also for what
+    backward computes again.
+    """
+    copy = build(as_traced(facts_of(step)))
+    for node in copy.graph.nodes:
+        if node.op == "call_function" and node.target in _DRAWS and _is_float(node):
+            _read_through_bool(node)
+    return copy
+
+
+def _is_float(node: fx.Node) -> bool:
+    return type_of(node).dtype.is_floating_point
+
+
+def _read_through_bool(draw: fx.Node) -> None:
+    readers = [user for user in draw.users if not _converts_to_bool(user)]
+    if not readers:
+        return
+    graph = draw.graph
+    with graph.inserting_after(draw):
+        mask = graph.call_function(aten._to_copy.default, (draw,), {"dtype": torch.bool})
+    inherit(mask, draw)
+    with graph.inserting_after(mask):
+        back = graph.call_function(
+            aten._to_copy.default, (mask,), {"dtype": type_of(draw).dtype}
+        )
+    inherit(back, draw)
+    for reader in readers:
+        reader.replace_input_with(draw, back)
+
+
+def _converts_to_bool(node: fx.Node) -> bool:
+    return node.target is aten._to_copy.default and type_of(node).dtype is torch.bool

@@ -1,0 +1,135 @@
+"""A step as plain integers, and an order of its operations in which some happen twice.
+
+Planning tries hundreds of orders; building a graph for each would cost more than judging it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import fx
+
+from treadle.graph.operators import has_effect
+from treadle.graph.signature import StepGraph
+from treadle.graph.types import tensors_in
+from treadle.passes.memory.cost import Device, Kind, kind_of, seconds_of
+
+PHASES: Mapping[str, int] = {"forward": 0, "backward": 1, "optimizer": 2}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What planning needs of a step. Lists are by position in the graph, the output left out.
+
+    ``inherits[i]`` has one entry per storage of ``i``: ``(operand, slot)`` where the bytes are
+    those of an operand's storage, ``None`` where they are new. ``sizes[i]`` are their bytes.
+    ``writes``: output position -> the placeholder that is overwritten.
+    """
+
+    step: StepGraph
+    nodes: tuple[fx.Node, ...]
+    operands: tuple[tuple[int, ...], ...]
+    kinds: tuple[Kind, ...]
+    phases: tuple[int, ...]
+    inherits: tuple[tuple[tuple[int, int] | None, ...], ...]
+    sizes: tuple[tuple[int, ...], ...]
+    keep: tuple[bool, ...]  # random numbers and effects: happen exactly once, read or not
+    returned: tuple[int | None, ...]
+    writes: Mapping[int, int]
+    fixed_bytes: int
+
+    def seconds(self, device: Device) -> tuple[float, ...]:
+        pairs = zip(self.nodes, self.kinds, strict=True)
+        return tuple(seconds_of(node, kind, device) for node, kind in pairs)
+
+    def new_bytes(self, i: int) -> int:
+        """Bytes of the storages that first exist with ``i``."""
+        slots = zip(self.inherits[i], self.sizes[i], strict=True)
+        return sum(size for source, size in slots if source is None)
+
+    def held_bytes(self, i: int) -> int:
+        return sum(self.sizes[i])
+
+
+@dataclass(frozen=True)
+class Order:
+    """Operations in order: ``origin[k]`` says which node the ``k``-th is, ``operands[k]`` which
+    operations it reads, ``again[k]`` whether it is a second computation of a forward value."""
+
+    facts: Facts
+    origin: tuple[int, ...]
+    operands: tuple[tuple[int, ...], ...]
+    again: tuple[bool, ...]
+    returned: tuple[int | None, ...]
+
+    def permuted(self, places: Iterable[int]) -> "Order":
+        """The same operations; ``places`` lists their old positions in the new order."""
+        old = tuple(places)
+        new = {place: k for k, place in enumerate(old)}
+        return Order(
+            self.facts,
+            tuple(self.origin[p] for p in old),
+            tuple(tuple(new[q] for q in self.operands[p]) for p in old),
+            tuple(self.again[p] for p in old),
+            tuple(None if r is None else new[r] for r in self.returned),
+        )
+
+
+def facts_of(step: StepGraph) -> Facts:
+    nodes = tuple(node for node in step.graph.nodes if node.op != "output")
+    index = {node: i for i, node in enumerate(nodes)}
+    operands = tuple(tuple(index[each] for each in node.all_input_nodes) for node in nodes)
+    held = [_storages_in_order(node) for node in nodes]
+    inherits = tuple(
+        tuple(_source(each, operands[i], held) for each in held[i]) for i in range(len(nodes))
+    )
+    places = [index[node] for node in step.placeholders]
+    outputs = tuple(None if node is None else index[node] for node in step.returned)
+    kinds = tuple(map(kind_of, nodes))
+    fixed: dict[int, int] = {}
+    for i, kind in enumerate(kinds):
+        if kind is Kind.INPUT:
+            fixed |= held[i]
+    return Facts(
+        step=step,
+        nodes=nodes,
+        operands=operands,
+        kinds=kinds,
+        phases=tuple(PHASES[node.meta.get("phase", "forward")] for node in nodes),
+        inherits=inherits,
+        sizes=tuple(tuple(each.values()) for each in held),
+        keep=tuple(
+            node.op == "placeholder" or kind is Kind.RANDOM or has_effect(node)
+            for node, kind in zip(nodes, kinds, strict=True)
+        ),
+        returned=outputs,
+        writes={
+            position: places[output.writes]
+            for position, output in enumerate(step.signature.outputs)
+            if output.writes is not None
+        },
+        fixed_bytes=sum(fixed.values()),
+    )
+
+
+def _storages_in_order(node: fx.Node) -> dict[int, int]:
+    """Identity -> bytes of each storage behind a node."""
+    held: dict[int, int] = {}
+    for tensor in tensors_in(node.meta["val"]):
+        storage = tensor.untyped_storage()
+        held[storage._cdata] = storage.nbytes()  # pyright: ignore[reportPrivateUsage]
+    return held
+
+
+def _source(
+    storage: int, operands: tuple[int, ...], held: list[dict[int, int]]
+) -> tuple[int, int] | None:
+    for position, operand in enumerate(operands):
+        if storage in held[operand]:
+            return position, list(held[operand]).index(storage)
+    return None
+
+
+def as_traced(facts: Facts) -> Order:
+    """Every operation once, in graph order."""
+    count = len(facts.nodes)
+    return Order(facts, tuple(range(count)), facts.operands, (False,) * count, facts.returned)

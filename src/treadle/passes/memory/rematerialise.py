@@ -1,0 +1,170 @@
+"""Compute what was not kept again, just before the operation that needs it."""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.graph.signature import StepGraph
+from treadle.graph.values import compute
+from treadle.graph.verify import verify
+from treadle.passes.memory.cost import Kind
+from treadle.passes.memory.order import Facts, Order, facts_of
+
+
+def rematerialise(step: StepGraph, saved: Collection[fx.Node]) -> StepGraph:
+    """A new step in which backward and optimizer read of the forward pass only ``saved``
+    values, views of them, inputs and random numbers; everything else is computed again.
+
+    before:  h = mm(x, w); a = relu(h); ...; g = mm(t(a), d)           | a kept
+    after:   h = mm(x, w); a = relu(h); ...; a' = relu(h); g = mm(t(a'), d)   | h kept
+
+    Second computations have ``meta["recomputed"]``. Random operations are never repeated, so
+    the outputs are the same.
+    """
+    facts = facts_of(step)
+    index = {node: i for i, node in enumerate(facts.nodes)}
+    return build(recompute(facts, {index[node] for node in saved}))
+
+
+def recompute(facts: Facts, saved: Collection[int]) -> Order:
+    """Second computations inserted before their first reader; what nothing reads is gone."""
+    return _Writer(facts, frozenset(saved)).write()
+
+
+class _Writer:
+    """Appends operations one by one; ``copy`` maps a forward value to its second computation."""
+
+    def __init__(self, facts: Facts, saved: frozenset[int]) -> None:
+        self.facts = facts
+        self.there = _available(facts, saved)
+        self.origin: list[int] = []
+        self.operands: list[tuple[int, ...]] = []
+        self.again: list[bool] = []
+        self.first: list[int] = []
+        self.copy: dict[int, int] = {}
+
+    def write(self) -> Order:
+        facts = self.facts
+        for i, operands in enumerate(facts.operands):
+            if facts.phases[i] == 0:
+                reads = tuple(self.first[each] for each in operands)
+            else:
+                reads = tuple(map(self._late, operands))
+            self.first.append(self._emit(i, reads, again=False))
+        returned = tuple(None if i is None else self.first[i] for i in facts.returned)
+        order = Order(
+            facts, tuple(self.origin), tuple(self.operands), tuple(self.again), returned
+        )
+        return prune(order)
+
+    def _emit(self, i: int, reads: tuple[int, ...], *, again: bool) -> int:
+        self.origin.append(i)
+        self.operands.append(reads)
+        self.again.append(again)
+        return len(self.origin) - 1
+
+    def _known(self, i: int) -> int | None:
+        return self.first[i] if self.there[i] else self.copy.get(i)
+
+    def _late(self, i: int) -> int:
+        """Value ``i`` after the forward pass."""
+        for each in self._missing(i):
+            reads = [self._known(operand) for operand in self.facts.operands[each]]
+            found = tuple(read for read in reads if read is not None)
+            self.copy[each] = self._emit(each, found, again=True)
+        known = self._known(i)
+        assert known is not None
+        return known
+
+    def _missing(self, i: int) -> list[int]:
+        """What has to be computed again for ``i``, in forward order."""
+        found: set[int] = set()
+        stack = [i]
+        while stack:
+            each = stack.pop()
+            if each not in found and self._known(each) is None:
+                found.add(each)
+                stack.extend(self.facts.operands[each])
+        return sorted(found)
+
+
+def _available(facts: Facts, saved: frozenset[int]) -> list[bool]:
+    """Kept values, inputs, random numbers, later phases' values, and views of all these."""
+    there: list[bool] = []
+    for i, kind in enumerate(facts.kinds):
+        kept = i in saved or facts.keep[i] or kind is Kind.INPUT or facts.phases[i] > 0
+        view = kind is Kind.VIEW and all(there[each] for each in facts.operands[i])
+        there.append(kept or view)
+    return there
+
+
+def prune(order: Order) -> Order:
+    """Without operations that nothing reads; inputs, random operations and effects stay."""
+    facts = order.facts
+    alive = [facts.keep[i] for i in order.origin]
+    for result in order.returned:
+        if result is not None:
+            alive[result] = True
+    for k in range(len(alive) - 1, -1, -1):
+        if alive[k]:
+            for operand in order.operands[k]:
+                alive[operand] = True
+    return order.permuted(k for k, kept in enumerate(alive) if kept)
+
+
+def build(order: Order) -> StepGraph:
+    """The order as a graph of its own, with values whose storages tell who shares bytes."""
+    facts = order.facts
+    graph = fx.Graph(facts.step.graph.owning_module)
+    made: list[fx.Node] = []
+    fresh: list[bool] = []  # whether the value is not the original's
+    for k, i in enumerate(order.origin):
+        node, operands = facts.nodes[i], order.operands[k]
+        new = dict(zip(facts.operands[i], (made[each] for each in operands), strict=True))
+        by_node = {facts.nodes[old]: replacement for old, replacement in new.items()}
+        name = f"{node.name}_again" if order.again[k] else node.name
+        copied = graph.create_node(
+            node.op,
+            node.target,
+            fx.node.map_arg(node.args, by_node.__getitem__),
+            fx.node.map_arg(node.kwargs, by_node.__getitem__),
+            name,
+            node.type,
+        )
+        copied.meta = dict(node.meta)
+        moved = facts.kinds[i] is Kind.VIEW and any(fresh[each] for each in operands)
+        fresh.append(order.again[k] or moved)
+        if order.again[k]:
+            copied.meta |= {"phase": "backward", "recomputed": True}
+        if fresh[k]:
+            copied.meta["val"] = _value(copied, view=facts.kinds[i] is Kind.VIEW)
+        made.append(copied)
+    graph.output(tuple(None if k is None else made[k] for k in order.returned))
+    step = StepGraph(graph, facts.step.signature, list(facts.step.history))
+    verify(step)
+    return step
+
+
+def _value(node: fx.Node, *, view: bool) -> Any:
+    """A value like the original's: in its operand's bytes for a view, in new ones otherwise."""
+    return compute(node) if view else _like(node.meta["val"])
+
+
+def _like(value: Any) -> Any:
+    match value:
+        case torch.Tensor():
+            return value.new_empty_strided(value.shape, value.stride())
+        case tuple() | list():
+            return type(value)(map(_like, value))
+        case _:
+            return value
+
+
+def extra_seconds(order: Order, seconds: tuple[float, ...]) -> float:
+    """Time for what is computed a second time."""
+    return sum(seconds[i] for i, again in zip(order.origin, order.again, strict=True) if again)
+
+
+__all__ = ["build", "extra_seconds", "prune", "recompute", "rematerialise"]

@@ -1,0 +1,51 @@
+"""Run optimizer updates as soon as their gradients are final, so that those can die."""
+
+from treadle.passes.memory.cost import Kind
+from treadle.passes.memory.order import PHASES, Order
+
+_OPTIMIZER = PHASES["optimizer"]
+
+
+def update_early(order: Order) -> Order:
+    """Each update directly after the last thing it waits for.
+
+    before:  g1 = mm(..); g2 = mm(..); n1 = sub(w1, g1); n2 = sub(w2, g2)
+    after:   g1 = mm(..); n1 = sub(w1, g1); g2 = mm(..); n2 = sub(w2, g2)
+
+    A new parameter waits for its gradient and for the last reader of the old parameter, whose
+    bytes it takes. What an update prepares from its state alone is moved down to its reader.
+    Under a global gradient clip every update waits for the last gradient, and nothing moves.
+    """
+    facts, count = order.facts, len(order.origin)
+    late = [facts.phases[i] == _OPTIMIZER and not facts.keep[i] for i in order.origin]
+    after = [k if not late[k] else -1 for k in range(count)]
+    waits = _old_value_readers(order, late)
+    for k in range(count):
+        if late[k]:
+            after[k] = max([waits.get(k, -1), *(after[each] for each in order.operands[k])])
+    earliest = [count] * count
+    for k in range(count - 1, -1, -1):
+        if late[k] and earliest[k] < count:
+            after[k] = max(after[k], earliest[k])
+        for operand in order.operands[k]:
+            earliest[operand] = min(earliest[operand], after[k])
+    return order.permuted(sorted(range(count), key=lambda k: (after[k], late[k], k)))
+
+
+def _old_value_readers(order: Order, late: list[bool]) -> dict[int, int]:
+    """For each operation whose result overwrites an input: the input's last other reader."""
+    facts = order.facts
+    last = [-1] * len(order.origin)
+    for k in range(len(order.origin) - 1, -1, -1):
+        reader = last[k] if facts.kinds[order.origin[k]] is Kind.VIEW else k
+        if late[k]:
+            continue
+        for operand in order.operands[k]:
+            last[operand] = max(last[operand], reader)
+    place = {i: k for k, i in enumerate(order.origin) if facts.kinds[i] is Kind.INPUT}
+    waits: dict[int, int] = {}
+    for number, target in facts.writes.items():
+        result = order.returned[number]
+        if result is not None:
+            waits[result] = last[place[target]]
+    return waits
