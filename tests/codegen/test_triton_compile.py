@@ -99,7 +99,8 @@ CASES = {
 def test_compiles_for_hopper_without_spills(name, tmp_path):
     for each in compile_kernels(CASES[name], tmp_path):
         assert each["spills"] == 0, each
-        assert each["registers"] <= 168, each
+        if not name.startswith("every"):
+            assert each["registers"] <= 128, each
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamw, many"])

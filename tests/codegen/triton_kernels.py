@@ -2,10 +2,32 @@
 
 import torch
 
-from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce, ReduceKind
+from treadle.loop.expr import (
+    COMPARE,
+    Apply,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Position,
+    Reduce,
+    ReduceKind,
+)
 from treadle.loop.index import Axis, Index, IndexLike, value_index
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 
+BINARY = COMPARE | {
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "floordiv",
+    "mod",
+    "pow",
+    "minimum",
+    "maximum",
+    "fmod",
+}
 F32, BF16, I64 = torch.float32, torch.bfloat16, torch.int64
 
 
@@ -194,26 +216,8 @@ def functions(n: int, names: tuple[str, ...], dtype: torch.dtype = F32) -> Kerne
     """One store per function of ``x`` (and ``z``)."""
     k = Build(1, n)
     x, z = k.define(load("x", k.cols, dtype)), k.define(load("z", k.cols, dtype))
-    binary = [
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "floordiv",
-        "mod",
-        "pow",
-        "minimum",
-        "maximum",
-        "fmod",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-    ]
     for name in names:
-        value = k.define(fn(name, x, z) if name in binary else fn(name, x))
+        value = k.define(fn(name, x, z) if name in BINARY else fn(name, x))
         k.store(f"y_{name}", value, k.cols)
     return k.kernel("functions")
 

@@ -186,6 +186,14 @@ class Body:
 
     kernel: Kernel
     writer: Writer
+    in_place: bool = False
+
+    def stores(self, items: Sequence[Store]) -> None:
+        """Stores whose bytes this program may have read: after every read of every thread."""
+        if items:
+            self.writer.line("tl.debug_barrier()")
+        for item in items:
+            self.store(item)
 
     def define(self, item: Definition, tile: Tile | None) -> None:
         """``%name = expr``, in registers."""
@@ -252,10 +260,12 @@ def _positions(writer: Writer, axis: str, first: str, block: int, both: bool) ->
 # --- pointwise ------------------------------------------------------------------------------
 
 
-def _pointwise(kernel: Kernel, buffers: Mapping[str, str]) -> tuple[Stage, tuple[int, ...]]:
+def _pointwise(
+    kernel: Kernel, buffers: Mapping[str, str], in_place: bool
+) -> tuple[Stage, tuple[int, ...]]:
     rows, cols = kernel.rows.extent, kernel.cols.extent
     if rows == 1 or cols == 1:
-        return _flat(kernel, buffers), (max(rows, cols),) if rows * cols > 1 else ()
+        return _flat(kernel, buffers, in_place), (max(rows, cols),) if rows * cols > 1 else ()
     block_r, block_c = _pointwise_tile(kernel)
     writer = _writer(kernel, buffers, [a for a, b in (("r", block_r), ("c", block_c)) if b > 1])
     across = math.ceil(cols / block_c)
@@ -267,12 +277,12 @@ def _pointwise(kernel: Kernel, buffers: Mapping[str, str]) -> tuple[Stage, tuple
     _positions(writer, "c", f"pid % {across} * {block_c}", block_c, both)
     _bound(writer, "r", rows, block_r)
     _bound(writer, "c", cols, block_c)
-    _straight(Body(kernel, writer), None)
+    _straight(Body(kernel, writer, in_place), None)
     programs = math.ceil(rows / block_r) * across
     return Stage(tuple(writer.lines), programs, 0, _warps(block_r * block_c)), ()
 
 
-def _flat(kernel: Kernel, buffers: Mapping[str, str]) -> Stage:
+def _flat(kernel: Kernel, buffers: Mapping[str, str], in_place: bool) -> Stage:
     axis = "c" if kernel.rows.extent == 1 else "r"
     scalar = kernel.rows.extent == kernel.cols.extent == 1
     writer = _writer(kernel, buffers, [] if scalar else [axis])
@@ -284,7 +294,7 @@ def _flat(kernel: Kernel, buffers: Mapping[str, str]) -> Stage:
         _positions(writer, axis, first, BLOCK, False)
         writer.line(f"m{axis} = {axis} < n")
         writer.masks[axis] = f"m{axis}"
-    _straight(Body(kernel, writer), None)
+    _straight(Body(kernel, writer, in_place), None)
     if scalar:
         return Stage(tuple(writer.lines), 1, 0, 1)
     return Stage(tuple(writer.lines), 0, BLOCK, 4)
@@ -315,11 +325,15 @@ def _bound(writer: Writer, axis: str, extent: int, block: int) -> None:
 
 def _straight(body: Body, tile: Tile | None) -> None:
     """Every item in order: all values stay in registers."""
+    late: list[Store] = []
     for item in body.kernel.body:
         if isinstance(item, Definition):
             body.define(item, tile)
+        elif body.in_place:
+            late.append(item)
         else:
             body.store(item)
+    body.stores(late)
 
 
 def _warps(elements: int) -> int:
@@ -391,12 +405,14 @@ def _lanes(kernel: Kernel) -> int:
     return max(256, min(2048, 2048 * 16 // power_of_two(bytes_per_lane)))
 
 
-def _persistent(kernel: Kernel, buffers: Mapping[str, str], shape: Shape) -> Stage:
+def _persistent(kernel: Kernel, buffers: Mapping[str, str], shape: Shape, in_place: bool) -> Stage:
     writer = _reducing_writer(kernel, buffers, shape)
     _parallel_positions(writer, shape, "tl.program_id(0)")
     _positions(writer, shape.along, "0", shape.block_q, shape.both)
     _bound(writer, shape.along, shape.reduced, shape.block_q)
-    _straight(Body(kernel, writer), shape.tile(shape.block_q) if shape.block_q > 1 else None)
+    _straight(
+        Body(kernel, writer, in_place), shape.tile(shape.block_q) if shape.block_q > 1 else None
+    )
     return Stage(tuple(writer.lines), shape.programs, 0, shape.warps)
 
 
@@ -493,6 +509,7 @@ class Looped:
     buffers: Mapping[str, str]
     shape: Shape
     levels: Levels
+    in_place: bool
     scratch: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     sizes: list[tuple[torch.dtype, int]] = field(default_factory=list[tuple[torch.dtype, int]])
 
@@ -546,7 +563,7 @@ class Looped:
     def _begin(self, program: str) -> Body:
         writer = _reducing_writer(self.kernel, self.buffers, self.shape)
         _parallel_positions(writer, self.shape, program)
-        return Body(self.kernel, writer)
+        return Body(self.kernel, writer, self.in_place)
 
     def _fixed(self, body: Body, level: int) -> None:
         """Formulas that do not vary along the reduced axis, known at this level."""
@@ -577,13 +594,14 @@ class Looped:
         partials = {item.name: partial for item, partial in sums}
         for item in self.kernel.body:
             if isinstance(item, Store):
-                if item in stores:
+                if item in stores and not body.in_place:
                     body.store(item)
             elif item.name in wanted:
                 body.define(item, None)
             elif item.name in partials:
                 reduce = _as_reduce(item)
                 combine(writer, reduce, partials[item.name], fill(writer, reduce, tile))
+        body.stores(stores if body.in_place else [])
         writer.indent -= 1
         writer.locals, writer.known, writer.masks = outside
         return sums
@@ -638,25 +656,32 @@ def _as_reduce(item: Definition) -> Reduce:
 # --- kernels to functions -------------------------------------------------------------------
 
 
-def render_kernel(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Function:
-    """The device functions of one kernel. Its buffers must not overlap."""
+def render_kernel(
+    kernel: Kernel, buffers: Mapping[str, Buffer], offsets: Mapping[str, int]
+) -> Function:
+    """The device functions of one kernel.
+
+    What it writes may lie where something it reads lies (by ``offsets``), if each element is
+    read nowhere but where it is written, and not in a later loop than the one that writes it.
+    """
     arguments = _arguments(kernel)
+    in_place = _Touched.of(kernel, buffers, offsets).overwrites
     stages: list[Stage] = []
     sizes: tuple[int, ...] = ()
     scratch: list[tuple[torch.dtype, int]] = []
     for part in _without_narrow_updates(kernel):
         _check_order(part)
         if not _has_reduction(part):
-            stage, size = _pointwise(_narrowed(part), arguments)
+            stage, size = _pointwise(_narrowed(part), arguments, in_place)
             stages.append(stage)
             sizes = size or sizes  # one part at most is flat and larger than one element
             continue
         shape = _shape(part)
         if shape.block_q >= shape.reduced:
-            stages.append(_persistent(part, arguments, shape))
+            stages.append(_persistent(part, arguments, shape, in_place))
             continue
         reduced = part.cols if part.kind is KernelKind.ROWS else part.rows
-        looped = Looped(part, arguments, shape, Levels(part, reduced))
+        looped = Looped(part, arguments, shape, Levels(part, reduced), in_place)
         stages.extend(looped.split() if shape.splits > 1 else [looped.whole()])
         scratch = looped.sizes or scratch
     types = tuple(buffers[name].dtype for name in arguments)
@@ -698,7 +723,9 @@ def render_triton(
     module = _Module()
     launches: list[tuple[Launch, ...]] = []
     for run in runs:
-        rendered = [_Rendered(kernel, render_kernel(kernel, buffers)) for kernel in run]
+        rendered = [
+            _Rendered(kernel, render_kernel(kernel, buffers, offsets or {})) for kernel in run
+        ]
         groups = _group(rendered, buffers, offsets or {})
         launches.append(tuple(_launch(module, group, buffers) for group in groups))
     return module.source(), tuple(launches)
@@ -759,6 +786,11 @@ class _Touched:
             return [(first, first + size) for first, size in places]
 
         return _Touched(reads, writes, spans(reads), spans(writes))
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether the kernel writes what it reads, by name or by place."""
+        return bool(self.reads & self.writes) or _overlap(self.read_spans, self.write_spans)
 
     def conflicts(self, later: "_Touched") -> bool:
         """Whether ``later`` must stay after these kernels."""
