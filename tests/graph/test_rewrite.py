@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from testing import check_pass, node_of, refusal, trace
+from treadle.graph.alias import analyse
 from treadle.graph.passes import run_passes
 from treadle.graph.rewrite import NoMatch, Rewrite, Rule, any_of, explain, shared
 from treadle.util.errors import require
@@ -194,3 +195,55 @@ def test_a_rule_that_changes_the_type_is_caught():
     step = trace(lambda x: x.neg(), X)
     words = refusal(lambda: Rewrite((rule,)).run(step))
     assert words == "wrong turned f32[4, 8] into f32[] at neg"
+
+
+TWICE = Rule(
+    "neg-of-neg",
+    pattern=lambda x: aten.neg.default(aten.neg.default(x)),
+    replacement=lambda x: x,
+)
+
+
+def test_a_variable_may_be_the_result():
+    step = check_pass(
+        Rewrite((TWICE,)),
+        lambda x: x.neg().neg().view(-1).exp(),
+        (X,),
+        after="""
+            x: f32[4, 8]
+            view: f32[32] = view(x, [-1])
+            exp: f32[32] = exp(view)
+            return [exp]
+        """,
+    )
+    assert analyse(step).is_view_of_input(node_of(step, aten.view.default))
+
+
+@pytest.mark.parametrize("end", [lambda y: y, lambda y: (y.exp(), y.view(-1))])
+def test_a_variable_may_not_become_a_returned_value(end):
+    step = trace(lambda x: end(x.neg().neg()), X)
+    last = step.graph.find_nodes(op="call_function", target=aten.neg.default)[-1]
+    assert explain(TWICE, last) == "neg_1 is returned and would share the bytes of x"
+    assert Rewrite((TWICE,)).run(step) == 0
+
+
+def test_random_numbers_nobody_reads_any_more_stay():
+    rule = Rule(
+        "times-0-is-0",
+        pattern=lambda x, y: aten.mul.Tensor(y, aten.mul.Tensor(x, 0.0)),
+        replacement=lambda x, y: aten.zeros_like.default(y),
+    )
+    step = trace(lambda x: x * (torch.bernoulli(x.exp(), 0.5) * 0.0), X)
+    assert Rewrite((rule,)).run(step) == 1
+    assert node_of(step, aten.bernoulli.p)
+    assert node_of(step, aten.exp.default)
+
+
+def test_a_rule_cannot_make_tensors_from_nothing():
+    rule = Rule(
+        "constant",
+        pattern=lambda x: aten.neg.default(x),
+        replacement=lambda x: aten.mul.Tensor(x, aten.full.default([], -1.0)),
+    )
+    step = trace(lambda x: x.neg(), X)
+    assert "makes a tensor from no variable" in refusal(lambda: Rewrite((rule,)).run(step))

@@ -41,3 +41,15 @@ def test_views_follow_their_new_base():
     assert analyse(step).is_view_of_input(node_of(step, aten.view.default))
     assert analyse(step).is_view_of_input(node_of(step, aten.t.default))
     assert storages(exp.meta["val"]) == before
+
+
+def test_types_follow_their_operands():
+    step = trace(lambda x: x.exp().neg(), torch.randn(4, 3))
+    exp, neg = node_of(step, aten.exp.default), node_of(step, aten.neg.default)
+    with step.graph.inserting_before(exp):
+        t = step.graph.call_function(aten.t.default, (step.placeholders[0],))
+    inherit(t, exp)
+    exp.replace_input_with(step.placeholders[0], t)
+    refresh(step.graph, [t])
+    assert neg.meta["val"].shape == (3, 4)
+    assert neg.meta["val"].stride() == (1, 3)

@@ -60,6 +60,31 @@ def test_a_bare_mask_in_half_precision():
     )
 
 
+def test_only_what_a_phase_reads_is_rebuilt():
+    def program(x, dy):
+        mask = torch.bernoulli(x, 0.5)
+        return x * (mask / 0.5), dy * (mask / 0.25)
+
+    check_pass(
+        StoreDropoutMasksAsBool(),
+        program,
+        (X, DY),
+        backward_from="div_1",
+        after="""
+            x: f32[3, 5]
+            dy: f32[3, 5]
+            bernoulli: f32[3, 5] = bernoulli.p(x, 0.5)
+            _to_copy: b1[3, 5] = _to_copy(bernoulli, dtype=b1)
+            div: f32[3, 5] = div.Tensor(bernoulli, 0.5)
+            mul: f32[3, 5] = mul.Tensor(x, div)
+            _to_copy.1: f32[3, 5] = _to_copy(_to_copy, dtype=f32)
+            div.1: f32[3, 5] = div.Tensor(_to_copy.1, 0.25)
+            mul.1: f32[3, 5] = mul.Tensor(dy, div.1)
+            return [mul, mul.1]
+        """,
+    )
+
+
 def test_phases_get_their_own_copies():
     step = trace(dropout, X, DY, backward_from="mul_1")
     (last,) = step.graph.find_nodes(op="output")

@@ -52,6 +52,21 @@ class Aliases:
         return tuple(map(tuple, members.values()))
 
 
+def leaves_step(node: fx.Node) -> bool:
+    """Whether the bytes of ``node`` are returned, by itself or through its views."""
+    worklist, seen = [node], {node}
+    while worklist:
+        each = worklist.pop()
+        held = storages(each.meta["val"])
+        for user in each.users:
+            if user.op == "output":
+                return True
+            if user not in seen and held & storages(user.meta["val"]):
+                seen.add(user)
+                worklist.append(user)
+    return False
+
+
 def analyse(step: StepGraph) -> Aliases:
     of = {node: storages(node.meta["val"]) for node in step.graph.nodes if node.op != "output"}
     holders = [node for node in of if node.op in ("placeholder", "get_attr")]

@@ -8,6 +8,7 @@ from typing import Any, final
 
 from torch import fx
 
+from treadle.graph.alias import leaves_step
 from treadle.graph.operators import OpOverload, arguments, is_random, operation_name
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
@@ -111,7 +112,16 @@ def find(rule: Rule, node: fx.Node) -> Bindings:
     match = _Match(node)
     match.unify(_result(rule.pattern), node)
     rule.check(**{name: _known(value) for name, value in match.bindings.items()})
+    _require_no_new_alias(rule, node)
     return match.bindings
+
+
+def _require_no_new_alias(rule: Rule, node: fx.Node) -> None:
+    """A replacement that is one of its variables may join bytes that the caller can see."""
+    result = _result(rule.replacement)
+    joins = isinstance(result, fx.Node) and result.op == "placeholder"
+    words = f"{node} is returned and would share the bytes of {result}"
+    require(not (joins and leaves_step(node)), NoMatch, words)
 
 
 def _rewrite_at(node: fx.Node, rules: Sequence[Rule]) -> fx.Node | None:
@@ -236,8 +246,11 @@ def _result(program: Callable[..., Any]) -> Any:
 
 @functools.cache
 def _traced(program: Callable[..., Any]) -> fx.Graph:
-    """The program as a graph, made once and only read."""
-    return fx.Tracer().trace(program)
+    """The program as a graph, made once and only read. Every call in it takes a variable."""
+    graph = fx.Tracer().trace(program)
+    constants = any(node.op == "get_attr" for node in graph.nodes)
+    require(not constants, VerifyError, f"{program} makes a tensor from no variable")
+    return graph
 
 
 def _known(value: Any) -> Any:
