@@ -3,9 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from lowering_help import calls_of, check, fallbacks, program_of, run, trace
+from lowering_help import calls_of, check, fallbacks, run, trace
+from torch._subclasses import FakeTensorMode
 
-from treadle.loop.program import Call, Compute
+from treadle.loop.program import Call
 from treadle.lower import lower
 from treadle.lower.registry import lowers
 from treadle.util.errors import LoweringError, VerifyError
@@ -40,89 +41,7 @@ def test_convolution_and_attention_are_chosen_calls() -> None:
 def test_a_fallback_says_why() -> None:
     x = torch.randn(3, 5)
     program = check(lambda x: [x.cumsum(1), *x.sort(1)], x, formulas=False)
-    assert fallbacks(program) == [
-        "aten.cumsum.default has no lowering rule", "aten.sort.default has no lowering rule"
-    ]  # fmt: skip
-    program = check(
-        lambda x: x[x[:, 0] > 9, 1:] if False else x.gather(0, x[0].argsort()[None] % 3),
-        x,
-        formulas=False,
-    )
-    assert len(fallbacks(program)) == 1
-
-
-def test_random_numbers_stay_calls_in_order() -> None:
-    x = torch.randn(4, 5)
-
-    def fn(x):
-        mask = torch.bernoulli(torch.full_like(x, 0.5))
-        return [x * mask + torch.rand(4, 5), torch.randn(3)]
-
-    program = program_of(fn, x)
-    assert [call.op for call in calls_of(program)] == [
-        "aten.bernoulli.default", "aten.rand.default", "aten.randn.default"
-    ]  # fmt: skip
-    assert not fallbacks(program)
-
-
-def _sgd(x, w, m):
-    x, w = x.detach(), w.detach().requires_grad_()
-    loss = (x @ w).tanh().square().sum()
-    (grad,) = torch.autograd.grad(loss, w)
-    new_m = m * 0.9 + grad
-    return loss, w - 0.1 * new_m, new_m
-
-
-def test_write_backs_change_inputs_in_place() -> None:
-    x, w, m = torch.randn(3, 5), torch.randn(5, 4), torch.randn(5, 4)
-    expected = _sgd(x, w, m)
-    program = lower(trace(_sgd, x, w, m, writes=[None, 1, 2]))
-    results = run(program, [x, w, m])
-    torch.testing.assert_close(results[0], expected[0].detach())
-    torch.testing.assert_close(w, expected[1].detach())
-    torch.testing.assert_close(m, expected[2].detach())
-    assert program.results[1:] == (None, None)
-
-
-def test_a_swap_goes_through_a_temporary() -> None:
-    a, b = torch.randn(4, 4), torch.randn(4, 4)
-    old_a, old_b = a.clone(), b.clone()
-    program = lower(trace(lambda a, b: (b, a.t(), a * 1), a, b, writes=[0, 1, None]))
-    results = run(program, [a, b])
-    torch.testing.assert_close(a, old_b)
-    torch.testing.assert_close(b, old_a.t())
-    torch.testing.assert_close(results[2], old_a)
-
-
-def test_a_write_back_waits_for_the_last_reader() -> None:
-    w = torch.randn(3)
-    program = lower(trace(lambda w: (w + 1, (w.view(1, 3) * 2).exp()), w, writes=[0, None]))
-    written = [
-        i for i, s in enumerate(program.steps)
-        if isinstance(s, Compute) and s.output.buffer == program.inputs[0]
-    ]  # fmt: skip
-    assert written == [2]
-    old = w.clone()
-    results = run(program, [w])
-    torch.testing.assert_close(w, old + 1)
-    torch.testing.assert_close(results[1], (old.view(1, 3) * 2).exp())
-
-
-def test_results_never_alias_inputs() -> None:
-    x = torch.randn(3, 4)
-    program = check(lambda x: (x, x.t(), torch.zeros(3), x[1]), x)
-    assert not {ref.buffer for ref in program.results if ref} & set(program.inputs)
-
-
-def test_dead_nodes_leave_nothing() -> None:
-    x = torch.randn(3, 4)
-    program = lower(trace(lambda x: (x.exp().sum(), x * 2)[1], x))
-    assert len(program.steps) == 1
-    assert set(program.buffers) == {program.inputs[0], program.results[0].buffer}
-
-
-def test_origins_name_the_line() -> None:
-    x = torch.randn(3)
+    assert fallbacks(program) == ["aten.sort.default has no lowering rule"]
     step = trace(lambda x: x.exp(), x)
     (node,) = step.graph.find_nodes(op="call_function", target=aten.exp.default)
     node.meta |= {"where": "model.py:3: y = x.exp()", "module": "net.act", "phase": "forward"}
@@ -147,6 +66,41 @@ def test_refusals() -> None:
 def test_an_operation_has_one_rule() -> None:
     with pytest.raises(VerifyError, match="two lowering rules"):
         lowers(aten.add.Tensor)(lambda site: None)
+
+
+def _adamw(w, grad, m, v, count, lr):
+    count = count + 1
+    m = torch.lerp(m, grad, 0.1)
+    v = v * 0.999 + 0.001 * grad * grad
+    unbiased = m / (1 - 0.9**count)
+    scale = (v / (1 - 0.999**count)).sqrt() + 1e-8
+    return w * (1 - lr * 0.01) - lr * unbiased / scale, m, v, count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adamw_with_scalars_as_tensors(dtype: torch.dtype) -> None:
+    w, grad, m = (torch.randn(5, 3).to(dtype) for _ in range(3))
+    v = torch.rand(5, 3).to(dtype)
+    count, lr = torch.tensor(3.0), torch.tensor(0.01, dtype=torch.float64)
+    inputs = [w, grad, m, v, count, lr]
+    expected = _adamw(*[x.clone() for x in inputs])
+    program = lower(trace(_adamw, *inputs, writes=[0, 2, 3, 4]))
+    run(program, inputs)
+    for mine, eager in zip((w, m, v, count), expected, strict=True):
+        torch.testing.assert_close(mine, eager.to(mine.dtype))
+    assert not calls_of(program)
+
+
+def test_a_scalar_on_another_device_is_copied_once() -> None:
+    with FakeTensorMode():
+        w, lr = torch.empty(3, device="cuda"), torch.empty((), dtype=torch.float64)
+        step = trace(lambda w, lr: (w * lr + w / lr, lr * 0.5), w, lr, writes=[0, 1])
+    program = lower(step, device="cuda")
+    moved, back = calls_of(program)
+    assert (moved.op, moved.kwargs) == ("aten._to_copy.default", {"device": "cuda"})
+    assert (back.op, back.outputs, back.out) == (
+        "aten.copy.default", (program.inputs[1],), "aten.copy.out"
+    )  # fmt: skip
 
 
 def _block(x, target, qkv, out, up, down, w1, b1, w2, b2):

@@ -103,5 +103,25 @@ def test_creation() -> None:
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 2, 1), (3, 1, 1)])
 def test_max_pool(kernel: int, stride: int, padding: int) -> None:
     x = torch.randn(2, 3, 9, 7)
-    check(lambda x: F.max_pool2d(x, kernel, stride, padding, return_indices=True), x)
+
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        x = x.detach().requires_grad_()
+        y, places = F.max_pool2d(x, kernel, stride, padding, return_indices=True)
+        (grad,) = torch.autograd.grad((y * y).sum(), x)
+        return [y, places, grad]
+
+    check(fn, x)
     check(lambda x: F.adaptive_avg_pool2d(x, (1, 1)), x)
+
+
+def test_gradients_of_views_and_of_positions() -> None:
+    table, x = torch.randn(9, 4), torch.randn(6, 5)
+
+    def fn(table: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        table, x = table.detach().requires_grad_(), x.detach().requires_grad_()
+        looked = F.embedding(torch.arange(7)[None], table)
+        total = (looked**2).sum() + (x[1::2, 2:] ** 2).sum() + (x[:, 3] ** 3).sum()
+        return list(torch.autograd.grad(total, (table, x)))
+
+    program = check(fn, table, x)
+    assert all(isinstance(step, Compute) for step in program.steps)

@@ -1,7 +1,7 @@
-"""Operations that stay library calls: products, convolutions, attention, random numbers.
+"""Operations that stay library calls: products, convolutions, attention, scans, random numbers.
 
-``CHOSEN`` lists those that are meant to be calls. Any other operation without a rule becomes a call
-too, with the reason written on it.
+``CHOSEN`` lists those that are meant to be calls when no rule takes them. Any other operation
+without a rule becomes a call too, with the reason written on it.
 """
 
 import operator
@@ -55,6 +55,7 @@ CHOSEN = (
     frozenset(OUT_VARIANTS)
     | RANDOM
     | {
+        aten.cumsum.default,
         aten.convolution.default,
         aten.convolution_backward.default,
         aten.embedding_dense_backward.default,
@@ -111,8 +112,8 @@ def _result(site: Site) -> Value | int | None:
     """The buffer of one result; numbers among the results are known from the trace."""
     if not isinstance(site.val, torch.Tensor):
         return site.val
-    strides = tuple(site.val.stride())
-    return site.builder.buffer(site.name, site.dtype, site.shape, strides)
+    strides, place = tuple(site.val.stride()), site.builder.device_of(site.val)
+    return site.builder.buffer(site.name, site.dtype, site.shape, strides, device=place)
 
 
 def _used_results(site: Site) -> set[int]:

@@ -36,7 +36,7 @@ def lower(step: StepGraph, *, device: str = "cpu") -> Program:
 
     Write-backs stand as early as they may. Results never share storage with an input.
     """
-    builder = Builder(device)
+    builder = Builder(device, is_placed=_is_placed(step, device))
     env: Environment = {}
     inputs = tuple(_bind_input(builder, node, env) for node in step.placeholders)
     for node in step.graph.nodes:
@@ -52,13 +52,18 @@ def lower(step: StepGraph, *, device: str = "cpu") -> Program:
     return Program(builder.buffers, tuple(builder.steps), inputs, results, builder.constants)
 
 
+def _is_placed(step: StepGraph, device: str) -> bool:
+    """Whether the step was traced on ``device``: then other devices in it are meant."""
+    vals = [node.meta.get("val") for node in step.placeholders]
+    return any(isinstance(val, torch.Tensor) and val.device.type == device for val in vals)
+
+
 def _bind_input(builder: Builder, node: fx.Node, env: Environment) -> str:
     val = node.meta.get("val")
     if not isinstance(val, torch.Tensor):
         raise _error(node, "an input of the step is not a tensor")
-    ref = builder.buffer(
-        node.name, val.dtype, val.shape, val.stride(), BufferKind.INPUT, val.device.type
-    )
+    place = builder.device_of(val)
+    ref = builder.buffer(node.name, val.dtype, val.shape, val.stride(), BufferKind.INPUT, place)
     env[node] = ref
     return ref.buffer
 
@@ -96,24 +101,21 @@ def _lower_node(builder: Builder, node: fx.Node, env: Environment) -> Any:
 def _lowered(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if not _is_tensors(site.val):
         raise site.fault("the result is not a tensor", "compute it outside the step")
-    rule = None if op in calls.CHOSEN else rule_for(op)
-    reason = "" if op in calls.CHOSEN else f"{op} has no lowering rule"
-    crosses = _crosses_devices(site)
-    if rule is not None and not crosses:
+    crosses = op is torch.ops.aten._to_copy.default and _leaves(site, args[0])
+    rule = None if crosses else rule_for(op)
+    reason = f"{op} has no lowering rule"
+    if rule is not None:
         try:
             return _results(site, rule(site, *args, **kwargs))
         except Decline as refusal:
             reason = f"{op}: {refusal}"
-    return calls.call(site, op, args, kwargs, "" if crosses else reason)
+    chosen = crosses or op in calls.CHOSEN
+    return calls.call(site, op, args, kwargs, "" if chosen else reason)
 
 
-def _crosses_devices(site: Site) -> bool:
-    """A conversion that leaves the device of the program."""
-    if not isinstance(site.val, torch.Tensor):
-        return False
-    return site.builder.device != "cpu" and site.val.device.type == "cpu" and bool(
-        site.node.kwargs.get("device")
-    ) and bool(site.node.all_input_nodes)  # fmt: skip
+def _leaves(site: Site, source: Value) -> bool:
+    """Whether a conversion ends on another device than the program's."""
+    return isinstance(source, TensorRef) and site.builder.device_of(site.val) != site.builder.device
 
 
 def _is_tensors(val: Any) -> bool:

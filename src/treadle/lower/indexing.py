@@ -9,7 +9,7 @@ from treadle.loop.expr import Array, Expr, Load, Position, Reduce, ReduceKind
 from treadle.loop.index import Axis, Index, unflatten, value_index
 from treadle.lower.reductions import mean
 from treadle.lower.registry import Decline, Value, lowers
-from treadle.lower.scalars import Number, Operand, Term, cast, const, where
+from treadle.lower.scalars import Number, Operand, Term, cast, compute_dtype, const, where
 from treadle.lower.site import Site, broadcast, element
 from treadle.lower.views import reshaped
 
@@ -208,6 +208,8 @@ def slice_scatter(
     """``out[i, j] = source[i, (j - start) // step]`` for ``j`` in the slice, else ``x[i, j]``."""
     axes = site.axes()
     dim %= len(axes)
+    if 0 in x.shape:
+        return Array(axes, element(x, axes))
     first, last, _ = slice(start, end, step).indices(x.shape[dim])
     if first >= last:
         return Array(axes, element(x, axes))
@@ -229,6 +231,38 @@ def select_scatter(site: Site, x: Value, source: Value, dim: int, index: int) ->
     chosen = Term(Position(Index.of(axes[dim]))).fn("eq", index % x.shape[dim])
     read = cast(broadcast(source, (*axes[:dim], *axes[dim + 1 :])), site.dtype)
     return Array(axes, where(chosen.expr, read, element(x, axes)))
+
+
+@lowers(aten.slice_backward.default)
+def slice_backward(
+    site: Site, grad: Value, sizes: Sequence[int], dim: int, start: int, end: int, step: int
+) -> Array:
+    """``out[i, j] = grad[i, (j - start) // step]`` for ``j`` in the slice, else zero."""
+    nothing = Array(site.axes(), const(0, site.dtype))
+    return slice_scatter(site, nothing, grad, dim, start, end, step)
+
+
+@lowers(aten.select_backward.default)
+def select_backward(site: Site, grad: Value, sizes: Sequence[int], dim: int, index: int) -> Array:
+    """``out[i, j] = grad[i] if j == index else 0``."""
+    return select_scatter(site, Array(site.axes(), const(0, site.dtype)), grad, dim, index)
+
+
+@lowers(aten.embedding_dense_backward.default)
+def embedding_dense_backward(
+    site: Site, grad: Value, indices: Value, rows: int, padding_idx: int, by_frequency: bool
+) -> Array:
+    """``out[v, c] = grad[v, c]`` for the rows that a plain range ``0, 1, ...`` looked up."""
+    row, column = site.axes()
+    count = indices.shape[-1] if indices.shape else 0
+    if not isinstance(indices, Array) or math.prod(indices.shape) != count or padding_idx >= 0:
+        raise Decline("rows that data chooses are summed by the library")
+    place = Axis(max(count, 1))
+    looked = cast(element(indices, (*(0,) * (len(indices.shape) - 1), place)), torch.int64)
+    if not isinstance(looked, Position) or looked.index != Index.of(place) or by_frequency:
+        raise Decline("rows that data chooses are summed by the library")
+    at = (*(0,) * (len(indices.shape) - 1), row, column)
+    return Array((row, column), masked(grad, at, _inside(Index.of(row), count), 0))
 
 
 @lowers(aten.repeat.default)
@@ -321,6 +355,47 @@ def _flat_place(
     high = Term(Position(Index.of(axes[-2]) * steps[0] - pads[0])) + row * gaps[0]
     across = Term(Position(Index.of(axes[-1]) * steps[1] - pads[1])) + column * gaps[1]
     return Array(axes, (high * x.shape[-1] + across).expr)
+
+
+@lowers(aten.max_pool2d_with_indices_backward.default)
+def max_pool2d_backward(
+    site: Site,
+    grad: Value,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    places: Value,
+) -> Value:
+    """``out[i, h, w] = sum{k} grad[i, window k] if window k chose (h, w)``.
+
+    The windows that cover a row ``h`` end at ``(h + pad) // stride`` and go up from there.
+    """
+    size = _pair(kernel, (1, 1))
+    steps, pads = _pair(stride, size), _pair(padding, (0, 0))
+    gaps = _pair(dilation, (1, 1))
+    axes = site.axes()
+    counts = [gap * (n - 1) // step + 1 for n, step, gap in zip(size, steps, gaps, strict=True)]
+    window = Axis(counts[0] * counts[1])
+    back = unflatten(Index.of(window), counts)
+    at = [
+        (Index.of(axis) + pad) // step - up
+        for axis, pad, step, up in zip(axes[-2:], pads, steps, back, strict=True)
+    ]
+    inside = Term(_inside(at[0], grad.shape[-2])).fn("and", Term(_inside(at[1], grad.shape[-1])))
+    read_at = (*axes[:-2], *at)
+    here = Term(Position(Index.of(axes[-2]) * x.shape[-1] + axes[-1]))
+    chosen = Term(masked(places, read_at, inside.expr, -1)).fn("eq", here)
+    wide = compute_dtype(site.dtype)
+    given = Term(cast(masked(grad, read_at, inside.expr, 0), wide))
+    total = Reduce(ReduceKind.SUM, (window,), chosen.choose(given, 0).expr)
+    if wide is site.dtype:
+        return Array(axes, total)
+    stored = site.temp("total", Array(axes, total))
+    fresh = site.axes()
+    return Array(fresh, cast(element(stored, fresh), site.dtype))
 
 
 @lowers(aten._adaptive_avg_pool2d.default, aten.adaptive_avg_pool2d.default)

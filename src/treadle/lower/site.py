@@ -84,9 +84,10 @@ def is_lazy(array: Array) -> bool:
 
 @dataclass(slots=True)
 class Builder:
-    """The program so far."""
+    """The program so far. ``is_placed``: devices in the graph are meant, not just traced on."""
 
     device: str
+    is_placed: bool = True
     buffers: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
     steps: list[Step] = field(default_factory=list[Step])
     constants: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
@@ -110,6 +111,10 @@ class Builder:
         where = self.device if device is None else device
         self.buffers[unique] = Buffer(unique, dtype, shape, strides, kind, where)
         return TensorRef(unique, dtype, shape, strides)
+
+    def device_of(self, val: torch.Tensor) -> str:
+        """Where a traced value lives."""
+        return val.device.type if self.is_placed else self.device
 
     def whole(self, name: str) -> TensorRef:
         """The view of all of buffer ``name``."""

@@ -16,7 +16,6 @@ from treadle.lower.calls import RANDOM, qualified
 from treadle.lower.registry import Value
 from treadle.lower.scalars import cast
 from treadle.lower.site import Builder, buffers_read, element, fresh_axes
-from treadle.util.errors import LoweringError
 
 _RANDOM_NAMES = frozenset(qualified(op) for op in RANDOM)
 
@@ -39,6 +38,10 @@ def place_write_backs(builder: Builder, writes: Mapping[str, tuple[Value, Origin
         target: (_detached(builder, value, origin, writes), origin)
         for target, (value, origin) in writes.items()
     }
+    copies = {
+        target: _copy_into(builder, target, value, origin)
+        for target, (value, origin) in sources.items()
+    }
     last_read: dict[str, int] = {}
     last_write: dict[str, int] = {}
     for position, step in enumerate(builder.steps):
@@ -46,8 +49,7 @@ def place_write_backs(builder: Builder, writes: Mapping[str, tuple[Value, Origin
         last_read.update(dict.fromkeys(read, position))
         last_write.update(dict.fromkeys(written, position))
     after: dict[int, list[Step]] = {}
-    for target, (value, origin) in sources.items():
-        copy = _copy_into(builder, target, value, origin)
+    for target, copy in copies.items():
         read, _ = buffers_of(copy)
         produced = [last_write.get(name, -1) for name in read]
         position = max([last_read.get(target, -1), *produced])
@@ -71,14 +73,15 @@ def _detached(
     return builder.compute(f"{value.buffer}_old", Array(axes, element(value, axes)), origin)
 
 
-def _copy_into(builder: Builder, target: str, value: Value, origin: Origin) -> Compute:
+def _copy_into(builder: Builder, target: str, value: Value, origin: Origin) -> Step:
+    """The step that writes ``value`` into the input; another device takes a library call."""
     whole = builder.whole(target)
     if builder.buffers[target].device != builder.device:
-        raise LoweringError(
-            f"{target} lives on {builder.buffers[target].device} and is written by the step",
-            code="TR-302",
-            where=origin.where,
-            remedy=f"move it to {builder.device} before compiling the step",
+        stored = value
+        if isinstance(value, Array):
+            stored = builder.compute(f"{target}_new", value, origin)
+        return Call(
+            "aten.copy.default", (whole, stored), {}, (target,), origin, out="aten.copy.out"
         )
     axes = fresh_axes(whole.shape)
     return Compute(whole, Array(axes, cast(element(value, axes), whole.dtype)), origin)
