@@ -103,7 +103,9 @@ def test_agrees_with_python(recipe):
 def test_substitution_is_composition(recipe, first, second):
     axes = [Axis(n) for n in EXTENTS]
     index = Index.of(build(recipe, axes.__getitem__))
-    inner = [Index.of(build(r, axes.__getitem__)) % EXTENTS[i] for i, r in enumerate((first, second))]
+    inner = [
+        Index.of(build(r, axes.__getitem__)) % EXTENTS[i] for i, r in enumerate((first, second))
+    ]
     new = substitute_index(index, {axes[0]: inner[0], axes[1]: inner[1], axes[2]: 1})
     for point in POINTS:
         at = dict(zip(axes, point, strict=True))
@@ -128,9 +130,9 @@ def test_a_reshape_and_back_is_nothing(shape, data):
     axes = [Axis(n) for n in shape]
     assert list(unflatten(linear(axes, _strides(shape)), shape)) == [Index.of(a) for a in axes]
     other = data.draw(st.permutations(shape))
-    assert linear(unflatten(linear(unflatten(f, other), _strides(other)), shape), _strides(shape)) == (
-        Index.of(f)
-    )
+    assert linear(
+        unflatten(linear(unflatten(f, other), _strides(other)), shape), _strides(shape)
+    ) == (Index.of(f))
 
 
 def _strides(shape):

@@ -309,6 +309,11 @@ def substitute_index(
 
 def map_values(index: Index, on_value: "Callable[[Expr], Expr]") -> Index:
     """``index`` with the formula of each ``Value`` replaced."""
+    return replace_values(index, lambda atom: value_index(on_value(atom.expr), atom.lo, atom.hi))
+
+
+def replace_values(index: Index, on_value: Callable[[Value], Index]) -> Index:
+    """``index`` with each ``Value`` replaced by an index."""
     if not index.values:
         return index
 
@@ -317,11 +322,11 @@ def map_values(index: Index, on_value: "Callable[[Expr], Expr]") -> Index:
             case Axis():
                 return Index.of(atom)
             case FloorDiv():
-                return map_values(atom.index, on_value) // atom.n
+                return replace_values(atom.index, on_value) // atom.n
             case Mod():
-                return map_values(atom.index, on_value) % atom.n
+                return replace_values(atom.index, on_value) % atom.n
             case Value():
-                return value_index(on_value(atom.expr), atom.lo, atom.hi)
+                return on_value(atom)
 
     return _sum([(atom_of(atom), c) for atom, c in index.terms], index.const)
 

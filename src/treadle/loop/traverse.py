@@ -124,25 +124,37 @@ def structure(expr: Expr) -> Key:
     numbers: dict[Key, int] = {}
     of: dict[int, int] = {}
     for node in walk(expr):
-        key = _node_key(node, of)
+        key = _node_key(node, lambda inner: of[id(inner)])
         of[id(node)] = numbers.setdefault(key, len(numbers))
     return tuple(numbers)
+
+
+class Unifier:
+    """Gives equal nodes one object (hash-consing), for as long as the unifier lives."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[Key, Expr] = {}
+
+    def node(self, node: Expr) -> Expr:
+        """The one object equal to ``node``, whose operands this unifier gave."""
+        return self._nodes.setdefault(_node_key(node, _identity), node)
 
 
 def unify(exprs: Iterable[Expr]) -> tuple[Expr, ...]:
     """The same formulas with equal nodes made one object, across all of them."""
     roots = tuple(exprs)
-    canonical: dict[Key, tuple[int, Expr]] = {}
-    of: dict[int, int] = {}
+    unifier = Unifier()
     new: dict[int, Expr] = {}
     for node in walk_all(roots):
-        rebuilt = _rebuild(node, lambda inner: new[id(inner)])
-        key = _node_key(node, of)
-        of[id(node)], new[id(node)] = canonical.setdefault(key, (len(canonical), rebuilt))
+        new[id(node)] = unifier.node(_rebuild(node, lambda inner: new[id(inner)]))
     return tuple(new[id(root)] for root in roots)
 
 
-def _node_key(node: Expr, of: Mapping[int, int]) -> Key:
+def _identity(node: Expr) -> int:
+    return id(node)
+
+
+def _node_key(node: Expr, number: Callable[[Expr], int]) -> Key:
     """One node with its operands as numbers. Tells -0.0 from 0.0, which ``==`` does not."""
     match node:
         case Const():
@@ -152,11 +164,11 @@ def _node_key(node: Expr, of: Mapping[int, int]) -> Key:
         case Position():
             return "position", "", (), (node.index.key,)
         case Load():
-            mask = () if node.mask is None else (of[id(node.mask)],)
+            mask = () if node.mask is None else (number(node.mask),)
             return "load", f"{node.buffer}:{node.dtype}", mask, (node.index.key,)
         case Apply():
-            operands = tuple(of[id(inner)] for inner in node.operands)
+            operands = tuple(number(inner) for inner in node.operands)
             return "apply", f"{node.fn}:{node.dtype}", operands, ()
         case Reduce():
             serials = tuple(axis.serial for axis in node.axes)
-            return "reduce", str(node.kind), (of[id(node.body)], *serials), ()
+            return "reduce", str(node.kind), (number(node.body), *serials), ()

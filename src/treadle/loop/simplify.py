@@ -1,0 +1,322 @@
+"""Smaller formulas with the same bits: NaN, infinities, -0.0 and roundings included.
+
+::
+
+    1.0 + 2.0            ->  3.0                 x * 1        ->  x
+    x + -0.0, x - 0.0    ->  x                   x + 0.0          stays: it turns -0.0 into 0.0
+    f32(f64(x:f32))      ->  x                   where(true, x, y) -> x
+    <i> < 8, where i<8   ->  true                <i> + 1      ->  <i + 1>
+
+A second run changes nothing.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+
+import torch
+
+from treadle.loop.expr import COMPARE, Apply, Array, Const, Expr, Load, Position, Reduce, ReduceKind
+from treadle.loop.index import Index, Value, replace_values, value_index
+from treadle.loop.interpret import apply_function
+from treadle.loop.traverse import Unifier, map_expr
+
+_EXACT_STEPS = (
+    (torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64),
+    (torch.bool, torch.int8, torch.int16, torch.int32, torch.float64),
+    (torch.uint8, torch.float16, torch.float32, torch.float64),
+    (torch.uint8, torch.bfloat16, torch.float32, torch.float64),
+    (torch.int8, torch.float16, torch.float32, torch.float64),
+    (torch.int8, torch.bfloat16, torch.float32, torch.float64),
+    (torch.int16, torch.float32),
+)
+"""Each dtype holds every value of the one before it, so any later one of a row does."""
+
+
+def _widenings() -> Mapping[torch.dtype, frozenset[torch.dtype]]:
+    holds: dict[torch.dtype, set[torch.dtype]] = {}
+    for row in _EXACT_STEPS:
+        for narrow, wide in pairwise(row):
+            holds.setdefault(narrow, set()).add(wide)
+            holds.setdefault(wide, set())
+    for _ in holds:
+        for wider in holds.values():
+            wider.update(*(holds[dtype] for dtype in tuple(wider)))
+    return {dtype: frozenset(wider | {dtype}) for dtype, wider in holds.items()}
+
+
+_HOLDS = _widenings()
+
+
+def simplify_array(array: Array) -> Array:
+    """``array`` with its element simplified."""
+    return Array(array.axes, simplify(array.body))
+
+
+def simplify(expr: Expr) -> Expr:
+    """The smaller formula; equal nodes in it are one object."""
+    unifier = Unifier()
+
+    def settle(node: Expr) -> Expr:
+        while True:
+            smaller = _smaller(node)
+            if smaller is None:
+                return unifier.node(node)
+            node = smaller
+
+    return map_expr(expr, settle)
+
+
+def _smaller(node: Expr) -> Expr | None:
+    """One step; ``None`` where no rule applies. Operands are simplified already."""
+    match node:
+        case Position():
+            index = _resolve(node.index)
+            if index.is_const:
+                return Const(index.const, torch.int64)
+            return None if index is node.index else Position(index)
+        case Load():
+            return _load(node)
+        case Reduce():
+            return _reduce(node)
+        case Apply():
+            return _apply(node)
+        case _:
+            return None
+
+
+def _resolve(index: Index) -> Index:
+    """``value(<i + 1>)`` is ``i + 1``, and ``value(3)`` is 3."""
+
+    def plain(atom: Value) -> Index:
+        inner = _as_index(atom.expr)
+        return value_index(atom.expr, atom.lo, atom.hi) if inner is None else inner
+
+    if all(_as_index(value) is None for value in index.values):
+        return index
+    return replace_values(index, plain)
+
+
+def _as_index(expr: Expr) -> Index | None:
+    """What an int64 formula is in the index algebra, if it is."""
+    match expr:
+        case Position():
+            return expr.index
+        case Const() if expr.dtype is torch.int64:
+            return Index.of(int(expr.value))
+        case _:
+            return None
+
+
+def _load(node: Load) -> Expr | None:
+    index = _resolve(node.index)
+    if isinstance(node.mask, Const):
+        if node.mask.value:
+            return Load(node.buffer, index, node.dtype)
+        return _literal(0, node.dtype)
+    return None if index is node.index else Load(node.buffer, index, node.dtype, node.mask)
+
+
+def _literal(value: float, dtype: torch.dtype) -> Const:
+    return Const(torch.tensor(value, dtype=dtype).item(), dtype)
+
+
+def _reduce(node: Reduce) -> Expr | None:
+    """Axes of one value go, except that a sum of floats keeps one: it turns -0.0 into 0.0."""
+    wide = tuple(axis for axis in node.axes if axis.extent != 1)
+    if wide == node.axes:
+        return None
+    if wide:
+        return Reduce(node.kind, wide, node.body)
+    match node.kind:
+        case ReduceKind.ARGMAX | ReduceKind.ARGMIN:
+            return Const(0, torch.int64)
+        case ReduceKind.SUM if node.dtype.is_floating_point:
+            return Reduce(node.kind, node.axes[:1], node.body) if len(node.axes) > 1 else None
+        case _:
+            return node.body
+
+
+def _apply(node: Apply) -> Expr | None:
+    if all(isinstance(operand, Const) for operand in node.operands):
+        return _fold(node)
+    if node.fn in COMPARE:
+        return _compare(node.fn, *node.operands)
+    rule = _RULES.get(node.fn)
+    return None if rule is None else rule(node)
+
+
+def _fold(node: Apply) -> Const | None:
+    """Literals only: compute now, by the interpreter's own functions."""
+    values = [
+        torch.tensor(operand.value, dtype=operand.dtype)
+        for operand in node.operands
+        if isinstance(operand, Const)
+    ]
+    is_whole = not node.dtype.is_floating_point
+    if is_whole and node.fn in ("floordiv", "mod", "fmod") and not values[1]:
+        return None  # no number is right
+    if is_whole and node.fn == "pow" and values[1] < 0:
+        return None
+    return Const(apply_function(node.fn, values, node.dtype).item(), node.dtype)
+
+
+def _compare(fn: str, left: Expr, right: Expr) -> Expr | None:
+    """Decided where the range of the difference decides it."""
+    first, second = _as_index(left), _as_index(right)
+    if first is None or second is None:
+        return None
+    low, high = (first - second).bounds
+    match fn:
+        case "lt":
+            known = (high < 0, low >= 0)
+        case "le":
+            known = (high <= 0, low > 0)
+        case "gt":
+            known = (low > 0, high <= 0)
+        case "ge":
+            known = (low >= 0, high < 0)
+        case "eq":
+            known = (low == high == 0, low > 0 or high < 0)
+        case _:
+            known = (low > 0 or high < 0, low == high == 0)
+    return Const(known[0], torch.bool) if any(known) else None
+
+
+def _is(expr: Expr, value: float) -> bool:
+    """Is it this literal? Tells 0.0 from -0.0."""
+    if not isinstance(expr, Const):
+        return False
+    same_sign = math.copysign(1, expr.value) == math.copysign(1, value)
+    return expr.value == value and same_sign
+
+
+def _add(node: Apply) -> Expr | None:
+    left, right = node.operands
+    zero = -0.0 if node.dtype.is_floating_point else 0
+    if _is(right, zero):
+        return left
+    if _is(left, zero):
+        return right
+    return _on_index(left, right, lambda x, y: x + y)
+
+
+def _sub(node: Apply) -> Expr | None:
+    left, right = node.operands
+    return left if _is(right, 0) else _on_index(left, right, lambda x, y: x - y)
+
+
+def _mul(node: Apply) -> Expr | None:
+    left, right = node.operands
+    if _is(right, 1):
+        return left
+    if _is(left, 1):
+        return right
+    if not node.dtype.is_floating_point and (_is(left, 0) or _is(right, 0)):
+        return _literal(0, node.dtype)
+    first, second = _as_index(left), _as_index(right)
+    if first is None or second is None or not (first.is_const or second.is_const):
+        return None
+    return Position(second * first.const if first.is_const else first * second.const)
+
+
+def _floordiv(node: Apply) -> Expr | None:
+    left, right = node.operands
+    if node.dtype.is_floating_point:
+        return None
+    if _is(right, 1):
+        return left
+    return _by_constant(left, right, lambda x, n: x // n)
+
+
+def _mod(node: Apply) -> Expr | None:
+    left, right = node.operands
+    if node.dtype.is_floating_point:
+        return None
+    if _is(right, 1):
+        return _literal(0, node.dtype)
+    return _by_constant(left, right, lambda x, n: x % n)
+
+
+def _on_index(left: Expr, right: Expr, combine: Callable[[Index, Index], Index]) -> Expr | None:
+    first, second = _as_index(left), _as_index(right)
+    return None if first is None or second is None else Position(combine(first, second))
+
+
+def _by_constant(left: Expr, right: Expr, combine: Callable[[Index, int], Index]) -> Expr | None:
+    first, second = _as_index(left), _as_index(right)
+    if first is None or second is None or not second.is_const or second.const <= 0:
+        return None
+    return Position(combine(first, second.const))
+
+
+def _right_one(node: Apply) -> Expr | None:
+    return node.operands[0] if _is(node.operands[1], 1) else None
+
+
+def _twice(node: Apply) -> Expr | None:
+    """``neg(neg(x))``, ``not(not(x))``, ``bitnot(bitnot(x))``."""
+    (inner,) = node.operands
+    return inner.operands[0] if isinstance(inner, Apply) and inner.fn == node.fn else None
+
+
+def _repeated(node: Apply) -> Expr | None:
+    """``max(x, x)``, NaN or not."""
+    left, right = node.operands
+    return left if left is right else None
+
+
+def _and_or(node: Apply) -> Expr | None:
+    left, right = node.operands
+    if left is right:
+        return left
+    decisive = node.fn == "or"  # true or x, false and x
+    for this, other in ((left, right), (right, left)):
+        if isinstance(this, Const):
+            return this if bool(this.value) == decisive else other
+    return None
+
+
+def _where(node: Apply) -> Expr | None:
+    condition, yes, no = node.operands
+    if isinstance(condition, Const):
+        return yes if condition.value else no
+    if yes is no:
+        return yes
+    if isinstance(condition, Apply) and condition.fn == "not":
+        return Apply("where", (condition.operands[0], no, yes), node.dtype)
+    return None
+
+
+def _cast(node: Apply) -> Expr | None:
+    """A cast to the same dtype goes; a widening that loses nothing goes before another cast."""
+    (inner,) = node.operands
+    if inner.dtype is node.dtype:
+        return inner
+    if isinstance(inner, Apply) and inner.fn == "cast":
+        source = inner.operands[0]
+        if inner.dtype in _HOLDS.get(source.dtype, frozenset()):
+            return Apply("cast", (source,), node.dtype)
+    return None
+
+
+_RULES: Mapping[str, Callable[[Apply], Expr | None]] = {
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "div": _right_one,
+    "floordiv": _floordiv,
+    "mod": _mod,
+    "pow": _right_one,
+    "neg": _twice,
+    "not": _twice,
+    "bitnot": _twice,
+    "minimum": _repeated,
+    "maximum": _repeated,
+    "bitand": _repeated,
+    "bitor": _repeated,
+    "and": _and_or,
+    "or": _and_or,
+    "where": _where,
+    "cast": _cast,
+}
