@@ -1,8 +1,11 @@
 import torch
 
-from testing import node_of, trace
+from testing import check_numbers, node_of, trace
 from treadle.graph.alias import analyse, storages
+from treadle.graph.printing import show
 from treadle.graph.values import compute, inherit, refresh
+from treadle.graph.verify import verify
+from treadle.passes.noops import RemoveNoOps
 
 aten = torch.ops.aten
 X = torch.randn(2, 6)
@@ -53,3 +56,21 @@ def test_types_follow_their_operands():
     refresh(step.graph, [t])
     assert neg.meta["val"].shape == (3, 4)
     assert neg.meta["val"].stride() == (1, 3)
+
+
+def test_a_copy_is_independent():
+    def program(x):
+        values, _ = x.clone().max(dim=1)
+        return values + torch.tensor([1.0, 2.0]), None
+
+    step = trace(program, X, writes={})
+    before = show(step, details=True)
+    copy = step.copy()
+    assert show(copy, details=True) == before
+    assert RemoveNoOps().run(copy) > 0
+    verify(copy)
+    check_numbers(copy, program, (X,))
+    assert show(step, details=True) == before
+    verify(step)
+    node_of(copy, aten.add.Tensor).meta["phase"] = "backward"
+    assert node_of(step, aten.add.Tensor).meta["phase"] == "forward"

@@ -72,3 +72,10 @@ class StepGraph:
 
     def outputs(self) -> Iterator[tuple[fx.Node | None, Output]]:
         return zip(self.returned, self.signature.outputs, strict=True)
+
+    def copy(self) -> "StepGraph":
+        """An independent step over the same fake values; rewriting one leaves the other be."""
+        graph = fx.Graph(owning_module=self.graph.owning_module)
+        returned = graph.graph_copy(self.graph, {})
+        graph.output(returned)
+        return StepGraph(graph, self.signature, list(self.history))
