@@ -54,7 +54,7 @@ TR float t_exp(float x) {{
 }}
 TR float t_expm1(float x) {{
   float y = x < -40.0f ? -40.0f : x;
-  y = y > 90.0f ? 90.0f : y;
+  y = y > 89.0f ? 89.0f : y;
   float n = __builtin_rintf(y * {1 / _LN2!r}f);
   float r = __builtin_fmaf(n, {-_LN2_HIGH!r}f, y);
   r = __builtin_fmaf(n, {-_LN2_LOW!r}f, r);

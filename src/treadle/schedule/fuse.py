@@ -43,12 +43,18 @@ class Fuser:
     """Grows the groups of one program; ``groups`` is the result, in order of first member."""
 
     def __init__(
-        self, steps: tuple[Step, ...], buffers: Mapping[str, Buffer], facts: Facts
+        self,
+        steps: tuple[Step, ...],
+        buffers: Mapping[str, Buffer],
+        facts: Facts,
+        frames: Frames,
+        home: Mapping[int, Frame],
     ) -> None:
         self._steps = steps
         self._buffers = buffers
         self._facts = facts
-        self.frames = Frames()
+        self._frames = frames
+        self._home = home
         self._group_of: list[Group] = []
 
     def run(self, *, fuse: bool) -> list[Group]:
@@ -73,8 +79,8 @@ class Fuser:
             above |= source.above | source.mask
         if isinstance(step, Call):
             return Group(1 << i, (i,), None, (), above, waits)
-        frame = self.frames.of(step)
-        placed = self.frames.place(i, step, frame)
+        frame = self._frames.of(step)
+        placed = self._frames.place(i, step, frame)
         assert placed is not None, step
         names = frozenset((step.output.buffer, *(name for name, _ in placed.reads)))
         return Group(1 << i, (i,), frame, (placed,), above, waits, names)
@@ -117,7 +123,7 @@ class Fuser:
         if too_big or self._between(a, b) or self._between(b, a):
             return None
         frame = _common_frame(a, b)
-        if frame is None:
+        if frame is None or not self._at_home(a, b, frame):
             return None
         members = tuple(sorted((*a.members, *b.members)))
         placed = self._place_all(members, frame, {**_by_step(a), **_by_step(b)}, a, b)
@@ -126,6 +132,13 @@ class Fuser:
         mask = a.mask | b.mask
         above = (a.above | b.above) & ~mask
         return Group(mask, members, frame, placed, above, a.waits | b.waits, names)
+
+    def _at_home(self, a: Group, b: Group, frame: Frame) -> bool:
+        """No member is drawn into a reducing kernel other than the one that wants it."""
+        if a.pointwise and b.pointwise:
+            homes = {self._home[m] for m in (*a.members, *b.members) if m in self._home}
+            return len(homes) <= 1
+        return all(self._home.get(m, frame) == frame for m in (*a.members, *b.members))
 
     def _between(self, first: Group, last: Group) -> bool:
         """Whether a third group waits for ``first`` and is waited for by ``last``."""
@@ -148,7 +161,7 @@ class Fuser:
                 continue
             step = self._steps[m]
             assert isinstance(step, Compute)
-            placed = self.frames.place(m, step, frame)
+            placed = self._frames.place(m, step, frame)
             if placed is None:
                 return None
             result.append(placed)

@@ -13,6 +13,8 @@ from treadle.loop.traverse import loads, walk
 from treadle.schedule.arena import Interval, chained, pack
 from treadle.schedule.build import build_kernel
 from treadle.schedule.depend import facts, read_buffers, written_buffers
+from treadle.schedule.duplicate import duplicate
+from treadle.schedule.frame import Frame, Frames
 from treadle.schedule.fuse import Fuser, stored_buffers
 from treadle.schedule.normalize import normalize
 from treadle.schedule.order import ordered
@@ -23,10 +25,14 @@ PlanStep = Kernel | Call
 def schedule(program: Program, *, fuse: bool = True) -> Plan:
     """The plan of ``program``; without ``fuse`` every compute is a kernel of its own."""
     steps, buffers = normalize(program)
-    known = facts(steps)
-    fuser = Fuser(steps, buffers, known)
-    groups = fuser.run(fuse=fuse)
     kept = frozenset(ref.buffer for ref in program.results if ref is not None)
+    frames = Frames()
+    home: Mapping[int, Frame] = {}
+    if fuse:
+        copied = duplicate(steps, buffers, frames, kept)
+        steps, buffers, home = copied.steps, copied.buffers, copied.home
+    known = facts(steps)
+    groups = Fuser(steps, buffers, known, frames, home).run(fuse=fuse)
     made: list[PlanStep] = []
     for number, group in enumerate(groups):
         step = steps[group.members[0]]
@@ -34,7 +40,7 @@ def schedule(program: Program, *, fuse: bool = True) -> Plan:
             made.append(step)
             continue
         stored = frozenset(m.step for m in stored_buffers(group, known, buffers, kept))
-        made.append(build_kernel(number, group, stored, steps, fuser.frames))
+        made.append(build_kernel(number, group, stored, steps, frames))
     reads = [plan_reads(each) for each in made]
     writes = [plan_writes(each) for each in made]
     order = ordered(groups, reads, writes, buffers, kept)

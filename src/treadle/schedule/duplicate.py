@@ -1,0 +1,184 @@
+"""Cheap values are computed twice rather than stored for a kernel of another shape.
+
+::
+
+    before:  p = dy * (x - mean);   dx = f(rows of p);   dw = sum over rows of p
+    after:   p = dy * (x - mean);   dx = f(rows of p)
+             q = dy * (x - mean);                        dw = sum over rows of q
+
+A rows kernel and a columns kernel cannot be one; with ``p`` in both, neither stores it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from treadle.loop.expr import Apply, Array, Expr, Load, Reduce
+from treadle.loop.kernel import KernelKind
+from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
+from treadle.loop.traverse import map_expr, walk
+from treadle.schedule.depend import read_buffers, written_buffers
+from treadle.schedule.frame import Frame, Frames
+
+_MAX_LEAVES = 3
+_MAX_APPLIES = 12
+_DEAR = frozenset("exp expm1 log log1p log2 sin cos tanh erf sigmoid pow fmod mod".split())
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicated:
+    """``home[i]``: the only reducing frame that wants the value of step ``i``."""
+
+    steps: tuple[Step, ...]
+    buffers: Mapping[str, Buffer]
+    home: Mapping[int, Frame]
+
+
+def duplicate(
+    steps: tuple[Step, ...],
+    buffers: Mapping[str, Buffer],
+    frames: Frames,
+    results: frozenset[str],
+) -> Duplicated:
+    """Give each columns kernel its own copy of the cheap values that others want as well."""
+    work = _Duplicator(steps, buffers, frames, results)
+    return work.run()
+
+
+class _Duplicator:
+    def __init__(
+        self,
+        steps: tuple[Step, ...],
+        buffers: Mapping[str, Buffer],
+        frames: Frames,
+        results: frozenset[str],
+    ) -> None:
+        self._steps = list(steps)
+        self._buffers = dict(buffers)
+        self._frames = frames
+        self._pinned = set(results)
+        self._writers: dict[str, list[int]] = {}
+        for i, step in enumerate(steps):
+            for name in written_buffers(step):
+                self._writers.setdefault(name, []).append(i)
+            if isinstance(step, Call):
+                self._pinned.update(read_buffers(step))
+        self._leaves: dict[str, frozenset[str]] = {}
+        self._wants: dict[str, set[Frame]] = {}  # frames that want each buffer
+        self._readers: dict[str, list[tuple[int, int]]] = {}  # step, copy (-1: the step itself)
+        self._copies: list[list[Compute]] = [[] for _ in steps]
+        self._home: dict[int, Frame] = {}
+        self._copy_home: dict[tuple[int, int], Frame] = {}
+
+    def run(self) -> Duplicated:
+        self._find_leaves()
+        for i in reversed(range(len(self._steps))):
+            step = self._steps[i]
+            if isinstance(step, Compute):
+                self._visit(i, step)
+        steps: list[Step] = []
+        home: dict[int, Frame] = {}
+        for i, step in enumerate(self._steps):
+            if i in self._home:
+                home[len(steps)] = self._home[i]
+            steps.append(step)
+            for n, copy in enumerate(self._copies[i]):
+                home[len(steps)] = self._copy_home[i, n]
+                steps.append(copy)
+        return Duplicated(tuple(steps), self._buffers, home)
+
+    def _find_leaves(self) -> None:
+        """For each value that is cheap to compute again: the large buffers it then reads."""
+        for step in self._steps:
+            if not isinstance(step, Compute) or not self._is_candidate(step):
+                continue
+            leaves: set[str] = set()
+            for name in read_buffers(step):
+                if self._buffers[name].nbytes * 4 >= self._buffers[step.output.buffer].nbytes:
+                    leaves |= self._leaves.get(name, frozenset((name,)))
+            if len(leaves) <= _MAX_LEAVES:
+                self._leaves[step.output.buffer] = frozenset(leaves)
+
+    def _is_candidate(self, step: Compute) -> bool:
+        name = step.output.buffer
+        single = len(self._writers[name]) == 1 and name not in self._pinned
+        ours = self._buffers[name].kind is BufferKind.TEMPORARY
+        body = step.array.body
+        if not (single and ours) or isinstance(body, Reduce) or self._reads_changing(step):
+            return False
+        applies = [node.fn for node in walk(body) if isinstance(node, Apply)]
+        return len(applies) <= _MAX_APPLIES and not _DEAR & set(applies)
+
+    def _reads_changing(self, step: Compute) -> bool:
+        """Whether an input is also written, so that a later copy could read something else."""
+        return any(
+            len(self._writers.get(name, ()))
+            > (self._buffers[name].kind is BufferKind.TEMPORARY)
+            for name in read_buffers(step)
+        )
+
+    def _visit(self, i: int, step: Compute) -> None:
+        name = step.output.buffer
+        wants = self._wants.get(name, set())
+        if isinstance(step.array.body, Reduce):
+            self._want(i, -1, step, {self._frames.of(step)})
+            return
+        if name not in self._leaves:
+            self._want(i, -1, step, set() if name in self._pinned else wants)
+            return
+        wants = {frame for frame in wants if frame.elements == step.output.numel}
+        columns = [f for f in wants if f.kind is KernelKind.COLUMNS]
+        for frame in columns if len(wants) > 1 else ():
+            self._copy(i, step, frame)
+            wants = wants - {frame}
+        if len(wants) == 1:
+            self._home[i] = next(iter(wants))
+        self._want(i, -1, step, wants)
+
+    def _want(self, i: int, copy: int, step: Compute, frames: set[Frame]) -> None:
+        for name in read_buffers(step):
+            self._wants.setdefault(name, set()).update(frames)
+            self._readers.setdefault(name, []).append((i, copy))
+
+    def _copy(self, i: int, step: Compute, frame: Frame) -> None:
+        """A second value for the readers in ``frame``; they read it instead."""
+        old = step.output.buffer
+        new = f"{old}_again"
+        while new in self._buffers:
+            new += "_"
+        self._buffers[new] = replace(self._buffers[old], name=new)
+        copy = replace(step, output=replace(step.output, buffer=new))
+        number = len(self._copies[i])
+        self._copies[i].append(copy)
+        self._copy_home[i, number] = frame
+        left: list[tuple[int, int]] = []
+        for reader, which in self._readers[old]:
+            target = self._steps[reader] if which < 0 else self._copies[reader][which]
+            assert isinstance(target, Compute)
+            if self._frame_of(reader, which, target) != frame:
+                left.append((reader, which))
+                continue
+            changed = _reading(target, old, new)
+            if which < 0:
+                self._steps[reader] = changed
+            else:
+                self._copies[reader][which] = changed
+        self._readers[old] = left
+        self._want(i, number, copy, {frame})
+
+    def _frame_of(self, reader: int, which: int, step: Compute) -> Frame | None:
+        if which >= 0:
+            return self._copy_home[reader, which]
+        if isinstance(step.array.body, Reduce):
+            return self._frames.of(step)
+        return self._home.get(reader)
+
+
+def _reading(step: Compute, old: str, new: str) -> Compute:
+    """The step with loads of ``old`` turned into loads of ``new``."""
+
+    def rename(node: Expr) -> Expr:
+        if isinstance(node, Load) and node.buffer == old:
+            return Load(new, node.index, node.dtype, node.mask)
+        return node
+
+    return replace(step, array=Array(step.array.axes, map_expr(step.array.body, rename)))
