@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from lowering_help import calls_of, check, fallbacks, run, trace
 from torch._subclasses import FakeTensorMode
 
+from lower.lowering_help import calls_of, check, fallbacks, run, trace
 from treadle.loop.program import Call
 from treadle.lower import lower
 from treadle.lower.registry import lowers
@@ -34,7 +34,7 @@ def test_convolution_and_attention_are_chosen_calls() -> None:
         z = F.scaled_dot_product_attention(q, q, q, is_causal=True)
         return [z, *torch.autograd.grad(z.sum(), (x, w))]
 
-    program = check(fn, x, w, rtol=1e-4, atol=1e-5)
+    program = check(fn, x, w, rtol=1e-3, atol=1e-4)
     assert all(isinstance(call, Call) for call in calls_of(program))
 
 

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from lowering_help import check
+
+from lower.lowering_help import check
 
 aten = torch.ops.aten
 SHAPES = [(), (0,), (1,), (7,), (3, 1, 5), (2, 3, 11)]
