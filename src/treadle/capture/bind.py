@@ -1,0 +1,56 @@
+"""The user's live tensors in, results and state out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treadle.capture.optimizers.registry import form_of
+from treadle.capture.sources import State
+from treadle.capture.step import Captured, ResultSlot
+from treadle.capture.torch_private import flatten, unflatten
+
+
+def read_inputs(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors of this call, in the signature's order; the user's own, not copies."""
+    leaves, _ = flatten((args, kwargs))
+    return [source.read(leaves, captured.pending) for source in captured.sources]
+
+
+def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> Any:
+    """After a step that succeeded: the result, gradients, new state and counters."""
+    count = captured.result_leaves.count(ResultSlot)
+    tensors = iter(results[:count])
+    leaves = [next(tensors) if leaf is ResultSlot else leaf for leaf in captured.result_leaves]
+    for parameter, grad in zip(captured.left_grads, results[count:], strict=False):
+        parameter.grad = grad
+    for parameter in captured.cleared_grads:
+        parameter.grad = None
+    _adopt_state(captured)
+    _count_steps(captured)
+    return unflatten(leaves, captured.result_tree)
+
+
+def _adopt_state(captured: Captured) -> None:
+    """State that was created for this step becomes the optimizer's, with eager's keys."""
+    if not captured.pending:
+        return
+    for source in captured.sources:
+        if isinstance(source, State):
+            value = captured.pending.get((id(source.parameter), source.key))
+            if value is not None:
+                state = source.optimizer.state[source.parameter]
+                if form_of(source.optimizer).counts_steps and "step" not in state:
+                    state["step"] = torch.tensor(0.0, dtype=torch.float32)
+                state[source.key] = value
+    captured.pending.clear()
+
+
+def _count_steps(captured: Captured) -> None:
+    for at in captured.stepped:
+        cluster = captured.clusters[at]
+        states = [cluster.optimizer.state.get(p, {}) for p in cluster.parameters]
+        counters = [state["step"] for state in states if "step" in state]
+        if counters:
+            torch._foreach_add_(counters, 1.0)

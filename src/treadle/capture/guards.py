@@ -1,0 +1,98 @@
+"""What a compiled variant depends on, and in words what changed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from treadle.capture.optimizers.registry import form_of
+from treadle.capture.torch_private import flatten_with_paths
+
+Facts = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GuardKey:
+    """Equal keys run the same compiled variant."""
+
+    arguments: tuple[tuple[str, Any], ...]
+    training: tuple[bool, ...]
+    parameters: Facts
+    optimizers: Facts
+    modes: Facts
+
+
+def guard_key(
+    models: Mapping[str, nn.Module],
+    optimizers: Mapping[str, Optimizer],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> GuardKey:
+    """The key of a call. Python values among the arguments are part of it as they are."""
+    leaves = flatten_with_paths((args, kwargs))
+    return GuardKey(
+        tuple((path, _fact(value)) for path, value in leaves),
+        tuple(module.training for model in models.values() for module in model.modules()),
+        tuple(
+            (p.requires_grad, p.grad is None, p.dtype, p.device)
+            for model in models.values()
+            for p in model.parameters()
+        ),
+        tuple(
+            (len(group["params"]), *form_of(each).structure(group))
+            for each in optimizers.values()
+            for group in each.param_groups
+        ),
+        (
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.is_autocast_enabled("cuda"),
+            torch.get_default_dtype(),
+        ),
+    )
+
+
+def _fact(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return (value.dtype, tuple(value.shape), value.stride(), value.device)
+    try:
+        hash(value)
+    except TypeError:
+        return (type(value).__name__, repr(value))
+    return (type(value).__name__, value)
+
+
+def explain_difference(old: GuardKey, new: GuardKey) -> str:
+    """Which argument and dim changed, or what else did."""
+    before, after = dict(old.arguments), dict(new.arguments)
+    for path, fact in after.items():
+        if path not in before:
+            return f"argument {path} is new"
+        if fact != before[path]:
+            return f"argument {path}: {_change(before[path], fact)}"
+    if set(before) - set(after):
+        return f"argument {sorted(set(before) - set(after))[0]} is gone"
+    if old.training != new.training:
+        return "a module was switched between train() and eval()"
+    if old.parameters != new.parameters:
+        return "a parameter's requires_grad, dtype, device, or the presence of its .grad changed"
+    if old.optimizers != new.optimizers:
+        return "an optimizer's options or parameter groups changed"
+    return "grad mode, autocast or the default dtype changed"
+
+
+def _change(old: Any, new: Any) -> str:
+    if len(old) != 4 or len(new) != 4:
+        return f"{old[-1]!r} became {new[-1]!r}"
+    if old[0] != new[0]:
+        return f"dtype {old[0]} became {new[0]}"
+    if old[1] != new[1]:
+        dims = [
+            f"dim {at}: {a} -> {b}" for at, (a, b) in enumerate(zip(old[1], new[1])) if a != b
+        ]
+        changed = f" ({', '.join(dims)})" if len(old[1]) == len(new[1]) else ""
+        return f"shape {list(old[1])} became {list(new[1])}{changed}"
+    return f"strides or device: {old[2]}, {old[3]} became {new[2]}, {new[3]}"

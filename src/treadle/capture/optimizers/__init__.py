@@ -1,0 +1,1 @@
+"""Optimizers in functional form: plain tensor operations, hyper-parameters as tensors."""

@@ -1,0 +1,79 @@
+"""Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019), as ``torch.optim`` rounds."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treadle.capture.optimizers.registry import Form, Group, Values, register
+
+
+@dataclass(frozen=True)
+class AdamForm(Form):
+    """``decoupled``: weight decay shrinks the parameter itself (AdamW) or joins the gradient.
+
+    ``m += (1 - b1) (g - m)``, ``v = b2 v + (1 - b2) g g``,
+    ``p -= lr / (1 - b1^t) m / (sqrt(v) / sqrt(1 - b2^t) + eps)``
+    """
+
+    decoupled: bool
+
+    @property
+    def counts_steps(self) -> bool:
+        return True
+
+    def structure(self, group: Group) -> tuple[Any, ...]:
+        return (group["amsgrad"], group["maximize"], float(group["weight_decay"]) != 0.0)
+
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        names = ("exp_avg", "exp_avg_sq")
+        return (*names, "max_exp_avg_sq") if group["amsgrad"] else names
+
+    def scalars(self, group: Group) -> dict[str, float]:
+        beta1, beta2 = group["betas"]
+        return {
+            "lr": float(group["lr"]),
+            "beta1": float(beta1),
+            "beta2": float(beta2),
+            "eps": float(group["eps"]),
+            "weight_decay": float(group["weight_decay"]),
+        }
+
+    def prepare(self, scalars: Values, group: Group) -> Values:
+        step, beta1, beta2 = scalars["step"], scalars["beta1"], scalars["beta2"]
+        return {
+            "beta2": beta2,
+            "eps": scalars["eps"],
+            "keep": 1.0 - scalars["lr"] * scalars["weight_decay"],
+            "decay": scalars["weight_decay"],
+            "rate1": 1.0 - beta1,
+            "rate2": 1.0 - beta2,
+            "step_size": -(scalars["lr"] / (1.0 - torch.pow(beta1, step))),
+            "correction": torch.sqrt(1.0 - torch.pow(beta2, step)),
+        }
+
+    def update(
+        self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
+    ) -> None:
+        if group["maximize"]:
+            grad = -grad
+        value = parameter
+        if float(group["weight_decay"]) != 0.0:
+            if self.decoupled:
+                value = value * shared["keep"]
+            else:
+                grad = grad + value * shared["decay"]
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean.copy_(mean + (grad - mean) * shared["rate1"])
+        square.copy_(square * shared["beta2"] + grad * grad * shared["rate2"])
+        largest = square
+        if group["amsgrad"]:
+            largest = state["max_exp_avg_sq"]
+            largest.copy_(torch.maximum(largest, square))
+        denominator = largest.sqrt() / shared["correction"] + shared["eps"]
+        parameter.copy_(value + mean * shared["step_size"] / denominator)
+
+
+register(torch.optim.Adam, AdamForm(decoupled=False))
+register(torch.optim.AdamW, AdamForm(decoupled=True))

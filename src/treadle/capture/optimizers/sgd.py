@@ -1,0 +1,58 @@
+"""Stochastic gradient descent with momentum, as ``torch.optim.SGD`` rounds."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treadle.capture.optimizers.registry import Form, Group, Values, register
+
+
+@dataclass(frozen=True)
+class SGDForm(Form):
+    """``b = momentum b + (1 - dampening) g``, ``p -= lr b``; at the first step ``b = g``.
+
+    The buffer starts as zeros and ``first`` is 1 at the first step, so both steps are one graph.
+    """
+
+    @property
+    def counts_steps(self) -> bool:
+        return False
+
+    def structure(self, group: Group) -> tuple[Any, ...]:
+        decays, moves = float(group["weight_decay"]) != 0.0, float(group["momentum"]) != 0.0
+        return (decays, moves, group["nesterov"], group["maximize"])
+
+    def state_names(self, group: Group) -> tuple[str, ...]:
+        return ("momentum_buffer",) if float(group["momentum"]) != 0.0 else ()
+
+    def scalars(self, group: Group) -> dict[str, float]:
+        names = ("lr", "momentum", "dampening", "weight_decay")
+        return {name: float(group[name]) for name in names}
+
+    def prepare(self, scalars: Values, group: Group) -> Values:
+        shared = {
+            "momentum": scalars["momentum"],
+            "decay": scalars["weight_decay"],
+            "rate": -scalars["lr"],
+        }
+        if float(group["momentum"]) != 0.0:
+            shared["fresh"] = 1.0 - scalars["dampening"] * (1.0 - scalars["first"])
+        return shared
+
+    def update(
+        self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
+    ) -> None:
+        if group["maximize"]:
+            grad = -grad
+        if float(group["weight_decay"]) != 0.0:
+            grad = grad + parameter * shared["decay"]
+        if float(group["momentum"]) != 0.0:
+            buffer = state["momentum_buffer"]
+            buffer.copy_(buffer * shared["momentum"] + grad * shared["fresh"])
+            grad = grad + buffer * shared["momentum"] if group["nesterov"] else buffer
+        parameter.copy_(parameter + grad * shared["rate"])
+
+
+register(torch.optim.SGD, SGDForm())

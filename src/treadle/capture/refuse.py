@@ -1,0 +1,96 @@
+"""What cannot be captured, said before anything is traced."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+import treadle.capture.optimizers.adam
+import treadle.capture.optimizers.sgd  # noqa: F401  (each module registers its form)
+from treadle.capture.optimizers.registry import form_of
+from treadle.util.errors import CaptureError
+
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
+
+
+def named_models(models: Any) -> dict[str, nn.Module]:
+    """One module, a list or a dict, as a dict; a single one is named ``""``."""
+    return _named(models, nn.Module, "model")
+
+
+def named_optimizers(optimizers: Any) -> dict[str, Optimizer]:
+    """One optimizer, a list or a dict, as a dict; a single one is named ``""``."""
+    return _named(optimizers, Optimizer, "optimizer")
+
+
+def _named(value: Any, kind: type, word: str) -> dict[str, Any]:
+    if isinstance(value, kind):
+        return {"": value}
+    named: dict[str, Any] = {}
+    if isinstance(value, Mapping):
+        named = {str(key): each for key, each in value.items()}
+    elif isinstance(value, Sequence):
+        named = {str(at): each for at, each in enumerate(value)}
+    if not named or not all(isinstance(each, kind) for each in named.values()):
+        raise CaptureError(
+            f"{word}= takes a torch {kind.__name__}, a list or a dict of them, not {value!r}",
+            code="TR-108",
+            remedy=f"pass the {word} that the step uses",
+        )
+    return named
+
+
+def check_models(models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
+    """Wrapped or spread models, foreign or unknown optimizers: ``CaptureError``."""
+    for model in models.values():
+        _check_wrapping(model)
+    _check_devices(models)
+    owned = {id(p) for model in models.values() for p in model.parameters()}
+    for optimizer in optimizers.values():
+        form_of(optimizer)
+        _check_owner(optimizer, owned)
+
+
+def _check_wrapping(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if kind in _WRAPPERS or kind.startswith("FSDP"):
+            raise CaptureError(
+                f"{name or 'the model'} is wrapped in {kind}, whose communication cannot be seen",
+                code="TR-101",
+                remedy="pass the module inside the wrapper",
+            )
+
+
+def _check_devices(models: Mapping[str, nn.Module]) -> None:
+    devices = {p.device for model in models.values() for p in model.parameters()}
+    if len(devices) > 1:
+        found = ", ".join(sorted(map(str, devices)))
+        raise CaptureError(
+            f"the model's parameters are on several devices: {found}",
+            code="TR-104",
+            remedy="move the whole model to one device",
+        )
+
+
+def _check_owner(optimizer: Optimizer, owned: set[int]) -> None:
+    foreign = [
+        p for group in optimizer.param_groups for p in group["params"] if id(p) not in owned
+    ]
+    if foreign:
+        shapes = ", ".join(str(list(p.shape)) for p in foreign[:3])
+        raise CaptureError(
+            f"the optimizer steps {len(foreign)} parameters that are not the model's ({shapes})",
+            code="TR-103",
+            remedy="build the optimizer from the parameters of the model passed as model=",
+        )
+
+
+def device_of(models: Mapping[str, nn.Module]) -> torch.device:
+    """The one device of the parameters; the CPU if there are none."""
+    for model in models.values():
+        for parameter in model.parameters():
+            return parameter.device
+    return torch.device("cpu")

@@ -1,0 +1,147 @@
+"""Where each input of a step is found when it is called."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from treadle.capture.optimizers.registry import form_of
+
+Pending = dict[tuple[int, str], Tensor]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Cluster:
+    """Parameters of one group of one optimizer whose step counters agree."""
+
+    optimizer: Optimizer
+    at: int  # index of the group
+    parameters: tuple[nn.Parameter, ...]
+    label: str
+
+    @property
+    def group(self) -> dict[str, Any]:
+        return self.optimizer.param_groups[self.at]
+
+    def scalar_names(self) -> tuple[str, ...]:
+        form = form_of(self.optimizer)
+        return (*form.scalars(self.group), "step" if form.counts_steps else "first")
+
+    def value(self, name: str) -> float:
+        """The scalar now. ``step`` counts the step to come; ``first``: is there no state yet?"""
+        state = self.optimizer.state.get(self.parameters[0], {})
+        if name == "step":
+            return float(state.get("step", 0.0)) + 1.0
+        if name == "first":
+            return float(state.get("momentum_buffer") is None)
+        return form_of(self.optimizer).scalars(self.group)[name]
+
+
+Clusters = list[Cluster]
+
+
+def clusters_of(optimizers: Mapping[str, Optimizer]) -> Clusters:
+    """Every group, split where its parameters' counters differ."""
+    found: Clusters = []
+    for name, optimizer in optimizers.items():
+        for at, group in enumerate(optimizer.param_groups):
+            by_count: dict[tuple[float, bool], list[nn.Parameter]] = {}
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
+                count = float(state.get("step", 0.0))
+                first = state.get("momentum_buffer") is None
+                by_count.setdefault((count, first), []).append(parameter)
+            label = f"{name}.{type(optimizer).__name__.lower()}".lstrip(".")
+            found += [Cluster(optimizer, at, tuple(each), label) for each in by_count.values()]
+    return found
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    parameter: nn.Parameter
+
+    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+        return self.parameter
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BufferSlot:
+    owner: nn.Module
+    key: str
+
+    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+        buffer = self.owner._buffers[self.key]
+        assert buffer is not None
+        return buffer
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class State:
+    """Optimizer state; zeros, kept aside until the step has succeeded, where there is none."""
+
+    optimizer: Optimizer
+    parameter: nn.Parameter
+    key: str
+
+    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+        value = self.optimizer.state.get(self.parameter, {}).get(self.key)
+        if value is not None:
+            return value
+        place = (id(self.parameter), self.key)
+        if place not in pending:
+            pending[place] = torch.zeros_like(
+                self.parameter, memory_format=torch.preserve_format
+            ).detach()
+        return pending[place]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    cluster: Cluster
+    key: str
+    device: torch.device
+
+    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+        value = self.cluster.value(self.key)
+        return torch.tensor(value, dtype=torch.float64, device=self.device)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Grad:
+    parameter: nn.Parameter
+
+    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+        assert self.parameter.grad is not None
+        return self.parameter.grad
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Batch:
+    at: int
+
+    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+        return leaves[self.at]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A tensor from outside the model that the step closes over."""
+
+    tensor: Tensor
+
+    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+        return self.tensor
+
+
+Source = Parameter | BufferSlot | State | Scalar | Grad | Batch | Fixed

@@ -1,0 +1,71 @@
+"""The only file that names private parts of torch. ``NAMES`` says which versions have them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.utils import _pytree as pytree
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "torch._guards.detect_fake_mode": ("2.11", "2.13", "2.15"),
+    "torch._subclasses.fake_tensor.DataDependentOutputException": ("2.11", "2.13", "2.15"),
+    "torch._subclasses.fake_tensor.FakeTensor": ("2.11", "2.13", "2.15"),
+    "torch.utils._pytree.tree_flatten": ("2.11", "2.13", "2.15"),
+    "torch.utils._pytree.tree_unflatten": ("2.11", "2.13", "2.15"),
+}
+
+TreeSpec = pytree.TreeSpec
+__all__ = ["NAMES", "DataDependentOutputException", "FakeTensor", "TreeSpec", "detect_fake_mode"]
+
+
+def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
+    """Leaves of nested lists, tuples, dicts and registered classes, and their structure."""
+    return pytree.tree_flatten(tree)
+
+
+def unflatten(leaves: list[Any], spec: TreeSpec) -> Any:
+    """The structure with these leaves."""
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def storage_key(value: Any) -> int | None:
+    """Equal for values that share storage; ``None`` for what is no tensor."""
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+
+
+def trace(function: Callable[..., Any], inputs: list[Tensor]) -> fx.GraphModule:
+    """``function`` of a list of tensors as one ATen graph, run on fake tensors."""
+
+    def flat(*values: Tensor) -> Any:
+        return function(list(values))
+
+    return make_fx(
+        flat,
+        tracing_mode="fake",
+        record_stack_traces=True,
+        _allow_non_fake_inputs=True,
+    )(*inputs)
+
+
+def traced_nodes() -> int:
+    """How many nodes the trace in progress has; 0 outside one."""
+    mode = get_proxy_mode()
+    return len(mode.tracer.graph.nodes) if mode is not None else 0
+
+
+def is_mutable(target: Any) -> bool:
+    """Does this operator declare that it writes to an argument?"""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def flatten_with_paths(tree: Any) -> list[tuple[str, Any]]:
+    """Leaves with readable paths: ``args[0]``, ``kwargs['x']``."""
+    pairs, _ = pytree.tree_flatten_with_path(tree)
+    words = ("args", "kwargs")
+    return [
+        (words[path[0].idx] + pytree.keystr(path[1:]), value) for path, value in pairs
+    ]
