@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from treadle.loop.expr import (
     SAME,
     Apply,
@@ -57,7 +58,7 @@ BITS = ["bitand", "bitor", "bitxor", "bitnot"]
 
 def test_every_function_has_a_meaning():
     assert set(UNARY + BINARY + BITS) == SAME
-    assert SAME < FUNCTIONS.keys()
+    assert FUNCTIONS.keys() > SAME
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16, torch.float64])

@@ -354,24 +354,30 @@ def _order(term: tuple[Atom, int]) -> Key:
 
 
 def _rejoin(mod: Mod, total: dict[Atom, int], const: int) -> Index | None:
-    """``n * (f // n) + f % n -> f`` and ``n * (f // n % m) + f % n -> f % (n*m)``."""
+    """``n * (f // n) + f % n -> f`` and ``n * ((f // n + d) % m) + f % n -> (f + n*d) % (n*m)``.
+
+    The first needs ``f // n`` to be one atom, which it is up to a constant: ``f`` is reduced.
+    """
     factor, quotient = total[mod], mod.index // mod.n
-    if len(quotient.terms) == 1 and quotient.terms[0][1] == 1:
-        atom = quotient.terms[0][0]
-        if total.get(atom) == factor * mod.n:
-            rest = [(_term(a, c), 1) for a, c in total.items() if a != mod and a != atom]
-            whole = (mod.index, factor)
-            return _sum([*rest, whole], const - factor * mod.n * quotient.const)
+    if len(quotient.terms) != 1 or quotient.terms[0][1] != 1:
+        return None
+    atom, wanted = quotient.terms[0][0], factor * mod.n
+    if total.get(atom) == wanted:
+        whole = mod.index - mod.n * quotient.const
+        return _sum([*_without(total, mod, atom), (whole, factor)], const)
     for other, coefficient in total.items():
-        if (
-            isinstance(other, Mod)
-            and coefficient == factor * mod.n
-            and other != mod
-            and other.index == quotient
-        ):
-            rest = [(_term(a, c), 1) for a, c in total.items() if a != mod and a != other]
-            return _sum([*rest, (mod.index % (mod.n * other.n), factor)], const)
+        if coefficient != wanted:
+            continue
+        if isinstance(other, FloorDiv) and other.n == mod.n and other.index % mod.n == _term(mod):
+            return _sum([*_without(total, mod, other), (other.index, factor)], const)
+        if isinstance(other, Mod) and other.index.coefficient(atom) == 1:
+            joined = (mod.index + (other.index - quotient) * mod.n) % (mod.n * other.n)
+            return _sum([*_without(total, mod, other), (joined, factor)], const)
     return None
+
+
+def _without(total: dict[Atom, int], *gone: Atom) -> list[tuple[Index, int]]:
+    return [(_term(atom, c), 1) for atom, c in total.items() if atom not in gone]
 
 
 def _term(atom: Atom, coefficient: int = 1) -> Index:
@@ -413,7 +419,7 @@ def _divide_part(part: Index, n: int) -> tuple[Index, Index]:
     low, high = part.bounds
     if low // n == high // n:
         return ZERO + low // n, part - low // n * n
-    for divisor in sorted({math.gcd(c, n) for _, c in part.terms} - {1}, reverse=True):
+    for divisor in _divisors([c for _, c in part.terms], n):
         found = _by_divisor(part, n, divisor)
         if found is not None:
             return found
@@ -425,6 +431,13 @@ def _divide_part(part: Index, n: int) -> tuple[Index, Index]:
     if part_mod is not part:
         return _term(FloorDiv(part, n)), part_mod % n
     return _term(FloorDiv(part, n)), _term(Mod(part, n))
+
+
+def _divisors(coefficients: list[int], n: int) -> list[int]:
+    """Divisors of ``n`` that leave whole the biggest terms, or one term, or all of them."""
+    ordered = sorted((abs(c) for c in coefficients), reverse=True)
+    of_biggest = itertools.accumulate(ordered, math.gcd, initial=n)
+    return sorted({*of_biggest, *(math.gcd(c, n) for c in ordered)} - {1, n}, reverse=True)
 
 
 def _by_divisor(part: Index, n: int, g: int) -> tuple[Index, Index] | None:
