@@ -139,6 +139,7 @@ class _Body:
         self._names = names
         self._current: dict[str, str] = {}  # values of this pass, by local
         self._outer_values: dict[str, str] = {}  # values of this row, by local
+        self._named = 0
         self._writer = self._new_writer()
         self._by_value: dict[str, list[Store]] = {}
         for item in kernel.body:
@@ -152,6 +153,7 @@ class _Body:
             self._names,
             self._local,
             self._varies,
+            count=self._named,  # writers of one kernel share its block: no name twice
         )
 
     def _local(self, name: str) -> str:
@@ -382,6 +384,7 @@ class _Body:
     def _down(self, level: int) -> list[str]:
         """One loop down the rows, folding into arrays over the block."""
         known = self._levels
+        self._named = self._writer.count
         self._writer = writer = self._new_writer()
         self._current = {}
         roots = self._roots(level)
@@ -436,6 +439,7 @@ class _Body:
     def _column_values(self, level: int) -> list[str]:
         """Values of the column, kept in arrays over the block, and their stores."""
         known = self._levels
+        self._named = self._writer.count
         self._writer = writer = self._new_writer()
         self._current = {}
         head: list[str] = []
