@@ -20,6 +20,7 @@ from treadle.schedule.depend import read_buffers, written_buffers
 from treadle.schedule.frame import Frame, Frames
 
 _MAX_LEAVES = 3
+_NEAR = 48
 _MAX_APPLIES = 12
 _DEAR = frozenset("exp expm1 log log1p log2 sin cos tanh erf sigmoid pow fmod mod".split())
 
@@ -57,6 +58,7 @@ class _Duplicator:
         self._frames = frames
         self._pinned = set(results)
         self._writers: dict[str, list[int]] = {}
+        self._last_read = {name: i for i, each in enumerate(steps) for name in read_buffers(each)}
         for i, step in enumerate(steps):
             for name in written_buffers(step):
                 self._writers.setdefault(name, []).append(i)
@@ -88,8 +90,10 @@ class _Duplicator:
 
     def _find_leaves(self) -> None:
         """For each value that is cheap to compute again: the large buffers it then reads."""
-        for step in self._steps:
+        for i, step in enumerate(self._steps):
             if not isinstance(step, Compute) or not self._is_candidate(step):
+                continue
+            if self._is_saved(i, step):
                 continue
             leaves: set[str] = set()
             for name in read_buffers(step):
@@ -97,6 +101,11 @@ class _Duplicator:
                     leaves |= self._leaves.get(name, frozenset((name,)))
             if len(leaves) <= _MAX_LEAVES:
                 self._leaves[step.output.buffer] = frozenset(leaves)
+
+    def _is_saved(self, i: int, step: Compute) -> bool:
+        """Whether a reader far away, or of another phase, will find the value stored anyway."""
+        last = self._last_read.get(step.output.buffer, i)
+        return last - i > _NEAR or self._steps[last].origin.phase != step.origin.phase
 
     def _is_candidate(self, step: Compute) -> bool:
         name = step.output.buffer

@@ -20,6 +20,7 @@ _MAX_BUFFERS = 40
 _MAX_MEMBERS = 96
 _WINDOW = 64
 _SIBLINGS = 4
+_TURN = 12  # steps around the loss, where the forward meets the backward
 
 
 @dataclass(slots=True)
@@ -90,7 +91,7 @@ class Fuser:
         for other in self._candidates(i, recent):
             mine = self._group_of[i]
             theirs = self._group_of[other]
-            if theirs is not mine:
+            if theirs is not mine and self._near(theirs, mine):
                 merged = self._merged(theirs, mine)
                 if merged is not None:
                     self._replace(theirs, mine, merged)
@@ -111,6 +112,18 @@ class Fuser:
                 if i - sibling <= _WINDOW and size >= step.output.dtype.itemsize * 64:
                     score[sibling] = score.get(sibling, 0) + size
         return sorted(score, key=lambda other: (-score[other], -other))
+
+    def _near(self, earlier: Group, later: Group) -> bool:
+        """Whether running the two together keeps nothing alive for long.
+
+        A backward step that needs forward values alone would otherwise run in the forward, and
+        its result wait for the backward.
+        """
+        distance = later.members[0] - earlier.members[-1]
+        phases = {self._steps[m].origin.phase for m in (earlier.members[-1], later.members[0])}
+        if phases == {"optimizer"}:
+            return True
+        return distance <= (_TURN if len(phases) > 1 and "forward" in phases else _WINDOW)
 
     # -- merging -----------------------------------------------------------------------------
 
