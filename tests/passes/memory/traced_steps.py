@@ -90,7 +90,11 @@ def perceptron(layers: int = 8, width: int = 32, rows: int = 256):
 
 
 def transformer(
-    layers: int = 6, width: int = 48, heads: int = 4, batch: int = 4, length: int = 32,
+    layers: int = 6,
+    width: int = 48,
+    heads: int = 4,
+    batch: int = 4,
+    length: int = 32,
     dropout: float = 0.1,
 ):
     """``(loss, parameters, batch)`` of pre-norm blocks with explicit causal attention."""

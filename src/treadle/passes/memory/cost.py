@@ -8,6 +8,7 @@ from math import prod
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
 from treadle.graph.alias import storages
@@ -120,8 +121,8 @@ def flops_of(node: fx.Node) -> float:
     formula = flop_registry.get(node.target.overloadpacket)
     if formula is None:
         return 0.0
-    args = fx.node.map_arg(node.args, lambda each: each.meta["val"])
-    kwargs = fx.node.map_arg(node.kwargs, lambda each: each.meta["val"])
+    args = map_arg(node.args, lambda each: each.meta["val"])
+    kwargs = map_arg(node.kwargs, lambda each: each.meta["val"])
     return float(formula(*args, **kwargs, out_val=node.meta["val"]))
 
 

@@ -58,7 +58,7 @@ def cheapest_cut(
     prices: Sequence[float],
     *,
     products: bool = False,
-    weights: Weights = Weights(),  # noqa: B008
+    weights: Weights = Weights(),
 ) -> frozenset[int]:
     """The candidates to keep. ``prices[i]``: bytes it is worth not to compute ``i`` again."""
     members = sorted(claims.candidates)
@@ -128,7 +128,7 @@ def minimum_cut(edges: Edges, count: int) -> NDArray[np.bool_]:
     Vertex 0 is the source, 1 the sink. The cut's capacity is checked against the flow.
     """
     finite = sum(each for each in edges.capacity if each != math.inf)
-    scale = min(1.0, (_LIMIT - len(edges.capacity)) / max(finite, 1.0))
+    scale = (_LIMIT - len(edges.capacity)) / max(finite, 1.0)
     whole = [0 if each == math.inf else math.ceil(each * scale) for each in edges.capacity]
     infinite = sum(whole) + 1
     scaled = [
@@ -143,9 +143,7 @@ def minimum_cut(edges: Edges, count: int) -> NDArray[np.bool_]:
     residual = (graph - result.flow).tocsr()
     residual.data[residual.data < 0] = 0
     residual.eliminate_zeros()
-    reached = breadth_first_order(
-        residual.T.tocsr(), 1, directed=True, return_predecessors=False
-    )
+    reached = breadth_first_order(residual.T.tocsr(), 1, directed=True, return_predecessors=False)
     sink_side = np.zeros(count, dtype=np.bool_)
     sink_side[reached] = True
     crossing = ~sink_side[edges.tail] & sink_side[edges.head]

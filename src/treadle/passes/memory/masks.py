@@ -43,9 +43,7 @@ def _read_through_bool(draw: fx.Node) -> None:
         mask = graph.call_function(aten._to_copy.default, (draw,), {"dtype": torch.bool})
     inherit(mask, draw)
     with graph.inserting_after(mask):
-        back = graph.call_function(
-            aten._to_copy.default, (mask,), {"dtype": type_of(draw).dtype}
-        )
+        back = graph.call_function(aten._to_copy.default, (mask,), {"dtype": type_of(draw).dtype})
     inherit(back, draw)
     for reader in readers:
         reader.replace_input_with(draw, back)

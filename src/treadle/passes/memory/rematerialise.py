@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from treadle.graph.signature import StepGraph
 from treadle.graph.values import compute
@@ -54,9 +55,7 @@ class _Writer:
                 reads = tuple(map(self._late, operands))
             self.first.append(self._emit(i, reads, again=False))
         returned = tuple(None if i is None else self.first[i] for i in facts.returned)
-        order = Order(
-            facts, tuple(self.origin), tuple(self.operands), tuple(self.again), returned
-        )
+        order = Order(facts, tuple(self.origin), tuple(self.operands), tuple(self.again), returned)
         return prune(order)
 
     def _emit(self, i: int, reads: tuple[int, ...], *, again: bool) -> int:
@@ -91,10 +90,11 @@ class _Writer:
 
 
 def _available(facts: Facts, saved: frozenset[int]) -> list[bool]:
-    """Kept values, inputs, random numbers, later phases' values, and views of all these."""
+    """Kept values, inputs, results, random numbers, later phases' values, and their views."""
     there: list[bool] = []
+    always = saved.union(i for i in facts.returned if i is not None)
     for i, kind in enumerate(facts.kinds):
-        kept = i in saved or facts.keep[i] or kind is Kind.INPUT or facts.phases[i] > 0
+        kept = i in always or facts.keep[i] or kind is Kind.INPUT or facts.phases[i] > 0
         view = kind is Kind.VIEW and all(there[each] for each in facts.operands[i])
         there.append(kept or view)
     return there
@@ -128,8 +128,8 @@ def build(order: Order) -> StepGraph:
         copied = graph.create_node(
             node.op,
             node.target,
-            fx.node.map_arg(node.args, by_node.__getitem__),
-            fx.node.map_arg(node.kwargs, by_node.__getitem__),
+            map_arg(node.args, by_node.__getitem__),
+            map_arg(node.kwargs, by_node.__getitem__),
             name,
             node.type,
         )

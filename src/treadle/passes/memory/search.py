@@ -1,6 +1,7 @@
 """The memory/time frontier of a step, and the fastest plan within a budget."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -129,7 +130,10 @@ def _gain(old: Candidate, new: Candidate) -> float:
 def smaller_peak(order: Order) -> tuple[Order, Timeline]:
     """The order, with its updates early if that helps."""
     plain = timeline(order)
-    moved = timeline(update_early(order))
+    early = update_early(order)
+    if early.origin == order.origin:
+        return order, plain
+    moved = timeline(early)
     best = moved if moved.peak_bytes < plain.peak_bytes else plain
     return best.order, best
 
@@ -150,7 +154,7 @@ def candidates(step: StepGraph, device: Device) -> Iterator[Candidate]:
     points = pareto([first, *planner.hull()])
     trials = max(2, _WORK // max(len(planner.facts.nodes), 1))
     points = pareto([*points, *planner.improved(points[-1], trials)])
-    for fast, small in zip(points, points[1:], strict=False):
+    for fast, small in itertools.pairwise(points):
         if fast.predicted_peak - small.predicted_peak > _GAP * first.predicted_peak:
             points = [*points, *planner.between(fast, small)]
     yield from _thinned(pareto(points), _GAP / 3 * first.predicted_peak)

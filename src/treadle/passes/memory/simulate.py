@@ -57,7 +57,7 @@ class Timeline:
 
 
 def simulate(
-    step: StepGraph, *, order: Sequence[fx.Node] | None = None, model: Model = Model()  # noqa: B008
+    step: StepGraph, *, order: Sequence[fx.Node] | None = None, model: Model = Model()
 ) -> Timeline:
     """The timeline of a step, in graph order unless another order of its nodes is given."""
     facts = facts_of(step)
@@ -68,7 +68,7 @@ def simulate(
     return timeline(traced, model)
 
 
-def timeline(order: Order, model: Model = Model()) -> Timeline:  # noqa: B008
+def timeline(order: Order, model: Model = Model()) -> Timeline:
     place, stored = _fuse(order) if model.fusion else _unfused(order)
     slots, start, size, owner = _storages(order, place, stored)
     end = list(start)
@@ -184,9 +184,7 @@ def _sweep(
         live.append(current)
     peak = max(range(count), key=live.__getitem__)
     table = [
-        (size[s], owner[s])
-        for s in range(len(size))
-        if size[s] and start[s] <= peak <= end[s]
+        (size[s], owner[s]) for s in range(len(size)) if size[s] and start[s] <= peak <= end[s]
     ]
     table.sort(key=lambda row: (-row[0], row[1]))
     return Timeline(order, live[peak], peak, tuple(live), tuple(table))

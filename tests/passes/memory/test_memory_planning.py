@@ -1,0 +1,383 @@
+"""Memory planning: the simulator, the cut, second computations, the search and its promises."""
+
+import itertools
+import random
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import fx
+from torch.nn import functional as F
+
+from passes.memory.traced_steps import perceptron, traced, transformer
+from treadle.graph.execute import run_step
+from treadle.graph.printing import show
+from treadle.graph.signature import StepGraph
+from treadle.passes.memory.classify import classify, must_save
+from treadle.passes.memory.cost import CPU, H200, Kind, device_for, flops_of, kind_of
+from treadle.passes.memory.cut import Edges, Weights, cheapest_cut, minimum_cut
+from treadle.passes.memory.masks import with_byte_masks
+from treadle.passes.memory.order import as_traced, facts_of
+from treadle.passes.memory.rematerialise import recompute, rematerialise
+from treadle.passes.memory.reorder import update_early
+from treadle.passes.memory.search import candidates, frontier, plan_memory
+from treadle.passes.memory.simulate import Model, simulate, timeline
+from treadle.util.errors import PlanError, VerifyError
+
+INFINITE = float("inf")
+
+
+@pytest.fixture(scope="module")
+def blocks() -> tuple[StepGraph, list[torch.Tensor]]:
+    loss, parameters, batch = transformer(layers=3, width=24, heads=2, batch=2, length=20)
+    return traced(loss, parameters, batch, clip=True), [*parameters, *batch]
+
+
+@pytest.fixture(scope="module")
+def stack() -> tuple[StepGraph, list[torch.Tensor]]:
+    loss, parameters, batch = perceptron()
+    return traced(loss, parameters, batch, clip=True), [*parameters, *batch]
+
+
+def node_of(step: StepGraph, name: str) -> fx.Node:
+    (found,) = [node for node in step.graph.nodes if node.name == name]
+    return found
+
+
+def outputs(step: StepGraph, inputs, seed: int = 3):
+    torch.manual_seed(seed)
+    return run_step(step, inputs)
+
+
+def assert_same(step: StepGraph, other: StepGraph, inputs) -> None:
+    for left, right in zip(outputs(step, inputs), outputs(other, inputs), strict=True):
+        assert torch.equal(left, right)
+
+
+def by_simulation(step: StepGraph) -> int:
+    return simulate(step).peak_bytes
+
+
+# -- costs -------------------------------------------------------------------------------------
+
+
+def test_kinds_flops_and_devices(blocks):
+    step, _ = blocks
+    kinds = {str(node.target): kind_of(node) for node in step.graph.nodes if node.op != "output"}
+    assert kinds["aten.mm.default"] is Kind.PRODUCT
+    assert kinds["aten.bernoulli.p"] is Kind.RANDOM
+    assert kinds["aten._softmax.default"] is Kind.REDUCTION
+    assert kinds["aten.gelu.default"] is Kind.POINTWISE
+    assert kinds["aten.view.default"] is Kind.VIEW
+    product = next(node for node in step.graph.nodes if kind_of(node) is Kind.PRODUCT)
+    assert flops_of(product) == 2 * 2 * 20 * 24 * 72
+    assert device_for("cuda:1") is H200
+    with pytest.raises(PlanError, match="abacus"):
+        device_for("abacus")
+
+
+# -- simulator -----------------------------------------------------------------------------------
+
+
+def test_peak_of_a_step_counted_by_hand():
+    step = traced(
+        lambda w, x: (x @ w).relu().sum(), [torch.randn(8, 8)], [torch.randn(16, 8)], lr=0.5
+    )
+    bare = simulate(step, model=Model(fusion=False, in_place=False))
+    product, row = 16 * 8 * 4, 8 * 8 * 4
+    assert bare.peak_bytes <= row + product + 3 * product + 8  # inputs, then three of a size
+    assert bare.live[0] == row + product  # only inputs at the first operation
+    assert simulate(step).peak_bytes <= bare.peak_bytes
+
+
+def test_views_are_counted_once_and_unknown_orders_are_respected(stack):
+    step, _ = stack
+    names = [name for _, name in simulate(step).at_peak]
+    assert len(names) == len(set(names))
+    assert not any(name.startswith(("t", "view")) for name in names)
+    nodes = [node for node in step.graph.nodes if node.op != "output"]
+    assert simulate(step, order=nodes).peak_bytes == simulate(step).peak_bytes
+
+
+def test_write_backs_are_free_only_in_place(stack):
+    step, _ = stack
+    assert simulate(step, model=Model(in_place=False)).peak_bytes >= simulate(step).peak_bytes
+
+
+# -- cut -----------------------------------------------------------------------------------------
+
+
+def brute_force(edges: Edges, count: int) -> float:
+    """The capacity of the best of all cuts."""
+    best = INFINITE
+    for bits in itertools.product((False, True), repeat=count - 2):
+        sink = (False, True, *bits)
+        arcs = zip(edges.tail, edges.head, edges.capacity, strict=True)
+        best = min(best, sum(c for a, b, c in arcs if not sink[a] and sink[b]))
+    return best
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(3, 9))
+def test_the_cut_is_minimal_on_random_networks(seed, count):
+    draw = random.Random(seed)
+    edges = Edges([], [], [])
+    for tail, head in itertools.permutations(range(count), 2):
+        if head != 0 and tail != 1 and draw.random() < 0.5:
+            endless = tail != 0 and draw.random() < 0.2
+            edges.add(tail, head, INFINITE if endless else float(draw.randint(1, 9)))
+    best = brute_force(edges, count)
+    if best == INFINITE:
+        with pytest.raises(VerifyError):
+            minimum_cut(edges, count)
+        return
+    sink = minimum_cut(edges, count)
+    arcs = zip(edges.tail, edges.head, edges.capacity, strict=True)
+    assert sum(c for a, b, c in arcs if not sink[a] and sink[b]) == best
+
+
+def test_capacities_beyond_32_bits_are_scaled():
+    edges = Edges([0, 2, 0, 3], [2, 1, 3, 1], [2.0**45, 2.0**44, 2.0**43, 2.0**45])
+    assert list(minimum_cut(edges, 4)) == [False, True, False, True]
+
+
+def test_the_cut_never_gives_up_random_numbers_and_prices_the_rest(blocks):
+    step, _ = blocks
+    facts = facts_of(with_byte_masks(step))
+    claims = classify(facts)
+    dear = cheapest_cut(facts, claims, [1e12] * len(facts.nodes), products=True)
+    cheap = cheapest_cut(facts, claims, [1e-3] * len(facts.nodes), products=True)
+    size = [sum(facts.held_bytes(i) for i in saved) for saved in (dear, cheap)]
+    assert size[1] < size[0] / 4
+    large = [i for i in cheap if facts.held_bytes(i) > 4]  # all but single numbers
+    assert {facts.nodes[i].meta["val"].dtype for i in large} == {torch.bool}
+    reason = {must_save(facts, i, products=False) for i in claims.candidates}
+    assert "random: drawn once" in reason
+    assert "products are kept at this budget" in reason
+
+
+def test_a_cut_of_thousands_of_nodes_is_fast():
+    loss, parameters, batch = perceptron(layers=2, width=4, rows=4)
+
+    def long(*inputs):
+        x = loss(*inputs) + inputs[-1]
+        for _ in range(1250):
+            x = x.sin() * x
+        return x.sum()
+
+    step = traced(long, parameters, batch)
+    facts = facts_of(step)
+    claims = classify(facts)
+    assert len(facts.nodes) > 7_000
+    began = time.perf_counter()
+    cheapest_cut(facts, claims, [5.0] * len(facts.nodes), weights=Weights())
+    assert time.perf_counter() - began < 1.5
+
+
+# -- second computations -------------------------------------------------------------------------
+
+
+def test_recomputing_everything_changes_no_bit(blocks):
+    step, inputs = blocks
+    again = rematerialise(step, set())
+    assert_same(step, again, inputs)
+    copies = [node for node in again.graph.nodes if node.meta.get("recomputed")]
+    assert copies
+    assert {node.meta["phase"] for node in copies} == {"backward"}
+    assert not any(kind_of(node) is Kind.RANDOM for node in copies)
+
+
+def test_keeping_everything_adds_nothing(blocks):
+    step, inputs = blocks
+    facts = facts_of(step)
+    again = rematerialise(step, {facts.nodes[i] for i in classify(facts).needed})
+    assert not any(node.meta.get("recomputed") for node in again.graph.nodes)
+    assert_same(step, again, inputs)
+
+
+def test_second_computations_stand_before_their_first_reader(stack):
+    step, _ = stack
+    facts = facts_of(step)
+    order = recompute(facts, set())
+    first = order.again.index(True)
+    assert 1 in {facts.phases[i] for i in order.origin[:first]}  # backward has begun
+    run: set[int] = set()
+    for k, again in enumerate(order.again):
+        if again:
+            run.add(k)
+        elif run:
+            assert run & set(order.operands[k])  # the reader comes at once
+            run = set()
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_any_set_of_kept_values_is_right(blocks_small, seed):
+    step, inputs = blocks_small
+    facts = facts_of(step)
+    draw = random.Random(seed)
+    saved = {i for i in classify(facts).candidates if draw.random() < 0.4}
+    again = rematerialise(step, {facts.nodes[i] for i in saved})
+    assert_same(step, again, inputs)
+
+
+@pytest.fixture(scope="module")
+def blocks_small():
+    loss, parameters, batch = transformer(layers=1, width=8, heads=2, batch=1, length=5)
+    return traced(loss, parameters, batch), [*parameters, *batch]
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_random_graphs_at_every_candidate(seed):
+    draw = random.Random(seed)
+    plan = [(draw.randrange(5), draw.random(), draw.random()) for _ in range(12)]
+
+    def loss(w, x):
+        values = [x, x @ w]
+        for what, a, b in plan:
+            left = values[int(a * len(values))]
+            right = values[int(b * len(values))]
+            made = (
+                left * right, left.tanh(), left @ w, left.softmax(-1) + right,
+                F.dropout(left, 0.3) - right.t().t(),
+            )  # fmt: skip
+            values.append(made[what])
+        return sum(value.sin().mean() for value in values)
+
+    inputs = [torch.randn(6, 6), torch.randn(7, 6)]
+    step = traced(loss, inputs[:1], inputs[1:])
+    for each in frontier(step, CPU):
+        assert_same(step, each.step, inputs)
+
+
+def test_dropped_elements_have_no_gradient_at_any_candidate():
+    def loss(x, y):
+        return (F.dropout(x.tanh() * 2, 0.25) * y).exp().mean()
+
+    inputs = [torch.randn(64, 33), torch.rand(64, 33) + 0.1]
+    step = traced(loss, inputs[:1], inputs[1:], lr=1.0)
+    torch.manual_seed(11)
+    dropped = torch.bernoulli(torch.empty(64, 33), 0.75) == 0
+    plans = list(candidates(step, CPU))
+    for each in plans:
+        _, new = outputs(each.step, inputs, seed=11)
+        assert torch.equal((inputs[0] - new) == 0, dropped)
+
+
+# -- order ---------------------------------------------------------------------------------------
+
+
+def test_updates_follow_their_gradients():
+    loss, parameters, batch = perceptron(layers=6, width=64, rows=8)
+    step = traced(loss, parameters, batch)
+    order = as_traced(facts_of(step))
+    early = update_early(order)
+    assert sorted(early.origin) == sorted(order.origin)
+    assert timeline(early).peak_bytes < 0.8 * timeline(order).peak_bytes
+    phases = [order.facts.phases[i] for i in early.origin]
+    assert phases.index(2) < len(phases) - 1 - phases[::-1].index(1)
+
+
+def test_a_global_clip_holds_updates_back(stack):
+    step, _ = stack
+    order = as_traced(facts_of(step))
+    phases = [order.facts.phases[i] for i in update_early(order).origin]
+    squares = [i for i, phase in enumerate(phases) if phase == 2]
+    assert timeline(update_early(order)).peak_bytes <= timeline(order).peak_bytes
+    assert squares
+
+
+# -- search --------------------------------------------------------------------------------------
+
+
+def test_the_frontier_goes_down_and_every_point_is_right(blocks):
+    step, inputs = blocks
+    points = list(candidates(step, CPU))
+    assert len(points) > 5
+    for fast, small in itertools.pairwise(points):
+        assert small.seconds >= fast.seconds
+        assert small.predicted_peak < fast.predicted_peak
+    assert points[-1].predicted_peak < 0.6 * points[0].predicted_peak
+    for each in points[:: max(1, len(points) // 4)]:
+        assert simulate(each.step).peak_bytes == each.predicted_peak
+        assert_same(step, each.step, inputs)
+
+
+def test_plans_keep_their_budget_and_a_smaller_budget_never_has_a_larger_peak(blocks):
+    step, inputs = blocks
+    calls = 0
+
+    def judge(candidate: StepGraph) -> int:
+        nonlocal calls
+        calls += 1
+        return by_simulation(candidate)
+
+    peaks = []
+    for ratio in (0.0, 0.4, 0.7, 1.0):
+        calls = 0
+        plan = plan_memory(step, ratio, CPU, judge)
+        assert calls <= 10
+        peaks.append(plan.peak_bytes)
+        exact = plan_memory(step, plan.peak_bytes, CPU, judge)
+        assert exact.peak_bytes <= plan.peak_bytes
+        assert_same(step, exact.step, inputs)
+    assert peaks == sorted(peaks)
+    assert peaks[-1] == by_simulation(step)
+    assert len(set(peaks)) == 4
+
+
+def test_peaks_are_monotone_even_if_the_judge_is_rough(blocks):
+    step, _ = blocks
+
+    def judge(candidate: StepGraph) -> int:
+        peak = by_simulation(candidate)
+        return peak + hash((peak, 7)) % 4001 * 4
+
+    low = plan_memory(step, 0.0, CPU, judge).peak_bytes
+    high = plan_memory(step, 1.0, CPU, judge).peak_bytes
+    found = [
+        plan_memory(step, int(low + (high - low) * k / 4), CPU, judge).peak_bytes for k in range(5)
+    ]
+    assert found == sorted(found)
+
+
+def test_an_impossible_budget_names_the_smallest_possible(stack):
+    step, _ = stack
+    smallest = plan_memory(step, 0.0, CPU, by_simulation).peak_bytes
+    with pytest.raises(PlanError, match=rf"dominated by .*\n.*memory={smallest}") as caught:
+        plan_memory(step, smallest - 1, CPU, by_simulation)
+    assert caught.value.code == "TR-202"
+    assert plan_memory(step, smallest, CPU, by_simulation).peak_bytes == smallest
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.5])
+def test_a_ratio_outside_of_its_range_is_refused(stack, ratio):
+    with pytest.raises(PlanError, match="ratio") as caught:
+        plan_memory(stack[0], ratio, CPU, by_simulation)
+    assert caught.value.code == "TR-201"
+
+
+def test_plans_are_deterministic(blocks):
+    step, _ = blocks
+    first, second = (plan_memory(step, 0.4, CPU, by_simulation) for _ in range(2))
+    assert show(first.step) == show(second.step)
+    assert first.rows() == second.rows()
+
+
+def test_rows_say_what_became_of_each_activation(blocks):
+    step, _ = blocks
+    plan = plan_memory(step, 0.2, CPU, by_simulation)
+    rows = plan.rows()
+    assert len(rows) < len(plan.table)  # equal layers are one row
+    assert {each.decision for each in plan.table} == {"save", "recompute"}
+    assert any("random: drawn once" in row or "keeping it" in row for row in rows)
+
+
+def test_a_step_without_backward_is_left_alone():
+    step = traced(lambda w: w.square().sum(), [torch.randn(3)], [])
+    points = list(candidates(step, CPU))
+    assert points[0].step.graph is not step.graph
+    assert plan_memory(step, 1.0, CPU, by_simulation).peak_bytes == by_simulation(step)
