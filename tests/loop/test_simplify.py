@@ -11,7 +11,8 @@ from treadle.loop.expr import Apply, Array, Const, Load, Position, Reduce, Reduc
 from treadle.loop.index import Axis, Index, Value, value_index
 from treadle.loop.interpret import interpret_array
 from treadle.loop.printing import show_expr
-from treadle.loop.simplify import simplify, simplify_array
+from treadle.loop.program import Call, Compute, Origin, Program, TensorRef
+from treadle.loop.simplify import simplify, simplify_array, simplify_program
 from treadle.loop.traverse import structure, walk
 
 F32, F64, BF16, F16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64
@@ -217,6 +218,15 @@ def test_an_array_keeps_its_axes():
     array = simplify_array(Array((one, P), apply("add", position(one), position(P))))
     assert array.shape == (1, 10)
     assert array.body == position(P)
+
+
+def test_a_program_keeps_its_calls():
+    ref, origin = TensorRef("y", F32, (10,), (1,)), Origin(("n",))
+    call = Call("aten.relu.default", (ref,), {}, ("z",), origin)
+    compute = Compute(ref, Array((P,), apply("mul", X, f32(1.0))), origin)
+    first, second = simplify_program(Program({}, (compute, call), (), (ref,))).steps
+    assert first == Compute(ref, Array((P,), X), origin)
+    assert second is call
 
 
 def test_a_value_that_stays():

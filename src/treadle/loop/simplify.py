@@ -12,6 +12,7 @@ A second run changes nothing.
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -19,6 +20,7 @@ import torch
 from treadle.loop.expr import COMPARE, Apply, Array, Const, Expr, Load, Position, Reduce, ReduceKind
 from treadle.loop.index import Index, Value, replace_values, value_index
 from treadle.loop.interpret import apply_function
+from treadle.loop.program import Compute, Program
 from treadle.loop.traverse import Unifier, map_expr
 
 _EXACT_STEPS = (
@@ -51,6 +53,15 @@ _HOLDS = _widenings()
 def simplify_array(array: Array) -> Array:
     """``array`` with its element simplified."""
     return Array(array.axes, simplify(array.body))
+
+
+def simplify_program(program: Program) -> Program:
+    """``program`` with the formula of each compute simplified."""
+    steps = tuple(
+        replace(step, array=simplify_array(step.array)) if isinstance(step, Compute) else step
+        for step in program.steps
+    )
+    return replace(program, steps=steps)
 
 
 def simplify(expr: Expr) -> Expr:
