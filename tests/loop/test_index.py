@@ -204,6 +204,13 @@ def test_values_of_formulas():
     assert atom.expr == Load("tokens", Index.of(k), torch.int64)
 
 
+def test_a_value_that_never_reaches_zero_divides_exactly():
+    i = Axis(9)
+    row = value_index(Load("t", Index.of(0), torch.int64), 4, 7)
+    assert (i * 4 + row) // 12 == (i + 1) // 3
+    assert (i * 4 + row) % 12 == (i + 1) % 3 * 4 + row - 4
+
+
 def test_refusals():
     with pytest.raises(VerifyError, match="division of an index by 0"):
         Axis(3) // 0
