@@ -60,6 +60,9 @@ def _decision(facts: Facts, i: int, again: bool) -> Decision:
 
 
 def _why_saved(facts: Facts, i: int) -> str:
+    sources = (facts.kinds[each] for each in facts.operands[i])
+    if Kind.RANDOM in sources:
+        return "random: drawn once, kept in few bytes"
     if i in facts.returned:
         return "a result of the step"
     if facts.kinds[i] is Kind.PRODUCT:
