@@ -664,6 +664,7 @@ def render_kernel(
     What it writes may lie where something it reads lies (by ``offsets``), if each element is
     read nowhere but where it is written, and not in a later loop than the one that writes it.
     """
+    kernel = replace(kernel, body=live(kernel.body))
     arguments = _arguments(kernel)
     in_place = _Touched.of(kernel, buffers, offsets).overwrites
     stages: list[Stage] = []
@@ -724,7 +725,9 @@ def render_triton(
     launches: list[tuple[Launch, ...]] = []
     for run in runs:
         rendered = [
-            _Rendered(kernel, render_kernel(kernel, buffers, offsets or {})) for kernel in run
+            _Rendered(kernel, render_kernel(kernel, buffers, offsets or {}))
+            for kernel in run
+            if stored(kernel.body)  # else it computes what nobody reads
         ]
         groups = _group(rendered, buffers, offsets or {})
         launches.append(tuple(_launch(module, group, buffers) for group in groups))
