@@ -23,9 +23,7 @@ from treadle.util.sizes import parse_bytes
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 Optimizers = (
-    torch.optim.Optimizer
-    | Sequence[torch.optim.Optimizer]
-    | Mapping[str, torch.optim.Optimizer]
+    torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
 )
 
 

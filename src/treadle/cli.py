@@ -30,7 +30,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="treadle", description="Compiles whole PyTorch training steps."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    demo = commands.add_parser("demo", help="train a small GPT eagerly, compiled, and in less memory")
+    demo = commands.add_parser(
+        "demo", help="train a small GPT eagerly, compiled, and in less memory"
+    )
     demo.add_argument("--steps", type=_positive, default=None, help="training steps (300)")
     demo.add_argument("--quick", action="store_true", help="60 steps")
     demo.add_argument("--json", type=Path, default=None, metavar="FILE", help="write results here")
@@ -38,8 +40,11 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what this machine has and what treadle will use")
     doctor.set_defaults(run=_doctor)
     plan = commands.add_parser("plan", help="peak and budget of a step, without running it")
-    plan.add_argument("target", metavar="FILE:FUNCTION", help="a function without arguments that "
-                      "returns (step, model, optimizer, batch)")
+    plan.add_argument(
+        "target",
+        metavar="FILE:FUNCTION",
+        help="a function without arguments that returns (step, model, optimizer, batch)",
+    )
     plan.add_argument("--memory", default=None, help='budget, such as "12GiB"')
     plan.set_defaults(run=_plan)
     return parser

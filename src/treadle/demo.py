@@ -181,7 +181,16 @@ def _progress(console: Console) -> Progress:
 
 def _print(console: Console, runs: Sequence[Run], difference: float, steps: int) -> None:
     table = Table(title=f"{steps} steps of a byte-level GPT on Python's standard library")
-    for column in ("run", "loss", "ms/step", "peak", "predicted", "compile", "kernels", "fallbacks"):
+    for column in (
+        "run",
+        "loss",
+        "ms/step",
+        "peak",
+        "predicted",
+        "compile",
+        "kernels",
+        "fallbacks",
+    ):
         table.add_column(column, justify="left" if column == "run" else "right")
     for run in runs:
         predicted = run.predicted_peak_bytes

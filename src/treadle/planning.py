@@ -38,7 +38,9 @@ class StepPlan:
 
     def table(self) -> str:
         """The frontier as text, one line per plan."""
-        rows = [f"{format_bytes(p.peak_bytes):>12}  {1e3 * p.seconds:10.2f} ms" for p in self.points]
+        rows = [
+            f"{format_bytes(p.peak_bytes):>12}  {1e3 * p.seconds:10.2f} ms" for p in self.points
+        ]
         verdict = "fits" if self.fits else "does not fit"
         head = f"{verdict}: predicted peak {format_bytes(self.peak_bytes)}"
         return "\n".join([head, f"{'peak':>12}  {'estimate':>13}", *rows])
@@ -70,8 +72,10 @@ def plan(
         for each in frontier(clean(captured.step), hardware(device or where))
     )
     fitting = [point for point in points if point.peak_bytes <= budget]
-    chosen = min(fitting, key=lambda p: p.seconds) if fitting else min(
-        points, key=lambda p: p.peak_bytes
+    chosen = (
+        min(fitting, key=lambda p: p.seconds)
+        if fitting
+        else min(points, key=lambda p: p.peak_bytes)
     )
     return StepPlan(bool(fitting), chosen.peak_bytes, 1e3 * chosen.seconds, points)
 
@@ -83,7 +87,7 @@ def plan_command(target: str, memory: str | None) -> str:
         raise PlanError(
             f"{target!r} does not name a function in a file",
             code="TR-203",
-            remedy="write FILE:FUNCTION, with a function that returns (step, model, optimizer, batch)",
+            remedy="write FILE:FUNCTION; the function returns (step, model, optimizer, batch)",
         )
     spec = importlib.util.spec_from_file_location("treadle_plan_target", path)
     assert spec is not None

@@ -18,9 +18,7 @@ EXPECTED_CALLS = (
 
 
 def gpt2():
-    config = transformers.GPT2Config(
-        vocab_size=97, n_positions=32, n_embd=32, n_layer=2, n_head=4
-    )
+    config = transformers.GPT2Config(vocab_size=97, n_positions=32, n_embd=32, n_layer=2, n_head=4)
     return transformers.GPT2LMHeadModel(config), _tokens(97)
 
 

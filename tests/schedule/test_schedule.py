@@ -85,7 +85,12 @@ def branches_meet(b, x, y):
 
 CASES = {
     "softmax": (softmax, lambda x: x.softmax(-1), [(3, 5, 37)], 1),
-    "softmax of the first dim": (lambda b, x: softmax(b, x, 0), lambda x: x.softmax(0), [(9, 70)], 1),
+    "softmax of the first dim": (
+        lambda b, x: softmax(b, x, 0),
+        lambda x: x.softmax(0),
+        [(9, 70)],
+        1,
+    ),
     "layer norm": (
         layer_norm,
         lambda x, w, b: torch.native_layer_norm(x, (x.shape[-1],), w, b, 1e-5),
@@ -137,7 +142,9 @@ def _program(build, shapes):
 
 
 def _interpret(plan, tensors):
-    buffers = {name: torch.zeros(max(b.elements, 1), dtype=b.dtype) for name, b in plan.buffers.items()}
+    buffers = {
+        name: torch.zeros(max(b.elements, 1), dtype=b.dtype) for name, b in plan.buffers.items()
+    }
     buffers.update({n: t.view(-1) for n, t in zip(plan.inputs, tensors, strict=True)})
     for step in plan.steps:
         assert isinstance(step, Kernel)
@@ -145,7 +152,9 @@ def _interpret(plan, tensors):
     return [buffers[r.buffer].as_strided(r.shape, r.strides, r.offset) for r in plan.results]
 
 
-@pytest.mark.parametrize("how", [run_plan, lambda plan, *t: _interpret(plan, t)], ids=["c++", "loops"])
+@pytest.mark.parametrize(
+    "how", [run_plan, lambda plan, *t: _interpret(plan, t)], ids=["c++", "loops"]
+)
 @pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_numbers(case, fuse, how):

@@ -52,7 +52,9 @@ class Functionalizer:
         self._plain: dict[fx.Node, Any] = {}
         self._same: dict[fx.Node, fx.Node] = {}  # an in-place result is what it wrote to
 
-    def run(self, returned: Sequence[fx.Node]) -> tuple[fx.Graph, list[fx.Node], dict[int, fx.Node]]:
+    def run(
+        self, returned: Sequence[fx.Node]
+    ) -> tuple[fx.Graph, list[fx.Node], dict[int, fx.Node]]:
         """``returned`` values of the old graph -> (graph without output, new values, writes)."""
         inputs: list[fx.Node] = []
         for node in self._old.nodes:
@@ -72,7 +74,8 @@ class Functionalizer:
         writes: dict[int, fx.Node] = {}
         for at, node in enumerate(inputs):
             value = self._read(node)
-            if self._storage_of(node) is not None and self._storage_of(node).version:
+            storage = self._storage_of(node)
+            if storage is not None and storage.version:
                 writes[at] = value
         return self._new, results, writes
 
@@ -100,9 +103,9 @@ class Functionalizer:
         if alias.source is None:
             raise CaptureError(f"{node} lost its base", code="TR-199")
         if node.target is operator.getitem:  # one piece of a split: split the new base
-            pieces = node.args[0]
+            pieces, at = _item(node)
             fresh = self._emit(pieces, pieces.target, self._resolve(pieces.args), pieces.kwargs)
-            alias.current = self._emit(node, operator.getitem, (fresh, node.args[1]), {})
+            alias.current = self._emit(node, operator.getitem, (fresh, at), {})
         else:
             alias.current = self._emit(node, node.target, self._resolve(node.args), node.kwargs)
         alias.version = storage.version
@@ -121,7 +124,8 @@ class Functionalizer:
         if written:
             self._write(node, [self._same.get(each, each) for each in written])
             return
-        if node.target is aten.native_batch_norm.default and node.args[5] and node.args[3]:
+        args: Any = node.args
+        if node.target is aten.native_batch_norm.default and args[5] and args[3]:
             self._batch_norm(node)
             return
         copy = self._emit(node, node.target, self._resolve(node.args), self._resolve(node.kwargs))
@@ -132,7 +136,8 @@ class Functionalizer:
         copy = self._emit(
             node, aten._native_batch_norm_legit_functional.default, self._resolve(node.args), {}
         )
-        statistics = (node.args[3], node.args[4])
+        args: Any = node.args
+        statistics: tuple[fx.Node, fx.Node] = (args[3], args[4])
         copy.meta["val"] = (*node.meta["val"], *(each.meta["val"] for each in statistics))
         self._define(node, copy, None)
         for at, old in enumerate(statistics):
@@ -228,10 +233,7 @@ class Functionalizer:
         target, args, kwargs = _inverse(view, want)
         if target is None:
             return value
-        if target in _SCATTERS:
-            operands = (base, value, *args)
-        else:
-            operands = (value, *args)
+        operands = (base, value, *args) if target in _SCATTERS else (value, *args)
         node = self._emit(like, target, operands, kwargs)
         node.meta["val"] = want
         return node
@@ -257,7 +259,8 @@ _RESHAPES = (
 
 def _inverse(view: fx.Node, base: torch.Tensor) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """How to undo ``view``: (operation or None, arguments after the operands, options)."""
-    target, args = view.target, view.args
+    target: Any = view.target
+    args: Any = view.args
     if target in _SAME:
         return None, (), {}
     if target in _RESHAPES:
@@ -288,13 +291,20 @@ def _written_args(node: fx.Node) -> list[fx.Node]:
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
         return []
     written: list[fx.Node] = []
-    for at, argument in enumerate(node.target._schema.arguments):
+    schema: Any = node.target._schema
+    for at, argument in enumerate(schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = node.kwargs.get(argument.name, node.args[at] if at < len(node.args) else None)
         values = value if isinstance(value, list | tuple) else [value]
         written += [each for each in values if isinstance(each, fx.Node)]
     return written
+
+
+def _item(node: fx.Node) -> tuple[fx.Node, int]:
+    """What ``getitem`` takes, and from what."""
+    args: Any = node.args
+    return args[0], args[1]
 
 
 def _same_type(old: fx.Node, new: fx.Node) -> bool:
@@ -306,9 +316,10 @@ def _same_type(old: fx.Node, new: fx.Node) -> bool:
 
 def _run_fake(node: fx.Node) -> Any:
     """The type of a node, by running its operation on the types of its operands."""
-    args = map_arg(node.args, lambda each: each.meta["val"])
-    kwargs = map_arg(node.kwargs, lambda each: each.meta["val"])
-    return node.target(*args, **kwargs)
+    args: Any = map_arg(node.args, lambda each: each.meta["val"])
+    kwargs: Any = map_arg(node.kwargs, lambda each: each.meta["val"])
+    target: Any = node.target
+    return target(*args, **kwargs)
 
 
 _FORMS: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -91,7 +91,9 @@ def _change(old: Any, new: Any) -> str:
         return f"dtype {old[0]} became {new[0]}"
     if old[1] != new[1]:
         dims = [
-            f"dim {at}: {a} -> {b}" for at, (a, b) in enumerate(zip(old[1], new[1])) if a != b
+            f"dim {at}: {a} -> {b}"
+            for at, (a, b) in enumerate(zip(old[1], new[1], strict=False))
+            if a != b
         ]
         changed = f" ({', '.join(dims)})" if len(old[1]) == len(new[1]) else ""
         return f"shape {list(old[1])} became {list(new[1])}{changed}"

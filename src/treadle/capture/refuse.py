@@ -7,10 +7,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-import treadle.capture.optimizers.adam
-import treadle.capture.optimizers.sgd  # noqa: F401  (each module registers its form)
+from treadle.capture.optimizers import adam, sgd
 from treadle.capture.optimizers.registry import form_of
 from treadle.util.errors import CaptureError
+
+KNOWN_FORMS = (adam.FORMS, sgd.FORMS)
+"""Importing the modules registers their forms."""
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
 
@@ -76,9 +78,7 @@ def _check_devices(models: Mapping[str, nn.Module]) -> None:
 
 
 def _check_owner(optimizer: Optimizer, owned: set[int]) -> None:
-    foreign = [
-        p for group in optimizer.param_groups for p in group["params"] if id(p) not in owned
-    ]
+    foreign = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in owned]
     if foreign:
         shapes = ", ".join(str(list(p.shape)) for p in foreign[:3])
         raise CaptureError(

@@ -134,9 +134,7 @@ def _sources(
         for parameter in cluster.parameters:
             for key in form.state_names(group):
                 label = f"{cluster.label}.{key}[{names[id(parameter)]}]"
-                found.append(
-                    (Input(Role.STATE, label), State(cluster.optimizer, parameter, key))
-                )
+                found.append((Input(Role.STATE, label), State(cluster.optimizer, parameter, key)))
         for key in cluster.scalar_names():
             label = f"{cluster.label}.{key}.{at}"
             found.append((Input(Role.SCALAR, label), Scalar(cluster, key, device)))
@@ -205,9 +203,7 @@ class _Run:
     def _returned(self, result: Any) -> list[Tensor]:
         leaves, self.trace.tree = flatten(result)
         tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
-        self.trace.leaves = [
-            ResultSlot if isinstance(leaf, Tensor) else leaf for leaf in leaves
-        ]
+        self.trace.leaves = [ResultSlot if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         for _, source in self.sources:
             if isinstance(source, Parameter):
                 grad = self._stand_ins[id(source.parameter)].grad
@@ -285,8 +281,7 @@ class _Run:
         for parameter in with_grad:
             leaf = self._stand_ins[id(parameter)]
             state: Values = {
-                key: self._values[id(parameter), key]
-                for key in form.state_names(cluster.group)
+                key: self._values[id(parameter), key] for key in form.state_names(cluster.group)
             }
             assert leaf.grad is not None
             form.update(leaf.detach(), leaf.grad, state, shared, cluster.group)
@@ -455,9 +450,9 @@ def _constants_to_inputs(module: fx.GraphModule, sources: list[tuple[Input, Sour
 def _strip(graph: fx.Graph) -> None:
     """Profiler ranges and other calls without values leave the graph."""
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and str(node.target).startswith("profiler"):
-            if not node.users:
-                graph.erase_node(node)
+        ranges = node.op == "call_function" and str(node.target).startswith("profiler")
+        if ranges and not node.users:
+            graph.erase_node(node)
 
 
 _RANDOM = ("bernoulli", "rand", "normal", "uniform", "dropout", "multinomial", "exponential")
@@ -466,9 +461,9 @@ _RANDOM = ("bernoulli", "rand", "normal", "uniform", "dropout", "multinomial", "
 def _drop_dead(graph: fx.Graph) -> None:
     """Unused values go; random ones stay, since they advance eager's stream."""
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users:
-            if not any(word in str(node.target) for word in _RANDOM):
-                graph.erase_node(node)
+        random = any(word in str(node.target) for word in _RANDOM)
+        if node.op == "call_function" and not node.users and not random:
+            graph.erase_node(node)
 
 
 def _drop_unused(

@@ -66,6 +66,8 @@ def flatten_with_paths(tree: Any) -> list[tuple[str, Any]]:
     """Leaves with readable paths: ``args[0]``, ``kwargs['x']``."""
     pairs, _ = pytree.tree_flatten_with_path(tree)
     words = ("args", "kwargs")
-    return [
-        (words[path[0].idx] + pytree.keystr(path[1:]), value) for path, value in pairs
-    ]
+    at: Any
+    named: list[tuple[str, Any]] = []
+    for (at, *rest), value in pairs:
+        named.append((words[at.idx] + pytree.keystr(tuple(rest)), value))
+    return named

@@ -27,9 +27,7 @@ def _captured(compiled: Compiled) -> str:
     step = compiled.captured.step
     roles = Counter(entry.role for entry in step.signature.inputs)
     counts = ", ".join(f"{roles[role]} {role}" for role in Role if roles[role])
-    phases = Counter(
-        node.meta["phase"] for node in step.graph.nodes if node.op == "call_function"
-    )
+    phases = Counter(node.meta["phase"] for node in step.graph.nodes if node.op == "call_function")
     nodes = ", ".join(f"{count} {phase}" for phase, count in phases.items())
     writes = sum(out.writes is not None for out in step.signature.outputs)
     return (
@@ -43,9 +41,7 @@ def _kernels(compiled: Compiled) -> str:
     launches = [step for step in steps if isinstance(step, Launch)]
     instances = sum(len(launch.buffers) for launch in launches)
     functions = {launch.function for launch in launches}
-    calls = Counter(
-        step.op for step in steps if isinstance(step, CallStep) and not step.reason
-    )
+    calls = Counter(step.op for step in steps if isinstance(step, CallStep) and not step.reason)
     lines = [
         f"kernels: {len(launches)} launches of {len(functions)} generated functions "
         f"({instances} loops); {sum(calls.values())} library calls"

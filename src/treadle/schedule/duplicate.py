@@ -22,7 +22,23 @@ from treadle.schedule.frame import Frame, Frames
 _MAX_LEAVES = 3
 _NEAR = 48
 _MAX_APPLIES = 12
-_DEAR = frozenset("exp expm1 log log1p log2 sin cos tanh erf sigmoid pow fmod mod".split())
+_DEAR = frozenset(
+    [
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "log2",
+        "sin",
+        "cos",
+        "tanh",
+        "erf",
+        "sigmoid",
+        "pow",
+        "fmod",
+        "mod",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +136,7 @@ class _Duplicator:
     def _reads_changing(self, step: Compute) -> bool:
         """Whether an input is also written, so that a later copy could read something else."""
         return any(
-            len(self._writers.get(name, ()))
-            > (self._buffers[name].kind is BufferKind.TEMPORARY)
+            len(self._writers.get(name, ())) > (self._buffers[name].kind is BufferKind.TEMPORARY)
             for name in read_buffers(step)
         )
 

@@ -75,5 +75,6 @@ class AdamForm(Form):
         parameter.copy_(value + mean * shared["step_size"] / denominator)
 
 
-register(torch.optim.Adam, AdamForm(decoupled=False))
-register(torch.optim.AdamW, AdamForm(decoupled=True))
+FORMS = {torch.optim.Adam: AdamForm(decoupled=False), torch.optim.AdamW: AdamForm(decoupled=True)}
+for _kind, _form in FORMS.items():
+    register(_kind, _form)

@@ -55,4 +55,6 @@ class SGDForm(Form):
         parameter.copy_(parameter + grad * shared["rate"])
 
 
-register(torch.optim.SGD, SGDForm())
+FORMS = {torch.optim.SGD: SGDForm()}
+for _kind, _form in FORMS.items():
+    register(_kind, _form)
