@@ -1,0 +1,88 @@
+"""A small training step as Triton modules under the interpreter, compared with eager.
+
+``test_triton_step.py`` runs this file in a process of its own, since ``TRITON_INTERPRET`` must be
+set before triton is imported. Arguments: a folder for modules, and ``float32`` or ``bfloat16``.
+"""
+
+import copy
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from treadle.capture.bind import apply_outputs, read_inputs
+from treadle.capture.step import capture
+from treadle.codegen.host import artifact_of
+from treadle.lower.graph import lower
+from treadle.pipeline import clean
+from treadle.runtime.artifact import Language, Launch
+from treadle.runtime.build import Build
+from treadle.runtime.execute import Executable
+from treadle.runtime.triton_launch import TritonLauncher
+from treadle.schedule.plan import schedule
+
+
+class Net(nn.Module):
+    """Tied embedding, layer norm, an MLP, dropout: what a language model is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(19, 24)
+        self.norm = nn.LayerNorm(24)
+        self.up, self.down = nn.Linear(24, 50), nn.Linear(50, 24)
+        self.head = nn.Linear(24, 19, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        h = h + self.down(F.gelu(self.up(self.norm(h)), approximate="tanh"))
+        return self.head(F.dropout(h, 0.1, self.training))
+
+
+def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype):
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+            logits = model(x)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def main(folder: Path, dtype: torch.dtype) -> None:
+    model = Net()
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    other = torch.optim.AdamW(twin.parameters(), lr=1e-2)
+    eager = make_step(twin, other, dtype)
+    batches = [(torch.randint(19, (2, 7)), torch.randint(19, (2, 7))) for _ in range(3)]
+    captured = capture(
+        make_step(model, optimizer, dtype),
+        models={"": model},
+        optimizers={"": optimizer},
+        args=batches[0],
+        kwargs={},
+    )
+    plan = schedule(lower(clean(captured.step), device="cpu"))
+    artifact = artifact_of(plan, device="cpu", language=Language.TRITON)
+    executable = Executable(artifact, Build("cpu", launcher=TritonLauncher(folder)))
+    launches = sum(isinstance(step, Launch) for step in artifact.steps)
+    print(f"{launches} launches of {len(plan.steps)} steps")
+    close = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0.05, "atol": 0.03}
+    for number, batch in enumerate(batches):
+        torch.manual_seed(number)
+        loss = apply_outputs(captured, executable.run(read_inputs(captured, batch, {})))
+        torch.manual_seed(number)
+        torch.testing.assert_close(loss, eager(*batch), **close)
+        for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, **close)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), {"float32": torch.float32, "bfloat16": torch.bfloat16}[sys.argv[2]])
