@@ -1,0 +1,277 @@
+"""GPT-2 124M training step on one GPU: treadle against eager and ``torch.compile``.
+
+::
+
+    python benchmarks/gpt2_h200.py [--batch 16] [--length 1024] [--steps 20] [--timed 30]
+                                   [--budget 7GiB] [--only eager,compile,treadle,budget] [--graphs]
+
+All variants start from the same weights and see the same batches: bf16 autocast, float32
+parameters, AdamW (fused in eager and ``torch.compile``), dropouts 0. Losses are compared with
+eager's. Memory is the peak that PyTorch's allocator reports over the timed steps. Prints a table,
+and writes ``gpt2_h200.json`` into ``$OUT`` (or the current folder).
+"""
+
+import argparse
+import copy
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import treadle
+
+GIB = 2**30
+Step = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class Result:
+    """What one variant did. ``worst_loss`` is the largest relative distance to eager's losses."""
+
+    name: str
+    losses: list[float] = field(default_factory=list[float])
+    worst_loss: float | None = None
+    first_call_seconds: float = 0.0
+    median_ms: float = 0.0
+    spread_ms: tuple[float, float] = (0.0, 0.0)
+    peak_gib: float = 0.0
+    reserved_gib: float = 0.0
+    notes: dict[str, Any] = field(default_factory=dict[str, Any])
+    error: str = ""
+
+
+def make_model(layers: int) -> nn.Module:
+    """GPT-2 with the default configuration (124M for 12 layers), random weights, no dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=layers, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
+    config.use_cache = False
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(config)
+
+
+def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, forward: Any) -> Step:
+    """One step as a user writes it. ``forward`` is the model, or its compiled form."""
+    device = next(model.parameters()).device.type
+
+    def step(ids: Tensor) -> Tensor:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = forward(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def make_optimizer(model: nn.Module, *, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=fused)
+
+
+def eager(model: nn.Module, _: argparse.Namespace, __: Result) -> Step:
+    return make_step(model, make_optimizer(model, fused=_fused(model)), model)
+
+
+def inductor(model: nn.Module, args: argparse.Namespace, _: Result) -> Step:
+    mode = "reduce-overhead" if args.graphs else "default"
+    compiled = torch.compile(model, mode=mode)
+    return make_step(model, make_optimizer(model, fused=_fused(model)), compiled)
+
+
+def ours(model: nn.Module, args: argparse.Namespace, result: Result) -> Step:
+    return _treadle(model, args, result, None)
+
+
+def budgeted(model: nn.Module, args: argparse.Namespace, result: Result) -> Step:
+    return _treadle(model, args, result, args.budget)
+
+
+def _treadle(
+    model: nn.Module, args: argparse.Namespace, result: Result, budget: str | None
+) -> Step:
+    optimizer = make_optimizer(model, fused=False)
+    options = treadle.Options(memory=budget, cache_dir=Path(args.cache))
+    step = treadle.compile(
+        make_step(model, optimizer, model), model=model, optimizer=optimizer, options=options
+    )
+    compiled = step.prepare(_batch(args, 0))
+    artifact = compiled.artifact
+    launches = sum(1 for each in artifact.steps if hasattr(each, "function"))
+    result.notes = {
+        "seconds": {name: round(s, 2) for name, s in compiled.seconds.items()},
+        "promised_peak_gib": round(artifact.peak_bytes / GIB, 3),
+        "arena_gib": round(artifact.arena_bytes / GIB, 3),
+        "launches": launches,
+        "library_calls": len(artifact.steps) - launches,
+        "fallbacks": sorted({each.op for each in artifact.fallbacks}),
+    }
+    return step
+
+
+def _fused(model: nn.Module) -> bool:
+    return next(model.parameters()).is_cuda
+
+
+def _batch(args: argparse.Namespace, number: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 + number)
+    ids = torch.randint(args.vocabulary, (args.batch, args.length), generator=generator)
+    return ids.to(args.device)
+
+
+def measure(
+    name: str, build: Callable[..., Step], start: nn.Module, args: argparse.Namespace
+) -> Result:
+    """Losses of ``args.steps`` steps, then times and memory of ``args.timed`` more."""
+    result = Result(name)
+    model = copy.deepcopy(start).to(args.device).train()
+    on_gpu = args.device == "cuda"
+    began = time.perf_counter()
+    step = build(model, args, result)
+    losses = [step(_batch(args, 0))]
+    _synchronise(on_gpu)
+    result.first_call_seconds = time.perf_counter() - began
+    losses += [step(_batch(args, number)) for number in range(1, args.steps)]
+    result.losses = [float(loss) for loss in losses]
+    _synchronise(on_gpu)
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    batches = [_batch(args, args.steps + number) for number in range(4)]
+    times: list[float] = []
+    for number in range(args.timed):
+        _synchronise(on_gpu)
+        began = time.perf_counter()
+        step(batches[number % 4])
+        _synchronise(on_gpu)
+        times.append(1000 * (time.perf_counter() - began))
+    times.sort()
+    result.median_ms = statistics.median(times)
+    result.spread_ms = (times[len(times) // 10], times[-1 - len(times) // 10])
+    if on_gpu:
+        result.peak_gib = torch.cuda.max_memory_allocated() / GIB
+        result.reserved_gib = torch.cuda.max_memory_reserved() / GIB
+    if args.profile and on_gpu:
+        result.notes["profile"] = _profile(step, batches[0])
+    return result
+
+
+def _profile(step: Step, batch: Tensor) -> list[tuple[str, int, float]]:
+    """Device time by kernel over three steps: name, count, milliseconds per step."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
+        for _ in range(3):
+            step(batch)
+        torch.cuda.synchronize()
+    events = [e for e in trace.key_averages() if e.self_device_time_total > 0]
+    events.sort(key=lambda e: -e.self_device_time_total)
+    rows = [(e.key[:90], e.count // 3, e.self_device_time_total / 3000) for e in events]
+    return [(name, count, round(ms, 3)) for name, count, ms in rows[:60]]
+
+
+def _synchronise(on_gpu: bool) -> None:
+    if on_gpu:
+        torch.cuda.synchronize()
+
+
+def _free() -> None:
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _distance(ours: list[float], reference: list[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(ours, reference, strict=True))
+
+
+def show(results: list[Result]) -> str:
+    lines = [
+        f"{'variant':<18} {'median ms':>10} {'p10..p90 ms':>18} {'peak GiB':>9} "
+        f"{'first call s':>12} {'loss vs eager':>14}"
+    ]
+    for each in results:
+        if each.error:
+            lines.append(f"{each.name:<18} failed: {each.error.splitlines()[-1][:120]}")
+            continue
+        spread = f"{each.spread_ms[0]:.2f}..{each.spread_ms[1]:.2f}"
+        distance = "" if each.worst_loss is None else f"{each.worst_loss:.2e}"
+        lines.append(
+            f"{each.name:<18} {each.median_ms:>10.2f} {spread:>18} {each.peak_gib:>9.3f} "
+            f"{each.first_call_seconds:>12.1f} {distance:>14}"
+        )
+        for key, value in each.notes.items():
+            if key == "profile":
+                rows = [f"      {ms:8.3f} ms {n:5d}x {kernel}" for kernel, n, ms in value[:25]]
+                lines += ["    profile (per step):", *rows]
+            else:
+                lines.append(f"    {key}: {value}")
+    return "\n".join(lines)
+
+
+VARIANTS = {"eager": eager, "compile": inductor, "treadle": ours, "budget": budgeted}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--timed", type=int, default=30)
+    parser.add_argument("--budget", default="7GiB")
+    parser.add_argument("--only", default=",".join(VARIANTS))
+    parser.add_argument("--graphs", action="store_true", help="CUDA graphs in torch.compile")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--cache", default="/tmp/treadle-benchmark")
+    args = parser.parse_args()
+    args.vocabulary = 50257
+    return args
+
+
+def main() -> int:
+    args = parse()
+    torch.set_float32_matmul_precision("high")
+    start = make_model(args.layers)
+    results: list[Result] = []
+    out = Path(os.environ.get("OUT", ".")) / "gpt2_h200.json"
+    for name in args.only.split(","):
+        try:
+            result = measure(name, VARIANTS[name], start, args)
+        except Exception:
+            result = Result(name, error=traceback.format_exc())
+            print(result.error, file=sys.stderr, flush=True)
+        if results and results[0].name == "eager" and result.losses:
+            result.worst_loss = _distance(result.losses, results[0].losses)
+        results.append(result)
+        print(show([result]), flush=True)
+        out.write_text(json.dumps(_record(args, results), indent=1))
+        _free()
+    print("\n" + show(results))
+    return int(any(each.error for each in results))
+
+
+def _record(args: argparse.Namespace, results: list[Result]) -> dict[str, Any]:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {
+        "device": device,
+        "torch": torch.__version__,
+        "arguments": vars(args),
+        "results": [asdict(each) for each in results],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
