@@ -142,7 +142,7 @@ def test_checkpoint_moves_between_eager_and_compiled():
 
 
 def test_verify_finds_nothing_and_changes_nothing():
-    model, _, step, _, _, _ = pair(p=0.2)
+    model, _, step, _, _, _ = pair(torch.optim.SGD, p=0.2, lr=0.1, momentum=0.9)
     x, y = batch()
     step(x, y)
     before = copy.deepcopy(model.state_dict())

@@ -175,15 +175,16 @@ def _dying_at(kernel: Kernel, store: Store, ours: Mapping[str, Interval], i: int
 def _safe_stores(kernel: Kernel) -> list[Store]:
     """Stores after which no loop of the kernel reads again.
 
-    Without reductions there is one loop. With them, only a single store that every reduction
-    comes before is sure to stand in the last loop.
+    Without reductions there is one loop, whose values are read as they are needed: only its last
+    store comes after every read. With them, only a single store that every reduction comes before
+    is sure to stand in the last loop.
     """
     full = (kernel.rows, kernel.cols)
     stores = [item for item in kernel.body if isinstance(item, Store) and item.axes == full]
     definitions = {item.name: item for item in kernel.body if isinstance(item, Definition)}
     reductions = {name for name, d in definitions.items() if isinstance(d.expr, Reduce)}
     if not reductions:
-        return stores
+        return stores[-1:]
     if len(stores) != 1 or kernel.kind is KernelKind.COLUMNS:
         return []
     return stores if reductions <= _ancestry(stores[0].value.name, definitions) else []
