@@ -19,7 +19,7 @@ from treadle.loop.program import Buffer, BufferKind, Call, Compute, Origin, Prog
 from treadle.runtime.artifact import Artifact, Language, Launch, Place, View
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
-FLAGS += ("-fno-math-errno", "-fno-trapping-math", *__import__("os").environ.get("XF", "").split())
+FLAGS += ("-fno-math-errno", "-fno-trapping-math")
 F32 = torch.float32
 
 

@@ -1,12 +1,14 @@
 """What every backend asks of a kernel: its buffers, its levels, the bytes it moves."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from treadle.loop.expr import Expr, Load, Local, Reduce
-from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
+from treadle.loop.expr import Expr, Load, Local, Position, Reduce
+from treadle.loop.index import Axis, FloorDiv, Index, Mod, substitute_index
+from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.program import Buffer
-from treadle.loop.traverse import loads, walk
+from treadle.loop.traverse import loads, substitute, walk
 
 
 def kernel_loads(kernel: Kernel) -> list[Load]:
@@ -81,9 +83,58 @@ def levels(kernel: Kernel) -> Levels:
     return result
 
 
-def across(kernel: Kernel) -> str:
-    """The axis that a reduction leaves: ``row`` or ``col``."""
-    return "row" if kernel.kind is KernelKind.ROWS else "col"
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A kernel whose columns are ``outer * inner.extent + inner``: indices need no division."""
+
+    kernel: Kernel
+    outer: Axis
+    inner: Axis
+
+
+def split_columns(kernel: Kernel, least: int, most: int = 1 << 62) -> Split | None:
+    """Cut the columns so that divisions by column leave the inner loop.
+
+    ``x[(c // 64) * 512 + c % 64]`` with c = 64 a + b is ``x[512 a + b]``. ``None`` where there is
+    nothing to gain, or where the pieces would be shorter than ``least``; longer ones than
+    ``most`` are cut further.
+    """
+    divisors = {n for index in _indices(kernel) for n in _divisors(index, kernel.cols)}
+    width = math.gcd(kernel.cols.extent, *divisors)
+    if width > most:
+        width = max(n for n in range(1, most + 1) if width % n == 0)
+    if not divisors or width < least:
+        return None
+    outer, inner = Axis(kernel.cols.extent // width), Axis(width)
+    value = outer * width + inner
+    body = tuple(_substituted(item, {kernel.cols: value}) for item in kernel.body)
+    result = replace(kernel, body=body)
+    if any(True for index in _indices(result) for _ in _divisors(index, inner)):
+        return None
+    return Split(result, outer, inner)
+
+
+def _substituted(item: Definition | Store, mapping: Mapping[Axis, Index]) -> Definition | Store:
+    if isinstance(item, Definition):
+        return replace(item, expr=substitute(item.expr, mapping))
+    return replace(item, index=substitute_index(item.index, mapping))
+
+
+def _indices(kernel: Kernel) -> Iterator[Index]:
+    for item in kernel.body:
+        if isinstance(item, Store):
+            yield item.index
+            continue
+        for node in walk(item.expr):
+            if isinstance(node, Load | Position):
+                yield node.index
+
+
+def _divisors(index: Index, axis: Axis) -> Iterator[int]:
+    for atom, _ in index.terms:
+        if isinstance(atom, FloorDiv | Mod) and axis in atom.index.axes:
+            yield atom.n
+            yield from _divisors(atom.index, axis)
 
 
 @dataclass(slots=True)

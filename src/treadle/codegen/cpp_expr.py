@@ -6,15 +6,16 @@
                                       const float x1 = x0 + 1.0f;
 """
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position
 from treadle.loop.index import Axis, FloorDiv, Index, Mod, Value
-from treadle.loop.traverse import axes_of
+from treadle.loop.traverse import operands_of
 from treadle.util.errors import LoweringError, require
 
 VALUE_TYPES: Mapping[torch.dtype, str] = {
@@ -98,21 +99,30 @@ class Scope:
 
 @dataclass
 class Writer:
-    """Writes formulas into two depths: ``outer`` once per row, ``inner`` once per element.
+    """Writes formulas into scopes, one per depth of the nest: what a loop does not change is
+    computed outside of it.
 
-    ``local`` gives the text of a value that the kernel computed before; ``varies`` says whether
-    a local differs from element to element. ``names`` maps the two axes to their variables.
+    ``depths`` says which loop an axis belongs to, 0 the outermost; ``local`` gives the text of a
+    value that the kernel computed before, ``local_depth`` the loop it varies with.
     """
 
     names: Mapping[Axis, str]
-    inner_axis: Axis
+    depths: Mapping[Axis, int]
     buffers: Mapping[str, str]
     local: Callable[[str], str]
-    varies: Callable[[str], bool]
-    outer: Scope = field(default_factory=Scope)
-    inner: Scope = field(default_factory=Scope)
-    count: int = 0
-    _deep: dict[int, tuple[Expr, bool]] = field(default_factory=dict[int, tuple[Expr, bool]])
+    local_depth: Callable[[str], int]
+    staged: Mapping[tuple[str, Index], str] = field(default_factory=dict[tuple[str, Index], str])
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    scopes: list[Scope] = field(default_factory=list[Scope])
+    _known: dict[int, tuple[Expr, int]] = field(default_factory=dict[int, tuple[Expr, int]])
+
+    def __post_init__(self) -> None:
+        self.scopes = [Scope() for _ in range(max(self.depths.values()) + 1)]
+
+    @property
+    def inner(self) -> list[str]:
+        """The statements of the innermost loop."""
+        return self.scopes[-1].lines
 
     def value(self, expr: Expr) -> str:
         """The name or literal that holds ``expr``."""
@@ -123,58 +133,63 @@ class Writer:
                 return self.local(name)
             case Position(index):
                 return f"((int64_t)({self.index(index)}))"
-            case Load(buffer, index, dtype, mask):
-                text = f"{self.buffers[buffer]}[{self.index(index)}]"
-                text = _loaded(text, dtype)
-                if mask is not None:
-                    zero = literal(False if dtype is torch.bool else 0, dtype)
-                    text = f"{self.value(mask)} ? {text} : {zero}"
-                return self._name(text, dtype, self.is_inner(expr))
+            case Load(_, _, dtype, _):
+                return self._name(self._load(expr), dtype, self.depth(expr))
             case Apply(fn, operands, dtype):
                 values = [self.value(each) for each in operands]
-                text = _applied(fn, values, expr)
-                return self._name(text, dtype, self.is_inner(expr))
+                return self._name(_applied(fn, values, expr), dtype, self.depth(expr))
             case _:
                 raise LoweringError("a reduction inside a formula", code="TR-391")
 
-    def is_inner(self, expr: Expr) -> bool:
-        """Whether ``expr`` differs from element to element of the inner loop."""
-        known = self._deep.get(id(expr))
+    def _load(self, load: Load) -> str:
+        staged = self.staged.get((load.buffer, load.index))
+        place = staged or f"{self.buffers[load.buffer]}[{self.index(load.index)}]"
+        text = _loaded(place, load.dtype)
+        if load.mask is None:
+            return text
+        zero = literal(False if load.dtype is torch.bool else 0, load.dtype)
+        return f"{self.value(load.mask)} ? {text} : {zero}"
+
+    def depth(self, expr: Expr) -> int:
+        """The innermost loop that changes ``expr``."""
+        known = self._known.get(id(expr))
         if known is not None:
             return known[1]
         match expr:
             case Const():
-                deep = False
+                depth = 0
             case Local(name, _):
-                deep = self.varies(name)
-            case Apply(_, operands, _):
-                deep = any([self.is_inner(each) for each in operands])
+                depth = self.local_depth(name)
             case Position(index):
-                deep = self._index_is_inner(index)
-            case Load(_, index, _, mask):
-                deep = self._index_is_inner(index) or (mask is not None and self.is_inner(mask))
+                depth = self.index_depth(index)
             case _:
-                deep = self.inner_axis in axes_of(expr)
-        self._deep[id(expr)] = (expr, deep)
-        return deep
+                depth = max((self.depth(each) for each in operands_of(expr)), default=0)
+                if isinstance(expr, Load):
+                    depth = max(depth, self.index_depth(expr.index))
+        self._known[id(expr)] = (expr, depth)
+        return depth
 
-    def _index_is_inner(self, index: Index) -> bool:
-        return self.inner_axis in index.axes or any(self.is_inner(v) for v in index.values)
+    def index_depth(self, index: Index) -> int:
+        axes = [self.depths[axis] for axis in index.axes]
+        return max([*axes, *(self.depth(each) for each in index.values)], default=0)
 
     def index(self, index: Index) -> str:
-        """``64*r + c`` with what does not change inside computed outside."""
-        inner: list[str] = []
-        outer: list[str] = []
+        """``c + i0`` where ``i0 = 64*r + 3`` is computed once per row."""
+        parts: list[list[str]] = [[] for _ in self.scopes]
         for atom, k in index.terms:
             text = self._atom(atom)
-            text = text if k == 1 else f"{k}LL*{text}"
-            deep = self._index_is_inner(Index.of(0) + _index_of(atom))
-            (inner if deep else outer).append(text)
-        if index.const or not (inner or outer):
-            outer.append(f"{index.const}LL")
-        if outer and (len(outer) > 1 or "*" in outer[0] or "/" in outer[0] or "%" in outer[0]):
-            outer = [self._name(" + ".join(outer), torch.int64, False, "i")]
-        return " + ".join((*inner, *outer))
+            depth = self.index_depth(Index(0, ((atom, 1),)))
+            parts[depth].append(text if k == 1 else f"{k}LL*{text}")
+        if index.const:
+            parts[0].append(f"{index.const}LL")
+        outside = ""
+        for depth, terms in enumerate(parts[:-1]):
+            texts = [*terms, *([outside] if outside else [])]
+            if terms:
+                outside = " + ".join(texts)
+                if len(texts) > 1 or "*" in outside:
+                    outside = self._name(outside, torch.int64, depth, "i")
+        return " + ".join([*parts[-1], *([outside] if outside else [])]) or "0LL"
 
     def _atom(self, atom: Axis | FloorDiv | Mod | Value) -> str:
         match atom:
@@ -188,37 +203,25 @@ class Writer:
                 return f"(int64_t){self.value(atom.expr)}"
 
     def _division(self, index: Index, n: int, sign: str, signed: str) -> str:
-        inside, deep = self.index(index), self._index_is_inner(index)
-        if index.bounds[0] < 0:
-            return self._name(
-                f"{signed}((int64_t)({inside}), (int64_t){n})", torch.int64, deep, "i"
-            )
-        if index.bounds[1] < 2**31:
+        inside, depth = self.index(index), self.index_depth(index)
+        low, high = index.bounds
+        text = f"({inside}) {sign} {n}LL"
+        if low < 0:
+            text = f"{signed}((int64_t)({inside}), (int64_t){n})"
+        elif high < 2**31:
             text = f"(int64_t)((uint32_t)({inside}) {sign} {n}u)"
-            return self._name(text, torch.int64, deep, "i")
-        return self._name(f"({inside}) {sign} {n}LL", torch.int64, deep, "i")
+        return self._name(text, torch.int64, depth, "i")
 
-    def _name(self, text: str, dtype: torch.dtype, deep: bool, letter: str = "x") -> str:
-        """The variable for ``text``, defined now if this depth has not seen it."""
+    def _name(self, text: str, dtype: torch.dtype, depth: int, letter: str = "x") -> str:
+        """The variable for ``text``, defined now if no loop around has it."""
         require(dtype in VALUE_TYPES, LoweringError(f"C++ code of {dtype}", code="TR-392"))
-        found = self.outer.names.get((text, dtype))
-        if found is None and deep:
-            found = self.inner.names.get((text, dtype))
-        if found is None:
-            found = f"{letter}{self.count}"
-            self.count += 1
-            scope = self.inner if deep else self.outer
-            scope.names[text, dtype] = found
-            scope.lines.append(f"const {VALUE_TYPES[dtype]} {found} = {text};")
-        return found
-
-
-def _index_of(atom: Axis | FloorDiv | Mod | Value) -> Index:
-    if isinstance(atom, Axis):
-        return Index.of(atom)
-    if isinstance(atom, Value):
-        return Index(0, ((atom, 1),))
-    return atom.index
+        for scope in self.scopes[: depth + 1]:
+            if (text, dtype) in scope.names:
+                return scope.names[text, dtype]
+        name = f"{letter}{next(self.numbers)}"
+        self.scopes[depth].names[text, dtype] = name
+        self.scopes[depth].lines.append(f"const {VALUE_TYPES[dtype]} {name} = {text};")
+        return name
 
 
 def _loaded(text: str, dtype: torch.dtype) -> str:

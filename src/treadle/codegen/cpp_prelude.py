@@ -11,10 +11,12 @@ _LN2_HIGH = 0.693359375  # few bits: its product with a small integer is exact
 _LN2_LOW = _LN2 - _LN2_HIGH
 
 PRELUDE = f"""\
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <omp.h>
 #define TR static inline __attribute__((always_inline))
 typedef uint16_t bf16;
@@ -178,14 +180,18 @@ template <class T> TR T t_mod(T x, T y) {{
   return m != 0 && (y < 0) != (m < 0) ? (T)(m + y) : m;
 }}
 TR float t_floordiv(float x, float y) {{
-  float m = t_mod(x, y), q = (x - m) / y, f = __builtin_floorf(q);
-  f = q - f > 0.5f ? f + 1.0f : f;
-  return y == 0.0f ? x / y : q == 0.0f ? __builtin_copysignf(0.0f, x / y) : f;
+  float m = t_fmod(x, y), q = (x - m) / y;
+  q = m != 0 && (y < 0) != (m < 0) ? q - 1 : q;
+  float f = __builtin_floorf(q);
+  f = q - f > (float)0.5 ? f + 1 : f;
+  return y == 0 ? x / y : q == 0 ? __builtin_copysignf((float)0, x / y) : f;
 }}
 TR double t_floordiv(double x, double y) {{
-  double m = t_mod(x, y), q = (x - m) / y, f = __builtin_floor(q);
-  f = q - f > 0.5 ? f + 1.0 : f;
-  return y == 0.0 ? x / y : q == 0.0 ? __builtin_copysign(0.0, x / y) : f;
+  double m = t_fmod(x, y), q = (x - m) / y;
+  q = m != 0 && (y < 0) != (m < 0) ? q - 1 : q;
+  double f = __builtin_floor(q);
+  f = q - f > (double)0.5 ? f + 1 : f;
+  return y == 0 ? x / y : q == 0 ? __builtin_copysign((double)0, x / y) : f;
 }}
 template <class T> TR T t_floordiv(T x, T y) {{
   if (y == 0) return 0;

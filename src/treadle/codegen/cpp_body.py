@@ -1,0 +1,105 @@
+"""What all loop forms share: the passes of a kernel, and the values within one."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from treadle.codegen.common import Levels, Split, kernel_loads, levels
+from treadle.codegen.cpp_expr import Writer, stored
+from treadle.codegen.cpp_reduce import Fold
+from treadle.loop.expr import Expr, Load, Reduce
+from treadle.loop.index import Axis
+from treadle.loop.kernel import Definition, Kernel, Store
+
+
+class Body:
+    """One kernel on its way to text.
+
+    ``current`` names the values of the element at hand, ``outer`` those of its row or column.
+    """
+
+    def __init__(self, kernel: Kernel, names: Mapping[str, str], split: Split | None) -> None:
+        self.kernel = kernel if split is None else split.kernel
+        self.split = split
+        self.levels: Levels = levels(self.kernel)
+        self.names = names
+        self._numbers = itertools.count()
+        self.current: dict[str, str] = {}
+        self.outer: dict[str, str] = {}
+
+    @property
+    def rows(self) -> int:
+        return self.kernel.rows.extent
+
+    @property
+    def cols(self) -> int:
+        return self.kernel.cols.extent
+
+    @property
+    def last(self) -> int:
+        """The last pass over the elements; -1 where there is none."""
+        known = self.levels
+        looped = [
+            known.of[name]
+            for name, d in known.definitions.items()
+            if name in known.full or isinstance(d.expr, Reduce)
+        ]
+        return max(looped, default=-1)
+
+    def writer(self, depths: Mapping[Axis, int], names: Mapping[Axis, str]) -> Writer:
+        return Writer(
+            names, depths, self.names, self.local, self.local_depth, numbers=self._numbers
+        )
+
+    def local(self, name: str) -> str:
+        return self.current[name] if name in self.current else self.outer[name]
+
+    def local_depth(self, name: str) -> int:
+        raise NotImplementedError
+
+    def roots(self, level: int) -> list[Definition | Store]:
+        """What a pass is for: its reductions, and the stores of its values."""
+        known = self.levels
+        found: list[Definition | Store] = []
+        for item in self.kernel.body:
+            if isinstance(item, Definition):
+                if isinstance(item.expr, Reduce) and known.of[item.name] == level:
+                    found.append(item)
+            elif item.value.name in known.full and known.of[item.value.name] == level:
+                found.append(item)
+        return found
+
+    def wanted(self, level: int) -> list[Expr]:
+        return [each.value if isinstance(each, Store) else each.expr for each in self.roots(level)]
+
+    def narrow(self, level: int) -> list[Definition | Store]:
+        """Values of a row or column, and their stores, that wait for the passes before
+        ``level`` and for no later one. Reductions are defined already."""
+        known = self.levels
+        found: list[Definition | Store] = []
+        for item in self.kernel.body:
+            if isinstance(item, Definition):
+                if item.name in known.full or isinstance(item.expr, Reduce):
+                    continue
+                if known.of[item.name] == level:
+                    found.append(item)
+            elif item.value.name not in known.full and known.pass_of(item.value) == level:
+                found.append(item)
+        return found
+
+    def target(self, item: Store, writer: Writer) -> str:
+        return f"{self.names[item.buffer]}[{writer.index(item.index)}]"
+
+    def store(self, item: Store, writer: Writer) -> str:
+        value = stored(self.local(item.value.name), item.value.dtype)
+        return f"{self.target(item, writer)} = {value};"
+
+    def loads(self) -> list[Load]:
+        return kernel_loads(self.kernel)
+
+
+def simd(folds: Sequence[tuple[str, Fold]]) -> list[str]:
+    """The pragma for a loop with these accumulators; none where one of them has an order."""
+    if any(not fold.clause for _, fold in folds):
+        return []
+    clauses = "".join(f" reduction({fold.clause}: {name})" for name, fold in folds)
+    return [f"#pragma omp simd{clauses}"]

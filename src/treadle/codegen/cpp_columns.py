@@ -1,0 +1,226 @@
+"""Columns kernels in C++: threads take blocks of columns and run down the rows.
+
+::
+
+    plain     for each block:  for r: for c in block: fold;   then the columns' values
+    chunked   one pass, many rows: for each chunk of rows and block: fold into a part of its own;
+              then for each block: join the parts in order, and the columns' values
+
+Chunks are fixed by the shape, so that sums do not depend on the number of threads, and their
+partial sums keep rounding errors small.
+"""
+
+from collections.abc import Mapping
+
+from treadle.codegen.cpp_body import Body
+from treadle.codegen.cpp_expr import VALUE_TYPES, Writer
+from treadle.codegen.cpp_reduce import Fold, fold_of, is_position
+from treadle.loop.expr import Reduce
+from treadle.loop.index import Axis
+from treadle.loop.kernel import Definition, Store
+
+BLOCK = 256  # columns that a thread runs down together
+_ROWS = 64  # fewest rows of a chunk
+_TASKS = 64  # chunks times blocks worth having
+
+
+class Columns(Body):
+    """The loops of one columns kernel."""
+
+    @property
+    def block(self) -> int:
+        if self.split is not None:
+            return self.split.inner.extent
+        return min(BLOCK, self.cols)
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.cols // self.block)
+
+    def local_depth(self, name: str) -> int:
+        return 2
+
+    @property
+    def folds(self) -> Mapping[str, Fold]:
+        found = self.levels.definitions.items()
+        return {name: fold_of(d.expr) for name, d in found if isinstance(d.expr, Reduce)}
+
+    @property
+    def chunk(self) -> int:
+        """Rows of a chunk; all of them where one thread must see every row."""
+        positions = any(
+            isinstance(d.expr, Reduce) and is_position(d.expr)
+            for d in self.levels.definitions.values()
+        )
+        if self.last != 0 or positions or not self.folds:
+            return self.rows
+        count = max(1, min(self.rows // _ROWS, -(-_TASKS // self.blocks)))
+        return -(-self.rows // count)
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.rows // self.chunk)
+
+    def shared(self) -> list[str]:
+        """Parts that all threads see, one set per instance."""
+        if self.chunks == 1:
+            return []
+        size = self.chunks * self.cols
+        return [
+            f"std::unique_ptr<{fold.type}[]> part_{name}(new {fold.type}[{size} * instances]);"
+            for name, fold in self.folds.items()
+        ]
+
+    def text(self) -> list[str]:
+        if self.chunks > 1:
+            return self._chunked()
+        lines = [*self._begin("nowait"), *self._narrow(0)]
+        for level in range(self.last + 1):
+            for name, fold in self.folds.items():
+                if self.levels.of[name] == level:
+                    lines += self._start(name, fold)
+            lines += self._down(level, "0", f"{self.rows}")
+            for name, fold in self.folds.items():
+                if self.levels.of[name] == level:
+                    lines += self._finish(name, fold)
+            lines += self._narrow(level + 1)
+        return [*lines, "}"]
+
+    def _chunked(self) -> list[str]:
+        lines = [
+            "#pragma omp for collapse(2) schedule(static)",
+            f"for (int64_t k = 0; k < {self.chunks}; ++k)",
+            f"for (int64_t co = 0; co < {self.blocks}; ++co) {{",
+            *self._bounds(),
+            f"const int64_t rb = k * {self.chunk};",
+            f"const int64_t re = std::min<int64_t>(rb + {self.chunk}, {self.rows});",
+            *self._narrow(0),
+        ]
+        for name, fold in self.folds.items():
+            lines += self._start(name, fold)
+        lines += self._down(0, "rb", "re")
+        for name in self.folds:
+            lines.append(f"for (int64_t l = 0; l < w; ++l) {self._part(name)} = a_{name}[l];")
+        lines += ["}", *self._begin("nowait")]
+        lines += [line for line in self._narrow(0) if line]
+        for name, fold in self.folds.items():
+            lines += self._start(name, fold)
+            join = fold.join(f"a_{name}[l]", self._part(name))
+            lines += [
+                f"for (int64_t k = 0; k < {self.chunks}; ++k) {{",
+                "#pragma omp simd",
+                f"for (int64_t l = 0; l < w; ++l) {{ {join} }}",
+                "}",
+                *self._finish(name, fold),
+            ]
+        return [*lines, *self._narrow(1), "}"]
+
+    def _part(self, name: str) -> str:
+        return f"part_{name}[(i * {self.chunks} + k) * {self.cols} + c0 + l]"
+
+    def _begin(self, wait: str) -> list[str]:
+        return [
+            f"#pragma omp for schedule(static) {wait}",
+            f"for (int64_t co = 0; co < {self.blocks}; ++co) {{",
+            *self._bounds(),
+        ]
+
+    def _bounds(self) -> list[str]:
+        size = self.block
+        lines = [f"const int64_t c0 = co * {size};"]
+        if self.cols % size:
+            rest = f"{self.cols} - c0"
+            return [*lines, f"const int64_t w = {rest} < {size} ? {rest} : {size};"]
+        return [*lines, f"const int64_t w = {size};"]
+
+    def _new_writer(self) -> Writer:
+        rows = self.kernel.rows
+        if self.split is None:
+            names: dict[Axis, str] = {rows: "r", self.kernel.cols: "c"}
+            return self.writer({rows: 1, self.kernel.cols: 2}, names)
+        names = {rows: "r", self.split.outer: "co", self.split.inner: "l"}
+        return self.writer({self.split.outer: 0, rows: 1, self.split.inner: 2}, names)
+
+    def _across(self, lines: list[str]) -> list[str]:
+        if not lines:
+            return []
+        return [
+            "#pragma omp simd",
+            "for (int64_t l = 0; l < w; ++l) {",
+            "const int64_t c = c0 + l; (void)c;",
+            *lines,
+            "}",
+        ]
+
+    def _start(self, name: str, fold: Fold) -> list[str]:
+        lines = [f"{fold.type} a_{name}[{self.block}];"]
+        set_ = f"a_{name}[l] = {fold.start};"
+        if not fold.clause and fold.kind.startswith("arg"):
+            lines.append(f"int64_t at_{name}[{self.block}];")
+            set_ += f" at_{name}[l] = -1;"
+        return [*lines, f"for (int64_t l = 0; l < w; ++l) {{ {set_} }}"]
+
+    def _finish(self, name: str, fold: Fold) -> list[str]:
+        if fold.kind.startswith("arg"):
+            self.outer[name] = f"at_{name}[l]"
+            return []
+        self.outer[name] = f"y_{name}[l]"
+        return [
+            f"{VALUE_TYPES[fold.dtype]} y_{name}[{self.block}];",
+            *self._across([f"y_{name}[l] = {fold.finish(f'a_{name}[l]')};"]),
+        ]
+
+    def _down(self, level: int, begin: str, end: str) -> list[str]:
+        """One loop down the rows, folding into arrays over the block."""
+        writer = self._new_writer()
+        self.current = {}
+        roots = self.roots(level)
+        needed = self.levels.closure(self.wanted(level), frozenset())
+        for item in self.kernel.body:
+            if isinstance(item, Store):
+                if item in roots:
+                    writer.inner.append(self.store(item, writer))
+            elif item in roots and isinstance(item.expr, Reduce):
+                self._fold(item.name, item.expr, writer)
+            elif item.name in needed:
+                self.current[item.name] = writer.value(item.expr)
+        return [
+            *writer.scopes[0].lines,
+            f"for (int64_t r = {begin}; r < {end}; ++r) {{",
+            *writer.scopes[1].lines,
+            *self._across(writer.inner),
+            "}",
+        ]
+
+    def _fold(self, name: str, reduce: Reduce, writer: Writer) -> None:
+        fold = fold_of(reduce)
+        into = f"a_{name}[l]"
+        value = writer.value(reduce.body)
+        if not is_position(reduce):
+            writer.inner.append(fold.step(into, value))
+            return
+        better = "first_above" if "max" in reduce.kind else "first_below"
+        writer.inner.extend(
+            [
+                f"const bool go_{name} = at_{name}[l] < 0 "
+                f"|| {better}(({fold.type}){value}, {into});",
+                f"{into} = go_{name} ? ({fold.type}){value} : {into};",
+                f"at_{name}[l] = go_{name} ? r : at_{name}[l];",
+            ]
+        )
+
+    def _narrow(self, level: int) -> list[str]:
+        """Values of the column, kept in arrays over the block, and their stores."""
+        writer = self._new_writer()
+        self.current = {}
+        head: list[str] = []
+        for item in self.narrow(level):
+            if isinstance(item, Definition):
+                value = writer.value(item.expr)
+                head.append(f"{VALUE_TYPES[item.expr.dtype]} y_{item.name}[{self.block}];")
+                writer.inner.append(f"y_{item.name}[l] = {value};")
+                self.outer[item.name] = f"y_{item.name}[l]"
+            else:
+                writer.inner.append(self.store(item, writer))
+        outside = [*writer.scopes[0].lines, *writer.scopes[1].lines]
+        return [*head, *outside, *self._across(writer.inner)] if writer.inner else []
