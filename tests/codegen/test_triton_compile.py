@@ -15,7 +15,15 @@ from treadle.loop.traverse import loads
 from treadle.runtime.triton_launch import TritonLauncher
 
 triton = pytest.importorskip("triton")
-NAMES = {"float32": "fp32", "bfloat16": "bf16", "bool": "i1", "int64": "i64", "int32": "i32"}
+NAMES = {
+    "float16": "fp16",
+    "float64": "fp64",
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "bool": "i1",
+    "int64": "i64",
+    "int32": "i32",
+}
 
 
 def dtypes_of(kernel: Kernel) -> dict[str, torch.dtype]:

@@ -28,8 +28,6 @@ from treadle.codegen.triton_expr import (
     Value,
     Writer,
     helpers_text,
-    index_values,
-    walk,
 )
 from treadle.codegen.triton_reduce import (
     Partial,
@@ -42,10 +40,11 @@ from treadle.codegen.triton_reduce import (
     partial_types,
     start,
 )
-from treadle.loop.expr import Expr, Load, Local, Position, Reduce, ReduceKind
+from treadle.loop.expr import Apply, Expr, Load, Local, Position, Reduce, ReduceKind
 from treadle.loop.index import Axis, Index
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 from treadle.loop.program import Buffer
+from treadle.loop.traverse import operands_of, walk, walk_all
 from treadle.runtime.artifact import Language, Launch, Source
 from treadle.util.errors import LoweringError, VerifyError, require
 
@@ -97,7 +96,7 @@ def roots(item: Definition | Store) -> list[Expr]:
     """The expressions an item evaluates."""
     if isinstance(item, Definition):
         return [item.expr]
-    return [item.value, *index_values(item.index)]
+    return [item.value, *item.index.values]
 
 
 def loaded(items: Iterable[Definition | Store]) -> list[str]:
@@ -221,7 +220,7 @@ class Body:
         """``buffer[index] = value`` on the lanes that exist (and where ``only`` holds)."""
         writer = self.writer
         value = writer.evaluate(item.value)
-        done = {id(node): writer.evaluate(node) for node in index_values(item.index)}
+        done = {id(node): writer.evaluate(node) for node in item.index.values}
         index = writer.index(item.index, done)
         offset = index.text
         for axis in ("r", "c"):
@@ -495,6 +494,18 @@ class Levels:
                     stack.append(self.varying[node.name].expr)
         return needed
 
+    def hoisted(self, expressions: Iterable[Expr]) -> list[Expr]:
+        """Their parts that are the same along the whole reduced axis, operands first."""
+        varies: dict[int, bool] = {}
+        found: list[Expr] = []
+        for node in walk_all(expressions):
+            own = any(self.reduced in index.axes for index in _own_indices(node))
+            own |= isinstance(node, Local) and node.name in self.varying
+            varies[id(node)] = own or any(varies[id(inner)] for inner in operands_of(node))
+            if not varies[id(node)] and isinstance(node, Load | Apply):
+                found.append(node)
+        return found
+
     @property
     def final_stores(self) -> list[Store]:
         """Stores of values over the parallel axis alone: after every loop."""
@@ -580,6 +591,11 @@ class Looped:
         if not reductions and not stores:
             return []
         tile = self.shape.tile(self.shape.block_q)
+        wanted = levels.closure(
+            [i.expr for i in reductions] + [root for item in stores for root in roots(item)]
+        )
+        self._hoist(body, [item for item in self.kernel.body if _name(item) in wanted])
+        self._hoist(body, [*reductions, *stores])
         sums = [(item, start(writer, _as_reduce(item), tile)) for item in reductions]
         outside = dict(writer.locals), dict(writer.known), dict(writer.masks)
         writer.line(f"for q in range(0, {span}, {self.shape.block_q}):")
@@ -588,9 +604,6 @@ class Looped:
         _positions(writer, self.shape.along, first, self.shape.block_q, self.shape.both)
         covered = math.ceil(span / self.shape.block_q) * self.shape.block_q * splits
         _bound(writer, self.shape.along, self.shape.reduced, covered)
-        wanted = levels.closure(
-            [i.expr for i in reductions] + [root for item in stores for root in roots(item)]
-        )
         partials = {item.name: partial for item, partial in sums}
         for item in self.kernel.body:
             if isinstance(item, Store):
@@ -605,6 +618,14 @@ class Looped:
         writer.indent -= 1
         writer.locals, writer.known, writer.masks = outside
         return sums
+
+    def _hoist(self, body: Body, items: Iterable[Definition | Store]) -> None:
+        """Compute before the loop what does not change in it; equal text finds it again."""
+        below = {item.name for item in self.levels.reductions}
+        for item in items:
+            roots_ = [_as_reduce(item).body] if _name(item) in below else roots(item)
+            for part in self.levels.hoisted(roots_):
+                body.writer.evaluate(part)
 
     def _reserve(self) -> None:
         """Scratch for each reduction: one value per split and parallel position."""
@@ -641,14 +662,22 @@ class Looped:
         writer.locals[item.name] = body.result(reduce, value, tile)
 
 
+def _name(item: Definition | Store) -> str:
+    return item.name if isinstance(item, Definition) else ""
+
+
+def _own_indices(node: Expr) -> list[Index]:
+    return [node.index] if isinstance(node, Load | Position) else []
+
+
 def _suffix(shape: Shape) -> str:
     if shape.block_p == 1:
         return ""
     return "[None, :]" if shape.along == "c" else "[:, None]"
 
 
-def _as_reduce(item: Definition) -> Reduce:
-    require(isinstance(item.expr, Reduce), VerifyError, f"%{item.name} is not a reduction")
+def _as_reduce(item: Definition | Store) -> Reduce:
+    assert isinstance(item, Definition)
     assert isinstance(item.expr, Reduce)
     return item.expr
 

@@ -9,14 +9,16 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from treadle.codegen.triton_prelude import HELPERS
 from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce
-from treadle.loop.index import Axis, FloorDiv, Index, Mod
+from treadle.loop.index import Atom, Axis, FloorDiv, Index, Mod
+from treadle.loop.index import Value as IndexValue
+from treadle.loop.traverse import operands_of
 from treadle.util.errors import LoweringError, VerifyError, require
 
 TYPES: Mapping[torch.dtype, str] = {
@@ -151,7 +153,7 @@ class Writer:
         stack = [expr]
         while stack:
             node = stack[-1]
-            waiting = [child for child in operands(node) if id(child) not in done]
+            waiting = [child for child in operands_of(node) if id(child) not in done]
             if waiting:
                 stack.extend(waiting)
                 continue
@@ -232,7 +234,7 @@ class Writer:
             parts.append(str(index.const))
         return Value(" + ".join(parts), frozenset(axes))
 
-    def _atom(self, atom: object, done: Mapping[int, Value]) -> Value:
+    def _atom(self, atom: Atom, done: Mapping[int, Value]) -> Value:
         match atom:
             case Axis():
                 reason = "an index uses an axis that is not the kernel's"
@@ -248,20 +250,10 @@ class Writer:
                 if isinstance(atom, Mod):
                     return Value(rest, value.axes)
                 return Value(self.name(f"(({value.text}) - {rest}) // {n}"), value.axes)
-            case _:
-                expr = value_of(atom)
-                value = done[id(expr)]
+            case IndexValue():
+                value = done[id(atom.expr)]
                 kind = "tl.int64" if self.wide else "tl.int32"
                 return Value(self.name(f"{value.text}.to({kind})"), value.axes)
-
-
-def value_of(atom: object) -> Expr:
-    """The expression of a data-dependent index part."""
-    match atom:
-        case Axis() | FloorDiv() | Mod():
-            raise VerifyError("not a data-dependent index")
-        case _:
-            return atom.expr  # type: ignore[attr-defined, no-any-return]
 
 
 def _as_int64(text: str) -> str:
@@ -279,49 +271,6 @@ def constant(value: float | int | bool, dtype: torch.dtype) -> str:
     number = float(value)
     text = repr(number) if math.isfinite(number) else f'float("{number}")'
     return f"tl.full((), {text}, {TYPES[dtype]})"
-
-
-def operands(expr: Expr) -> list[Expr]:
-    """What an expression is computed from, index values included."""
-    match expr:
-        case Apply():
-            return list(expr.operands)
-        case Load():
-            mask = [] if expr.mask is None else [expr.mask]
-            return [*index_values(expr.index), *mask]
-        case Position():
-            return index_values(expr.index)
-        case Reduce():
-            return [expr.body]
-        case Const() | Local():
-            return []
-
-
-def index_values(index: Index) -> list[Expr]:
-    """The expressions whose values an index uses."""
-    found: list[Expr] = []
-    for atom, _ in index.terms:
-        match atom:
-            case Axis():
-                continue
-            case FloorDiv(index=inner) | Mod(index=inner):
-                found.extend(index_values(inner))
-            case _:
-                found.append(value_of(atom))
-    return found
-
-
-def walk(expr: Expr) -> Iterator[Expr]:
-    """Every expression below ``expr`` and itself, each object once."""
-    seen: set[int] = set()
-    stack = [expr]
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        yield node
-        stack.extend(operands(node))
 
 
 def helpers_text(lines: list[str]) -> str:
