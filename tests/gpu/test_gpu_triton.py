@@ -1,0 +1,131 @@
+"""On a real GPU: generated kernels agree with the loop interpreter, and whole steps with eager."""
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import treadle
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "codegen"))
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+
+def test_kernels_agree_with_the_loop_interpreter(tmp_path):
+    from test_triton import all_cases
+    from triton_run import buffers_of
+
+    from treadle.codegen.triton import render_triton
+    from treadle.loop.interpret import interpret_kernel
+    from treadle.runtime.triton_launch import TritonLauncher
+
+    for case in all_cases():
+        source, (launches,) = render_triton([case.kernels], buffers_of(case.tensors))
+        functions = TritonLauncher(tmp_path).load(source)
+        found = {name: tensor.cuda() for name, tensor in case.tensors.items()}
+        for launch in launches:
+            storages = [[found[name] for name in row] for row in launch.buffers]
+            functions[launch.function](storages, launch.sizes)
+        expected = {name: tensor.clone() for name, tensor in case.tensors.items()}
+        for kernel in case.kernels:
+            interpret_kernel(kernel, expected)
+        for name, tensor in expected.items():
+            rtol = 1e-2 if tensor.dtype is torch.bfloat16 else 1e-4
+            torch.testing.assert_close(
+                found[name].cpu(),
+                tensor,
+                rtol=rtol,
+                atol=1e-4,
+                equal_nan=True,
+                msg=lambda text, c=case, n=name: f"{c.name}.{n}: {text}",
+            )
+
+
+def test_split_sums_do_not_change_from_run_to_run(tmp_path):
+    import triton_kernels as make
+    from triton_run import buffers_of
+
+    from treadle.codegen.triton import render_triton
+    from treadle.runtime.triton_launch import TritonLauncher
+
+    n = 3_000_001
+    tensors = {
+        "g": torch.randn(n).cuda(),
+        "y": torch.empty(n).cuda(),
+        "scale": torch.ones(1).cuda(),
+    }
+    source, ((launch,),) = render_triton([[make.total_norm(n)]], buffers_of(tensors))
+    function = TritonLauncher(tmp_path).load(source)[launch.function]
+    storages = [[tensors[name] for name in row] for row in launch.buffers]
+    results = []
+    for _ in range(5):
+        function(storages, launch.sizes)
+        results.append(tensors["scale"].item())
+    assert len(set(results)) == 1
+    assert results[0] == pytest.approx(1 / tensors["g"].double().norm().item(), rel=1e-5)
+
+
+class Block(nn.Module):
+    """One transformer block over a tied vocabulary."""
+
+    def __init__(self, vocabulary: int = 517, width: int = 96, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.embed = nn.Embedding(vocabulary, width)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, ids):
+        h = self.embed(ids)
+        batch, length, width = h.shape
+        parts = self.qkv(self.norm1(h)).view(batch, length, 3, self.heads, -1)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        h = h + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        h = h + self.down(F.gelu(self.up(self.norm2(h)), approximate="tanh"))
+        return F.linear(h, self.embed.weight)
+
+
+def make_step(model, optimizer, dtype):
+    def step(ids, labels):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+            logits = model(ids)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("memory", [None, 0.3])
+def test_ten_steps_equal_eager(dtype, memory, tmp_path):
+    torch.manual_seed(0)
+    model = Block().cuda()
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    other = torch.optim.AdamW(twin.parameters(), lr=1e-3)
+    options = treadle.Options(memory=memory, cache_dir=tmp_path)
+    step = treadle.compile(
+        make_step(model, optimizer, dtype), model=model, optimizer=optimizer, options=options
+    )
+    eager = make_step(twin, other, dtype)
+    close = {"rtol": 1e-4, "atol": 1e-4} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    for number in range(10):
+        ids, labels = (torch.randint(517, (3, 65), device="cuda") for _ in range(2))
+        for each in (optimizer, other):
+            each.param_groups[0]["lr"] = 1e-3 / (1 + number)
+        torch.testing.assert_close(step(ids, labels), eager(ids, labels), **close)
+    assert not step.recompiles
