@@ -114,6 +114,11 @@ def library(text: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(folder / "unit.so"))
 
 
+def strided(storage: torch.Tensor, view: View | TensorRef) -> torch.Tensor:
+    """A view of a piece of the arena, whose own offset counts as well."""
+    return storage.as_strided(view.shape, view.strides, storage.storage_offset() + view.offset)
+
+
 def run_artifact(artifact: Artifact, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     """Run the C++ of an artifact. Inputs are written in place."""
     arena = torch.full((artifact.arena_bytes + 64,), 0xFF, dtype=torch.uint8)
@@ -133,7 +138,7 @@ def run_artifact(artifact: Artifact, tensors: Sequence[torch.Tensor]) -> list[to
     functions = {name: library(s.text)[name] for s in artifact.sources for name in s.functions}
 
     def view(v: View) -> torch.Tensor:
-        return storage[v.buffer].as_strided(v.shape, v.strides, v.offset)
+        return strided(storage[v.buffer], v)
 
     for step in artifact.steps:
         if isinstance(step, Launch):
@@ -150,7 +155,7 @@ def run_artifact(artifact: Artifact, tensors: Sequence[torch.Tensor]) -> list[to
             name = step.outputs[0]
             assert name is not None
             spec = artifact.buffers[name]
-            storage[name].as_strided(spec.shape, spec.strides).copy_(a @ b)
+            strided(storage[name], View(name, spec.dtype, spec.shape, spec.strides)).copy_(a @ b)
     return [None if v is None else view(v) for v in artifact.results]
 
 

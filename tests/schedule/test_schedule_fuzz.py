@@ -1,0 +1,85 @@
+"""Random programs: the plan, run in its arena, gives what the program gives."""
+
+import random
+
+import pytest
+import torch
+
+from schedule.steps import Builder, at, strided
+from treadle.loop.expr import ReduceKind
+from treadle.loop.interpret import interpret_kernel, interpret_program
+from treadle.loop.kernel import Kernel, Plan
+from treadle.loop.program import BufferKind, Program, TensorRef
+from treadle.schedule import schedule
+
+SHAPE = (3, 4, 5)
+
+
+def random_program(seed: int) -> Program:
+    """Pointwise work, broadcasts, reductions, transposes, products and write-backs, mixed."""
+    pick = random.Random(seed)
+    b = Builder()
+    full = [b.input(*SHAPE) for _ in range(2)]
+    rows, columns = [b.input(3, 4, 1)], [b.input(5)]
+    square = b.input(5, 5)
+    for _ in range(pick.randint(8, 30)):
+        kind = pick.randrange(9)
+        x, y = pick.choice(full), pick.choice(full)
+        if kind < 3:
+            full.append(b.pointwise(pick.choice(("add", "mul", "sub")), x, y))
+        elif kind == 3:
+            full.append(b.pointwise("mul", x, pick.choice((*rows, *columns))))
+        elif kind == 4:
+            rows.append(b.reduce(ReduceKind.SUM, x, [2], True))
+        elif kind == 5:
+            columns.append(b.reduce(pick.choice(list(ReduceKind)[:1]), x, [0, 1]))
+        elif kind == 6:
+            rows.append(b.pointwise("tanh", pick.choice(rows)))
+        elif kind == 7:
+            target = pick.choice(full[:2])
+            b.pointwise("sub", target, pick.choice(full), into=target)
+        else:
+            flat = TensorRef(x.buffer, x.dtype, (12, 5), (5, 1))
+            product = b.mm(flat, square)
+            full.append(TensorRef(product.buffer, product.dtype, SHAPE, (20, 5, 1)))
+    swapped = pick.choice(full)
+    view = TensorRef(swapped.buffer, swapped.dtype, (5, 4, 3), (1, 5, 20))
+    full.append(b.compute((3, 5, 4), lambda i, j, k: at(view, j, k, i)))
+    results = [pick.choice((full[2:] or full)), rows[-1], columns[-1]]
+    return b.program(*(r for r in results if b.buffers[r.buffer].kind is BufferKind.TEMPORARY))
+
+
+def run_in_arena(plan: Plan, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    arena = torch.full((plan.arena_bytes,), 255, dtype=torch.uint8)
+    storage: dict[str, torch.Tensor] = {}
+    for name, buffer in plan.buffers.items():
+        if buffer.kind is BufferKind.INPUT:
+            storage[name] = tensors[name].view(-1)
+        elif name in plan.offsets:
+            begin = plan.offsets[name]
+            storage[name] = arena[begin : begin + buffer.nbytes].view(buffer.dtype)
+        else:
+            storage[name] = torch.full((buffer.elements,), torch.nan, dtype=buffer.dtype)
+    for step in plan.steps:
+        if isinstance(step, Kernel):
+            interpret_kernel(step, storage)
+        else:
+            a, b = (strided(storage[r.buffer], r) for r in step.args)
+            storage[step.outputs[0]].copy_((a @ b).flatten())
+    return [strided(storage[r.buffer], r) for r in plan.results]
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("seed", range(60))
+def test_plans_keep_the_numbers(seed, fuse):
+    program = random_program(seed)
+    torch.manual_seed(seed)
+    inputs = {name: torch.randn(program.buffers[name].shape) * 0.3 for name in program.inputs}
+    reference = {name: t.clone() for name, t in inputs.items()}
+    plan = schedule(program, fuse=fuse)
+    found = run_in_arena(plan, inputs)
+    expected = interpret_program(program, reference)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    for name in program.inputs:
+        torch.testing.assert_close(inputs[name], reference[name], rtol=1e-4, atol=1e-5)
