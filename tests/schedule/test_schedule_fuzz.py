@@ -45,7 +45,7 @@ def random_program(seed: int) -> Program:
     swapped = pick.choice(full)
     view = TensorRef(swapped.buffer, swapped.dtype, (5, 4, 3), (1, 5, 20))
     full.append(b.compute((3, 5, 4), lambda i, j, k: at(view, j, k, i)))
-    results = [pick.choice((full[2:] or full)), rows[-1], columns[-1]]
+    results = [pick.choice(full[2:] or full), rows[-1], columns[-1]]
     return b.program(*(r for r in results if b.buffers[r.buffer].kind is BufferKind.TEMPORARY))
 
 

@@ -31,7 +31,7 @@ from treadle.codegen.triton_reduce import (
 )
 from treadle.loop.expr import Apply, Expr, Load, Local, Position, Reduce
 from treadle.loop.index import Axis, Index
-from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
+from treadle.loop.kernel import OWN_ROWS, Definition, Kernel, KernelKind, Store
 from treadle.loop.traverse import operands_of, walk, walk_all
 from treadle.util.errors import VerifyError, require
 
@@ -87,6 +87,8 @@ def shape_of(kernel: Kernel) -> Shape:
         block_p = min(power_of_two(cols), 64)
         block_q = min(power_of_two(rows), lanes // block_p)
         shape = Shape("r", cols, rows, block_p, block_q)
+    if kernel.kind is KernelKind.ROWS and rows >= OWN_ROWS:
+        return shape
     chunks = math.ceil(shape.reduced / block_q)
     most = min(math.ceil(FILL / shape.programs), chunks // 4, 8192 // block_p)
     return replace(shape, splits=most) if most >= 2 else shape

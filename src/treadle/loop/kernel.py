@@ -46,6 +46,11 @@ class Store:
     axes: tuple[Axis, ...]
 
 
+OWN_ROWS = 1024
+"""In a rows kernel with at least this many rows, generated code gives each row to one worker (a
+thread, a program), which computes the values of the row before the row's last loop."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One loop nest. Plain pointwise work has one row and every element in ``cols``, or keeps

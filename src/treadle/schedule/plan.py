@@ -7,7 +7,8 @@ kernels, arena.
 from collections.abc import Mapping, Sequence
 
 from treadle.loop.expr import Load, Local, Reduce
-from treadle.loop.kernel import Definition, Kernel, KernelKind, Plan, Store
+from treadle.loop.index import Index
+from treadle.loop.kernel import OWN_ROWS, Definition, Kernel, KernelKind, Plan, Store
 from treadle.loop.program import Buffer, BufferKind, Call, Program
 from treadle.loop.traverse import loads, walk
 from treadle.schedule.arena import Interval, chained, pack
@@ -18,6 +19,7 @@ from treadle.schedule.frame import Frame, Frames
 from treadle.schedule.fuse import Fuser, stored_buffers
 from treadle.schedule.normalize import normalize
 from treadle.schedule.order import ordered
+from treadle.schedule.sparse import compute_where_picked
 
 PlanStep = Kernel | Call
 
@@ -29,6 +31,7 @@ def schedule(program: Program, *, fuse: bool = True) -> Plan:
     frames = Frames()
     home: Mapping[int, Frame] = {}
     if fuse:
+        steps = compute_where_picked(steps, buffers)
         copied = duplicate(steps, buffers, frames, kept)
         steps, buffers, home = copied.steps, copied.buffers, copied.home
     known = facts(steps)
@@ -157,10 +160,15 @@ def _reuse(
 
 
 def _dying_at(kernel: Kernel, store: Store, ours: Mapping[str, Interval], i: int) -> list[str]:
-    """Inputs read only at the element that ``store`` writes, and never again."""
-    indices: dict[str, set[object]] = {}
-    for load in kernel_loads(kernel):
-        indices.setdefault(load.buffer, set()).add(load.index)
+    """Inputs never read again, and in this kernel only at the element that ``store`` writes, or
+    in its row before the last loop."""
+    indices: dict[str, set[Index]] = {}
+    for item in kernel.body:
+        if isinstance(item, Definition):
+            early = _is_early(item, kernel)
+            for load in loads(item.expr):
+                if not (early and _stays_in_row(load.index, store.index, kernel)):
+                    indices.setdefault(load.buffer, set()).add(load.index)
     written = plan_writes(kernel)
     return [
         name
@@ -170,6 +178,20 @@ def _dying_at(kernel: Kernel, store: Store, ours: Mapping[str, Interval], i: int
         and name not in written
         and ours[name].first < i == ours[name].last
     ]
+
+
+def _is_early(item: Definition, kernel: Kernel) -> bool:
+    """Whether the value belongs to a row that one worker has to itself."""
+    alone = kernel.kind is KernelKind.ROWS and kernel.rows.extent >= OWN_ROWS
+    return alone and kernel.cols not in item.axes
+
+
+def _stays_in_row(place: Index, written: Index, kernel: Kernel) -> bool:
+    """Whether ``place`` is among the places written in the same row:  ``n*r + x`` with x < n."""
+    if kernel.cols.extent < 2 or written.coefficient(kernel.cols) != 1:
+        return False
+    low, high = (place - (written - kernel.cols)).bounds
+    return low >= 0 and high < kernel.cols.extent
 
 
 def _safe_stores(kernel: Kernel) -> list[Store]:

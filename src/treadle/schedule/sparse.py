@@ -1,0 +1,108 @@
+"""A reader that picks a few elements computes them, rather than have all of them stored.
+
+::
+
+    before:  y[n, c] = x[n, c] - m[n];   picked[n] = y[n, label[n]]          | all of y stored
+    after:   y[n, c] = x[n, c] - m[n];   picked[n] = x[n, label[n]] - m[n]   | y only if others ask
+
+The cross-entropy of a language model picks one log-probability of each row of the vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from treadle.loop.expr import Apply, Array, Expr, Load, Reduce
+from treadle.loop.index import Index
+from treadle.loop.program import Buffer, BufferKind, Compute, Step, TensorRef
+from treadle.loop.traverse import loads, map_expr, substitute, walk
+from treadle.schedule.depend import read_buffers, written_buffers
+
+_SHARE = 8
+"""A reader is sparse if it reads at most one element in this many."""
+_MAX_APPLIES = 24
+_MAX_DEPTH = 8
+
+
+def compute_where_picked(steps: Sequence[Step], buffers: Mapping[str, Buffer]) -> tuple[Step, ...]:
+    """Every sparse load of a pointwise value replaced by the value's formula at that place.
+
+    Values with a reduction, and values whose operands are written more than once, stay loads.
+    """
+    work = _Picker(steps, buffers)
+    return tuple(work.picked(step) if isinstance(step, Compute) else step for step in steps)
+
+
+class _Picker:
+    def __init__(self, steps: Sequence[Step], buffers: Mapping[str, Buffer]) -> None:
+        self._buffers = buffers
+        self._count: dict[str, int] = {}
+        self._source: dict[str, Compute] = {}
+        for step in steps:
+            for name in written_buffers(step):
+                self._count[name] = self._count.get(name, 0) + 1
+                if isinstance(step, Compute):
+                    self._source[name] = step
+
+    def picked(self, step: Compute) -> Compute:
+        """``step`` with its sparse loads resolved, and those that appear by that as well."""
+        for _ in range(_MAX_DEPTH):
+            new = {
+                load: _at(self._source[load.buffer], load.index)
+                for load in loads(step.array.body)
+                if self._is_sparse(step, load)
+            }
+            if not new:
+                break
+            step = _with(step, new)
+        return step
+
+    def _is_sparse(self, reader: Compute, load: Load) -> bool:
+        source = self._source.get(load.buffer)
+        if source is None or load.mask is not None or not self._is_fixed(load.buffer):
+            return False
+        return _picks(reader, source, self._buffers[load.buffer]) and all(
+            map(self._is_fixed, read_buffers(source))
+        )
+
+    def _is_fixed(self, name: str) -> bool:
+        """Whether the buffer has one value all through the step."""
+        ours = self._buffers[name].kind is BufferKind.TEMPORARY
+        return self._count.get(name, 0) == int(ours)
+
+
+def _picks(reader: Compute, source: Compute, buffer: Buffer) -> bool:
+    """Whether ``reader`` reads few elements of a value that is cheap to compute one by one."""
+    axes = {*reader.array.axes}
+    for node in walk(reader.array.body):
+        axes |= {*node.axes} if isinstance(node, Reduce) else set()
+    parts = list(walk(source.array.body))
+    applies = sum(isinstance(part, Apply) for part in parts)
+    return (
+        prod(axis.extent for axis in axes) * _SHARE <= source.output.numel
+        and source.output == TensorRef(buffer.name, buffer.dtype, buffer.shape, buffer.strides)
+        and applies <= _MAX_APPLIES
+        and not any(isinstance(part, Reduce) for part in parts)
+    )
+
+
+def _at(source: Compute, place: Index) -> Expr:
+    """The formula of ``source`` at a flat place of its buffer: its strides, undone."""
+    output = source.output
+    rest = place - output.offset
+    position: dict[int, Index] = {}
+    for dim in sorted(range(len(output.shape)), key=lambda d: -output.strides[d]):
+        if output.shape[dim] == 1:
+            position[dim] = Index.of(0)
+            continue
+        position[dim] = rest // output.strides[dim]
+        rest = rest % output.strides[dim]
+    axes = source.array.axes
+    return substitute(source.array.body, {axis: position[d] for d, axis in enumerate(axes)})
+
+
+def _with(step: Compute, new: Mapping[Load, Expr]) -> Compute:
+    def picked(node: Expr) -> Expr:
+        return new.get(node, node) if isinstance(node, Load) else node
+
+    return replace(step, array=Array(step.array.axes, map_expr(step.array.body, picked)))

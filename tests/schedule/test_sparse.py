@@ -1,0 +1,133 @@
+"""Reading a few elements of a value: they are computed, the value is not stored for them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from schedule.steps import Builder, at, run_artifact
+from treadle.codegen.host import artifact_of
+from treadle.loop.expr import Apply, Expr, Load, ReduceKind
+from treadle.loop.index import Axis, linear, value_index
+from treadle.loop.interpret import interpret_program
+from treadle.loop.kernel import OWN_ROWS, Kernel
+from treadle.loop.traverse import loads
+from treadle.schedule.normalize import normalize
+from treadle.schedule.plan import plan_writes, schedule
+from treadle.schedule.sparse import compute_where_picked
+
+LABELS, CLASSES = 1031, 37
+
+
+def picked_log_probability(rows: int = LABELS, classes: int = CLASSES):
+    """``y = x - max;  picked[n] = y[n, label[n]];  dx = exp(y) * scale[n]`` with x of our own."""
+    b = Builder()
+    raw = b.input(rows, classes)
+    label = b.input(rows, dtype=torch.int64)
+    x = b.pointwise("mul", raw, 2.0)
+    top = b.reduce(ReduceKind.MAX, x, [1], True)
+    y = b.pointwise("sub", x, top)
+
+    def pick(n: Axis) -> Expr:
+        column = value_index(at(label, n), 0, classes - 1)
+        return Load(y.buffer, linear((n, column), y.strides), y.dtype)
+
+    picked = b.compute((rows,), pick)
+    slope = b.pointwise("exp", y)
+    return b, b.program(picked, slope), x, y
+
+
+def run(program, inputs):
+    tensors = {name: t.clone() for name, t in zip(program.inputs, inputs, strict=True)}
+    return interpret_program(program, tensors)
+
+
+def inputs(rows: int = LABELS, classes: int = CLASSES):
+    return torch.randn(rows, classes), torch.randint(classes, (rows,))
+
+
+def test_a_picked_value_is_computed_where_it_is_picked():
+    b, program, x, y = picked_log_probability()
+    steps, buffers = normalize(program)
+    changed = compute_where_picked(steps, buffers)
+    (before, after) = (
+        {load.buffer for load in loads(each[-2].array.body)} for each in (steps, changed)
+    )
+    assert y.buffer in before
+    assert y.buffer not in after
+    assert "in0" in after  # two steps back
+    assert compute_where_picked(changed, buffers) == changed
+
+
+def test_the_numbers_stay():
+    b, program, _, _ = picked_log_probability()
+    given = inputs()
+    steps, buffers = normalize(program)
+    again = replace(program, steps=compute_where_picked(steps, buffers), buffers=dict(buffers))
+    for mine, theirs in zip(run(again, given), run(program, given), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_the_plan_stores_no_value_for_the_pick():
+    b, program, _, y = picked_log_probability()
+    plan = schedule(program)
+    assert not any(y.buffer in plan_writes(step) for step in plan.steps)
+    given = inputs()
+    expected = run(program, given)
+    found = run_artifact(artifact_of(plan, device="cpu"), [t.clone() for t in given])
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_a_result_may_overwrite_the_row_it_was_picked_from():
+    """The pick comes before the last loop of the row, so the slope takes the bytes of ``m``."""
+    b = Builder()
+    raw, weights = b.input(LABELS, CLASSES), b.input(CLASSES, CLASSES)
+    label = b.input(LABELS, dtype=torch.int64)
+    m = b.mm(raw, weights)
+    top = b.reduce(ReduceKind.MAX, m, [1], True)
+
+    def pick(n: Axis) -> Expr:
+        column = value_index(at(label, n), 0, CLASSES - 1)
+        return Apply("sub", (Load(m.buffer, linear((n, column), m.strides), m.dtype),
+                             at(top, n, Axis(1))), m.dtype)  # fmt: skip
+
+    picked = b.compute((LABELS,), pick)
+    slope = b.pointwise("exp", b.pointwise("sub", m, top))
+    square = b.mm(slope, weights)
+    plan = schedule(b.program(picked, square))
+    assert plan.offsets[m.buffer] == plan.offsets[slope.buffer]
+    given = [torch.randn(LABELS, CLASSES), torch.randn(CLASSES, CLASSES) * 0.1,
+             torch.randint(CLASSES, (LABELS,))]  # fmt: skip
+    found = run_artifact(artifact_of(plan, device="cpu"), [t.clone() for t in given])
+    product = given[0] @ given[1]
+    below = product - product.amax(1, keepdim=True)
+    torch.testing.assert_close(found[0], below.gather(1, given[2][:, None])[:, 0])
+    torch.testing.assert_close(found[1], below.exp() @ given[1])
+
+
+def test_too_few_rows_share_their_work_and_keep_their_bytes():
+    b, program, x, _ = picked_log_probability(rows=OWN_ROWS - 1)
+    plan = schedule(program)
+    kernel = next(step for step in plan.steps if isinstance(step, Kernel))
+    assert kernel.rows.extent < OWN_ROWS
+    given = inputs(rows=OWN_ROWS - 1)
+    found = run_artifact(artifact_of(plan, device="cpu"), [t.clone() for t in given])
+    for mine, theirs in zip(found, run(program, given), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("why", ["dense reader", "reduced value", "operand written again"])
+def test_what_it_leaves_alone(why):
+    b = Builder()
+    x = b.input(64, 8)
+    if why == "reduced value":
+        y = b.reduce(ReduceKind.SUM, x, [1], True)
+    else:
+        y = b.pointwise("neg", x)
+    count = 65 if why == "dense reader" else 2
+    b.compute((count,), lambda n: Load(y.buffer, linear((n,), (1,)), y.dtype))
+    if why == "operand written again":
+        b.pointwise("add", x, 1.0, into=x)
+    steps, buffers = normalize(b.program())
+    assert compute_where_picked(steps, buffers) == steps
