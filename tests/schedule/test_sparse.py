@@ -47,7 +47,7 @@ def inputs(rows: int = LABELS, classes: int = CLASSES):
 
 
 def test_a_picked_value_is_computed_where_it_is_picked():
-    b, program, x, y = picked_log_probability()
+    _, program, _, y = picked_log_probability()
     steps, buffers = normalize(program)
     changed = compute_where_picked(steps, buffers)
     (before, after) = (
@@ -60,7 +60,7 @@ def test_a_picked_value_is_computed_where_it_is_picked():
 
 
 def test_the_numbers_stay():
-    b, program, _, _ = picked_log_probability()
+    _, program, _, _ = picked_log_probability()
     given = inputs()
     steps, buffers = normalize(program)
     again = replace(program, steps=compute_where_picked(steps, buffers), buffers=dict(buffers))
@@ -69,7 +69,7 @@ def test_the_numbers_stay():
 
 
 def test_the_plan_stores_no_value_for_the_pick():
-    b, program, _, y = picked_log_probability()
+    _, program, _, y = picked_log_probability()
     plan = schedule(program)
     assert not any(y.buffer in plan_writes(step) for step in plan.steps)
     given = inputs()
@@ -107,7 +107,7 @@ def test_a_result_may_overwrite_the_row_it_was_picked_from():
 
 
 def test_too_few_rows_share_their_work_and_keep_their_bytes():
-    b, program, x, _ = picked_log_probability(rows=OWN_ROWS - 1)
+    _, program, _, _ = picked_log_probability(rows=OWN_ROWS - 1)
     plan = schedule(program)
     kernel = next(step for step in plan.steps if isinstance(step, Kernel))
     assert kernel.rows.extent < OWN_ROWS
@@ -121,10 +121,8 @@ def test_too_few_rows_share_their_work_and_keep_their_bytes():
 def test_what_it_leaves_alone(why):
     b = Builder()
     x = b.input(64, 8)
-    if why == "reduced value":
-        y = b.reduce(ReduceKind.SUM, x, [1], True)
-    else:
-        y = b.pointwise("neg", x)
+    is_sum = why == "reduced value"
+    y = b.reduce(ReduceKind.SUM, x, [1], True) if is_sum else b.pointwise("neg", x)
     count = 65 if why == "dense reader" else 2
     b.compute((count,), lambda n: Load(y.buffer, linear((n,), (1,)), y.dtype))
     if why == "operand written again":
