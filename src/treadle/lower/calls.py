@@ -96,10 +96,10 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
     used = _used_results(site)
     sites = [site] if single else [site.element_site(i) for i in range(len(site.val))]
     results: list[Value | int | None] = []
-    for position, each in enumerate(sites):
-        results.append(_result(each) if single or position in used else None)
     out = OUT_VARIANTS.get(op, "")
-    if out and not is_dense(site.shape, site.val.stride()):
+    for position, each in enumerate(sites):
+        results.append(_result(each, bool(out)) if single or position in used else None)
+    if out and not site.layout and not is_dense(site.shape, site.val.stride()):
         out = ""
     names = tuple(r.buffer if isinstance(r, TensorRef) else None for r in results)
     site.builder.steps.append(
@@ -108,11 +108,12 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
     return results[0] if single else tuple(results)
 
 
-def _result(site: Site) -> Value | int | None:
+def _result(site: Site, ours: bool) -> Value | int | None:
     """The buffer of one result; numbers among the results are known from the trace."""
     if not isinstance(site.val, torch.Tensor):
         return site.val
     strides, place = tuple(site.val.stride()), site.builder.device_of(site.val)
+    strides = site.layout or strides if ours else strides
     return site.builder.buffer(site.name, site.dtype, site.shape, strides, device=place)
 
 

@@ -84,10 +84,14 @@ def is_lazy(array: Array) -> bool:
 
 @dataclass(slots=True)
 class Builder:
-    """The program so far. ``is_placed``: devices in the graph are meant, not just traced on."""
+    """The program so far. ``is_placed``: devices in the graph are meant, not just traced on;
+    ``layouts``: strides of nodes whose buffers are not laid out as eager's."""
 
     device: str
     is_placed: bool = True
+    layouts: Mapping[fx.Node, tuple[int, ...]] = field(
+        default_factory=dict[fx.Node, tuple[int, ...]]
+    )
     buffers: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
     steps: list[Step] = field(default_factory=list[Step])
     constants: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
@@ -196,11 +200,16 @@ class Site:
         self.builder.steps.append(Compute(ref, value, self.origin))
         return ref
 
+    @property
+    def layout(self) -> tuple[int, ...] | None:
+        """Strides that the result must have instead of eager's."""
+        return self.builder.layouts.get(self.node) if self.val is self.node.meta["val"] else None
+
     def output(self) -> TensorRef:
         """A new buffer with eager's strides (contiguous ones if eager's have gaps or overlap)."""
         strides = tuple(self.val.stride())
         kept = strides if is_dense(self.shape, strides) else None
-        return self.builder.buffer(self.name, self.dtype, self.shape, kept)
+        return self.builder.buffer(self.name, self.dtype, self.shape, self.layout or kept)
 
     def axes(self) -> Axes:
         return fresh_axes(self.shape)

@@ -64,7 +64,7 @@ def _over(x: Value, view: torch.Tensor) -> Value:
     return Array(axes, element(x, unflatten(linear(axes, strides, offset), x.shape)))
 
 
-@lowers(
+OTHER_VIEWS: tuple[OpOverload, ...] = (
     aten.permute.default,
     aten.t.default,
     aten.transpose.int,
@@ -87,6 +87,12 @@ def _over(x: Value, view: torch.Tensor) -> Value:
     aten.movedim.intlist,
     aten.mT.default,
 )
+
+VIEWS = frozenset((*RESHAPES, *OTHER_VIEWS))
+"""Operations that give their operand's buffer where its strides allow."""
+
+
+@lowers(*OTHER_VIEWS)
 def view(site: Site, x: Value, *args: Any, **kwargs: Any) -> Value | tuple[Value, ...]:
     """A view of ``x``, or one for each piece."""
     others = [_ghost(arg) if isinstance(arg, TensorRef | Array) else arg for arg in args]
