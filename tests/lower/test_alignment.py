@@ -13,7 +13,7 @@ from treadle.lower.alignment import aligned_strides
 BF16 = torch.bfloat16
 
 
-def head(x, w, hidden):
+def head(x, w):
     """The output layer of a language model, its loss and the products of its backward."""
     logits = (x @ w.t()).view(2, -1, w.shape[0])
     slope = torch.softmax(logits.float(), -1).to(x.dtype).view(-1, w.shape[0])
