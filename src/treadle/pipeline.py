@@ -23,7 +23,7 @@ from treadle.options import Options
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.memory.cost import Device, device_for
-from treadle.passes.memory.search import MemoryPlan, plan_memory
+from treadle.passes.memory.search import MemoryPlan, fastest_plan, plan_memory
 from treadle.passes.noops import RemoveNoOps
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.cache import Cache
@@ -32,7 +32,7 @@ from treadle.runtime.serialize import artifact_from_bytes, artifact_to_bytes
 from treadle.schedule.plan import schedule
 from treadle.util.sizes import parse_bytes
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever the same graph and options may give another artifact."""
 
 CLEAN: tuple[GraphPass, ...] = (
@@ -90,7 +90,7 @@ def compile_graph(
         stages["clean"] = step
         clock.lap("clean")
         memory = plan_within(step, options, device)
-        stages["planned"] = memory.step if memory else step
+        stages["planned"] = memory.step
         clock.lap("plan memory")
         plan = schedule(lower(stages["planned"], device=device), fuse=options.fuse)
         clock.lap("lower and schedule")
@@ -115,10 +115,11 @@ def clean(step: StepGraph, observer: Observer | None = None) -> StepGraph:
     return result
 
 
-def plan_within(step: StepGraph, options: Options, device: str) -> MemoryPlan | None:
-    """The fastest plan whose exact peak, after fusion and packing, is within the budget."""
+def plan_within(step: StepGraph, options: Options, device: str) -> MemoryPlan:
+    """The fastest plan; with a budget, of those whose exact peak, after fusion and packing, is
+    within it."""
     if options.memory is None:
-        return None
+        return fastest_plan(step, hardware(device))
     budget = options.memory
     size = budget if isinstance(budget, float) else parse_bytes(budget)
 

@@ -138,7 +138,7 @@ def seconds_of(node: fx.Node, kind: Kind, device: Device) -> float:
         return 0.0
     if kind in FUSIBLE:
         work = max(bytes_of(node), _row_bytes(node, kind)) / device.bandwidth
-        return max(work, _slow_elements(node) * device.element)
+        return max(work, slow_seconds(node, device))
     moved = bytes_of(node) + sum(map(bytes_of, node.all_input_nodes))
     tensors = tensors_in(node.meta["val"])
     rate = device.rate(tensors[0].dtype if tensors else torch.float32)
@@ -152,7 +152,8 @@ def _row_bytes(node: fx.Node, kind: Kind) -> int:
     return max((bytes_of(each) for each in node.all_input_nodes), default=0)
 
 
-def _slow_elements(node: fx.Node) -> int:
+def slow_seconds(node: fx.Node, device: Device) -> float:
+    """Time for transcendental functions, if ``node`` computes any."""
     if not isinstance(node.target, OpOverload) or node.target.overloadpacket not in _SLOW_ELEMENTS:
-        return 0
-    return sum(prod(each.shape) for each in tensors_in(node.meta["val"]))
+        return 0.0
+    return sum(prod(each.shape) for each in tensors_in(node.meta["val"])) * device.element

@@ -22,6 +22,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from treadle.passes.memory.classify import Claims, must_save
 from treadle.passes.memory.cost import Kind
+from treadle.passes.memory.fused import stored_anyway
 from treadle.passes.memory.order import Facts
 from treadle.util.errors import VerifyError
 
@@ -85,7 +86,7 @@ def _keeping_costs(facts: Facts, members: Iterable[int], weights: Weights) -> di
     anyway is kept for nothing."""
     members = list(members)
     leaving = {i for i in facts.returned if i is not None}
-    stored = _stored_anyway(facts)
+    stored = stored_anyway(facts)
     last = max(members[-1], 1)
     costs: dict[int, float] = {}
     for i in members:
@@ -106,20 +107,6 @@ def _keeping_costs(facts: Facts, members: Iterable[int], weights: Weights) -> di
 def _is_result(facts: Facts, i: int) -> bool:
     """One unpacked result of an operation with several."""
     return isinstance(facts.nodes[i].all_input_nodes[0].meta["val"], tuple | list)
-
-
-def _stored_anyway(facts: Facts) -> list[bool]:
-    """Whether something of the forward pass reads the value from memory."""
-    stored = [False] * len(facts.nodes)
-    for i in range(len(facts.nodes) - 1, -1, -1):
-        if facts.phases[i] > 0:
-            continue
-        kind = facts.kinds[i]
-        reads_memory = kind in (Kind.PRODUCT, Kind.LIBRARY, Kind.RANDOM)
-        for operand in facts.operands[i]:
-            stored[operand] |= reads_memory or (kind is Kind.VIEW and stored[i])
-        stored[i] |= reads_memory
-    return stored
 
 
 def minimum_cut(edges: Edges, count: int) -> NDArray[np.bool_]:

@@ -10,6 +10,7 @@ from treadle.passes.memory.classify import Claims, classify, must_save
 from treadle.passes.memory.cost import Device, Kind
 from treadle.passes.memory.cut import cheapest_cut
 from treadle.passes.memory.decisions import Decision, decisions, folded
+from treadle.passes.memory.fused import traffic
 from treadle.passes.memory.masks import with_byte_masks
 from treadle.passes.memory.order import Facts, Order, as_traced, facts_of
 from treadle.passes.memory.rematerialise import build, extra_seconds, recompute
@@ -66,18 +67,29 @@ class _Planner:
         self.facts: Facts = facts_of(with_byte_masks(step))
         self.claims: Claims = classify(self.facts)
         self.cost = self.facts.seconds(device)
+        self.fused = traffic(self.facts, device)
         self.bandwidth = device.bandwidth
         self.base = sum(self.cost)
         self.seen: dict[frozenset[int], Candidate] = {}
 
     def keep_all(self) -> Candidate:
-        peak = timeline(self.traced).peak_bytes
-        return Candidate(float("inf"), self.traced, self.claims.needed, peak, self.base)
+        peak, kept = timeline(self.traced).peak_bytes, self.claims.needed
+        return Candidate(float("inf"), self.traced, kept, peak, self._seconds(self.traced, kept))
+
+    def fastest(self) -> Candidate:
+        """What moves the fewest bytes once fused: free recomputation, products kept."""
+        prices = [each * self.bandwidth for each in self.fused.again]
+        return self.candidate(float("inf"), cheapest_cut(self.facts, self.claims, prices))
+
+    def _seconds(self, order: Order, saved: frozenset[int]) -> float:
+        """Estimated time: every operation once, what happens again, what is kept only to be."""
+        again = extra_seconds(order, self.fused.again)
+        return self.base + again + sum(self.fused.keep[i] for i in saved)
 
     def candidate(self, price: float, saved: frozenset[int]) -> Candidate:
         if saved not in self.seen:
             order, found = smaller_peak(recompute(self.facts, saved))
-            seconds = self.base + extra_seconds(order, self.cost)
+            seconds = self._seconds(order, saved)
             self.seen[saved] = Candidate(price, order, saved, found.peak_bytes, seconds)
         return self.seen[saved]
 
@@ -151,7 +163,7 @@ def candidates(step: StepGraph, device: Device) -> Iterator[Candidate]:
     """The simulated frontier, from keeping everything to the smallest peak found."""
     planner = _Planner(step, device)
     first = planner.keep_all()
-    points = pareto([first, *planner.hull()])
+    points = pareto([first, planner.fastest(), *planner.hull()])
     trials = max(2, _WORK // max(len(planner.facts.nodes), 1))
     points = pareto([*points, *planner.improved(points[-1], trials)])
     for fast, small in itertools.pairwise(points):
@@ -179,6 +191,13 @@ def spread(points: list[Candidate], count: int) -> list[int]:
         for peak in wanted
     )
     return sorted({0, len(points) - 1, *nearest})
+
+
+def fastest_plan(step: StepGraph, device: Device) -> MemoryPlan:
+    """The plan that is estimated to be the fastest; of equal ones, the smaller."""
+    planner = _Planner(step, device)
+    chosen = pareto([planner.keep_all(), planner.fastest()])[0]
+    return _plan(chosen, chosen.predicted_peak)
 
 
 def frontier(step: StepGraph, device: Device) -> list[Candidate]:

@@ -1,0 +1,87 @@
+"""What keeping and recomputing cost once fusion has had its way.
+
+A pointwise value that only its neighbours read is never in memory: to compute it again is free,
+to keep it writes and reads bytes that would not have moved. A value in memory anyway, because a
+library call or a later kernel reads it, costs one read to keep.
+
+::
+
+    stage(v)  = how many library calls lie on the longest way to v
+    stored(v) = v is a call's operand or result, or someone reads it at a later stage
+"""
+
+from dataclasses import dataclass
+
+from treadle.passes.memory.cost import FUSIBLE, Device, Kind, slow_seconds
+from treadle.passes.memory.order import Facts
+
+CALLS = frozenset({Kind.PRODUCT, Kind.LIBRARY, Kind.RANDOM})
+_READS = 0.05
+"""Share of a pass over a value that computing it again costs inside another kernel."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """By position: ``stored``, whether the forward pass has the value in memory whoever keeps it;
+    ``again``, seconds to compute it once more; ``keep``, seconds that keeping it adds."""
+
+    stored: tuple[bool, ...]
+    again: tuple[float, ...]
+    keep: tuple[float, ...]
+
+
+def traffic(facts: Facts, device: Device) -> Traffic:
+    """The fused costs of every value of a step on ``device``."""
+    stages = _stages(facts)
+    stored, late = _stored(facts, stages, phase=0), _stored(facts, stages, phase=1)
+    spread = _spread(facts, stages)
+    alone = facts.seconds(device)
+    again: list[float] = []
+    keep: list[float] = []
+    for i, kind in enumerate(facts.kinds):
+        size = facts.held_bytes(i) / device.bandwidth
+        if kind is Kind.POINTWISE:
+            passes = 1.0 if late[i] or spread[i] else _READS
+            again.append(slow_seconds(facts.nodes[i], device) + passes * size)
+        else:
+            again.append(alone[i])
+        keep.append(0.0 if stored[i] or kind not in FUSIBLE else size)
+    return Traffic(stored, tuple(again), tuple(keep))
+
+
+def stored_anyway(facts: Facts) -> tuple[bool, ...]:
+    """Whether the forward pass has each value in memory: for a call, or for a later stage."""
+    return _stored(facts, _stages(facts), phase=0)
+
+
+def _stored(facts: Facts, stages: list[int], phase: int) -> tuple[bool, ...]:
+    """``phase`` 0: in the forward pass; 1: after it, if forward values were computed again."""
+    stored = [phase == 0 and kind in CALLS for kind in facts.kinds]
+    spread = _spread(facts, stages) if phase == 0 else [False] * len(stored)
+    for i in range(len(facts.nodes) - 1, -1, -1):
+        if min(facts.phases[i], 1) != phase:
+            continue
+        for operand in facts.operands[i]:
+            is_view = facts.kinds[i] is Kind.VIEW
+            stored[operand] |= stored[i] if is_view else facts.kinds[i] in CALLS
+    return tuple(a or b for a, b in zip(stored, spread, strict=True))
+
+
+def _spread(facts: Facts, stages: list[int]) -> list[bool]:
+    """Whether the forward pass reads each value at a later stage: a residual stream.
+
+    Computed again, it would be stored again, for the kernels of those stages.
+    """
+    spread = [False] * len(stages)
+    for i, operands in enumerate(facts.operands):
+        for operand in operands if facts.phases[i] == 0 else ():
+            spread[operand] |= stages[i] > stages[operand] and facts.kinds[i] not in CALLS
+    return spread
+
+
+def _stages(facts: Facts) -> list[int]:
+    stages: list[int] = []
+    for i, operands in enumerate(facts.operands):
+        below = max((stages[each] for each in operands), default=0)
+        stages.append(below + (facts.kinds[i] in CALLS))
+    return stages
