@@ -161,6 +161,7 @@ def measure(
     if on_gpu:
         result.peak_gib = torch.cuda.max_memory_allocated() / GIB
         result.reserved_gib = torch.cuda.max_memory_reserved() / GIB
+        result.notes["between steps GiB"] = round(torch.cuda.memory_allocated() / GIB, 3)
     if args.profile and on_gpu:
         result.notes["profile"] = _profile(step, batches[0])
     return result

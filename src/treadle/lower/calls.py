@@ -6,6 +6,7 @@ without a rule becomes a call too, with the reason written on it.
 
 import operator
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ def qualified(op: OpOverload) -> str:
 
 def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reason: str) -> Any:
     """``op`` as a library call; its tensor results are buffers of ours."""
-    plain_args = tuple(_plain(site, arg) for arg in args)
+    plain_args = _with_margins(site, tuple(_plain(site, arg) for arg in args))
     plain_kwargs = {
         key: _plain(site, value) for key, value in kwargs.items() if key not in _DROPPED
     }
@@ -108,13 +109,23 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
     return results[0] if single else tuple(results)
 
 
+def _with_margins(site: Site, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The factors of a product with the zeros around them, where it is to be a larger one."""
+    shapes = site.builder.layouts.factors.get(site.node)
+    if shapes is None:
+        return args
+    return tuple(replace(arg, shape=shape) for arg, shape in zip(args, shapes, strict=True))
+
+
 def _result(site: Site, ours: bool) -> Value | int | None:
     """The buffer of one result; numbers among the results are known from the trace."""
     if not isinstance(site.val, torch.Tensor):
         return site.val
     strides, place = tuple(site.val.stride()), site.builder.device_of(site.val)
-    strides = site.layout or strides if ours else strides
-    return site.builder.buffer(site.name, site.dtype, site.shape, strides, device=place)
+    layout = site.layout if ours else None
+    return site.builder.buffer(
+        site.name, site.dtype, site.shape, strides, device=place, layout=layout
+    )
 
 
 def _used_results(site: Site) -> set[int]:

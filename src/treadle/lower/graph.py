@@ -5,7 +5,7 @@
     lower:  StepGraph  ->  Program
 
 Nothing is fused here. Every computed node gets a buffer with eager's strides (but see
-``alignment.py``); views and constants get none.
+``padding.py``); views and constants get none.
 """
 
 import operator
@@ -20,7 +20,7 @@ from treadle.graph.signature import StepGraph
 from treadle.loop.expr import Array, Const
 from treadle.loop.program import BufferKind, Compute, Origin, Program, TensorRef
 from treadle.lower import calls, creation, indexing, pointwise, reductions, softmax_norms, views
-from treadle.lower.alignment import aligned_strides, rows_to_align
+from treadle.lower.padding import layouts_for
 from treadle.lower.registry import Decline, Value, rule_for
 from treadle.lower.site import Builder, Site
 from treadle.lower.write_back import drop_dead_steps, place_write_backs
@@ -37,11 +37,7 @@ def lower(step: StepGraph, *, device: str = "cpu") -> Program:
 
     Write-backs stand as early as they may. Results never share storage with an input.
     """
-    layouts = {
-        node: aligned_strides(node.meta["val"].shape, node.meta["val"].dtype)
-        for node in rows_to_align(step, device)
-    }
-    builder = Builder(device, _is_placed(step, device), layouts)
+    builder = Builder(device, _is_placed(step, device), layouts_for(step, device))
     env: Environment = {}
     inputs = tuple(_bind_input(builder, node, env) for node in step.placeholders)
     for node in step.graph.nodes:

@@ -82,16 +82,33 @@ def is_lazy(array: Array) -> bool:
     return not any(isinstance(part, Load | Reduce) for part in walk(array.body))
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A buffer with room around its value: its own extents, and the strides in it."""
+
+    strides: tuple[int, ...]
+    extents: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """Nodes with a layout other than eager's, and for products the shapes of their factors,
+    zeros around them included. See ``padding.py``."""
+
+    buffers: Mapping[fx.Node, Layout] = field(default_factory=dict[fx.Node, Layout])
+    factors: Mapping[fx.Node, tuple[tuple[int, ...], tuple[int, ...]]] = field(
+        default_factory=dict[fx.Node, tuple[tuple[int, ...], tuple[int, ...]]]
+    )
+
+
 @dataclass(slots=True)
 class Builder:
     """The program so far. ``is_placed``: devices in the graph are meant, not just traced on;
-    ``layouts``: strides of nodes whose buffers are not laid out as eager's."""
+    ``layouts``: what is not laid out as in eager."""
 
     device: str
     is_placed: bool = True
-    layouts: Mapping[fx.Node, tuple[int, ...]] = field(
-        default_factory=dict[fx.Node, tuple[int, ...]]
-    )
+    layouts: Layouts = field(default_factory=lambda: Layouts())
     buffers: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
     steps: list[Step] = field(default_factory=list[Step])
     constants: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
@@ -105,15 +122,19 @@ class Builder:
         strides: Sequence[int] | None = None,
         kind: BufferKind = BufferKind.TEMPORARY,
         device: str | None = None,
+        layout: Layout | None = None,
     ) -> TensorRef:
-        """A new buffer and the view of all of it; ``name`` gets a number when it is taken."""
+        """A new buffer and the view of its value; ``name`` gets a number when it is taken."""
         unique, tries = name, 1
         while unique in self.buffers:
             unique, tries = f"{name}_{tries}", tries + 1
         shape = tuple(shape)
         strides = contiguous_strides(shape) if strides is None else tuple(strides)
         where = self.device if device is None else device
-        self.buffers[unique] = Buffer(unique, dtype, shape, strides, kind, where)
+        extents = shape
+        if layout is not None:
+            strides, extents = layout.strides, layout.extents
+        self.buffers[unique] = Buffer(unique, dtype, extents, strides, kind, where)
         return TensorRef(unique, dtype, shape, strides)
 
     def device_of(self, val: torch.Tensor) -> str:
@@ -198,18 +219,29 @@ class Site:
             return value
         ref = self.output()
         self.builder.steps.append(Compute(ref, value, self.origin))
+        self.fill_margins(ref)
         return ref
 
     @property
-    def layout(self) -> tuple[int, ...] | None:
-        """Strides that the result must have instead of eager's."""
-        return self.builder.layouts.get(self.node) if self.val is self.node.meta["val"] else None
+    def layout(self) -> Layout | None:
+        """How the node's one result is laid out, if not as in eager."""
+        own = self.val is self.node.meta["val"]
+        return self.builder.layouts.buffers.get(self.node) if own else None
 
     def output(self) -> TensorRef:
         """A new buffer with eager's strides (contiguous ones if eager's have gaps or overlap)."""
         strides = tuple(self.val.stride())
         kept = strides if is_dense(self.shape, strides) else None
-        return self.builder.buffer(self.name, self.dtype, self.shape, self.layout or kept)
+        return self.builder.buffer(self.name, self.dtype, self.shape, kept, layout=self.layout)
+
+    def fill_margins(self, ref: TensorRef) -> None:
+        """Zeros in the room around a value that a larger product reads."""
+        extents = self.builder.buffers[ref.buffer].shape
+        for start, shape in margins(ref.shape, extents):
+            offset = sum(s * stride for s, stride in zip(start, ref.strides, strict=True))
+            block = TensorRef(ref.buffer, ref.dtype, shape, ref.strides, offset)
+            zeros = Array(fresh_axes(shape), const(0, ref.dtype))
+            self.builder.steps.append(Compute(block, zeros, self.origin))
 
     def axes(self) -> Axes:
         return fresh_axes(self.shape)
@@ -225,6 +257,19 @@ class Site:
         if value.shape and expr.dtype is not wide:
             expr = cast(expr, common)
         return Term(cast(expr, wide))
+
+
+def margins(
+    shape: Sequence[int], extents: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Start and shape of the blocks of ``extents`` outside ``shape``, which do not overlap.
+
+    ``(5, 7)`` in ``(8, 8)``: rows 5..7 of 8 columns, then column 7 of rows 0..4.
+    """
+    for dim, (size, room) in enumerate(zip(shape, extents, strict=True)):
+        if room > size:
+            start = tuple(size if d == dim else 0 for d in range(len(shape)))
+            yield start, (*shape[:dim], room - size, *extents[dim + 1 :])
 
 
 def numel(shape: Sequence[int]) -> int:

@@ -32,6 +32,8 @@ class Kind(enum.StrEnum):
 
 
 FUSIBLE = frozenset({Kind.POINTWISE, Kind.REDUCTION})
+CALLS = frozenset({Kind.PRODUCT, Kind.LIBRARY, Kind.RANDOM})
+"""Kernels that are not ours: nothing is fused across them."""
 
 _PRODUCTS = frozenset({*flop_registry, aten.linear, aten.matmul})
 _POINTWISE = frozenset({

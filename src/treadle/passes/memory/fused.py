@@ -12,10 +12,9 @@ library call or a later kernel reads it, costs one read to keep.
 
 from dataclasses import dataclass
 
-from treadle.passes.memory.cost import FUSIBLE, Device, Kind, slow_seconds
+from treadle.passes.memory.cost import CALLS, FUSIBLE, Device, Kind, slow_seconds
 from treadle.passes.memory.order import Facts
 
-CALLS = frozenset({Kind.PRODUCT, Kind.LIBRARY, Kind.RANDOM})
 _READS = 0.05
 """Share of a pass over a value that computing it again costs inside another kernel."""
 

@@ -3,6 +3,7 @@
 Planning tries hundreds of orders; building a graph for each would cost more than judging it.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from torch import fx
 from treadle.graph.operators import has_effect
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import tensors_in
-from treadle.passes.memory.cost import Device, Kind, kind_of, seconds_of
+from treadle.passes.memory.cost import CALLS, Device, Kind, kind_of, seconds_of
 
 PHASES: Mapping[str, int] = {"forward": 0, "backward": 1, "optimizer": 2}
 
@@ -40,6 +41,17 @@ class Facts:
     def seconds(self, device: Device) -> tuple[float, ...]:
         pairs = zip(self.nodes, self.kinds, strict=True)
         return tuple(seconds_of(node, kind, device) for node, kind in pairs)
+
+    @functools.cached_property
+    def head(self) -> int:
+        """The position after the forward pass's last library call.
+
+        From there to the first library call of the backward pass, usually through the loss, both
+        passes can share kernels.
+        """
+        pairs = enumerate(zip(self.kinds, self.phases, strict=True))
+        calls = [i for i, (kind, phase) in pairs if kind in CALLS and phase == 0]
+        return calls[-1] + 1 if calls else 0
 
     def new_bytes(self, i: int) -> int:
         """Bytes of the storages that first exist with ``i``."""

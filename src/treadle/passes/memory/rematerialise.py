@@ -10,7 +10,7 @@ from torch.fx.node import map_arg
 from treadle.graph.signature import StepGraph
 from treadle.graph.values import compute
 from treadle.graph.verify import verify
-from treadle.passes.memory.cost import Kind
+from treadle.passes.memory.cost import CALLS, Kind
 from treadle.passes.memory.order import Facts, Order, facts_of
 
 
@@ -35,7 +35,11 @@ def recompute(facts: Facts, saved: Collection[int]) -> Order:
 
 
 class _Writer:
-    """Appends operations one by one; ``copy`` maps a forward value to its second computation."""
+    """Appends operations one by one; ``copy`` maps a forward value to its second computation.
+
+    ``near``: no library call of a later phase yet, so that what the head of the forward pass
+    computed can still be in registers.
+    """
 
     def __init__(self, facts: Facts, saved: frozenset[int]) -> None:
         self.facts = facts
@@ -45,6 +49,7 @@ class _Writer:
         self.again: list[bool] = []
         self.first: list[int] = []
         self.copy: dict[int, int] = {}
+        self.near = True
 
     def write(self) -> Order:
         facts = self.facts
@@ -59,13 +64,16 @@ class _Writer:
         return prune(order)
 
     def _emit(self, i: int, reads: tuple[int, ...], *, again: bool) -> int:
+        late = again or self.facts.phases[i] > 0
+        self.near &= not (late and self.facts.kinds[i] in CALLS)
         self.origin.append(i)
         self.operands.append(reads)
         self.again.append(again)
         return len(self.origin) - 1
 
     def _known(self, i: int) -> int | None:
-        return self.first[i] if self.there[i] else self.copy.get(i)
+        at_hand = self.there[i] or (self.near and i >= self.facts.head)
+        return self.first[i] if at_hand else self.copy.get(i)
 
     def _late(self, i: int) -> int:
         """Value ``i`` after the forward pass."""

@@ -7,6 +7,7 @@ Two rules stand for what scheduling does later, each with a switch in ``Model``:
 
 - *fusion*: a fusible value is never stored if everything that reads it is fusible, in its own
   phase, and on one **level**: the number of unfusible operations on the longest path to it.
+  The head of the forward pass, after its last unfusible operation, belongs to the backward pass.
   It is then computed where it is read, so its operands live until there.
 - *in place*: a result that is written back takes the bytes of its input, if nothing reads the
   old value later.
@@ -104,7 +105,8 @@ def _fuse(order: Order) -> tuple[list[int], list[bool]]:
     place, stored = list(range(count)), [True] * count
     for k in range(count - 1, -1, -1):
         kind = facts.kinds[origin[k]]
-        phase = (1 if order.again[k] else facts.phases[origin[k]]) * _PHASE
+        late = order.again[k] or origin[k] >= facts.head
+        phase = max(facts.phases[origin[k]], late) * _PHASE
         if kind is Kind.VIEW:
             reader, reader_high = low[k], high[k]
         elif kind in FUSIBLE:

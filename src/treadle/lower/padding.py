@@ -1,0 +1,145 @@
+"""Layouts that tensor cores like: matrices of products on a GPU in multiples of 16 bytes.
+
+::
+
+    before:  logits: bf16[16384, 50257] = mm(h, w)      w: bf16[768, 50257]
+    after:   logits: bf16[16384, 50264] = mm(h, w)      w: bf16[768, 50264], zero past 50257
+
+A product with an odd size runs several times slower than one a little larger. Buffers of ours
+get room for whole units, filled with zeros where a factor needs them; every view and formula
+still sees the value's own shape. Where a factor is not ours to lay out, rows are aligned only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from treadle.graph.signature import StepGraph
+from treadle.lower import views
+from treadle.lower.calls import CHOSEN, OUT_VARIANTS
+from treadle.lower.registry import rule_for
+from treadle.lower.site import Layout, Layouts, contiguous_strides
+
+_BYTES = 16
+_SHORTEST = 64  # elements of a row from which the padding is a small share of it
+_WORK = 1 << 26  # multiplications from which a product repays filling its padding
+_DTYPES = (torch.bfloat16, torch.float16)
+
+Shape = tuple[int, ...]
+
+
+def layouts_for(step: StepGraph, device: str) -> Layouts:
+    """The layouts of factors and results of products on a GPU; none elsewhere.
+
+    What the step returns keeps eager's layout, since users may ask for views of it.
+    """
+    if not device.startswith("cuda"):
+        return Layouts()
+    return _Planner(step).layouts()
+
+
+def aligned_strides(shape: Sequence[int], dtype: torch.dtype) -> Shape:
+    """Contiguous strides, with each row of the last dim rounded up to 16 bytes."""
+    return contiguous_strides((*shape[:-1], _rounded(shape[-1], dtype)))
+
+
+def _rounded(size: int, dtype: torch.dtype) -> int:
+    unit = _BYTES // dtype.itemsize
+    return -(-size // unit) * unit
+
+
+@dataclass
+class _Planner:
+    step: StepGraph
+    extents: dict[fx.Node, Shape] = field(default_factory=dict[fx.Node, Shape])
+    factors: dict[fx.Node, tuple[Shape, Shape]] = field(
+        default_factory=dict[fx.Node, tuple[Shape, Shape]]
+    )
+
+    def __post_init__(self) -> None:
+        self._returned = {_source(node) for node, _ in self.step.outputs() if node is not None}
+
+    def layouts(self) -> Layouts:
+        nodes = [n for n in self.step.graph.nodes if n.op == "call_function"]
+        products = [node for node in nodes if node.target in OUT_VARIANTS]
+        for node in products:
+            for source in map(_source, (node, *node.all_input_nodes)):
+                if self._is_ours(source) and _is_unaligned(source):
+                    self.extents.setdefault(source, tuple(source.meta["val"].shape))
+        for node in products:
+            if node.target is torch.ops.aten.mm.default and node.meta["val"].dtype in _DTYPES:
+                self._pad(node)
+        made = {
+            node: Layout(aligned_strides(extents, node.meta["val"].dtype), extents)
+            for node, extents in self.extents.items()
+        }
+        return Layouts(made, self.factors)
+
+    def _pad(self, node: fx.Node) -> None:
+        """Room for whole units in every dim of ``mm(left, right)``, if all of it is ours."""
+        left, right = node.args
+        assert isinstance(left, fx.Node)
+        assert isinstance(right, fx.Node)
+        (m, k), n = left.meta["val"].shape, right.meta["val"].shape[1]
+        dtype = node.meta["val"].dtype
+        sizes = {size: _rounded(size, dtype) for size in (m, k, n)}
+        if m * k * n < _WORK or all(size == room for size, room in sizes.items()):
+            return
+        ends = (((left, 0), (node, 0)), ((left, 1), (right, 0)), ((right, 1), (node, 1)))
+        wanted: list[tuple[fx.Node, int, int]] = []
+        for size, both in zip((m, k, n), ends, strict=True):
+            if sizes[size] != size:
+                for operand, dim in both:
+                    found = self._place(operand, dim)
+                    if found is None:
+                        return
+                    wanted.append((*found, sizes[size]))
+        for source, dim, room in wanted:
+            old = self.extents.get(source, tuple(source.meta["val"].shape))
+            self.extents[source] = (*old[:dim], room, *old[dim + 1 :])
+        if wanted:
+            self.factors[node] = ((sizes[m], sizes[k]), (sizes[k], sizes[n]))
+
+    def _place(self, operand: fx.Node, dim: int) -> tuple[fx.Node, int] | None:
+        """The node and dim whose room gives ``operand`` room in ``dim``."""
+        source = _source(operand)
+        if not self._is_ours(source):
+            return None
+        value, base = operand.meta["val"], source.meta["val"]
+        if value.numel() != base.numel():
+            return None
+        for at in {base.ndim - 1} | ({0} if base.ndim == 2 else set()):
+            if value.stride(dim) == base.stride(at) and value.shape[dim] == base.shape[at]:
+                return source, at
+        return None
+
+    def _is_ours(self, node: fx.Node) -> bool:
+        """Whether the node fills a matrix in a buffer of ours, laid out as we like."""
+        target, value = node.target, node.meta.get("val")
+        if not isinstance(target, OpOverload) or not isinstance(value, torch.Tensor):
+            return False
+        made = target in OUT_VARIANTS or (target not in CHOSEN and rule_for(target) is not None)
+        return (
+            made
+            and node not in self._returned
+            and value.dtype in _DTYPES
+            and value.ndim >= 2
+            and value.is_contiguous()
+        )
+
+
+def _is_unaligned(node: fx.Node) -> bool:
+    value = node.meta["val"]
+    return value.shape[-1] >= _SHORTEST and value.shape[-1] != _rounded(
+        value.shape[-1], value.dtype
+    )
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """The node whose buffer a view reads; itself if it is no view."""
+    while node.target in views.VIEWS and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
