@@ -333,3 +333,19 @@ def test_refusals():
         interpret_array(Array((), Position(Index.of(i))), {})
     with pytest.raises(VerifyError, match="%a is not defined"):
         interpret_array(Array((i,), Local("a", F32)), {})
+
+
+@pytest.mark.parametrize("fn", ["minimum", "maximum"])
+def test_of_two_zeros_the_second_wins_in_every_layout(fn):
+    """The sign of the result must not depend on which operand is a literal or broadcast."""
+    zeros = torch.tensor([0.0, -0.0, torch.nan, 1.0])
+    function = FUNCTIONS[fn]
+    for x in zeros:
+        for y in (0.0, -0.0):
+            whole = function(x.expand(37).contiguous(), torch.tensor(y).expand(37))
+            single = function(x, torch.tensor(y))
+            assert torch.equal(whole.signbit(), single.signbit().expand(37))
+            if x == y:
+                assert single.signbit() == torch.tensor(y).signbit()
+            expected = vars(torch)[fn](x, torch.tensor(y))
+            torch.testing.assert_close(single, expected, equal_nan=True, rtol=0, atol=0)

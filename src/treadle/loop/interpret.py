@@ -36,6 +36,15 @@ def _floordiv(x: Tensor, y: Tensor) -> Tensor:
     return torch.div(x, y, rounding_mode="floor")
 
 
+def _minimum(x: Tensor, y: Tensor) -> Tensor:
+    """NaN wins; of 0.0 and -0.0 the second, where PyTorch's answer depends on the layout."""
+    return torch.where((x < y) | (x != x), x, y)
+
+
+def _maximum(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where((x > y) | (x != x), x, y)
+
+
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "neg": torch.neg,
     "abs": torch.abs,
@@ -65,8 +74,8 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "mod": _divide_safely(torch.remainder),
     "fmod": _divide_safely(torch.fmod),
     "pow": torch.pow,
-    "minimum": torch.minimum,
-    "maximum": torch.maximum,
+    "minimum": _minimum,
+    "maximum": _maximum,
     "bitand": torch.bitwise_and,
     "bitor": torch.bitwise_or,
     "bitxor": torch.bitwise_xor,
