@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from treadle.capture.optimizers.registry import form_of
-from treadle.capture.sources import State
+from treadle.capture.sources import Scalar, State
 from treadle.capture.step import Captured, ResultSlot
 from treadle.capture.torch_private import flatten, unflatten
 
@@ -15,7 +15,11 @@ from treadle.capture.torch_private import flatten, unflatten
 def read_inputs(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors of this call, in the signature's order; the user's own, not copies."""
     leaves, _ = flatten((args, kwargs))
-    return [source.read(leaves, captured.pending) for source in captured.sources]
+    scalars = iter(captured.scalars.read())
+    return [
+        next(scalars) if isinstance(source, Scalar) else source.read(leaves, captured.pending)
+        for source in captured.sources
+    ]
 
 
 def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> Any:

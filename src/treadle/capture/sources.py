@@ -1,6 +1,6 @@
 """Where each input of a step is found when it is called."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -142,6 +142,23 @@ class Fixed:
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
         return self.tensor
+
+
+class Scalars:
+    """All scalars of a step in one block, filled by one copy per call that waits for nothing."""
+
+    def __init__(self, sources: Sequence["Source"]) -> None:
+        self._scalars = [each for each in sources if isinstance(each, Scalar)]
+        device = self._scalars[0].device if self._scalars else torch.device("cpu")
+        self._block = torch.zeros(len(self._scalars), dtype=torch.float64, device=device)
+        self._views = self._block.unbind()
+
+    def read(self) -> list[Tensor]:
+        """The scalars of this call, in the order of the sources: 0-dim float64 tensors."""
+        values = [each.cluster.value(each.key) for each in self._scalars]
+        staged = torch.tensor(values, dtype=torch.float64, pin_memory=self._block.is_cuda)
+        self._block.copy_(staged, non_blocking=True)
+        return list(self._views)
 
 
 Source = Parameter | BufferSlot | State | Scalar | Grad | Batch | Fixed

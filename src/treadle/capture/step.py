@@ -22,6 +22,7 @@ from treadle.capture.sources import (
     Grad,
     Parameter,
     Scalar,
+    Scalars,
     Source,
     State,
     clusters_of,
@@ -58,6 +59,7 @@ class Captured:
     cleared_grads: tuple[nn.Parameter, ...]
     clusters: Clusters
     stepped: frozenset[int]  # clusters whose counters advance
+    scalars: Scalars
     pending: dict[tuple[int, str], Tensor] = field(default_factory=dict[tuple[int, str], Tensor])
 
 
@@ -394,6 +396,7 @@ def _finish(
         cleared_grads=tuple(run.trace.cleared),
         clusters=run.clusters,
         stepped=frozenset(run.trace.stepped),
+        scalars=Scalars(kept),
         pending={},
     )
 
