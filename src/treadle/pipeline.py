@@ -32,7 +32,7 @@ from treadle.runtime.serialize import artifact_from_bytes, artifact_to_bytes
 from treadle.schedule.plan import schedule
 from treadle.util.sizes import parse_bytes
 
-FORMAT = 2
+FORMAT = 3
 """Raised whenever the same graph and options may give another artifact."""
 
 CLEAN: tuple[GraphPass, ...] = (
@@ -92,7 +92,7 @@ def compile_graph(
         memory = plan_within(step, options, device)
         stages["planned"] = memory.step
         clock.lap("plan memory")
-        plan = schedule(lower(stages["planned"], device=device), fuse=options.fuse)
+        plan = planned(stages["planned"], options, device)
         clock.lap("lower and schedule")
         artifact = artifact_of(plan, device=device)
         clock.lap("generate code")
@@ -124,9 +124,15 @@ def plan_within(step: StepGraph, options: Options, device: str) -> MemoryPlan:
     size = budget if isinstance(budget, float) else parse_bytes(budget)
 
     def judge(candidate: StepGraph) -> int:
-        return schedule(lower(candidate, device=device), fuse=options.fuse).peak_bytes
+        return planned(candidate, options, device).peak_bytes
 
     return plan_memory(step, size, hardware(device), judge)
+
+
+def planned(step: StepGraph, options: Options, device: str) -> Plan:
+    """The step lowered and scheduled: its kernels, their order, and its exact peak."""
+    program = lower(step, device=device)
+    return schedule(program, fuse=options.fuse, reserve=hardware(device).reserve)
 
 
 def hardware(device: str) -> Device:

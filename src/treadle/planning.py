@@ -11,10 +11,9 @@ import torch
 
 from treadle.capture.refuse import named_models, named_optimizers
 from treadle.capture.step import capture
-from treadle.lower.graph import lower
+from treadle.options import Options
 from treadle.passes.memory.search import frontier
-from treadle.pipeline import clean, hardware
-from treadle.schedule.plan import schedule
+from treadle.pipeline import clean, hardware, planned
 from treadle.util.errors import PlanError
 from treadle.util.sizes import format_bytes, parse_bytes
 
@@ -68,7 +67,7 @@ def plan(
     )
     where = captured.device
     points = tuple(
-        Point(schedule(lower(each.step, device=where)).peak_bytes, each.seconds)
+        Point(planned(each.step, Options(), where).peak_bytes, each.seconds)
         for each in frontier(clean(captured.step), hardware(device or where))
     )
     fitting = [point for point in points if point.peak_bytes <= budget]

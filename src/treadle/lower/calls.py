@@ -16,6 +16,7 @@ from treadle.loop.expr import Array
 from treadle.loop.program import Call, TensorRef
 from treadle.lower.registry import Value
 from treadle.lower.site import Site, is_dense
+from treadle.lower.workspace import workspace_of
 
 aten = torch.ops.aten
 
@@ -104,7 +105,16 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
         out = ""
     names = tuple(r.buffer if isinstance(r, TensorRef) else None for r in results)
     site.builder.steps.append(
-        Call(qualified(op), plain_args, plain_kwargs, names, site.origin, out, reason)
+        Call(
+            qualified(op),
+            plain_args,
+            plain_kwargs,
+            names,
+            site.origin,
+            out,
+            reason,
+            workspace_of(op, plain_args, site.builder.device),
+        )
     )
     return results[0] if single else tuple(results)
 

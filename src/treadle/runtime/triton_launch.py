@@ -57,7 +57,37 @@ class TritonLauncher:
             path = _write(self.folder, f"triton_{digest}.py", source.text)
             _modules[digest] = _import(f"treadle_triton_{digest}", path)
         table = _modules[digest].FUNCTIONS
-        return {name: DeviceLaunch(table[name]) for name in source.functions}
+        scratch = _Scratch([table[name]["scratch"] for name in source.functions])
+        return {name: DeviceLaunch(table[name], scratch) for name in source.functions}
+
+
+class _Scratch:
+    """Memory for partial sums that all launches of an artifact take turns in, one per device."""
+
+    def __init__(self, wanted: Sequence[Sequence[tuple[str, int]]]) -> None:
+        self._size = max((_ends(each)[-1] for each in wanted), default=0)
+        self._blocks: dict[torch.device, Tensor] = {}
+
+    def of(self, wanted: Sequence[tuple[str, int]], device: torch.device) -> list[Tensor]:
+        """One piece for each dtype and count."""
+        if not wanted:
+            return []
+        if device not in self._blocks:
+            self._blocks[device] = torch.empty(self._size, dtype=torch.uint8, device=device)
+        block, ends = self._blocks[device], _ends(wanted)
+        return [
+            block[end - count * _DTYPES[name].itemsize : end].view(_DTYPES[name])
+            for (name, count), end in zip(wanted, ends[1:], strict=True)
+        ]
+
+
+def _ends(wanted: Sequence[tuple[str, int]]) -> list[int]:
+    """Where each piece ends; all begin at multiples of 16 bytes."""
+    ends = [0]
+    for name, count in wanted:
+        start = -(-ends[-1] // _ALIGNED) * _ALIGNED
+        ends.append(start + count * _DTYPES[name].itemsize)
+    return ends
 
 
 def _write(folder: Path, name: str, text: str) -> Path:
@@ -101,6 +131,7 @@ class DeviceLaunch:
     """
 
     entry: Mapping[str, Any]
+    scratch: "_Scratch"
     bound: dict[int, tuple[Sequence[Sequence[Tensor]], Any]] = field(
         default_factory=dict[int, tuple[Sequence[Sequence[Tensor]], Any]]
     )
@@ -113,9 +144,13 @@ class DeviceLaunch:
             device = next(
                 (t.device for row in storages for t in row if not t.is_cpu), torch.device("cpu")
             )
-            kind = _Many if self.entry["table"] else _One
+            made = (
+                _Many(self.entry, sizes, device)
+                if self.entry["table"]
+                else _One(self.entry, sizes, device, self.scratch.of(self.entry["scratch"], device))
+            )
             # The list is kept, so that its id stays its own.
-            found = self.bound[id(storages)] = (storages, kind(self.entry, sizes, device))
+            found = self.bound[id(storages)] = (storages, made)
         found[1](storages)
 
 
@@ -148,13 +183,16 @@ class _Mirrors:
 class _One:
     """One instance: buffers are plain arguments. Stages run one after the other."""
 
-    def __init__(self, entry: Mapping[str, Any], sizes: Sizes, device: torch.device) -> None:
+    def __init__(
+        self,
+        entry: Mapping[str, Any],
+        sizes: Sizes,
+        device: torch.device,
+        scratch: Sequence[Tensor],
+    ) -> None:
         self._sizes = tuple(sizes[0])
         self._mirrors = _Mirrors(device)
-        self._scratch = [
-            torch.empty(count, dtype=_DTYPES[name], device=device)
-            for name, count in entry["scratch"]
-        ]
+        self._scratch = scratch
         self._stages = [
             _Prepared(stage["jit"], _programs(stage, self._sizes), stage["warps"])
             for stage in entry["stages"]

@@ -5,6 +5,7 @@ kernels, arena.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from treadle.loop.expr import Load, Local, Reduce
 from treadle.loop.index import Index
@@ -24,8 +25,11 @@ from treadle.schedule.sparse import compute_where_picked
 PlanStep = Kernel | Call
 
 
-def schedule(program: Program, *, fuse: bool = True) -> Plan:
-    """The plan of ``program``; without ``fuse`` every compute is a kernel of its own."""
+def schedule(program: Program, *, fuse: bool = True, reserve: int = 0) -> Plan:
+    """The plan of ``program``; without ``fuse`` every compute is a kernel of its own.
+
+    ``reserve``: bytes that libraries hold beside the plan's own; they count in its peak.
+    """
     steps, buffers = normalize(program)
     kept = frozenset(ref.buffer for ref in program.results if ref is not None)
     frames = Frames()
@@ -47,7 +51,8 @@ def schedule(program: Program, *, fuse: bool = True) -> Plan:
     reads = [plan_reads(each) for each in made]
     writes = [plan_writes(each) for each in made]
     order = ordered(groups, reads, writes, buffers, kept)
-    return _finish(program, tuple(made[g] for g in order), buffers, kept)
+    plan = _finish(program, tuple(made[g] for g in order), buffers, kept)
+    return replace(plan, peak_bytes=plan.peak_bytes + reserve)
 
 
 def plan_reads(step: PlanStep) -> frozenset[str]:

@@ -61,12 +61,15 @@ class Device:
     """Ceilings that times are estimated with. ``flops``: per second, by dtype, for products.
 
     ``bandwidth``: bytes per second. ``element``: seconds for one transcendental function.
+    ``reserve``: bytes that libraries hold all the time: cuBLAS's workspace (33 MiB on Hopper with
+    PyTorch 2.11) and the scratch of kernels whose sums are split (at most 2 MiB).
     """
 
     name: str
     flops: Mapping[torch.dtype, float]
     bandwidth: float
     element: float = 0.0
+    reserve: int = 0
 
     def rate(self, dtype: torch.dtype) -> float:
         return self.flops.get(dtype, self.flops[torch.float32])
@@ -77,6 +80,7 @@ H200 = Device(
     "h200",
     {torch.float32: 5e13, torch.bfloat16: 7e14, torch.float16: 7e14, torch.float64: 5e13},
     4e12,
+    reserve=35 << 20,
 )
 DEVICES: Mapping[str, Device] = {"cpu": CPU, "h200": H200, "nvidia-h200": H200, "cuda": H200}
 
