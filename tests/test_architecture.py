@@ -14,6 +14,7 @@ FLOORS = (
     {"capture", "passes", "lower", "schedule", "codegen"},
     {"pipeline"},
     {"report"},  # reads what the pipeline made; the pipeline does not know it
+    {"undo"},
     {"api", "backend", "planning"},
     {"demo"},
     {"cli"},

@@ -12,13 +12,17 @@ from torch import Tensor, nn
 from treadle.capture.bind import apply_outputs, read_inputs
 from treadle.capture.guards import GuardKey, explain_difference, guard_key
 from treadle.capture.refuse import check_models, named_models, named_optimizers
+from treadle.capture.snapshot import Snapshot
 from treadle.capture.step import capture
+from treadle.capture.torch_private import flatten
 from treadle.graph.printing import show
 from treadle.options import Options, from_environment
 from treadle.pipeline import Compiled, compile_graph
 from treadle.report.explain import explain
+from treadle.runtime.interrupt import uninterrupted
 from treadle.runtime.meter import PeakReport, measure_peak
-from treadle.util.errors import LoweringError, TreadleError
+from treadle.undo import Undo
+from treadle.util.errors import LoweringError, RuntimeFailure, TreadleError
 from treadle.util.sizes import parse_bytes
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
@@ -65,8 +69,26 @@ class Step:
         with self._lock:
             compiled = self._variant(args, kwargs)
             inputs = read_inputs(compiled.captured, args, kwargs)
+            with uninterrupted():
+                results = self._run(compiled, inputs)
+                return apply_outputs(compiled.captured, results)
+
+    def _run(self, compiled: Compiled, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+        """All of the step or nothing. Until a variant has run once, what it overwrites is kept
+        aside, where the budget allows; after that only memory can fail, and says so."""
+        undo = Undo.of(compiled, inputs)
+        try:
             results = compiled.executable.run(inputs)
-            return apply_outputs(compiled.captured, results)
+        except BaseException as error:
+            if undo.restore():
+                raise
+            raise RuntimeFailure(
+                f"the step failed in the middle, and is partly done: {error}",
+                code="TR-406",
+                remedy="load the last checkpoint before going on; then give the step less memory",
+            ) from error
+        compiled.has_run = True
+        return results
 
     def prepare(self, *args: Any, **kwargs: Any) -> Compiled:
         """Compile for this batch without running the step, and return the variant."""
@@ -130,19 +152,18 @@ class Step:
     ) -> Difference | None:
         compiled = self._variant(batch, {})
         names = [entry.name for entry in compiled.captured.step.signature.inputs]
-        inputs = read_inputs(compiled.captured, batch, {})
-        before = [each.detach().clone() for each in inputs]
-        grads = [(p, p.grad) for m in self._models.values() for p in m.parameters()]
-        random = _random_state()
-        ours = _tensors(self(*batch))
-        after = [each.detach().clone() for each in inputs]
-        _restore(inputs, before, grads, random)
-        theirs = _tensors(self._function(*batch))
+        start = Snapshot(self._models, self._optimizers, _leaves(batch))
+        try:
+            ours = _tensors(self(*batch))
+            after = [each.detach().clone() for each in read_inputs(compiled.captured, batch, {})]
+            start.restore()
+            theirs = _tensors(self._function(*batch))
+            eager = [each.detach().clone() for each in read_inputs(compiled.captured, batch, {})]
+        finally:
+            start.restore()
         pairs = [(f"result {i}", a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True))]
-        pairs += [(n, a, b.detach()) for n, a, b in zip(names, after, inputs, strict=True)]
-        found = _first_difference(number, pairs, rtol, atol)
-        _restore(inputs, before, grads, random)
-        return found
+        pairs += list(zip(names, after, eager, strict=True))
+        return _first_difference(number, pairs, rtol, atol)
 
     def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
         key = guard_key(self._models, self._optimizers, args, kwargs)
@@ -212,38 +233,12 @@ def _refuse_fallbacks(compiled: Compiled) -> None:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    match value:
-        case Tensor():
-            return [value.detach().clone()]
-        case list() | tuple():
-            return [tensor for each in value for tensor in _tensors(each)]
-        case dict():
-            return [tensor for each in value.values() for tensor in _tensors(each)]
-        case _:
-            return []
+    """Copies of the tensors in a result."""
+    return [tensor.detach().clone() for tensor in _leaves(value)]
 
 
-def _random_state() -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_available():
-        states.append(torch.cuda.get_rng_state())
-    return states
-
-
-def _restore(
-    inputs: Sequence[Tensor],
-    before: Sequence[Tensor],
-    grads: Sequence[tuple[nn.Parameter, Tensor | None]],
-    random: Sequence[Tensor],
-) -> None:
-    with torch.no_grad():
-        for live, old in zip(inputs, before, strict=True):
-            live.copy_(old)
-    for parameter, grad in grads:
-        parameter.grad = grad
-    torch.set_rng_state(random[0])
-    if len(random) > 1:
-        torch.cuda.set_rng_state(random[1])
+def _leaves(value: Any) -> list[Tensor]:
+    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
 
 
 def _first_difference(

@@ -52,6 +52,7 @@ class Trained:
 
     run: Run
     losses: list[float]
+    library: bool = False
 
 
 def run_demo(*, steps: int, json_file: Path | None, console: Console) -> int:
@@ -67,6 +68,11 @@ def run_demo(*, steps: int, json_file: Path | None, console: Console) -> int:
     runs = [eager, compiled, small]
     difference = max(_difference(eager, each) for each in runs[1:])
     _print(console, [each.run for each in runs], difference, steps)
+    if compiled.library:
+        console.print(
+            "no working C++ compiler was found: the compiled runs used PyTorch's kernels. "
+            "Install g++ or clang++ for generated ones; `treadle doctor` says what is found."
+        )
     if json_file is not None:
         data = {"runs": [asdict(each.run) for each in runs], "max_loss_diff_50": difference}
         json_file.write_text(json.dumps(data, indent=2) + "\n")
@@ -117,7 +123,8 @@ def _train(
     step_ms = 1e3 * sorted(times[WARMUP:] or times)[len(times[WARMUP:] or times) // 2]
     first, last = losses[0], sum(losses[-10:]) / len(losses[-10:])
     run = Run(name, first, last, step_ms, peak, predicted, compile_s, kernels, fallbacks)
-    return Trained(run, losses)
+    library = isinstance(step, Step) and step.compiled.library
+    return Trained(run, losses, library)
 
 
 def _loop(

@@ -8,16 +8,18 @@ import json
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from treadle.capture.step import Captured
-from treadle.codegen.host import artifact_of
+from treadle.codegen.host import artifact_of, call_step, spec_of
 from treadle.graph.passes import GraphPass, Observer, run_passes
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
 from treadle.loop.kernel import Plan
+from treadle.loop.program import Call, Program
+from treadle.lower.calls import RANDOM_NAMES
 from treadle.lower.graph import lower
 from treadle.options import Options
 from treadle.passes.cse import RemoveCommonSubexpressions
@@ -29,10 +31,12 @@ from treadle.runtime.artifact import Artifact
 from treadle.runtime.cache import Cache
 from treadle.runtime.execute import Build, Executable, build
 from treadle.runtime.serialize import artifact_from_bytes, artifact_to_bytes
+from treadle.runtime.workspace import Workspaces
 from treadle.schedule.plan import schedule
+from treadle.util.errors import RuntimeFailure
 from treadle.util.sizes import parse_bytes
 
-FORMAT = 3
+FORMAT = 4
 """Raised whenever the same graph and options may give another artifact."""
 
 CLEAN: tuple[GraphPass, ...] = (
@@ -46,10 +50,12 @@ CLEAN: tuple[GraphPass, ...] = (
 class Compiled:
     """One compiled variant of a step, and how it came about.
 
-    ``plan``, ``memory`` and ``stages`` are empty when the artifact came from the cache.
+    ``plan`` and ``memory`` are empty, and ``stages`` has only the first, when the artifact came
+    from the cache. ``library``: no compiler was found or wanted, all is PyTorch's kernels.
     """
 
     captured: Captured
+    options: Options
     artifact: Artifact
     executable: Executable
     from_cache: bool
@@ -58,6 +64,24 @@ class Compiled:
     plan: Plan | None = None
     memory: MemoryPlan | None = None
     measured_peak: int | None = None
+    library: bool = False
+    has_run: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a step is to run: the device, the options, whether PyTorch's kernels must do
+    (``library``), and how to learn what library calls allocate inside (``None``: formulas)."""
+
+    device: str
+    options: Options
+    library: bool = False
+    workspaces: Workspaces | None = None
+
+    @property
+    def hardware(self) -> Device:
+        """The description that costs are estimated with."""
+        return device_for(self.device)
 
 
 @dataclass
@@ -80,29 +104,48 @@ def compile_graph(
     clock, cache = Clock(), Cache(options.cache_dir)
     stages = {"captured": captured.step}
     build_ = build(cache, device=device) if options.codegen else Build.without_compiler(device)
-    key = artifact_key(captured.step, options, device, build_)
+    workspaces = Workspaces(cache, device)
+    target = Target(device, options, library=not build_.generates, workspaces=workspaces)
+    key = artifact_key(captured.step, target, build_)
     blob = cache.get(key)
-    artifact = artifact_from_bytes(blob) if blob else None
+    artifact = _read(blob)
     clock.lap("look up")
     plan = memory = None
     if artifact is None:
         step = clean(captured.step, observer)
         stages["clean"] = step
         clock.lap("clean")
-        memory = plan_within(step, options, device)
+        memory = plan_within(step, target)
         stages["planned"] = memory.step
         clock.lap("plan memory")
-        plan = planned(stages["planned"], options, device)
+        plan = planned(stages["planned"], target)
         clock.lap("lower and schedule")
         artifact = artifact_of(plan, device=device)
         clock.lap("generate code")
     executable = Executable(artifact, build_)
     clock.lap("build")
-    if blob is None:
+    if memory is not None:
         cache.put(key, artifact_to_bytes(artifact))
     return Compiled(
-        captured, artifact, executable, blob is not None, clock.seconds, stages, plan, memory
+        captured,
+        options,
+        artifact,
+        executable,
+        memory is None,
+        clock.seconds,
+        stages,
+        plan,
+        memory,
+        library=target.library,
     )
+
+
+def _read(blob: bytes | None) -> Artifact | None:
+    """A saved artifact; what another version wrote is a miss, and is written again."""
+    try:
+        return None if blob is None else artifact_from_bytes(blob)
+    except RuntimeFailure:
+        return None
 
 
 def clean(step: StepGraph, observer: Observer | None = None) -> StepGraph:
@@ -115,40 +158,52 @@ def clean(step: StepGraph, observer: Observer | None = None) -> StepGraph:
     return result
 
 
-def plan_within(step: StepGraph, options: Options, device: str) -> MemoryPlan:
+def plan_within(step: StepGraph, target: Target) -> MemoryPlan:
     """The fastest plan; with a budget, of those whose exact peak, after fusion and packing, is
     within it."""
-    if options.memory is None:
-        return fastest_plan(step, hardware(device))
-    budget = options.memory
+    budget = target.options.memory
+    if budget is None:
+        return fastest_plan(step, target.hardware)
     size = budget if isinstance(budget, float) else parse_bytes(budget)
 
     def judge(candidate: StepGraph) -> int:
-        return planned(candidate, options, device).peak_bytes
+        return planned(candidate, target).peak_bytes
 
-    return plan_memory(step, size, hardware(device), judge)
+    return plan_memory(step, size, target.hardware, judge)
 
 
-def planned(step: StepGraph, options: Options, device: str) -> Plan:
+def planned(step: StepGraph, target: Target) -> Plan:
     """The step lowered and scheduled: its kernels, their order, and its exact peak."""
-    program = lower(step, device=device)
-    return schedule(program, fuse=options.fuse, reserve=hardware(device).reserve)
+    program = lower(step, device=target.device, library=target.library)
+    if target.workspaces is not None:
+        program = with_workspaces(program, target.workspaces)
+    return schedule(program, fuse=target.options.fuse, reserve=target.hardware.reserve)
 
 
-def hardware(device: str) -> Device:
-    """The description that costs are estimated with."""
-    return device_for(device)
+def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
+    """The program with the measured workspace on every call that allocates its own results."""
+    specs = {name: spec_of(each, {}) for name, each in program.buffers.items()}
+    calls = {
+        at: step
+        for at, step in enumerate(program.steps)
+        if isinstance(step, Call) and not step.out and step.op not in RANDOM_NAMES
+    }
+    sizes = workspaces.of([call_step(each) for each in calls.values()], specs)
+    steps = list(program.steps)
+    for (at, step), size in zip(calls.items(), sizes, strict=True):
+        steps[at] = replace(step, workspace=size)
+    return replace(program, steps=tuple(steps))
 
 
-def artifact_key(step: StepGraph, options: Options, device: str, build_: Build) -> str:
+def artifact_key(step: StepGraph, target: Target, build_: Build) -> str:
     """Same graph, same options, same software: same artifact, in every process."""
     facts = {
         "format": FORMAT,
         "graph": show(step),
-        "memory": repr(options.memory),
-        "codegen": options.codegen,
-        "fuse": options.fuse,
-        "device": device,
+        "memory": repr(target.options.memory),
+        "library": target.library,
+        "fuse": target.options.fuse,
+        "device": target.device,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "machine": platform.machine(),

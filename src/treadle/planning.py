@@ -12,8 +12,9 @@ import torch
 from treadle.capture.refuse import named_models, named_optimizers
 from treadle.capture.step import capture
 from treadle.options import Options
+from treadle.passes.memory.cost import device_for
 from treadle.passes.memory.search import frontier
-from treadle.pipeline import clean, hardware, planned
+from treadle.pipeline import Target, clean, planned
 from treadle.util.errors import PlanError
 from treadle.util.sizes import format_bytes, parse_bytes
 
@@ -65,10 +66,10 @@ def plan(
         args=batch,
         kwargs={},
     )
-    where = captured.device
+    target = Target(captured.device, Options())
     points = tuple(
-        Point(planned(each.step, Options(), where).peak_bytes, each.seconds)
-        for each in frontier(clean(captured.step), hardware(device or where))
+        Point(planned(each.step, target).peak_bytes, each.seconds)
+        for each in frontier(clean(captured.step), device_for(device or target.device))
     )
     fitting = [point for point in points if point.peak_bytes <= budget]
     chosen = (

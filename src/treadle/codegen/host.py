@@ -29,10 +29,10 @@ def artifact_of(plan: Plan, *, device: str, language: Language | None = None) ->
     steps: list[Launch | CallStep] = []
     for run in runs:
         if isinstance(run, Call):
-            steps.append(_call_step(run))
+            steps.append(call_step(run))
         else:
             steps.extend(next(remaining))
-    specs = {name: _spec(each, plan.offsets) for name, each in plan.buffers.items()}
+    specs = {name: spec_of(each, plan.offsets) for name, each in plan.buffers.items()}
     kept = frozenset(ref.buffer for ref in plan.results if ref is not None)
     return Artifact(
         device=device,
@@ -72,7 +72,8 @@ def _runs(steps: Sequence[Kernel | Call]) -> list[list[Kernel] | Call]:
     return runs
 
 
-def _call_step(call: Call) -> CallStep:
+def call_step(call: Call) -> CallStep:
+    """A library call as the runtime knows it."""
     return CallStep(
         op=call.op,
         args=tuple(_argument(each) for each in call.args),
@@ -96,7 +97,8 @@ def _view(ref: TensorRef) -> View:
     return View(ref.buffer, ref.dtype, ref.shape, ref.strides, ref.offset)
 
 
-def _spec(buffer: Buffer, offsets: Mapping[str, int]) -> BufferSpec:
+def spec_of(buffer: Buffer, offsets: Mapping[str, int]) -> BufferSpec:
+    """A buffer as the runtime knows it; ``offsets`` are those in the arena."""
     places = {BufferKind.INPUT: Place.INPUT, BufferKind.CONSTANT: Place.CONSTANT}
     place = places.get(buffer.kind, Place.ARENA if buffer.name in offsets else Place.CALL)
     return BufferSpec(

@@ -53,6 +53,8 @@ RANDOM = frozenset(
 )
 """Operations that advance the random generator: they keep their order and are never dropped."""
 
+RANDOM_NAMES = frozenset(str(op) for op in RANDOM)
+
 CHOSEN = (
     frozenset(OUT_VARIANTS)
     | RANDOM

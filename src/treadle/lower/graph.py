@@ -22,22 +22,27 @@ from treadle.loop.program import BufferKind, Compute, Origin, Program, TensorRef
 from treadle.lower import calls, creation, indexing, pointwise, reductions, softmax_norms, views
 from treadle.lower.padding import layouts_for
 from treadle.lower.registry import Decline, Value, rule_for
-from treadle.lower.site import Builder, Site
+from treadle.lower.site import Builder, Layouts, Site
 from treadle.lower.write_back import drop_dead_steps, place_write_backs
 from treadle.util.errors import LoweringError
 
 FAMILIES = (calls, creation, indexing, pointwise, reductions, softmax_norms, views)
 """The files whose import fills the registry."""
 
+NO_COMPILER = "no kernels are generated here"
+"""Why everything is a library call: no compiler was found, or ``codegen=False``."""
+
 Environment = dict[fx.Node, Any]
 
 
-def lower(step: StepGraph, *, device: str = "cpu") -> Program:
+def lower(step: StepGraph, *, device: str = "cpu", library: bool = False) -> Program:
     """The step as formulas and library calls, in the order of the graph.
 
     Write-backs stand as early as they may. Results never share storage with an input.
+    ``library``: views and library calls only, for machines that cannot compile.
     """
-    builder = Builder(device, _is_placed(step, device), layouts_for(step, device))
+    layouts = Layouts() if library else layouts_for(step, device)
+    builder = Builder(device, _is_placed(step, device), layouts, library)
     env: Environment = {}
     inputs = tuple(_bind_input(builder, node, env) for node in step.placeholders)
     for node in step.graph.nodes:
@@ -75,7 +80,7 @@ def _constant(builder: Builder, graph: fx.Graph, node: fx.Node) -> Value:
     if not isinstance(data, torch.Tensor):
         raise _error(node, "a constant of the graph is not a tensor")
     data = data.detach()
-    if data.ndim == 0 and data.dtype.is_complex is False:
+    if data.ndim == 0 and data.dtype.is_complex is False and not builder.library:
         return Array((), Const(data.item(), data.dtype))
     data = data.contiguous()
     ref = builder.buffer(node.name, data.dtype, data.shape, kind=BufferKind.CONSTANT)
@@ -103,15 +108,22 @@ def _lowered(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -
     if not _is_tensors(site.val):
         raise site.fault("the result is not a tensor", "compute it outside the step")
     crosses = op is torch.ops.aten._to_copy.default and _leaves(site, args[0])
-    rule = None if crosses else rule_for(op)
-    reason = f"{op} has no lowering rule"
+    only_views = site.builder.library
+    rule = None if crosses or (only_views and op not in views.VIEWS) else rule_for(op)
+    reason = NO_COMPILER if only_views else f"{op} has no lowering rule"
     if rule is not None:
         try:
-            return _results(site, rule(site, *args, **kwargs))
+            value = rule(site, *args, **kwargs)
+            if not (only_views and _has_formulas(value)):
+                return _results(site, value)
         except Decline as refusal:
             reason = f"{op}: {refusal}"
     chosen = crosses or op in calls.CHOSEN
     return calls.call(site, op, args, kwargs, "" if chosen else reason)
+
+
+def _has_formulas(value: Any) -> bool:
+    return any(isinstance(each, Array) for each in (value if isinstance(value, tuple) else [value]))
 
 
 def _leaves(site: Site, source: Value) -> bool:
@@ -182,6 +194,9 @@ def _returned(builder: Builder, node: fx.Node, value: Any) -> TensorRef:
     site = Site(builder, node, origin_of(node), val, f"{node.name}_result")
     if isinstance(value, TensorRef):
         value = builder.local(value, site.origin)
+    if builder.library:
+        ref = site.stored(value)
+        return ref if isinstance(value, Array) else builder.copied(site.name, ref, site.origin)
     copy = site.output()
     builder.steps.append(Compute(copy, pointwise.to_copy(site, value), site.origin))
     return copy

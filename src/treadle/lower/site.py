@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.loop.expr import Array, Expr, Load, Reduce
+from treadle.loop.expr import Array, Const, Expr, Load, Reduce
 from treadle.loop.index import Axis, Index, linear
 from treadle.loop.program import (
     Buffer,
@@ -22,7 +22,7 @@ from treadle.loop.program import (
 from treadle.loop.traverse import substitute, walk
 from treadle.lower.registry import Value
 from treadle.lower.scalars import Operand, Term, cast, compute_dtype, const
-from treadle.util.errors import LoweringError
+from treadle.util.errors import LoweringError, VerifyError, require
 
 Axes = tuple[Axis, ...]
 
@@ -104,11 +104,13 @@ class Layouts:
 @dataclass(slots=True)
 class Builder:
     """The program so far. ``is_placed``: devices in the graph are meant, not just traced on;
-    ``layouts``: what is not laid out as in eager."""
+    ``layouts``: what is not laid out as in eager; ``library``: no formulas, only library calls,
+    for machines that cannot compile."""
 
     device: str
     is_placed: bool = True
     layouts: Layouts = field(default_factory=lambda: Layouts())
+    library: bool = False
     buffers: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
     steps: list[Step] = field(default_factory=list[Step])
     constants: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
@@ -149,8 +151,28 @@ class Builder:
     def compute(self, name: str, array: Array, origin: Origin) -> TensorRef:
         """A contiguous temporary filled with ``array``."""
         ref = self.buffer(name, array.dtype, array.shape)
-        self.steps.append(Compute(ref, array, origin))
+        self.steps.append(
+            self._filled(ref, array, origin) if self.library else Compute(ref, array, origin)
+        )
         return ref
+
+    def _filled(self, ref: TensorRef, array: Array, origin: Origin) -> Call:
+        """A literal as a library call; without generated code there are no other formulas."""
+        require(isinstance(array.body, Const), VerifyError, f"{ref} is a formula: {array.body}")
+        assert isinstance(array.body, Const)
+        kwargs = {"dtype": ref.dtype, "device": self.device}
+        return Call(
+            "aten.full.default", (ref.shape, array.body.value), kwargs, (ref.buffer,), origin
+        )
+
+    def copied(self, name: str, ref: TensorRef, origin: Origin) -> TensorRef:
+        """The elements of ``ref`` in a contiguous temporary of its own."""
+        if not self.library:
+            axes = fresh_axes(ref.shape)
+            return self.compute(name, Array(axes, element(ref, axes)), origin)
+        copy = self.buffer(name, ref.dtype, ref.shape)
+        self.steps.append(Call("aten.clone.default", (ref,), {}, (copy.buffer,), origin))
+        return copy
 
     def local(self, ref: TensorRef, origin: Origin) -> TensorRef:
         """``ref`` on the device of the program: a scalar that lives elsewhere is copied once."""

@@ -12,12 +12,10 @@ from dataclasses import replace
 from treadle.loop.expr import Array
 from treadle.loop.program import BufferKind, Call, Compute, Origin, Step, TensorRef
 from treadle.loop.traverse import loads
-from treadle.lower.calls import RANDOM, qualified
+from treadle.lower.calls import RANDOM_NAMES
 from treadle.lower.registry import Value
 from treadle.lower.scalars import cast
 from treadle.lower.site import Builder, buffers_read, element, fresh_axes
-
-_RANDOM_NAMES = frozenset(qualified(op) for op in RANDOM)
 
 
 def buffers_of(step: Step) -> tuple[frozenset[str], frozenset[str]]:
@@ -69,14 +67,13 @@ def _detached(
         value = builder.local(value, origin)
     if not isinstance(value, TensorRef) or value.buffer not in writes:
         return value
-    axes = fresh_axes(value.shape)
-    return builder.compute(f"{value.buffer}_old", Array(axes, element(value, axes)), origin)
+    return builder.copied(f"{value.buffer}_old", value, origin)
 
 
 def _copy_into(builder: Builder, target: str, value: Value, origin: Origin) -> Step:
     """The step that writes ``value`` into the input; another device takes a library call."""
     whole = builder.whole(target)
-    if builder.buffers[target].device != builder.device:
+    if builder.library or builder.buffers[target].device != builder.device:
         stored = value
         if isinstance(value, Array):
             stored = builder.compute(f"{target}_new", value, origin)
@@ -95,7 +92,7 @@ def drop_dead_steps(
     kept: list[Step] = []
     for step in reversed(builder.steps):
         read, written = buffers_of(step)
-        is_random = isinstance(step, Call) and step.op in _RANDOM_NAMES
+        is_random = isinstance(step, Call) and step.op in RANDOM_NAMES
         if not written & live and not is_random:
             continue
         if isinstance(step, Call) and not is_random and len(step.outputs) > 1:

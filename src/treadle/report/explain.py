@@ -46,6 +46,8 @@ def _kernels(compiled: Compiled) -> str:
         f"kernels: {len(launches)} launches of {len(functions)} generated functions "
         f"({instances} loops); {sum(calls.values())} library calls"
     ]
+    if compiled.library:
+        lines.append("  no compiler was found or wanted: everything is PyTorch's kernels")
     for launch in sorted(launches, key=lambda each: -each.bytes_moved)[:8]:
         moved = format_bytes(launch.bytes_moved)
         lines.append(f"  {launch.function:28} {moved:>11}  x{len(launch.buffers)} {launch.origin}")

@@ -29,7 +29,7 @@ from treadle.runtime.bindings import (
 from treadle.runtime.build import Build, DeviceFunction, Functions, Launcher, build
 from treadle.util.errors import RuntimeFailure
 
-__all__ = ["Build", "DeviceFunction", "Executable", "Launcher", "build"]
+__all__ = ["Build", "DeviceFunction", "Executable", "Launcher", "build", "resolve"]
 
 _ALIGNMENT = 64
 
@@ -127,10 +127,10 @@ class Executable:
             actions = self._fresh([name], filled)
             spec = self.artifact.buffers[name]
             self._bindings.argument(whole(spec), kwargs, "out")
-            return [*actions, _CallInto(_resolve(step.out), args, kwargs, spec)]
+            return [*actions, _CallInto(resolve(step.out), args, kwargs, spec)]
         filled.update(output for output in step.outputs if output is not None)
         specs = tuple(self.artifact.buffers[o] if o is not None else None for o in step.outputs)
-        return [_CallAllocating(_resolve(step.op), args, kwargs, specs, self._define)]
+        return [_CallAllocating(resolve(step.op), args, kwargs, specs, self._define)]
 
     def _fresh(self, names: Sequence[str], filled: set[str]) -> list[Callable[[], Any]]:
         """Actions that allocate the buffers of ``Place.CALL`` that no step has filled yet."""
@@ -331,7 +331,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 @functools.cache
-def _resolve(name: str) -> Any:
+def resolve(name: str) -> Any:
     """``"aten.mm.out"`` -> the operator."""
     found: Any = torch.ops
     try:

@@ -9,8 +9,10 @@ before, a finalizer on the storage puts a mark into the same event stream.
 """
 
 import gc
+import itertools
+import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +20,12 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
+# The profiler of PyTorch 2.13 announces each start on stderr; it looks here at its first use.
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+
 _MEMORY = "[memory]"
 _DIED = "treadle::died:"
+_BEGIN = "treadle::begin:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,35 @@ def measure_peak(fn: Callable[[], Any], tensors: Iterable[Tensor]) -> PeakReport
     results = profiler.profiler.kineto_results if profiler.profiler else None
     events = sorted(_events(results.experimental_event_tree()) if results else ())
     return replay(before, [(address, size) for _, _, address, size in events])
+
+
+def measure_each(fns: Sequence[Callable[[], Any]], device: torch.device) -> list[int]:
+    """For each function the peak of the bytes that it allocates, its results included."""
+    if device.type == "cuda":
+        return [_allocated_cuda(fn, device) for fn in fns]
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        for number, fn in enumerate(fns):
+            with record_function(_BEGIN + str(number)):
+                fn()
+    results = profiler.profiler.kineto_results if profiler.profiler else None
+    tree = results.experimental_event_tree() if results else []
+    starts = sorted(node.start_time_ns for node in tree if node.name.startswith(_BEGIN))
+    events = sorted(_events(tree))
+    peaks: list[int] = []
+    for start, end in itertools.pairwise([*starts, 1 << 63]):
+        inside = [(address, size) for at, _, address, size in events if start <= at < end]
+        peaks.append(replay({}, inside).peak_bytes)
+    return peaks
+
+
+def _allocated_cuda(fn: Callable[[], Any], device: torch.device) -> int:
+    fn()  # what a library allocates once and for all is not the call's
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    fn()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def replay(before: dict[int, int], events: list[tuple[int, int]]) -> PeakReport:

@@ -62,7 +62,8 @@ class Device:
 
     ``bandwidth``: bytes per second. ``element``: seconds for one transcendental function.
     ``reserve``: bytes that libraries hold all the time: cuBLAS's workspace (33 MiB on Hopper with
-    PyTorch 2.11) and the scratch of kernels whose sums are split (at most 2 MiB).
+    PyTorch 2.11) and the scratch of kernels whose sums are split (at most 2 MiB); on a CPU the
+    state of the generator during a call (5,056 bytes).
     """
 
     name: str
@@ -75,7 +76,9 @@ class Device:
         return self.flops.get(dtype, self.flops[torch.float32])
 
 
-CPU = Device("cpu", {torch.float32: 6e10, torch.bfloat16: 3e10, torch.float64: 3e10}, 1e10, 1e-9)
+CPU = Device(
+    "cpu", {torch.float32: 6e10, torch.bfloat16: 3e10, torch.float64: 3e10}, 1e10, 1e-9, 8 << 10
+)
 H200 = Device(
     "h200",
     {torch.float32: 5e13, torch.bfloat16: 7e14, torch.float16: 7e14, torch.float64: 5e13},

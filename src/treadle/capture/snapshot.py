@@ -1,0 +1,65 @@
+"""What a step may change, kept aside, so that a trial run can be undone."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+class Snapshot:
+    """Parameters, buffers, gradients, optimizer state and hyper-parameters, other tensors that
+    are given, and the random generators. ``restore`` keeps every tensor object as it was."""
+
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        optimizers: Mapping[str, Optimizer],
+        others: Sequence[Tensor] = (),
+    ) -> None:
+        parameters = [p for model in models.values() for p in model.parameters()]
+        buffers = [b for model in models.values() for b in model.buffers()]
+        self._grads = [(p, p.grad) for p in parameters]
+        grads = [p.grad for p in parameters if p.grad is not None]
+        self._states = [(each, _state_of(each)) for each in optimizers.values()]
+        state = [
+            value
+            for _, entries in self._states
+            for entry in entries.values()
+            for value in entry.values()
+            if isinstance(value, Tensor)
+        ]
+        tensors = {id(t): t for t in [*parameters, *buffers, *grads, *state, *others]}
+        self._values = [(t, t.detach().clone()) for t in tensors.values()]
+        self._groups = [
+            (group, {key: value for key, value in group.items() if key != "params"})
+            for each in optimizers.values()
+            for group in each.param_groups
+        ]
+        self._random = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore(self) -> None:
+        """Everything as it was."""
+        with torch.no_grad():
+            for tensor, value in self._values:
+                tensor.copy_(value)
+        for parameter, grad in self._grads:
+            parameter.grad = grad
+        for optimizer, entries in self._states:
+            optimizer.state.clear()
+            optimizer.state.update({key: dict(entry) for key, entry in entries.items()})
+        for group, values in self._groups:
+            group.update(values)
+        self.restore_random()
+
+    def restore_random(self) -> None:
+        """Only the random generators."""
+        torch.set_rng_state(self._random)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+
+
+def _state_of(optimizer: Optimizer) -> dict[Any, dict[str, Any]]:
+    return {parameter: dict(entry) for parameter, entry in optimizer.state.items()}

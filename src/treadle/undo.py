@@ -1,0 +1,56 @@
+"""Undoing a step that failed in the middle."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treadle.pipeline import Compiled
+from treadle.util.sizes import parse_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """Copies of what a step overwrites, and the generators; without ``complete`` only those."""
+
+    values: tuple[tuple[Tensor, Tensor], ...]
+    random: Tensor
+    cuda: tuple[Tensor, ...]
+    complete: bool
+
+    @staticmethod
+    def of(compiled: Compiled, inputs: Sequence[Tensor]) -> "Undo":
+        """Before a call. Copies are made once per variant, in host memory, within the budget."""
+        cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()
+        random = torch.get_rng_state()
+        if compiled.has_run or not _has_room(compiled, inputs):
+            return Undo((), random, cuda, complete=False)
+        copies = tuple((t, t.detach().to("cpu", copy=True)) for t in _written(compiled, inputs))
+        return Undo(copies, random, cuda, complete=True)
+
+    def restore(self) -> bool:
+        """Put everything back that was kept; whether that is all the step may have changed."""
+        torch.set_rng_state(self.random)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(list(self.cuda))
+        with torch.no_grad():
+            for tensor, value in self.values:
+                tensor.copy_(value)
+        return self.complete
+
+
+def _written(compiled: Compiled, inputs: Sequence[Tensor]) -> list[Tensor]:
+    outputs = compiled.captured.step.signature.outputs
+    return [inputs[output.writes] for output in outputs if output.writes is not None]
+
+
+def _has_room(compiled: Compiled, inputs: Sequence[Tensor]) -> bool:
+    """Whether copies beside the planned peak stay within the budget; a GPU's are on the host."""
+    budget = compiled.options.memory
+    if budget is None or compiled.artifact.device != "cpu":
+        return True
+    if isinstance(budget, float):  # a ratio leaves no room by its meaning
+        return False
+    size = sum(t.untyped_storage().nbytes() for t in _written(compiled, inputs))
+    return compiled.artifact.peak_bytes + size <= parse_bytes(budget)
