@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treadle.capture.finish import Captured
 from treadle.capture.optimizers.registry import form_of
+from treadle.capture.run import ResultSlot
 from treadle.capture.sources import Scalar, State
-from treadle.capture.step import Captured, ResultSlot
 from treadle.capture.torch_private import flatten, unflatten
 
 

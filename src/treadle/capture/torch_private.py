@@ -46,7 +46,6 @@ def trace(function: Callable[..., Any], inputs: list[Tensor]) -> fx.GraphModule:
     return make_fx(
         flat,
         tracing_mode="fake",
-        record_stack_traces=True,
         _allow_non_fake_inputs=True,
     )(*inputs)
 

@@ -1,0 +1,226 @@
+"""From a traced run to a captured step: functional, annotated, with a role for every input."""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, fx, nn
+
+from treadle.capture.functionalize import Functionalizer
+from treadle.capture.run import ResultSlot, Run, Trace
+from treadle.capture.sources import Clusters, Fixed, Parameter, Scalars, Source
+from treadle.capture.torch_private import TreeSpec
+from treadle.capture.words import show_line
+from treadle.graph.operators import is_random
+from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.types import tensors_in
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Captured:
+    """A step's graph and how its inputs and outputs meet the user's objects.
+
+    ``sources`` say where each input is found at a call, in the signature's order. Outputs are
+    first the tensor leaves of the user's result, then gradients the user's code leaves in
+    ``.grad``, then write-backs.
+    """
+
+    step: StepGraph
+    device: str
+    sources: tuple[Source, ...]
+    result_tree: TreeSpec
+    result_leaves: tuple[Any, ...]  # ``_TENSOR`` where a result tensor goes
+    left_grads: tuple[nn.Parameter, ...]
+    cleared_grads: tuple[nn.Parameter, ...]
+    clusters: Clusters
+    stepped: frozenset[int]  # clusters whose counters advance
+    scalars: Scalars
+    pending: dict[tuple[int, str], Tensor] = field(default_factory=dict[tuple[int, str], Tensor])
+
+
+def finish(module: fx.GraphModule, run: Run, device: torch.device) -> Captured:
+    """The traced module as a functional graph with roles, and how to call it."""
+    graph = module.graph
+    _annotate(graph, run.trace)
+    sources = list(run.sources)
+    _constants_to_inputs(module, sources)
+    _strip(graph)
+    (output,) = graph.find_nodes(op="output")
+    returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
+    new, results, writes = Functionalizer(graph).run(list(returned))
+    outputs = [Output(f"result {at}") for at in range(run.trace.leaves.count(ResultSlot))]
+    names = {id(s.parameter): i.name for i, s in sources if isinstance(s, Parameter)}
+    outputs += [Output(f"grad of {names[id(p)]}") for p, _ in run.trace.grads]
+    for at, value in writes.items():
+        outputs.append(Output(sources[at][0].name, writes=at))
+        results.append(value)
+    new.output(tuple(results))
+    fx.GraphModule(module, new)
+    _draw_once(new)
+    _drop_dead(new)
+    step, kept = _drop_unused(new, sources, outputs)
+    return Captured(
+        step=step,
+        device=str(device),
+        sources=tuple(kept),
+        result_tree=run.trace.tree,  # type: ignore[arg-type]
+        result_leaves=tuple(run.trace.leaves),
+        left_grads=tuple(p for p, _ in run.trace.grads),
+        cleared_grads=tuple(run.trace.cleared),
+        clusters=run.clusters,
+        stepped=frozenset(run.trace.stepped),
+        scalars=Scalars(kept),
+        pending={},
+    )
+
+
+def _annotate(graph: fx.Graph, seen: Trace) -> None:
+    """Who made each node: its ``phase``, ``module``, user's line, and which draw it is."""
+    watch = seen.watch
+    last = max((end for _, end in watch.backward), default=1 << 60)
+    module, line, draw = _Following(watch.modules), _Following(watch.lines), _Draws(watch.draws)
+    for at, node in enumerate(graph.nodes):
+        if any(start <= at < end for start, end in watch.backward):
+            phase = "backward"
+        elif at >= last or any(start <= at < end for start, end in seen.update):
+            phase = "optimizer"
+        else:
+            phase = "forward"
+        node.meta = {
+            "val": node.meta.get("val"),
+            "phase": phase,
+            "where": show_line(line.at(at)),
+            "module": module.at(at) if phase == "forward" else "",
+            "draw": draw.of(at, node),
+        }
+
+
+class _Following(Generic[T]):
+    """The value of the last event at or before a node; nodes are asked for in order."""
+
+    def __init__(self, events: Sequence[tuple[int, T]]) -> None:
+        self._events = events
+        self._next = 1
+
+    def at(self, node: int) -> T:
+        while self._next < len(self._events) and self._events[self._next][0] <= node:
+            self._next += 1
+        return self._events[self._next - 1][1]
+
+
+class _Draws:
+    """Numbers the random operations; after a state is put back the same numbers come again."""
+
+    def __init__(self, events: Sequence[tuple[int, bool, int]]) -> None:
+        self._events = events
+        self._next = 0
+        self._kept: dict[int, int] = {}
+        self._draw = 0
+
+    def of(self, at: int, node: fx.Node) -> int:
+        """The number of the draw of ``node``; -1 if it draws nothing."""
+        while self._next < len(self._events) and self._events[self._next][0] <= at:
+            _, put_back, state = self._events[self._next]
+            if put_back:
+                self._draw = self._kept.get(state, self._draw)
+            else:
+                self._kept[state] = self._draw
+            self._next += 1
+        if not is_random(node):
+            return -1
+        self._draw += 1
+        return self._draw - 1
+
+
+def _draw_once(graph: fx.Graph) -> None:
+    """A checkpointed region that runs again gets the random numbers of its first run.
+
+    before:  m = bernoulli(e, 0.9); ...; m2 = bernoulli(e2, 0.9)   | the same draw
+    after:   m = bernoulli(e, 0.9); ...; m is read instead of m2
+    """
+    first: dict[tuple[Any, ...], fx.Node] = {}
+    for node in list(graph.nodes):
+        draw = node.meta.get("draw", -1)
+        if draw < 0 or not is_random(node):
+            continue
+        numbers = repr([a for a in node.args if not isinstance(a, fx.Node)])
+        shapes = repr([each.shape for each in tensors_in(node.meta["val"])])
+        original = first.setdefault((draw, node.target, shapes, numbers), node)
+        if original is not node and (_only_draws(node) or _is_second_run(original, node)):
+            node.replace_all_uses_with(original)
+            graph.erase_node(node)
+
+
+def _only_draws(node: fx.Node) -> bool:
+    """Whether nothing but the generator decides the numbers: operands only give a shape."""
+    packet = str(node.target).removeprefix("aten.")
+    return packet.startswith(("bernoulli.p", "rand", "normal_functional", "uniform", "exponential"))
+
+
+def _is_second_run(original: fx.Node, node: fx.Node) -> bool:
+    """Whether the backward pass runs a region of the forward pass again."""
+    return original.meta["phase"] == "forward" and node.meta["phase"] == "backward"
+
+
+def _constants_to_inputs(module: fx.GraphModule, sources: list[tuple[Input, Source]]) -> None:
+    """Tensors that the step reads from outside the model become inputs, read at every call."""
+    graph = module.graph
+    found: dict[int, fx.Node] = {}
+    last = graph.find_nodes(op="placeholder")[-1] if sources else None
+    for node in graph.find_nodes(op="get_attr"):
+        tensor: Tensor = operator.attrgetter(str(node.target))(module)
+        if id(tensor) not in found:
+            with graph.inserting_after(last) if last else graph.inserting_before():
+                place = graph.placeholder(f"constant_{len(found)}")
+            place.meta = dict(node.meta)
+            last = found[id(tensor)] = place
+            sources.append((Input(Role.BUFFER, f"constant {len(found) - 1}"), Fixed(tensor)))
+        node.replace_all_uses_with(found[id(tensor)])
+        graph.erase_node(node)
+
+
+def _strip(graph: fx.Graph) -> None:
+    """Profiler ranges and other calls without values leave the graph."""
+    for node in reversed(list(graph.nodes)):
+        ranges = node.op == "call_function" and str(node.target).startswith("profiler")
+        if ranges and not node.users:
+            graph.erase_node(node)
+
+
+def _drop_dead(graph: fx.Graph) -> None:
+    """Unused values go; random ones stay, since they advance eager's stream."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and not is_random(node):
+            graph.erase_node(node)
+
+
+def _drop_unused(
+    graph: fx.Graph, sources: list[tuple[Input, Source]], outputs: list[Output]
+) -> tuple[StepGraph, list[Source]]:
+    """Inputs that nothing reads leave the signature (state of parameters without gradients)."""
+    places = graph.find_nodes(op="placeholder")
+    (output,) = graph.find_nodes(op="output")
+    keep = [at for at, node in enumerate(places) if node.users]
+    unchanged = {
+        at
+        for at, out in enumerate(outputs)
+        if out.writes is not None and output.args[0][at] is places[out.writes]
+    }
+    new_index = {old: new for new, old in enumerate(keep)}
+    results = [v for at, v in enumerate(output.args[0]) if at not in unchanged]
+    kept = [
+        Output(out.name, None if out.writes is None else new_index[out.writes])
+        for at, out in enumerate(outputs)
+        if at not in unchanged and (out.writes is None or out.writes in new_index)
+    ]
+    output.args = (tuple(results),)
+    for at, node in enumerate(places):
+        if at not in new_index:
+            graph.erase_node(node)
+    graph.lint()
+    signature = Signature(tuple(sources[at][0] for at in keep), tuple(kept))
+    return StepGraph(graph, signature), [sources[at][1] for at in keep]

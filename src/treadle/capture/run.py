@@ -1,0 +1,162 @@
+"""The one run of the user's function on traced tensors, with all it touches swapped in."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from treadle.capture.optimizers.registry import Form, Values, form_of
+from treadle.capture.sources import (
+    Batch,
+    BufferSlot,
+    Cluster,
+    Clusters,
+    Fixed,
+    Grad,
+    Parameter,
+    Scalar,
+    Source,
+    State,
+)
+from treadle.capture.swap import Watch, swapped
+from treadle.capture.torch_private import TreeSpec, flatten, traced_nodes, unflatten
+from treadle.graph.signature import Input
+from treadle.util.errors import CaptureError
+
+
+class ResultSlot:
+    """Marks the place of a tensor among the leaves of the user's result."""
+
+
+@dataclass
+class Trace:
+    """What the traced run leaves behind, in terms of the traced tensors."""
+
+    watch: Watch
+    leaves: list[Any] = field(default_factory=list[Any])
+    tree: TreeSpec | None = None
+    grads: list[tuple[nn.Parameter, Tensor]] = field(
+        default_factory=list[tuple[nn.Parameter, Tensor]]
+    )
+    cleared: list[nn.Parameter] = field(default_factory=list[nn.Parameter])
+    update: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    stepped: set[int] = field(default_factory=set[int])
+
+
+class Run:
+    """The one run of the user's function, with everything it touches swapped and put back."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        models: Mapping[str, nn.Module],
+        optimizers: Mapping[str, Optimizer],
+        clusters: Clusters,
+        sources: list[tuple[Input, Source]],
+        leaves: list[Any],
+        spec: TreeSpec,
+    ) -> None:
+        self.function = function
+        self.models = models
+        self.optimizers = optimizers
+        self.clusters = clusters
+        self.sources = sources
+        self.leaves = leaves
+        self.spec = spec
+        self.trace = Trace(Watch(models))
+        self._stand_ins: dict[int, Tensor] = {}
+        self._values: dict[tuple[int, str], Tensor] = {}
+
+    def traced(self, inputs: list[Tensor]) -> list[Tensor]:
+        """What ``make_fx`` traces: the step as a function of all it reads."""
+        batch = list(self.leaves)
+        buffers: list[tuple[nn.Module, str, Tensor]] = []
+        for (_, source), value in zip(self.sources, inputs, strict=True):
+            match source:
+                case Parameter(parameter):
+                    leaf = value.detach().requires_grad_(parameter.requires_grad)
+                    self._stand_ins[id(parameter)] = leaf
+                case BufferSlot(owner, key):
+                    buffers.append((owner, key, value))
+                case State(_, parameter, key):
+                    self._values[id(parameter), key] = value
+                case Scalar(cluster, key, _):
+                    self._values[id(cluster), key] = value
+                case Grad(parameter):
+                    self._stand_ins[id(parameter)].grad = value
+                case Batch(at):
+                    batch[at] = value
+                case Fixed():
+                    raise AssertionError("constants are found after the trace")
+        args, kwargs = unflatten(batch, self.spec)
+        watch = self.trace.watch
+        table = self._table(buffers)
+        inside = swapped(self.models, self.optimizers, table, self._stepper, watch)
+        with inside, watch.watching():
+            result = self.function(*args, **kwargs)
+        return self._returned(result)
+
+    def _table(self, buffers: list[tuple[nn.Module, str, Tensor]]) -> dict[int, Tensor]:
+        """The traced tensor for each of the user's, by its id."""
+        held = {id(owner._buffers[key]): value for owner, key, value in buffers}
+        return self._stand_ins | held
+
+    def _returned(self, result: Any) -> list[Tensor]:
+        leaves, self.trace.tree = flatten(result)
+        tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
+        self.trace.leaves = [ResultSlot if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        for _, source in self.sources:
+            if isinstance(source, Parameter):
+                grad = self._stand_ins[id(source.parameter)].grad
+                if grad is not None:
+                    self.trace.grads.append((source.parameter, grad))
+                    tensors.append(grad.detach())
+                else:
+                    self.trace.cleared.append(source.parameter)
+        return tensors
+
+    def _stepper(self, optimizer: Optimizer) -> Callable[..., None]:
+        """``optimizer.step`` in functional form, on the traced parameters and state."""
+        form = form_of(optimizer)
+
+        def step(closure: object = None) -> None:
+            if closure is not None:
+                raise CaptureError(
+                    "optimizer.step(closure) runs the model again",
+                    code="TR-105",
+                    remedy="call backward() in the step, and step() without a closure",
+                )
+            start = traced_nodes()
+            with torch.no_grad():
+                for cluster in self.clusters:
+                    if cluster.optimizer is optimizer:
+                        self._update(form, cluster)
+            self.trace.update.append((start, traced_nodes()))
+
+        return step
+
+    def _update(self, form: Form, cluster: Cluster) -> None:
+        at = self.clusters.index(cluster)
+        with_grad = [p for p in cluster.parameters if self._stand_ins[id(p)].grad is not None]
+        if not with_grad:
+            return
+        if at in self.trace.stepped:
+            raise CaptureError(
+                "the optimizer steps twice in one step",
+                code="TR-109",
+                remedy="compile a function that calls optimizer.step() once",
+            )
+        self.trace.stepped.add(at)
+        names = cluster.scalar_names()
+        scalars = {name: self._values[id(cluster), name] for name in names}
+        shared = form.prepare(scalars, cluster.group)
+        for parameter in with_grad:
+            leaf = self._stand_ins[id(parameter)]
+            state: Values = {
+                key: self._values[id(parameter), key] for key in form.state_names(cluster.group)
+            }
+            assert leaf.grad is not None
+            form.update(leaf.detach(), leaf.grad, state, shared, cluster.group)

@@ -1,0 +1,199 @@
+"""Traced tensors in the place of the user's, and eyes on what runs: all undone afterwards."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+
+from treadle.capture.torch_private import FakeTensor, flatten, traced_nodes, unflatten
+from treadle.capture.words import Line, here, looks_at_value, running_line
+from treadle.util.errors import CaptureError
+
+Stepper = Callable[[Optimizer], Callable[..., None]]
+Span = tuple[int, int]
+
+
+_VALUES = frozenset(
+    {
+        Tensor.item,
+        Tensor.tolist,
+        Tensor.numpy,
+        Tensor.__bool__,
+        Tensor.__float__,
+        Tensor.__int__,
+        Tensor.__index__,
+        Tensor.__complex__,
+        Tensor.__format__,
+        Tensor.__repr__,
+    }
+)
+"""What gives a number or a text where there is none yet."""
+
+
+class StandIns(TorchFunctionMode):
+    """Every use of one of the user's own tensors becomes a use of the traced one.
+
+    Modules hold the traced tensors already; this finds those that the user's code holds itself:
+    a list of parameters for clipping, a weight in a penalty, a second reference to a buffer.
+    """
+
+    def __init__(self, table: Mapping[int, Tensor], watch: "Watch") -> None:
+        super().__init__()
+        self._table = table
+        self._watch = watch
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self._watch.note_line()
+        leaves, spec = flatten((args, dict(kwargs or {})))
+        if func in _VALUES and any(isinstance(leaf, FakeTensor) for leaf in leaves):
+            raise looks_at_value(here())
+        if any(self._is_outside(leaf) for leaf in leaves):
+            args, kwargs = unflatten([self._inside(leaf) for leaf in leaves], spec)
+        return func(*args, **(kwargs or {}))
+
+    def _is_outside(self, leaf: Any) -> bool:
+        return isinstance(leaf, Tensor) and not isinstance(leaf, FakeTensor)
+
+    def _inside(self, leaf: Any) -> Any:
+        if not self._is_outside(leaf):
+            return leaf
+        found = self._table.get(id(leaf))
+        if found is None and leaf.requires_grad:
+            raise CaptureError(
+                f"a tensor {list(leaf.shape)} that needs a gradient belongs to no model given",
+                code="TR-110",
+                where=here(),
+                remedy="pass the module that owns it in model=, or detach it",
+            )
+        return leaf if found is None else found
+
+
+@contextlib.contextmanager
+def swapped(
+    models: Mapping[str, nn.Module],
+    optimizers: Mapping[str, Optimizer],
+    table: Mapping[int, Tensor],
+    stepper: Stepper,
+    watch: "Watch",
+) -> Iterator[None]:
+    """Modules and ``param_groups`` hold the tensors of ``table`` (by the id of the user's), and
+    ``optimizer.step`` is what ``stepper`` gives."""
+    with contextlib.ExitStack() as undo:
+        for module in {id(m): m for model in models.values() for m in model.modules()}.values():
+            for held in (module._parameters, module._buffers):
+                for key, tensor in list(held.items()):
+                    if tensor is not None and id(tensor) in table:
+                        _put(undo, held, key, table[id(tensor)])
+        for optimizer in optimizers.values():
+            for group in optimizer.param_groups:
+                _put(undo, group, "params", [table[id(p)] for p in group["params"]])
+            _put(undo, vars(optimizer), "step", stepper(optimizer))
+        with StandIns(table, watch):
+            yield
+
+
+def _put(undo: contextlib.ExitStack, target: Any, key: str, value: Any) -> None:
+    """``target[key] = value`` until the stack unwinds."""
+    if key in target:
+        undo.callback(target.__setitem__, key, target[key])
+    else:
+        undo.callback(target.pop, key, None)
+    target[key] = value
+
+
+class Watch:
+    """What happens from which traced node on: a backward, a module, a line of the user's, and
+    random numbers that are drawn a second time from a state that was kept."""
+
+    def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        self.backward: list[Span] = []
+        self.lines: list[tuple[int, Line]] = [(0, ("", 0))]
+        self.draws: list[tuple[int, bool, int]] = []  # node, whether the state is put back, which
+        self._states: dict[int, Tensor] = {}
+        self.modules: list[tuple[int, str]] = [(0, "")]
+        self._names = {
+            id(module): f"{prefix}.{name}".strip(".")
+            for prefix, model in models.items()
+            for name, module in model.named_modules()
+        }
+        self._stack = [""]
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        with contextlib.ExitStack() as undo:
+            autograd = vars(torch.autograd)
+            for name in ("backward", "grad"):
+                _put(undo, autograd, name, self._noting(autograd[name]))
+            _put(undo, vars(torch), "get_rng_state", self._keeping(torch.get_rng_state))
+            _put(undo, vars(torch), "set_rng_state", self._putting_back(torch.set_rng_state))
+            _put_attribute(undo, torch.amp.GradScaler, "scale", _refuse_scaler)
+            undo.callback(register_module_forward_pre_hook(self._enter).remove)
+            undo.callback(register_module_forward_hook(self._leave, always_call=True).remove)
+            yield
+
+    def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = traced_nodes()
+            result = original(*args, **kwargs)
+            self.backward.append((start, traced_nodes()))
+            return result
+
+        return call
+
+    def _keeping(self, original: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def call() -> Tensor:
+            state = original()
+            self._states[id(state)] = state
+            self.draws.append((traced_nodes(), False, id(state)))
+            return state
+
+        return call
+
+    def _putting_back(self, original: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        def call(state: Tensor) -> None:
+            self.draws.append((traced_nodes(), True, id(state)))
+            original(state)
+
+        return call
+
+    def note_line(self) -> None:
+        """The line of the user's that runs now makes the nodes from here on."""
+        line = running_line()
+        if line != self.lines[-1][1]:
+            self.lines.append((traced_nodes(), line))
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self._stack.append(self._names.get(id(module), self._stack[-1]))
+        self.modules.append((traced_nodes(), self._stack[-1]))
+
+    def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
+        self._stack.pop()
+        self.modules.append((traced_nodes(), self._stack[-1]))
+
+
+def _put_attribute(undo: contextlib.ExitStack, owner: type, name: str, value: Any) -> None:
+    undo.callback(setattr, owner, name, vars(owner)[name])
+    setattr(owner, name, value)
+
+
+def _refuse_scaler(scaler: Any, outputs: Any) -> Any:
+    raise CaptureError(
+        "GradScaler decides by looking at gradients whether to step",
+        code="TR-106",
+        where=here(),
+        remedy="use bfloat16 autocast, which needs no scaler",
+    )

@@ -1,0 +1,67 @@
+"""Errors of a traced run in words that a user can act on."""
+
+import contextlib
+import linecache
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from treadle.capture.torch_private import DataDependentOutputException
+from treadle.util.errors import CaptureError
+
+OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+"""Where frames are not the user's."""
+
+Line = tuple[str, int]
+"""A file and a line number; empty and 0 if there is none."""
+
+
+@contextlib.contextmanager
+def words_for_values() -> Iterator[None]:
+    """Looking at a fake tensor's value, as the error a user can act on."""
+    try:
+        yield
+    except DataDependentOutputException as error:
+        raise looks_at_value(_line_of(error)) from None
+    except RuntimeError as error:
+        if "data-dependent" in str(error) or "value out of a tracing tensor" in str(error):
+            raise looks_at_value(_line_of(error)) from None
+        raise
+
+
+def looks_at_value(where: str) -> CaptureError:
+    """TR-102, for the user's line ``where``."""
+    return CaptureError(
+        "the step looks at the value of a tensor, which does not exist while it is captured",
+        code="TR-102",
+        where=where,
+        remedy="return the tensor and look at it outside, or use torch.where instead of a branch",
+    )
+
+
+def _line_of(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if not frame.filename.startswith((*OURS, "<"))]
+    return show_line((users[-1].filename, users[-1].lineno or 0)) if users else ""
+
+
+def running_line() -> Line:
+    """The innermost line that runs and is neither torch's nor ours."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_code.co_filename.startswith((*OURS, "<")):
+        frame = frame.f_back
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def show_line(line: Line) -> str:
+    """``file:line: text``; nothing for no line."""
+    name, number = line
+    return f"{name}:{number}: {linecache.getline(name, number).strip()}" if name else ""
+
+
+def here() -> str:
+    """The user's line that is running."""
+    return show_line(running_line())
