@@ -1,7 +1,7 @@
 """Reducing kernels: in registers, in loops, or cut into parts. See ``triton.py``."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -312,6 +312,9 @@ class Looped:
         self._hoist(body, [item for item in self.kernel.body if _name(item) in wanted])
         self._hoist(body, [*reductions, *stores])
         sums = [(item, start(writer, _as_reduce(item), tile)) for item in reductions]
+        ordered = body.in_place and not reductions and self._reads_before_it_writes(stores)
+        if ordered:
+            writer.line("tl.debug_barrier()")  # after what other threads read before the loop
         outside = dict(writer.locals), dict(writer.known), dict(writer.masks)
         writer.line(f"for q in range(0, {span}, {self.shape.block_q}):")
         writer.indent += 1
@@ -329,10 +332,26 @@ class Looped:
             elif item.name in partials:
                 reduce = _as_reduce(item)
                 combine(writer, reduce, partials[item.name], fill(writer, reduce, tile))
-        body.stores(stores if body.in_place else [])
+        if ordered:
+            body.store(stores[0])
+        else:
+            body.stores(stores if body.in_place else [])
         writer.indent -= 1
         writer.locals, writer.known, writer.masks = outside
         return sums
+
+    def _reads_before_it_writes(self, stores: Sequence[Store]) -> bool:
+        """Whether each element is read once and what is written there depends on it, so that no
+        thread can write what another has yet to read: one store, and one load of each buffer."""
+        if len(stores) != 1:
+            return False
+        wanted = self.levels.closure(roots(stores[0]))
+        exprs = [self.levels.varying[name].expr for name in wanted] + roots(stores[0])
+        places: dict[str, set[tuple[Index, int]]] = {}
+        for node in walk_all(exprs):
+            if isinstance(node, Load):
+                places.setdefault(node.buffer, set()).add((node.index, id(node.mask)))
+        return all(len(each) == 1 for each in places.values())
 
     def _hoist(self, body: Body, items: Iterable[Definition | Store]) -> None:
         """Compute before the loop what does not change in it; equal text finds it again."""
