@@ -19,8 +19,8 @@ from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
 from treadle.loop.kernel import Plan
 from treadle.loop.program import Call, Program
-from treadle.lower.calls import RANDOM_NAMES
 from treadle.lower.graph import lower
+from treadle.lower.library import RANDOM_NAMES
 from treadle.options import Options
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
@@ -36,7 +36,7 @@ from treadle.schedule.plan import schedule
 from treadle.util.errors import RuntimeFailure
 from treadle.util.sizes import parse_bytes
 
-FORMAT = 4
+FORMAT = 5
 """Raised whenever the same graph and options may give another artifact."""
 
 CLEAN: tuple[GraphPass, ...] = (

@@ -4,9 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from treadle.capture.functionalize import Functionalizer
+from treadle.graph.operators import is_mutable
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.loop.interpret import interpret_program
 from treadle.loop.program import Call, Compute, Program
@@ -18,14 +21,22 @@ def trace(
     fn: Callable[..., Any], *inputs: torch.Tensor, writes: Sequence[int | None] | None = None
 ) -> StepGraph:
     """The functional graph of ``fn``: every input is a batch, every output a result or a write."""
-    module = make_fx(fn, tracing_mode="fake")(*inputs)
-    graph = module.graph
-    (output,) = graph.find_nodes(op="output")
+    traced = make_fx(fn, tracing_mode="fake")(*inputs)
+    (output,) = traced.graph.find_nodes(op="output")
     flat = tuple(pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None))
     output.args = (flat,)
     targets = list(writes) if writes is not None else [None] * len(flat)
-    signature = _signature(len(inputs), targets)
-    return StepGraph(graph, signature)
+    graph = functional(traced) if any(map(is_mutable, traced.graph.nodes)) else traced.graph
+    return StepGraph(graph, _signature(len(inputs), targets))
+
+
+def functional(traced: fx.GraphModule) -> fx.Graph:
+    """The traced graph without writes in place, as capture makes it."""
+    (output,) = traced.graph.find_nodes(op="output")
+    graph, results, changed = Functionalizer(traced.graph).run(output.args[0])
+    assert not changed, "the function writes to an input"
+    graph.output(tuple(results))
+    return fx.GraphModule(traced, graph).graph
 
 
 def _signature(count: int, targets: Sequence[int | None]) -> Signature:

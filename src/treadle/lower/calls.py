@@ -1,8 +1,4 @@
-"""Operations that stay library calls: products, convolutions, attention, scans, random numbers.
-
-``CHOSEN`` lists those that are meant to be calls when no rule takes them. Any other operation
-without a rule becomes a call too, with the reason written on it.
-"""
+"""Library calls: the framework's own kernels, their results in buffers of ours."""
 
 import operator
 from collections.abc import Mapping
@@ -14,73 +10,10 @@ from torch._ops import OpOverload
 
 from treadle.loop.expr import Array
 from treadle.loop.program import Call, TensorRef
+from treadle.lower.library import OUT_VARIANTS
 from treadle.lower.registry import Value
 from treadle.lower.site import Site, is_dense
 from treadle.lower.workspace import workspace_of
-
-aten = torch.ops.aten
-
-OUT_VARIANTS = {
-    aten.mm.default: "aten.mm.out",
-    aten.addmm.default: "aten.addmm.out",
-    aten.bmm.default: "aten.bmm.out",
-    aten.baddbmm.default: "aten.baddbmm.out",
-    aten.mv.default: "aten.mv.out",
-    aten.addmv.default: "aten.addmv.out",
-    aten.dot.default: "aten.dot.out",
-}
-"""Products that write into a buffer of ours."""
-
-RANDOM = frozenset(
-    {
-        aten.bernoulli.default,
-        aten.bernoulli.p,
-        aten.rand.default,
-        aten.rand_like.default,
-        aten.randn.default,
-        aten.randn_like.default,
-        aten.randint.default,
-        aten.randint.low,
-        aten.randint_like.default,
-        aten.randint_like.low_dtype,
-        aten.randperm.default,
-        aten.normal_functional.default,
-        aten.uniform.default,
-        aten.multinomial.default,
-        aten.native_dropout.default,
-        aten.exponential.default,
-    }
-)
-"""Operations that advance the random generator: they keep their order and are never dropped."""
-
-RANDOM_NAMES = frozenset(str(op) for op in RANDOM)
-
-CHOSEN = (
-    frozenset(OUT_VARIANTS)
-    | RANDOM
-    | {
-        aten.cumsum.default,
-        aten.convolution.default,
-        aten.convolution_backward.default,
-        aten.embedding_dense_backward.default,
-        aten._scaled_dot_product_flash_attention.default,
-        aten._scaled_dot_product_flash_attention_backward.default,
-        aten._scaled_dot_product_flash_attention_for_cpu.default,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-        aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_efficient_attention_backward.default,
-        aten._scaled_dot_product_cudnn_attention.default,
-        aten._scaled_dot_product_cudnn_attention_backward.default,
-        aten._scaled_dot_product_fused_attention_overrideable.default,
-        aten._scaled_dot_product_fused_attention_overrideable_backward.default,
-        aten.cudnn_batch_norm.default,
-        aten.cudnn_batch_norm_backward.default,
-        aten._batch_norm_with_update_functional.default,
-        aten.batch_norm_backward.default,
-        aten.native_dropout_backward.default,
-    }
-)
-"""Operations whose library kernel is the right answer."""
 
 _DROPPED = frozenset({"layout", "pin_memory", "non_blocking"})
 

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from treadle.graph.signature import StepGraph
 from treadle.lower import views
-from treadle.lower.calls import CHOSEN, OUT_VARIANTS
+from treadle.lower.library import CHOSEN, OUT_VARIANTS
 from treadle.lower.registry import rule_for
 from treadle.lower.site import Layout, Layouts, contiguous_strides
 

@@ -25,10 +25,6 @@ from treadle.lower.site import Site, broadcast
 aten = torch.ops.aten
 Formula = Callable[..., Term]
 
-SQRT_HALF = math.sqrt(0.5)
-SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
-CUBIC = 0.044715
-
 
 def pointwise(
     site: Site, formula: Formula, *operands: Operand, common: torch.dtype | None = None
@@ -40,13 +36,13 @@ def pointwise(
     return Array(axes, cast(result.expr, site.dtype))
 
 
-def _register_unary(op: OpOverload, formula: Formula) -> None:
+def register_unary(op: OpOverload, formula: Formula) -> None:
     @lowers(op)
     def rule(site: Site, x: Value) -> Array:
         return pointwise(site, formula, x)
 
 
-def _named(name: str) -> Formula:
+def named(name: str) -> Formula:
     return lambda x: x.fn(name)
 
 
@@ -71,25 +67,20 @@ for _name in [
     "round",
     "trunc",
 ]:
-    _register_unary(aten_op(f"{_name}.default"), _named(_name))
-_register_unary(aten.sign.default, _named("sign"))
-_register_unary(aten.sgn.default, _named("sign"))
-_register_unary(aten.erfc.default, lambda x: 1 - x.fn("erf"))
-_register_unary(aten.square.default, lambda x: x * x)
-_register_unary(aten.relu.default, lambda x: x.fn("maximum", 0))
-_register_unary(aten.silu.default, lambda x: x / (1 + (-x).fn("exp")))
-_register_unary(aten.mish.default, lambda x: x * _softplus(x).fn("tanh"))
-_register_unary(aten.hardsigmoid.default, lambda x: _clamped(x + 3, 0, 6) / 6)
-_register_unary(aten.hardswish.default, lambda x: x * _clamped(x + 3, 0, 6) / 6)
+    register_unary(aten_op(f"{_name}.default"), named(_name))
+register_unary(aten.sign.default, named("sign"))
+register_unary(aten.sgn.default, named("sign"))
+register_unary(aten.erfc.default, lambda x: 1 - x.fn("erf"))
+register_unary(aten.square.default, lambda x: x * x)
+register_unary(aten.relu.default, lambda x: x.fn("maximum", 0))
+register_unary(aten.log10.default, lambda x: x.fn("log2") * math.log10(2))
+register_unary(aten.exp2.default, lambda x: _filled(x, 2).fn("pow", x))
+register_unary(aten.tan.default, lambda x: x.fn("sin") / x.fn("cos"))
 
 
-def _clamped(x: Term, low: Number, high: Number) -> Term:
-    return x.fn("maximum", low).fn("minimum", high)
-
-
-def _softplus(x: Term) -> Term:
-    """``log(1 + e^x) = max(x, 0) + log1p(e^-|x|)``, which cannot overflow."""
-    return x.fn("maximum", 0) + (-x.fn("abs")).fn("exp").fn("log1p")
+def _filled(like: Term, value: Number) -> Term:
+    """``value`` as a term of the dtype of ``like``."""
+    return Term(const(value, like.expr.dtype))
 
 
 @lowers(
@@ -131,7 +122,7 @@ def logical_not(site: Site, x: Value) -> Array:
 
 @lowers(aten.bitwise_not.default)
 def bitwise_not(site: Site, x: Value) -> Array:
-    return pointwise(site, _named("not" if site.dtype is torch.bool else "bitnot"), x)
+    return pointwise(site, named("not" if site.dtype is torch.bool else "bitnot"), x)
 
 
 @lowers(aten.isnan.default)
@@ -150,6 +141,96 @@ def isfinite(site: Site, x: Value) -> Array:
 
 
 # --- two operands ---------------------------------------------------------------------------
+
+
+def is_negative(x: Term) -> Term:
+    """The sign bit, but for NaN: ``-0.0`` is told by ``1 / -0.0 < 0``."""
+    return x.fn("lt", 0).fn("or", x.fn("eq", 0).fn("and", x.fn("reciprocal").fn("lt", 0)))
+
+
+@lowers(aten.signbit.default)
+def signbit(site: Site, x: Value) -> Array:
+    """``out[i] = x[i] < 0``, true of ``-0.0``."""
+    if not x.dtype.is_floating_point:
+        return pointwise(site, lambda x: x.fn("lt", 0), x, common=x.dtype)
+    return pointwise(site, is_negative, x, common=x.dtype)
+
+
+@lowers(aten.copysign.Tensor, aten.copysign.Scalar)
+def copysign(site: Site, x: Operand, y: Operand) -> Array:
+    """``out[i] = -|x[i]| if y[i] < 0 else |x[i]|``."""
+
+    def formula(x: Term, y: Term) -> Term:
+        return is_negative(y).choose(-x.fn("abs"), x.fn("abs"))
+
+    return pointwise(site, formula, x, y)
+
+
+@lowers(aten.hypot.default)
+def hypot(site: Site, x: Value, y: Value) -> Array:
+    """``sqrt(x^2 + y^2)`` as ``m * sqrt(1 + (n / m)^2)``, which cannot overflow early."""
+
+    def formula(x: Term, y: Term) -> Term:
+        x, y = x.fn("abs"), y.fn("abs")
+        large, small = x.fn("maximum", y), x.fn("minimum", y)
+        ratio = small / large
+        scaled = large * (1 + ratio * ratio).fn("sqrt")
+        plain = large.fn("eq", 0).fn("or", large.fn("eq", math.inf))
+        return plain.choose(large, scaled)
+
+    return pointwise(site, formula, x, y)
+
+
+@lowers(aten.logaddexp2.default)
+def logaddexp2(site: Site, x: Value, y: Value) -> Array:
+    """``log2(2^x + 2^y) = max + log2(1 + 2^-|x - y|)``."""
+
+    def formula(x: Term, y: Term) -> Term:
+        large = x.fn("maximum", y)
+        gap = (x - y).fn("abs") * -math.log(2)
+        total = large + gap.fn("exp").fn("log1p") * (1 / math.log(2))
+        same = x.fn("eq", y).fn("and", x.fn("abs").fn("eq", math.inf))
+        return same.choose(x, total)
+
+    return pointwise(site, formula, x, y)
+
+
+def _register_ignoring_nan(op: OpOverload, name: str) -> None:
+    @lowers(op)
+    def rule(site: Site, x: Value, y: Value) -> Array:
+        """The one that is a number, if one is not."""
+        if not site.dtype.is_floating_point:
+            return (maximum if name == "maximum" else minimum)(site, x, y)
+
+        def formula(x: Term, y: Term) -> Term:
+            best = y.fn("ne", y).choose(x, x.fn(name, y))
+            return x.fn("ne", x).choose(y, best)
+
+        return pointwise(site, formula, x, y)
+
+
+_register_ignoring_nan(aten.fmax.default, "maximum")
+_register_ignoring_nan(aten.fmin.default, "minimum")
+
+
+@lowers(aten.__lshift__.Scalar, aten.bitwise_left_shift.Tensor_Scalar)
+def left_shift(site: Site, x: Value, places: Number) -> Array:
+    """``out[i] = x[i] * 2^places``."""
+    _check_shift(site, places)
+    return pointwise(site, lambda x: x * (1 << int(places)), x)
+
+
+@lowers(aten.__rshift__.Scalar, aten.bitwise_right_shift.Tensor_Scalar)
+def right_shift(site: Site, x: Value, places: Number) -> Array:
+    """``out[i] = x[i] // 2^places``."""
+    _check_shift(site, places)
+    return pointwise(site, lambda x: x.fn("floordiv", 1 << int(places)), x)
+
+
+def _check_shift(site: Site, places: Number) -> None:
+    bits = 0 if site.dtype.is_floating_point else torch.iinfo(site.dtype).bits
+    if not 0 <= places < bits - 1:
+        raise Decline(f"a shift of {site.dtype} by {places} places has no formula")
 
 
 def _scaled(x: Term, alpha: Number) -> Term:
@@ -349,197 +430,3 @@ def lerp(site: Site, x: Operand, end: Operand, weight: Operand) -> Array:
         return weight.fn("abs").fn("lt", 0.5).choose(from_start, from_end)
 
     return pointwise(site, formula, x, end, weight)
-
-
-# --- activations ----------------------------------------------------------------------------
-
-
-def _gelu_tanh_inner(x: Term) -> Term:
-    return SQRT_2_OVER_PI * (x + CUBIC * (x * x * x))
-
-
-@lowers(aten.gelu.default)
-def gelu(site: Site, x: Value, approximate: str = "none") -> Array:
-    """``x * Phi(x)``, or its tanh approximation."""
-    if approximate == "tanh":
-        return pointwise(site, lambda x: 0.5 * x * (1 + _gelu_tanh_inner(x).fn("tanh")), x)
-    return pointwise(site, lambda x: x * 0.5 * (1 + (x * SQRT_HALF).fn("erf")), x)
-
-
-@lowers(aten.gelu_backward.default)
-def gelu_backward(site: Site, grad: Value, x: Value, approximate: str = "none") -> Array:
-    """``grad * (Phi(x) + x * phi(x))``, or the derivative of the tanh approximation."""
-
-    def exact(grad: Term, x: Term) -> Term:
-        cdf = 0.5 * (1 + (x * SQRT_HALF).fn("erf"))
-        pdf = (x * x * -0.5).fn("exp") * (1 / math.sqrt(2 * math.pi))
-        return grad * (cdf + x * pdf)
-
-    def by_tanh(grad: Term, x: Term) -> Term:
-        inner = _gelu_tanh_inner(x).fn("tanh")
-        slope = SQRT_2_OVER_PI * (1 + (3 * CUBIC) * (x * x))
-        return grad * (0.5 * (1 + inner) + 0.5 * x * (1 - inner * inner) * slope)
-
-    return pointwise(site, by_tanh if approximate == "tanh" else exact, grad, x)
-
-
-@lowers(aten.silu_backward.default)
-def silu_backward(site: Site, grad: Value, x: Value) -> Array:
-    """``grad * s * (1 + x * (1 - s))`` where ``s = sigmoid(x)``."""
-
-    def formula(grad: Term, x: Term) -> Term:
-        gate = x.fn("sigmoid")
-        return grad * gate * (1 + x * (1 - gate))
-
-    return pointwise(site, formula, grad, x)
-
-
-@lowers(aten.sigmoid_backward.default)
-def sigmoid_backward(site: Site, grad: Value, y: Value) -> Array:
-    return pointwise(site, lambda grad, y: grad * (1 - y) * y, grad, y)
-
-
-@lowers(aten.tanh_backward.default)
-def tanh_backward(site: Site, grad: Value, y: Value) -> Array:
-    return pointwise(site, lambda grad, y: grad * (1 - y * y), grad, y)
-
-
-@lowers(aten.threshold_backward.default)
-def threshold_backward(site: Site, grad: Value, x: Value, threshold: Number) -> Array:
-    """``grad`` where ``x > threshold``, else zero."""
-    return pointwise(site, lambda grad, x: x.fn("le", threshold).choose(0, grad), grad, x)
-
-
-@lowers(aten.threshold.default)
-def threshold(site: Site, x: Value, at: Number, value: Number) -> Array:
-    return pointwise(site, lambda x, other: x.fn("le", at).choose(other, x), x, value)
-
-
-@lowers(aten.hardtanh.default)
-def hardtanh(site: Site, x: Value, low: Number = -1, high: Number = 1) -> Array:
-    return pointwise(site, lambda x: _clamped(x, low, high), x)
-
-
-@lowers(aten.hardtanh_backward.default)
-def hardtanh_backward(site: Site, grad: Value, x: Value, low: Number, high: Number) -> Array:
-    def formula(grad: Term, x: Term) -> Term:
-        outside = x.fn("le", low).fn("or", x.fn("ge", high))
-        return outside.choose(0, grad)
-
-    return pointwise(site, formula, grad, x)
-
-
-@lowers(aten.log_sigmoid_forward.default)
-def log_sigmoid_forward(site: Site, x: Value) -> tuple[Array, Array]:
-    """``-log(1 + e^-x)``, and ``e^-|x|`` where eager keeps it for the backward."""
-    kept = site.element_site(1)
-    out = pointwise(site.element_site(0), lambda x: -_softplus(-x), x)
-    if kept.shape != x.shape:
-        return out, Array(kept.axes(), const(0, kept.dtype))
-    return out, pointwise(kept, lambda x: (-x.fn("abs")).fn("exp"), x)
-
-
-@lowers(aten.log_sigmoid_backward.default)
-def log_sigmoid_backward(site: Site, grad: Value, x: Value, kept: Value) -> Array:
-    return pointwise(site, lambda grad, x: grad * (-x).fn("sigmoid"), grad, x)
-
-
-@lowers(aten.leaky_relu.default)
-def leaky_relu(site: Site, x: Value, slope: Number = 0.01) -> Array:
-    return pointwise(site, lambda x: x.fn("gt", 0).choose(x, x * slope), x)
-
-
-@lowers(aten.leaky_relu_backward.default)
-def leaky_relu_backward(
-    site: Site, grad: Value, x: Value, slope: Number, self_is_result: bool
-) -> Array:
-    return pointwise(site, lambda grad, x: x.fn("gt", 0).choose(grad, grad * slope), grad, x)
-
-
-@lowers(aten.elu.default)
-def elu(
-    site: Site, x: Value, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1
-) -> Array:
-    def formula(x: Term) -> Term:
-        below = (x * input_scale).fn("expm1") * (alpha * scale)
-        return x.fn("gt", 0).choose(x * scale, below)
-
-    return pointwise(site, formula, x)
-
-
-@lowers(aten.softplus.default)
-def softplus(site: Site, x: Value, beta: Number = 1, threshold: Number = 20) -> Array:
-    """``log(1 + e^(beta x)) / beta``, and ``x`` itself beyond the threshold."""
-
-    def formula(x: Term) -> Term:
-        scaled = x * beta
-        return scaled.fn("gt", threshold).choose(x, scaled.fn("exp").fn("log1p") / beta)
-
-    return pointwise(site, formula, x)
-
-
-@lowers(aten.softplus_backward.default)
-def softplus_backward(site: Site, grad: Value, x: Value, beta: Number, threshold: Number) -> Array:
-    def formula(grad: Term, x: Term) -> Term:
-        scaled = x * beta
-        return scaled.fn("gt", threshold).choose(grad, grad * scaled.fn("sigmoid"))
-
-    return pointwise(site, formula, grad, x)
-
-
-@lowers(aten.mse_loss_backward.default)
-def mse_loss_backward(site: Site, grad: Value, x: Value, target: Value, reduction: int) -> Array:
-    """``2 (x - target) grad``, divided by the count for the mean."""
-    elements = max(math.prod(x.shape), 1)
-    factor = 2.0 / elements if reduction == 1 else 2.0
-    return pointwise(site, lambda grad, x, target: factor * (x - target) * grad, grad, x, target)
-
-
-# --- lists ----------------------------------------------------------------------------------
-
-
-def _register_foreach(op: OpOverload, single: Callable[..., Array]) -> None:
-    """``_foreach_f(xs, ys, k)`` is ``[f(x, y, k) for x, y in zip(xs, ys)]``."""
-
-    @lowers(op)
-    def rule(site: Site, *args: Any, **kwargs: Any) -> tuple[Value, ...]:
-        results: list[Value] = []
-        for i in range(len(args[0])):
-            each = [arg[i] if isinstance(arg, tuple | list) else arg for arg in args]
-            named = {
-                key: arg[i] if isinstance(arg, tuple | list) else arg for key, arg in kwargs.items()
-            }
-            results.append(single(site.element_site(i), *each, **named))
-        return tuple(results)
-
-
-def _foreach_rules() -> None:
-    arithmetic = {"add": add, "sub": sub, "mul": mul, "div": div}
-    bounds = {"maximum": maximum, "minimum": minimum, "clamp_min": maximum, "clamp_max": minimum}
-    listed = ("List", "Scalar", "ScalarList")
-    for name, rule in (arithmetic | bounds | {"pow": power}).items():
-        for kind in listed:
-            _register_foreach(aten_op(f"_foreach_{name}.{kind}"), rule)
-    for name in ("add", "mul", "div"):
-        _register_foreach(aten_op(f"_foreach_{name}.Tensor"), arithmetic[name])
-    for name, rule in {"addcmul": addcmul, "addcdiv": addcdiv}.items():
-        for kind in ("Scalar", "ScalarList"):
-            _register_foreach(aten_op(f"_foreach_{name}.{kind}"), rule)
-    for kind in listed:
-        _register_foreach(aten_op(f"_foreach_lerp.{kind}"), lerp)
-    for name in _FOREACH_UNARY:
-        _register_foreach(aten_op(f"_foreach_{name}.default"), _unary(_named(name)))
-    _register_foreach(aten._foreach_copy.default, copy)
-
-
-_FOREACH_UNARY = (
-    *("neg", "abs", "exp", "expm1", "log", "log1p", "log2"),
-    *("sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh", "sign"),
-)
-
-
-def _unary(formula: Formula) -> Callable[[Site, Value], Array]:
-    return lambda site, x: pointwise(site, formula, x)
-
-
-_foreach_rules()

@@ -13,9 +13,8 @@ import torch
 from treadle.loop.expr import Array, Expr, Load, Position, Reduce, ReduceKind
 from treadle.loop.index import Axis, Index, unflatten
 from treadle.loop.program import TensorRef
-from treadle.lower.pointwise import pointwise
 from treadle.lower.registry import Decline, Value, lowers
-from treadle.lower.scalars import Number, Term, cast, compute_dtype, const, where
+from treadle.lower.scalars import Number, Operand, Term, cast, compute_dtype, const, where
 from treadle.lower.site import Site, element, fresh_axes, is_dense
 from treadle.lower.views import reshaped
 
@@ -309,27 +308,48 @@ def vector_norm(
     keepdim: bool = False,
     **_dtype: Any,
 ) -> Value:
-    """``sqrt(sum x^2)``, ``sum |x|`` or ``max |x|`` over ``dims``."""
+    """``(sum |x|^order)^(1/order)`` over ``dims``; the limits of it for 0 and infinities."""
     where_ = wrapped(dims, len(x.shape))
     wide = compute_dtype(site.dtype)
+    kind, before, after = _norm_parts(order)
+    return reduce_node(site, kind, x, where_, wide, before, after)
+
+
+def _norm_parts(order: Number) -> tuple[ReduceKind, Map, Map | None]:
+    """What a norm reduces by, the map before, and the map after."""
     if order == 2:
-        return reduce_node(
-            site, ReduceKind.SUM, x, where_, wide, lambda t: t * t, lambda t: t.fn("sqrt")
-        )
+        return ReduceKind.SUM, lambda t: t * t, lambda t: t.fn("sqrt")
     if order == 1:
-        return reduce_node(site, ReduceKind.SUM, x, where_, wide, lambda t: t.fn("abs"))
-    if order == math.inf:
-        return reduce_node(site, ReduceKind.MAX, x, where_, wide, lambda t: t.fn("abs"))
-    raise Decline(f"a vector norm of order {order} has no formula yet")
-
-
-@lowers(aten._foreach_norm.Scalar)
-def foreach_norm(
-    site: Site, tensors: Sequence[Value], order: Number = 2, **_dtype: Any
-) -> tuple[Value, ...]:
-    return tuple(
-        vector_norm(site.element_site(i), tensor, order) for i, tensor in enumerate(tensors)
+        return ReduceKind.SUM, lambda t: t.fn("abs"), None
+    if order == 0:
+        return ReduceKind.SUM, lambda t: t.fn("ne", 0).choose(_one(t), 0), None
+    if math.isinf(order):
+        kind = ReduceKind.MAX if order > 0 else ReduceKind.MIN
+        return kind, lambda t: t.fn("abs"), None
+    power = float(order)
+    return (
+        ReduceKind.SUM,
+        lambda t: t.fn("abs").fn("pow", power),
+        lambda t: t.fn("pow", 1 / power),
     )
+
+
+def _one(like: Term) -> Term:
+    return Term(const(1, like.expr.dtype))
+
+
+def step(
+    site: Site,
+    tag: str,
+    dtype: torch.dtype,
+    formula: Callable[..., Term],
+    *operands: Operand,
+) -> Value:
+    """A pointwise intermediate in the compute dtype of ``dtype``, broadcast over its operands."""
+    shapes = [operand.shape for operand in operands if not isinstance(operand, Number)]
+    axes = fresh_axes(torch.broadcast_shapes(*shapes))
+    terms = [site.term(operand, axes, dtype) for operand in operands]
+    return site.temp(tag, Array(axes, formula(*terms).expr))
 
 
 def mean_and_spread(
@@ -397,15 +417,16 @@ def var_mean(
     )
 
 
-@lowers(aten.mse_loss.default)
-def mse_loss(site: Site, x: Value, target: Value, reduction: int = 1) -> Value:
-    """``(x - target)^2``, summed, averaged or left alone."""
-    wide = compute_dtype(site.dtype)
-    if reduction == 0:
-        return pointwise(site, lambda x, y: (x - y) * (x - y), x, target)
-    axes = fresh_axes(torch.broadcast_shapes(x.shape, target.shape))
-    gap = site.term(x, axes, wide) - site.term(target, axes, wide)
-    squares = site.temp("square", Array(axes, (gap * gap).expr))
-    count = math.prod(squares.shape) if reduction == 1 else 1
-    dims = tuple(range(len(squares.shape)))
-    return reduce_node(site, ReduceKind.SUM, squares, dims, wide, after=lambda t: t / count)
+@lowers(aten.std_mean.correction)
+def std_mean(
+    site: Site,
+    x: Value,
+    dims: Sequence[int] | None = None,
+    correction: Number | None = None,
+    keepdim: bool = False,
+) -> tuple[Value, Value]:
+    average, spread, divide = _variance(site, x, dims, correction)
+    return (
+        finish(site.element_site(0), spread, lambda t: divide(t).fn("sqrt")),
+        finish(site.element_site(1), average),
+    )

@@ -101,6 +101,15 @@ class Layouts:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How much of a program there was."""
+
+    steps: int
+    buffers: int
+    moved: Mapping[str, str]
+
+
 @dataclass(slots=True)
 class Builder:
     """The program so far. ``is_placed``: devices in the graph are meant, not just traced on;
@@ -115,6 +124,22 @@ class Builder:
     steps: list[Step] = field(default_factory=list[Step])
     constants: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     moved: dict[str, str] = field(default_factory=dict[str, str])
+
+    def mark(self) -> "Mark":
+        """Where the program stands now, for ``since`` and ``reset``."""
+        return Mark(len(self.steps), len(self.buffers), dict(self.moved))
+
+    def since(self, mark: "Mark") -> Sequence[Step]:
+        """The steps that came after ``mark``."""
+        return self.steps[mark.steps :]
+
+    def reset(self, mark: "Mark") -> None:
+        """Forget everything that came after ``mark``."""
+        del self.steps[mark.steps :]
+        for name in list(self.buffers)[mark.buffers :]:
+            del self.buffers[name]
+            self.constants.pop(name, None)
+        self.moved = dict(mark.moved)
 
     def buffer(
         self,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from treadle.loop.expr import Array
 from treadle.loop.program import BufferKind, Call, Compute, Origin, Step, TensorRef
 from treadle.loop.traverse import loads
-from treadle.lower.calls import RANDOM_NAMES
+from treadle.lower.library import RANDOM_NAMES
 from treadle.lower.registry import Value
 from treadle.lower.scalars import cast
 from treadle.lower.site import Builder, buffers_read, element, fresh_axes

@@ -1,0 +1,76 @@
+"""Operations without a rule, as the operations that PyTorch's own decomposition makes of them.
+
+::
+
+    before:  y = huber_loss_backward(g, x, t, 1, 0.5)
+    after:   d = x - t;  a = d < -0.5;  b = d > 0.5;  ...;  y = where(a, ..., where(b, ..., ...))
+
+Decompositions compute half precisions in float32 where eager does. A decomposition is taken only
+if all of it has rules, or library calls that are meant: otherwise the operation stays whole.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+
+from treadle.lower.library import CHOSEN
+from treadle.lower.registry import rule_for
+
+Decomposition = Callable[..., Any]
+
+
+def decomposition_of(node: fx.Node) -> fx.GraphModule | None:
+    """``node`` as a graph of its tensor operands, or ``None`` where it has no decomposition."""
+    op = node.target
+    if not isinstance(op, OpOverload) or op not in _table() or _draws(op):
+        return None
+    operands = node.all_input_nodes
+
+    def run(*tensors: torch.Tensor) -> Any:
+        values = dict(zip(operands, tensors, strict=True))
+        args: Any = map_arg(node.args, values.__getitem__)
+        kwargs: Any = map_arg(node.kwargs, values.__getitem__)
+        return op(*args, **kwargs)
+
+    chosen = {op: _table()[op]} | _without_rules()
+    fakes = [operand.meta["val"] for operand in operands]
+    module = make_fx(run, decomposition_table=chosen, tracing_mode="fake")(*fakes)
+    calls = [each for each in module.graph.nodes if each.op == "call_function"]
+    if any(each.target is op for each in calls) or any(_is_unfit(each) for each in calls):
+        return None
+    return module
+
+
+def _draws(op: OpOverload) -> bool:
+    """Whether ``op`` draws random numbers: its decomposition would draw others."""
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def _is_unfit(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return False
+    return target._schema.is_mutable or _draws(target)
+
+
+@functools.cache
+def _table() -> Mapping[OpOverload, Decomposition]:
+    """PyTorch's decompositions into its core operations."""
+    known = dict(torch.export.default_decompositions())
+    return {op: fn for op, fn in known.items() if isinstance(op, OpOverload)}
+
+
+@functools.cache
+def _without_rules() -> dict[OpOverload, Decomposition]:
+    """Those of operations that would be fallbacks."""
+    return {
+        op: fn
+        for op, fn in _table().items()
+        if rule_for(op) is None and op not in CHOSEN and not _draws(op)
+    }

@@ -1,0 +1,92 @@
+"""Operations on lists of tensors: ``_foreach_f(xs, ys)[i] = f(xs[i], ys[i])``."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from treadle.loop.expr import Array
+from treadle.lower.pointwise import (
+    Formula,
+    add,
+    addcdiv,
+    addcmul,
+    copy,
+    div,
+    lerp,
+    maximum,
+    minimum,
+    mul,
+    named,
+    pointwise,
+    power,
+    sub,
+)
+from treadle.lower.reductions import max_all, vector_norm
+from treadle.lower.registry import Value, aten_op, lowers
+from treadle.lower.scalars import Number
+from treadle.lower.site import Site
+
+aten = torch.ops.aten
+
+
+def _register_foreach(op: OpOverload, single: Callable[..., Array]) -> None:
+    """``_foreach_f(xs, ys, k)`` is ``[f(x, y, k) for x, y in zip(xs, ys)]``."""
+
+    @lowers(op)
+    def rule(site: Site, *args: Any, **kwargs: Any) -> tuple[Value, ...]:
+        results: list[Value] = []
+        for i in range(len(args[0])):
+            each = [arg[i] if isinstance(arg, tuple | list) else arg for arg in args]
+            named = {
+                key: arg[i] if isinstance(arg, tuple | list) else arg for key, arg in kwargs.items()
+            }
+            results.append(single(site.element_site(i), *each, **named))
+        return tuple(results)
+
+
+def _foreach_rules() -> None:
+    arithmetic = {"add": add, "sub": sub, "mul": mul, "div": div}
+    bounds = {"maximum": maximum, "minimum": minimum, "clamp_min": maximum, "clamp_max": minimum}
+    listed = ("List", "Scalar", "ScalarList")
+    for name, rule in (arithmetic | bounds | {"pow": power}).items():
+        for kind in listed:
+            _register_foreach(aten_op(f"_foreach_{name}.{kind}"), rule)
+    for name in ("add", "mul", "div"):
+        _register_foreach(aten_op(f"_foreach_{name}.Tensor"), arithmetic[name])
+    for name, rule in {"addcmul": addcmul, "addcdiv": addcdiv}.items():
+        for kind in ("Scalar", "ScalarList"):
+            _register_foreach(aten_op(f"_foreach_{name}.{kind}"), rule)
+    for kind in listed:
+        _register_foreach(aten_op(f"_foreach_lerp.{kind}"), lerp)
+    for name in _FOREACH_UNARY:
+        _register_foreach(aten_op(f"_foreach_{name}.default"), _unary(named(name)))
+    _register_foreach(aten._foreach_copy.default, copy)
+
+
+_FOREACH_UNARY = (
+    *("neg", "abs", "exp", "expm1", "log", "log1p", "log2"),
+    *("sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh", "sign"),
+)
+
+
+def _unary(formula: Formula) -> Callable[[Site, Value], Array]:
+    return lambda site, x: pointwise(site, formula, x)
+
+
+_foreach_rules()
+
+
+@lowers(aten._foreach_max.default)
+def foreach_max(site: Site, tensors: Sequence[Value]) -> tuple[Value, ...]:
+    return tuple(max_all(site.element_site(i), tensor) for i, tensor in enumerate(tensors))
+
+
+@lowers(aten._foreach_norm.Scalar)
+def foreach_norm(
+    site: Site, tensors: Sequence[Value], order: Number = 2, **_dtype: Any
+) -> tuple[Value, ...]:
+    return tuple(
+        vector_norm(site.element_site(i), tensor, order) for i, tensor in enumerate(tensors)
+    )

@@ -1,0 +1,112 @@
+"""Which operations are library calls by choice, and why. Any other call is a fallback.
+
+An operation with a rule is a call only where its rule declines; then it is listed here if that
+is as it should be (``gather`` has a formula, the sum of many writes into one place has none).
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch._ops import OpOverload
+
+from treadle.lower.registry import aten_op
+
+aten = torch.ops.aten
+
+OUT_VARIANTS = {
+    aten.mm.default: "aten.mm.out",
+    aten.addmm.default: "aten.addmm.out",
+    aten.bmm.default: "aten.bmm.out",
+    aten.baddbmm.default: "aten.baddbmm.out",
+    aten.mv.default: "aten.mv.out",
+    aten.addmv.default: "aten.addmv.out",
+    aten.dot.default: "aten.dot.out",
+}
+"""Products that write into a buffer of ours."""
+
+_WHY: Mapping[str, str] = {
+    "a product: the vendor's library": """
+        mm addmm bmm baddbmm mv addmv dot addbmm _int_mm _trilinear linear_backward
+        _cdist_forward _cdist_backward
+    """,
+    "a convolution: the vendor's library": """
+        convolution convolution_backward _convolution_double_backward cudnn_convolution
+        mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn _cudnn_rnn_backward
+    """,
+    "attention: the framework's fused kernel": """
+        _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
+        _scaled_dot_product_flash_attention_for_cpu
+        _scaled_dot_product_flash_attention_for_cpu_backward
+        _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
+        _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
+        _scaled_dot_product_fused_attention_overrideable
+        _scaled_dot_product_fused_attention_overrideable_backward
+        _flash_attention_forward _flash_attention_backward
+        _efficient_attention_forward _efficient_attention_backward
+    """,
+    "a norm that the graph asks of the vendor's library by name": """
+        cudnn_batch_norm cudnn_batch_norm_backward _batch_norm_with_update_functional
+        batch_norm_backward
+    """,
+    "random numbers: eager's stream of them": """
+        bernoulli bernoulli.p bernoulli.Tensor rand rand_like randn randn_like randint
+        randint.low randint_like randint_like.low_dtype randperm normal_functional
+        normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor normal.float_float
+        uniform multinomial native_dropout exponential poisson binomial geometric cauchy
+        log_normal random random.to random.from rrelu_with_noise_functional _standard_gamma
+        _sample_dirichlet
+    """,
+    "an order: rows are sorted by the library": """
+        sort sort.stable topk kthvalue median median.dim nanmedian nanmedian.dim mode
+        searchsorted.Tensor searchsorted.Scalar bucketize.Tensor bucketize.Scalar
+    """,
+    "a scan: each element waits for the one before": """
+        cumsum cumprod logcumsumexp cummax cummin
+    """,
+    "places that data chooses: many writes may meet in one": """
+        embedding_dense_backward scatter.src scatter.value scatter_add scatter_reduce.two
+        scatter.reduce scatter.value_reduce index_put _unsafe_index_put index_add index_copy
+        index_reduce put masked_scatter masked_scatter_backward max_unpool2d max_unpool3d
+        _embedding_bag _embedding_bag_forward_only _embedding_bag_backward
+        _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward histc
+        repeat_interleave.Tensor grid_sampler_2d_backward grid_sampler_3d_backward
+        upsample_bicubic2d_backward _unsafe_masked_index_put_accumulate
+    """,
+    "a recursion over time": """
+        _ctc_loss _ctc_loss_backward _ctc_loss.Tensor _ctc_loss_backward.Tensor
+    """,
+    "linear algebra": """
+        linalg_lu_factor_ex _linalg_solve_ex linalg_solve_triangular linalg_cholesky_ex
+        linalg_inv_ex linalg_qr _linalg_eigh _linalg_svd _linalg_det linalg_lu_solve
+        linalg_householder_product triangular_solve cholesky_inverse linalg_lu linalg_eig
+        linalg_ldl_factor_ex linalg_ldl_solve _linalg_slogdet linalg_matrix_exp
+    """,
+    "a Fourier transform": """
+        _fft_c2c _fft_c2r _fft_r2c
+    """,
+}
+
+
+def _operations(names: str) -> list[OpOverload]:
+    """``"mm bernoulli.p"`` -> the operators; those this PyTorch does not have are left out."""
+    found: list[OpOverload] = []
+    for name in names.split():
+        try:
+            found.append(aten_op(name if "." in name else f"{name}.default"))
+        except AttributeError:  # of a newer or an older PyTorch
+            continue
+    return found
+
+
+WHY: Mapping[OpOverload, str] = {
+    op: why for why, names in _WHY.items() for op in _operations(names)
+}
+"""Why an operation that is a library call by choice is one."""
+
+CHOSEN = frozenset(WHY)
+"""Operations whose library kernel is the right answer."""
+
+RANDOM = frozenset(_operations(_WHY["random numbers: eager's stream of them"]))
+"""Operations that advance the random generator: they keep their order and are never dropped."""
+
+RANDOM_NAMES = frozenset(str(op) for op in RANDOM)

@@ -1,0 +1,123 @@
+"""Losses over classes and over differences."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from treadle.loop.expr import Array, Position, ReduceKind
+from treadle.loop.index import Index, value_index
+from treadle.lower.pointwise import pointwise
+from treadle.lower.reductions import finish, reduce_node, reduced
+from treadle.lower.registry import Value, lowers
+from treadle.lower.scalars import Term, cast, compute_dtype
+from treadle.lower.site import Site, element, fresh_axes
+from treadle.lower.views import reshaped
+
+aten = torch.ops.aten
+SUM = ReduceKind.SUM
+
+
+def _class_dim(x: Value) -> int:
+    return 1 if len(x.shape) > 1 else 0
+
+
+def _target(
+    site: Site, x: Value, target: Value, axes: Sequence[Any], ignore_index: int
+) -> tuple[Term, Index]:
+    """Whether the target at ``axes`` counts, and its class as an index into ``x``."""
+    wanted = Term(element(target, axes))
+    counts = wanted.fn("ne", ignore_index)
+    classes = x.shape[_class_dim(x)]
+    safe = Term(cast(counts.choose(wanted, 0).expr, torch.int64))
+    return counts, value_index(safe.expr, 0, classes - 1)
+
+
+@lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def nll_loss_forward(
+    site: Site, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int
+) -> tuple[Value, Value]:
+    """``-w[t] * x[n, t]`` with ``t = target[n]``, summed over targets that count; the mean is that
+    over the sum of their weights. Without weights each is one."""
+    loss_site, count_site = site.element_site(0), site.element_site(1)
+    wide = compute_dtype(x.dtype)
+    axes = fresh_axes(target.shape)
+    counts, place = _target(site, x, target, axes, ignore_index)
+    dim = _class_dim(x)
+    picked = -Term(cast(element(x, (*axes[:dim], place, *axes[dim:])), wide))
+    if weight is not None:
+        picked = picked * Term(cast(element(weight, (place,)), wide))
+    losses = Array(axes, counts.choose(picked, 0).expr)
+    if reduction == 0:
+        none = Array((), cast(Position(Index.of(0)), count_site.dtype))
+        return Array(losses.axes, cast(losses.body, loss_site.dtype)), none
+    dims = tuple(range(len(target.shape)))
+    total = reduced(site, "sum", SUM, site.temp("picked", losses), dims, wide)
+    total = reshaped(total, ())
+    seen = _seen(site, x, target, weight, ignore_index, wide)
+    number = reshaped(reduced(site, "count", SUM, seen, dims, wide), ())
+    if reduction == 2:
+        return finish(loss_site, total), finish(count_site, number)
+    loss = pointwise(loss_site, lambda t, n: t / n, total, number, common=wide)
+    return loss, finish(count_site, number)
+
+
+def _seen(
+    site: Site, x: Value, target: Value, weight: Value | None, ignore_index: int, wide: torch.dtype
+) -> Value:
+    """The weight of each target; zero for one that does not count."""
+    axes = fresh_axes(target.shape)
+    counts, place = _target(site, x, target, axes, ignore_index)
+    if weight is None:
+        return site.temp("seen", Array(axes, cast(counts.expr, wide)))
+    found = Term(cast(element(weight, (place,)), wide))
+    return site.temp("seen", Array(axes, counts.choose(found, 0).expr))
+
+
+@lowers(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def nll_loss_backward(
+    site: Site,
+    grad: Value,
+    x: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Value,
+) -> Array:
+    """``-w[c] * grad`` (over the total weight for the mean) where the class is the target."""
+    axes, dim = site.axes(), _class_dim(x)
+    wide = compute_dtype(site.dtype)
+    others = (*axes[:dim], *axes[dim + 1 :])
+    wanted = Term(cast(element(target, others), torch.int64))
+    here = wanted.fn("eq", Term(Position(Index.of(axes[dim]))))
+    hit = here.fn("and", wanted.fn("ne", ignore_index))
+    slope = -site.term(grad, others if reduction == 0 else (), wide)
+    if weight is not None:
+        slope = slope * site.term(weight, (axes[dim],), wide)
+    if reduction == 1:
+        slope = slope / site.term(total_weight, (), wide)
+    return Array(axes, cast(hit.choose(slope, 0).expr, site.dtype))
+
+
+@lowers(aten.mse_loss.default)
+def mse_loss(site: Site, x: Value, target: Value, reduction: int = 1) -> Value:
+    """``(x - target)^2``, summed, averaged or left alone."""
+    wide = compute_dtype(site.dtype)
+    if reduction == 0:
+        return pointwise(site, lambda x, y: (x - y) * (x - y), x, target)
+    axes = fresh_axes(torch.broadcast_shapes(x.shape, target.shape))
+    gap = site.term(x, axes, wide) - site.term(target, axes, wide)
+    squares = site.temp("square", Array(axes, (gap * gap).expr))
+    count = math.prod(squares.shape) if reduction == 1 else 1
+    dims = tuple(range(len(squares.shape)))
+    return reduce_node(site, ReduceKind.SUM, squares, dims, wide, after=lambda t: t / count)
+
+
+@lowers(aten.mse_loss_backward.default)
+def mse_loss_backward(site: Site, grad: Value, x: Value, target: Value, reduction: int) -> Array:
+    """``2 (x - target) grad``, divided by the count for the mean."""
+    elements = max(math.prod(x.shape), 1)
+    factor = 2.0 / elements if reduction == 1 else 2.0
+    return pointwise(site, lambda grad, x, target: factor * (x - target) * grad, grad, x, target)

@@ -1,0 +1,176 @@
+"""One node: a rule, the rules of its decomposition, or a library call, in this order."""
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from treadle.loop.expr import Array, Const
+from treadle.loop.program import BufferKind, Call, Origin, TensorRef
+from treadle.lower import calls, pointwise, views
+from treadle.lower.decompose import decomposition_of
+from treadle.lower.library import CHOSEN
+from treadle.lower.registry import Decline, Value, rule_for
+from treadle.lower.site import Builder, Site
+from treadle.util.errors import LoweringError
+
+NO_COMPILER = "no kernels are generated here"
+"""Why everything is a library call: no compiler was found, or ``codegen=False``."""
+
+Environment = dict[fx.Node, Any]
+
+
+def lower_node(
+    builder: Builder, node: fx.Node, env: Environment, inside: Site | None = None
+) -> Any:
+    """The value of ``node``; ``inside``: the operation that it is a part of."""
+    target = node.target
+    if target is operator.getitem:
+        source, position = node.args
+        return env[source][position]  # type: ignore[index]
+    if not isinstance(target, OpOverload):
+        raise error_at(node, f"{target} is not an ATen operation")
+    val = node.meta.get("val")
+    if val is None:
+        raise error_at(node, "the node has no fake value")
+    if inside is None:
+        site = Site(builder, node, origin_of(node), val, node.name)
+    else:
+        site = Site(builder, node, inside.origin, val, f"{inside.name}_{node.name}")
+    args = _resolved(site, node.args, env)
+    kwargs = _resolved(site, node.kwargs, env)
+    return _lowered(site, target, args, kwargs, env)
+
+
+def lower_constant(builder: Builder, module: torch.nn.Module | None, node: fx.Node) -> Value:
+    """A tensor held by the graph: one number is a literal, more are a constant buffer."""
+    data = operator.attrgetter(str(node.target))(module)
+    if not isinstance(data, torch.Tensor):
+        raise error_at(node, "a constant of the graph is not a tensor")
+    data = data.detach()
+    if data.ndim == 0 and data.dtype.is_complex is False and not builder.library:
+        return Array((), Const(data.item(), data.dtype))
+    data = data.contiguous()
+    ref = builder.buffer(node.name, data.dtype, data.shape, kind=BufferKind.CONSTANT)
+    builder.constants[ref.buffer] = data
+    return ref
+
+
+def _lowered(
+    site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], env: Environment
+) -> Any:
+    if not _is_tensors(site.val):
+        raise site.fault("the result is not a tensor", "compute it outside the step")
+    crosses = op is torch.ops.aten._to_copy.default and _leaves(site, args[0])
+    only_views = site.builder.library
+    rule = None if crosses or (only_views and op not in views.VIEWS) else rule_for(op)
+    reason = NO_COMPILER if only_views else f"{op} has no lowering rule"
+    if rule is not None:
+        try:
+            value = rule(site, *args, **kwargs)
+            if not (only_views and _has_formulas(value)):
+                return _results(site, value)
+        except Decline as refusal:
+            reason = f"{op}: {refusal}"
+    chosen = crosses or op in CHOSEN
+    if not chosen and not only_views:
+        parts = _decomposed(site, env)
+        if parts is not None:
+            return parts
+    return calls.call(site, op, args, kwargs, "" if chosen else reason)
+
+
+def _decomposed(site: Site, env: Environment) -> Any:
+    """The value from the parts of the operation; ``None`` if a part would be a fallback."""
+    module = decomposition_of(site.node)
+    if module is None:
+        return None
+    before = site.builder.mark()
+    inner: Environment = {}
+    operands = iter(site.node.all_input_nodes)
+    result: Any = None
+    for node in module.graph.nodes:
+        match node.op:
+            case "placeholder":
+                inner[node] = _resolved(site, next(operands), env)
+            case "get_attr":
+                inner[node] = lower_constant(site.builder, module, node)
+            case "call_function":
+                inner[node] = lower_node(site.builder, node, inner, site)
+            case _:
+                result = _resolved(site, node.args[0], inner)
+    if any(isinstance(step, Call) and step.reason for step in site.builder.since(before)):
+        site.builder.reset(before)
+        return None
+    if isinstance(site.val, torch.Tensor):
+        return _laid_out(site, result)
+    return tuple(
+        _laid_out(site.element_site(i), each) if isinstance(val, torch.Tensor) else val
+        for i, (each, val) in enumerate(zip(result, site.val, strict=True))
+    )
+
+
+def _laid_out(site: Site, value: Any) -> Value | None:
+    """The result of a decomposition with eager's strides, where it is stored at all."""
+    if not isinstance(value, TensorRef):
+        return value
+    pairs = zip(value.shape, value.strides, site.val.stride(), strict=True)
+    if all(mine == eager for size, mine, eager in pairs if size > 1):
+        return value
+    return site.result(pointwise.clone(site, value))
+
+
+def _has_formulas(value: Any) -> bool:
+    return any(isinstance(each, Array) for each in (value if isinstance(value, tuple) else [value]))
+
+
+def _leaves(site: Site, source: Value) -> bool:
+    """Whether a conversion ends on another device than the program's."""
+    return isinstance(source, TensorRef) and site.builder.device_of(site.val) != site.builder.device
+
+
+def _is_tensors(val: Any) -> bool:
+    if isinstance(val, tuple | list):
+        return any(isinstance(each, torch.Tensor) for each in val)
+    return isinstance(val, torch.Tensor)
+
+
+def _results(site: Site, value: Any) -> Any:
+    """What the rule returned, each formula that reads a buffer stored in one of its own."""
+    if isinstance(value, tuple):
+        if all(isinstance(each, TensorRef) for each in value):
+            return value
+        return tuple(
+            None if each is None else site.element_site(i).result(each)
+            for i, each in enumerate(value)
+        )
+    return site.result(value)
+
+
+def _resolved(site: Site, arg: Any, env: Environment) -> Any:
+    """Arguments with nodes replaced by their values, on the device of the program."""
+    if isinstance(arg, fx.Node):
+        value = env[arg]
+        return site.builder.local(value, site.origin) if isinstance(value, TensorRef) else value
+    if isinstance(arg, tuple | list):
+        return tuple(_resolved(site, item, env) for item in arg)
+    if isinstance(arg, Mapping):
+        return {key: _resolved(site, item, env) for key, item in arg.items()}
+    return arg
+
+
+def origin_of(node: fx.Node) -> Origin:
+    """Who to name when this node is reported."""
+    meta = node.meta
+    return Origin(
+        (node.name,), meta.get("where", ""), meta.get("module", ""), meta.get("phase", "")
+    )
+
+
+def error_at(node: fx.Node, message: str) -> LoweringError:
+    """TR-301 for this node, with the user's line."""
+    where = node.meta.get("where", "")
+    return LoweringError(f"{node.name}: {message}", code="TR-301", where=where)
