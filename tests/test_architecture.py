@@ -12,6 +12,7 @@ FLOORS = (
     {"options"},
     {"graph", "loop", "runtime"},
     {"capture", "passes", "lower", "schedule", "codegen"},
+    {"stages"},
     {"pipeline"},
     {"report"},  # reads what the pipeline made; the pipeline does not know it
     {"undo"},

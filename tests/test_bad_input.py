@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import treadle
 from treadle.options import Options
+from treadle.runtime.cache import Cache
 
 SRC = Path(treadle.__file__).parent.parent
 
@@ -138,32 +139,38 @@ def test_two_processes_may_compile_the_same_step_at_once(tmp_path):
 
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "empty"])
 def test_a_damaged_cache_is_compiled_again(tmp_path, damage):
-    fresh = run_script(STEP, TREADLE_CACHE_DIR=str(tmp_path))
-    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 100]
-    assert files
+    """Every file of it: artifacts, shared libraries, measured workspaces."""
+    model, _, step = compiled(tmp_path)
+    weights = copy.deepcopy(model.state_dict())
+    given, states = batch(), []
+    torch.manual_seed(0)
+    expected = step(*given)
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert any(path.suffix == ".so" for path in files)
     for path in files:
         data = path.read_bytes()
+        path.unlink()  # this process has the library mapped
         half = {"truncated": data[: len(data) // 2], "garbage": b"\0" * len(data), "empty": b""}
         path.write_bytes(half[damage])
-    again = run_script(STEP, TREADLE_CACHE_DIR=str(tmp_path))
-    assert again.returncode == 0, again.stderr
-    assert again.stdout == fresh.stdout
-    assert run_script(STEP, TREADLE_CACHE_DIR=str(tmp_path)).stdout.split()[-1] == "True"
+    for _ in range(2):
+        model.load_state_dict(weights)
+        *_, again = compiled(tmp_path, model)
+        torch.manual_seed(0)
+        assert torch.equal(again(*given), expected)
+        states.append(again.compiled.from_cache)
+    assert states == [False, True]
 
 
 def test_a_blob_of_another_format_is_a_miss(tmp_path):
     """Valid on disk, but not something this version can read."""
     model, _, step = compiled(tmp_path)
-    first = step.prepare(*batch())
-    cache = treadle.pipeline.Cache(tmp_path)
-    target = treadle.pipeline.Target("cpu", step.options)
-    key = treadle.pipeline.artifact_key(
-        first.captured.step, target, treadle.pipeline.build(cache, device="cpu")
-    )
+    key = step.prepare(*batch()).key
+    cache = Cache(tmp_path)
     assert cache.get(key) is not None
-    cache.put(key, b"not an artifact")
-    *_, other = compiled(tmp_path, model)
-    assert not other.prepare(*batch()).from_cache
+    for blob in (b"not an artifact", b"{}", b'{"artifact": {}, "story": ""}', b"[1]", b"null"):
+        cache.put(key, blob)
+        *_, other = compiled(tmp_path, model)
+        assert not other.prepare(*batch()).from_cache
     *_, third = compiled(tmp_path, model)
     assert third.prepare(*batch()).from_cache
 

@@ -4,6 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,12 +16,14 @@ from treadle.capture.refuse import check_models, named_models, named_optimizers
 from treadle.capture.snapshot import Snapshot
 from treadle.capture.step import capture
 from treadle.capture.torch_private import flatten
-from treadle.graph.printing import show
 from treadle.options import Options, from_environment
 from treadle.pipeline import Compiled, compile_graph
 from treadle.report.explain import explain
+from treadle.report.watch import watcher_for
+from treadle.runtime.cache import Cache
 from treadle.runtime.interrupt import uninterrupted
 from treadle.runtime.meter import PeakReport, measure_peak
+from treadle.stages import STAGES, Clock, text_of
 from treadle.undo import Undo
 from treadle.util.errors import LoweringError, RuntimeFailure, TreadleError
 from treadle.util.sizes import parse_bytes
@@ -62,6 +65,7 @@ class Step:
         self._optimizers = named_optimizers(optimizers)
         self._cache: OrderedDict[GuardKey, Compiled] = OrderedDict()
         self._last: Compiled | None = None
+        self._store = Cache(options.cache_dir)
         self._lock = threading.RLock()
         check_models(self._models, self._optimizers)
 
@@ -100,16 +104,14 @@ class Step:
         return explain(self.compiled, self.recompiles)
 
     def graph(self, stage: str = "planned") -> str:
-        """The graph after ``captured``, ``clean`` or ``planned``, one line per value."""
-        stages = self.compiled.stages
-        if stage not in stages:
-            known = ", ".join(stages)
+        """What a stage made: the graph ``captured``, ``clean`` or ``planned``, the memory plan's
+        ``decisions``, the ``loops`` and ``kernels``, or the generated ``sources``."""
+        if stage not in STAGES:
             raise TreadleError(
-                f"there is no stage {stage!r}",
-                code="TR-002",
-                remedy=f"stages of this step: {known} (a step from the cache has only the first)",
+                f"there is no stage {stage!r}", code="TR-002", remedy=f"one of {', '.join(STAGES)}"
             )
-        return show(stages[stage])
+        compiled = self.compiled
+        return compiled.story.texts.get(stage) or text_of(compiled.artifact)
 
     def measure(self, *args: Any, **kwargs: Any) -> PeakReport:
         """Run one real step and measure the peak of all tensor bytes alive during it."""
@@ -181,14 +183,20 @@ class Step:
         return found
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
-        captured = capture(
-            self._function,
-            models=self._models,
-            optimizers=self._optimizers,
-            args=args,
-            kwargs=kwargs,
-        )
-        compiled = compile_graph(captured, self.options, device=captured.device)
+        watcher = watcher_for(name_of(self._function), self.options)
+        clock = Clock(watcher)
+        try:
+            with clock.stage("capture"):
+                captured = capture(
+                    self._function,
+                    models=self._models,
+                    optimizers=self._optimizers,
+                    args=args,
+                    kwargs=kwargs,
+                )
+            compiled = compile_graph(captured, self.options, cache=self._store, clock=clock)
+        finally:
+            watcher.closes()
         if self.options.strict:
             _refuse_fallbacks(compiled)
         return compiled
@@ -218,6 +226,11 @@ def compile(
     if strict is not None:
         chosen = replace(chosen, strict=strict)
     return Step(function, model, optimizer, chosen)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What to call a step: the function's name, or its class's."""
+    return function.__name__ if isinstance(function, FunctionType) else type(function).__name__
 
 
 def _refuse_fallbacks(compiled: Compiled) -> None:

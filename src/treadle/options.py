@@ -18,6 +18,15 @@ def _environment_flag(name: str) -> bool:
     return os.environ.get(PREFIX + name, "0") not in ("", "0")
 
 
+def _environment_level(name: str) -> int:
+    text = os.environ.get(PREFIX + name, "") or "0"
+    if not text.isdecimal():
+        raise TreadleError(
+            f"{PREFIX}{name}={text!r} is not a level", code="TR-001", remedy="set it to 0 .. 4"
+        )
+    return int(text)
+
+
 @dataclass(frozen=True)
 class Options:
     """How a step is compiled.
@@ -27,6 +36,9 @@ class Options:
     ``strict``: a fallback is an error. ``codegen``: generate kernels (otherwise PyTorch's run).
     ``fuse``: let formulas share kernels. ``cache_dir``: where compiled code is kept.
     ``max_cached``: compiled variants kept per step. ``dump``: folder for every stage as text.
+    ``debug``: 1 prints the time of each stage, 2 what each pass changed, 3 the loops and kernels,
+    4 the generated sources, all on standard error. ``progress``: a line on a terminal when a
+    compile takes more than a second.
     """
 
     memory: str | int | float | None = None
@@ -37,19 +49,26 @@ class Options:
     max_cached: int = 8
     dump: Path | None = None
     debug: int = 0
+    progress: bool = True
 
     def __post_init__(self) -> None:
         if self.max_cached < 1:
             raise TreadleError("max_cached must be at least 1", code="TR-001")
 
+    @property
+    def watched(self) -> bool:
+        """Whether every stage is to be seen: then the cache is not asked."""
+        return self.dump is not None or self.debug > 1
+
 
 def from_environment() -> Options:
     """The defaults, with ``TREADLE_STRICT``, ``TREADLE_NO_CODEGEN``, ``TREADLE_DUMP``,
-    ``TREADLE_DEBUG`` and ``TREADLE_CACHE_DIR`` applied."""
+    ``TREADLE_DEBUG``, ``TREADLE_NO_PROGRESS`` and ``TREADLE_CACHE_DIR`` applied."""
     dump = os.environ.get(PREFIX + "DUMP")
     return Options(
         strict=_environment_flag("STRICT"),
         codegen=not _environment_flag("NO_CODEGEN"),
         dump=Path(dump) if dump else None,
-        debug=int(os.environ.get(PREFIX + "DEBUG", "0") or 0),
+        debug=_environment_level("DEBUG"),
+        progress=not _environment_flag("NO_PROGRESS"),
     )

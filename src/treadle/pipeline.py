@@ -1,12 +1,11 @@
 """The order of everything, and nothing else.
 
-capture -> clean -> plan memory -> lower -> schedule -> generate code -> build
+capture -> clean -> plan memory -> lower -> simplify -> schedule -> generate code -> build
 """
 
 import hashlib
 import json
 import platform
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -14,11 +13,13 @@ import torch
 
 from treadle.capture.step import Captured
 from treadle.codegen.host import artifact_of, call_step, spec_of
-from treadle.graph.passes import GraphPass, Observer, run_passes
+from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
-from treadle.loop.kernel import Plan
+from treadle.loop.kernel import Kernel, Plan
 from treadle.loop.program import Call, Program
+from treadle.loop.simplify import simplify_program
+from treadle.loop.verify import verify_kernel, verify_program
 from treadle.lower.graph import lower
 from treadle.lower.library import RANDOM_NAMES
 from treadle.options import Options
@@ -30,14 +31,11 @@ from treadle.passes.noops import RemoveNoOps
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.cache import Cache
 from treadle.runtime.execute import Build, Executable, build
-from treadle.runtime.serialize import artifact_from_bytes, artifact_to_bytes
 from treadle.runtime.workspace import Workspaces
 from treadle.schedule.plan import schedule
-from treadle.util.errors import RuntimeFailure
+from treadle.stages import Clock, Story, Watcher, Watchers, read_saved, saved_bytes
 from treadle.util.sizes import parse_bytes
-
-FORMAT = 5
-"""Raised whenever the same graph and options may give another artifact."""
+from treadle.util.software import own_digest
 
 CLEAN: tuple[GraphPass, ...] = (
     RemoveNoOps(),  # first: it makes equal what only a no-op told apart
@@ -50,21 +48,21 @@ CLEAN: tuple[GraphPass, ...] = (
 class Compiled:
     """One compiled variant of a step, and how it came about.
 
-    ``plan`` and ``memory`` are empty, and ``stages`` has only the first, when the artifact came
-    from the cache. ``library``: no compiler was found or wanted, all is PyTorch's kernels.
+    ``key`` names the artifact in the cache; ``facts`` are what the key is made of. ``library``:
+    no compiler was found or wanted, all is PyTorch's kernels.
     """
 
     captured: Captured
     options: Options
+    key: str
+    facts: Mapping[str, str]
     artifact: Artifact
     executable: Executable
-    from_cache: bool
+    story: Story
     seconds: Mapping[str, float]
-    stages: Mapping[str, StepGraph]
-    plan: Plan | None = None
-    memory: MemoryPlan | None = None
+    from_cache: bool
+    library: bool
     measured_peak: int | None = None
-    library: bool = False
     has_run: bool = False
 
 
@@ -84,100 +82,122 @@ class Target:
         return device_for(self.device)
 
 
-@dataclass
-class Clock:
-    """Seconds per stage, in the order the stages ran."""
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A step as loops, and as kernels in an order."""
 
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-    _since: float = field(default_factory=time.perf_counter)
-
-    def lap(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
-        self._since = now
+    program: Program
+    plan: Plan
 
 
 def compile_graph(
-    captured: Captured, options: Options, *, device: str, observer: Observer | None = None
+    captured: Captured, options: Options, *, cache: Cache, clock: Clock | None = None
 ) -> Compiled:
     """A captured step to something that runs. Raises what the stages raise; changes nothing."""
-    clock, cache = Clock(), Cache(options.cache_dir)
-    stages = {"captured": captured.step}
-    build_ = build(cache, device=device) if options.codegen else Build.without_compiler(device)
-    workspaces = Workspaces(cache, device)
-    target = Target(device, options, library=not build_.generates, workspaces=workspaces)
-    key = artifact_key(captured.step, target, build_)
-    blob = cache.get(key)
-    artifact = _read(blob)
-    clock.lap("look up")
-    plan = memory = None
-    if artifact is None:
-        step = clean(captured.step, observer)
-        stages["clean"] = step
-        clock.lap("clean")
-        memory = plan_within(step, target)
-        stages["planned"] = memory.step
-        clock.lap("plan memory")
-        plan = planned(stages["planned"], target)
-        clock.lap("lower and schedule")
-        artifact = artifact_of(plan, device=device)
-        clock.lap("generate code")
-    executable = Executable(artifact, build_)
-    clock.lap("build")
-    if memory is not None:
-        cache.put(key, artifact_to_bytes(artifact))
+    clock, device = clock or Clock(), captured.device
+    with clock.stage("look up"):
+        build_ = build(cache, device=device) if options.codegen else Build.without_compiler(device)
+        workspaces = Workspaces(cache, device)
+        target = Target(device, options, library=not build_.generates, workspaces=workspaces)
+        facts = artifact_facts(captured.step, target, build_)
+        key = artifact_key(facts)
+        found = None if options.watched else _look_up(cache, key)
+    artifact, story = found or _generate(captured.step, target, clock)
+    with clock.stage("build"):
+        executable = Executable(artifact, build_)
+    if found is None:
+        cache.put(key, saved_bytes(artifact, story))
     return Compiled(
         captured,
         options,
+        key,
+        facts,
         artifact,
         executable,
-        memory is None,
+        story,
         clock.seconds,
-        stages,
-        plan,
-        memory,
+        from_cache=found is not None,
         library=target.library,
     )
 
 
-def _read(blob: bytes | None) -> Artifact | None:
+def _look_up(cache: Cache, key: str) -> tuple[Artifact, Story] | None:
     """A saved artifact; what another version wrote is a miss, and is written again."""
-    try:
-        return None if blob is None else artifact_from_bytes(blob)
-    except RuntimeFailure:
-        return None
+    blob = cache.get(key)
+    return None if blob is None else read_saved(blob)
 
 
-def clean(step: StepGraph, observer: Observer | None = None) -> StepGraph:
+def _generate(captured: StepGraph, target: Target, clock: Clock) -> tuple[Artifact, Story]:
+    """Every stage between the captured graph and the artifact."""
+    story = Story()
+    watcher = Watchers([story, clock.watcher])
+    watcher.made("captured", captured)
+    with clock.stage("clean"):
+        step = clean(captured, watcher)
+    watcher.made("clean", step)
+    with clock.stage("plan memory"):
+        memory, judged = plan_within(step, target)
+    watcher.made("planned", memory.step)
+    watcher.made("decisions", memory.table)
+    with clock.stage("lower and schedule"):
+        scheduled = judged or planned(memory.step, target)
+        _verify(scheduled)
+    watcher.made("loops", scheduled.program)
+    watcher.made("kernels", scheduled.plan)
+    with clock.stage("generate code"):
+        artifact = artifact_of(scheduled.plan, device=target.device)
+    watcher.made("sources", artifact)
+    return artifact, story
+
+
+def clean(step: StepGraph, watcher: Watcher | None = None) -> StepGraph:
     """A cleaned copy of the captured graph."""
     result = step.copy()
-    if observer is None:
-        run_passes(result, CLEAN)
-    else:
-        run_passes(result, CLEAN, observer)
+    run_passes(result, CLEAN, watcher or Watcher())
     return result
 
 
-def plan_within(step: StepGraph, target: Target) -> MemoryPlan:
+def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled | None]:
     """The fastest plan; with a budget, of those whose exact peak, after fusion and packing, is
-    within it."""
+    within it: then it has been scheduled already."""
     budget = target.options.memory
     if budget is None:
-        return fastest_plan(step, target.hardware)
+        return fastest_plan(step, target.hardware), None
     size = budget if isinstance(budget, float) else parse_bytes(budget)
-
-    def judge(candidate: StepGraph) -> int:
-        return planned(candidate, target).peak_bytes
-
-    return plan_memory(step, size, target.hardware, judge)
+    judge = Judge(target)
+    memory = plan_memory(step, size, target.hardware, judge)
+    return memory, judge.seen[id(memory.step)][1]
 
 
-def planned(step: StepGraph, target: Target) -> Plan:
+@dataclass
+class Judge:
+    """The exact peak of a candidate, and what was made to learn it."""
+
+    target: Target
+    seen: dict[int, tuple[StepGraph, Scheduled]] = field(
+        default_factory=dict[int, tuple[StepGraph, Scheduled]]
+    )  # by the identity of the step, which is held as well
+
+    def __call__(self, step: StepGraph) -> int:
+        scheduled = planned(step, self.target)
+        self.seen[id(step)] = step, scheduled
+        return scheduled.plan.peak_bytes
+
+
+def planned(step: StepGraph, target: Target) -> Scheduled:
     """The step lowered and scheduled: its kernels, their order, and its exact peak."""
-    program = lower(step, device=target.device, library=target.library)
+    program = simplify_program(lower(step, device=target.device, library=target.library))
     if target.workspaces is not None:
         program = with_workspaces(program, target.workspaces)
-    return schedule(program, fuse=target.options.fuse, reserve=target.hardware.reserve)
+    reserve = target.hardware.reserve
+    return Scheduled(program, schedule(program, fuse=target.options.fuse, reserve=reserve))
+
+
+def _verify(scheduled: Scheduled) -> None:
+    verify_program(scheduled.program)
+    for step in scheduled.plan.steps:
+        if isinstance(step, Kernel):
+            verify_kernel(step, scheduled.plan.buffers)
 
 
 def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
@@ -195,18 +215,22 @@ def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
     return replace(program, steps=tuple(steps))
 
 
-def artifact_key(step: StepGraph, target: Target, build_: Build) -> str:
-    """Same graph, same options, same software: same artifact, in every process."""
-    facts = {
-        "format": FORMAT,
-        "graph": show(step),
+def artifact_facts(step: StepGraph, target: Target, build_: Build) -> dict[str, str]:
+    """Everything an artifact depends on, by name: the graph by its digest."""
+    return {
+        "graph": hashlib.sha256(show(step).encode()).hexdigest(),
+        "treadle": own_digest(),
         "memory": repr(target.options.memory),
-        "library": target.library,
-        "fuse": target.options.fuse,
+        "kernels": "PyTorch's" if target.library else "generated",
+        "fuse": repr(target.options.fuse),
         "device": target.device,
-        "threads": torch.get_num_threads(),
+        "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
         "machine": platform.machine(),
-        "build": build_.identity,
+        "compiler": build_.identity,
     }
+
+
+def artifact_key(facts: Mapping[str, str]) -> str:
+    """Same graph, same options, same software: same artifact, in every process."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -68,7 +68,7 @@ def plan(
     )
     target = Target(captured.device, Options())
     points = tuple(
-        Point(planned(each.step, target).peak_bytes, each.seconds)
+        Point(planned(each.step, target).plan.peak_bytes, each.seconds)
         for each in frontier(clean(captured.step), device_for(device or target.device))
     )
     fitting = [point for point in points if point.peak_bytes <= budget]

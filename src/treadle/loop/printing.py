@@ -68,7 +68,7 @@ def show_program(program: Program) -> str:
                 lines.extend(("", f"{_ref(step.output)}{_origin(step)} <-"))
                 lines.extend(f"  {line}" for line in show(step.array).splitlines())
             case Call():
-                lines.extend(("", _call(step)))
+                lines.extend(("", show_call(step)))
     lines.extend(("", f"return {', '.join(_argument(ref) for ref in program.results)}"))
     return "\n".join(lines) + "\n"
 
@@ -241,7 +241,8 @@ def _argument(argument: object) -> str:
             return repr(argument)
 
 
-def _call(call: Call) -> str:
+def show_call(call: Call) -> str:
+    """``mm = aten.mm.default((x), (w))``, and why it is a call."""
     outputs = ", ".join(name or "_" for name in call.outputs)
     arguments = [_argument(argument) for argument in call.args]
     arguments += [f"{name}={_argument(value)}" for name, value in call.kwargs.items()]

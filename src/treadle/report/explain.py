@@ -71,8 +71,7 @@ def _memory(compiled: Compiled) -> str:
         f"arena {format_bytes(artifact.arena_bytes)}"
         + (f", measured peak {format_bytes(measured)}" if measured else "")
     ]
-    if compiled.memory is not None:
-        lines += [f"  {row}" for row in compiled.memory.rows()[:12]]
+    lines += [f"  {row}" for row in compiled.story.texts.get("decisions", "").splitlines()[:12]]
     return "\n".join(lines)
 
 

@@ -1,0 +1,143 @@
+"""Watchers of a compile: what to print while it runs, and what to write down."""
+
+import hashlib
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TextIO
+
+from treadle.graph.diff import diff
+from treadle.graph.passes import DumpPasses, GraphPass, PassReport
+from treadle.graph.printing import show
+from treadle.graph.signature import StepGraph
+from treadle.options import Options
+from treadle.runtime.artifact import Artifact, Language
+from treadle.stages import STAGES, Product, Watcher, Watchers, text_of
+
+_LEVEL = {"loops": 3, "kernels": 3, "sources": 4}
+"""From which level of ``debug`` on a product is printed."""
+_SUFFIX = {Language.CPP: "cpp", Language.TRITON: "py"}
+
+
+def watcher_for(name: str, options: Options, stream: TextIO | None = None) -> Watcher:
+    """What ``options`` ask for; ``name`` is the step's. ``stream``: standard error."""
+    out = stream or sys.stderr
+    watchers: list[Watcher] = []
+    if options.debug > 0:
+        watchers.append(Printer(options.debug, out))
+    if options.dump is not None:
+        watchers.append(Dump(options.dump, name))
+    if options.progress and options.debug == 0 and out.isatty():
+        watchers.append(ProgressLine(out))
+    return Watchers(watchers)
+
+
+class Printer(Watcher):
+    """The ladder: 1 stages, 2 what each pass changed, 3 loops and kernels, 4 sources."""
+
+    def __init__(self, level: int, stream: TextIO) -> None:
+        self._level = level
+        self._stream = stream
+        self._text = ""
+
+    def ends(self, stage: str, seconds: float) -> None:
+        self._print(f"treadle: {stage} {seconds:.2f} s")
+
+    def starts(self, step: StepGraph) -> None:
+        self._text = show(step) if self._level > 1 else ""
+
+    def ran(self, each: GraphPass, step: StepGraph, report: PassReport) -> None:
+        if self._level < 2:
+            return
+        nodes = f"{report.nodes_before} -> {report.nodes_after} nodes"
+        self._print(f"treadle: {report.name}: {report.matches} changes, {nodes}")
+        text = show(step)
+        self._print(diff(self._text, text))
+        self._text = text
+
+    def made(self, name: str, product: Product) -> None:
+        if self._level >= _LEVEL.get(name, 1 << 10):
+            self._print(f"treadle: {name}\n{text_of(product)}")
+
+    def _print(self, text: str) -> None:
+        if text:
+            print(text, file=self._stream, flush=True)
+
+
+class Dump(Watcher):
+    """Every product as a file of ``folder/NAME-DIGEST``, which names the captured graph::
+
+    captured.txt  passes/01-RemoveNoOps.txt  passes/01-RemoveNoOps.diff  ...  times.txt
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._root = folder
+        self._name = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
+        self._folder = folder
+        self._passes: DumpPasses | None = None
+        self._times: list[str] = []
+
+    def made(self, name: str, product: Product) -> None:
+        text = text_of(product)
+        if name == STAGES[0]:
+            digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+            self._folder = self._root / f"{self._name}-{digest}"
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._passes = DumpPasses(self._folder / "passes")
+        if isinstance(product, Artifact):
+            for at, source in enumerate(product.sources):
+                path = self._folder / f"{name}-{at}.{_SUFFIX[source.language]}"
+                path.write_text(source.text)
+        else:
+            (self._folder / f"{name}.txt").write_text(text + "\n")
+
+    def starts(self, step: StepGraph) -> None:
+        if self._passes is not None:
+            self._passes.starts(step)
+
+    def ran(self, each: GraphPass, step: StepGraph, report: PassReport) -> None:
+        if self._passes is not None:
+            self._passes.ran(each, step, report)
+
+    def ends(self, stage: str, seconds: float) -> None:
+        self._times.append(f"{stage:20} {seconds:8.3f} s\n")
+
+    def closes(self) -> None:
+        if self._passes is not None:
+            (self._folder / "times.txt").write_text("".join(self._times))
+
+
+class ProgressLine(Watcher):
+    """``treadle: plan memory ... 4 s`` on one line, from the first second on, then gone."""
+
+    def __init__(self, stream: TextIO, *, after: float = 1.0, every: float = 0.5) -> None:
+        self._stream = stream
+        self._after, self._every = after, every
+        self._stage = ""
+        self._shown = False
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begins(self, stage: str) -> None:
+        self._stage = stage
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._show, name="treadle", daemon=True)
+            self._thread.start()
+
+    def closes(self) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._shown:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+    def _show(self) -> None:
+        start = time.monotonic()
+        wait = self._after
+        while not self._done.wait(wait):
+            self._shown, wait = True, self._every
+            seconds = time.monotonic() - start
+            self._stream.write(f"\r\x1b[Ktreadle: {self._stage} ... {seconds:.0f} s")
+            self._stream.flush()

@@ -1,0 +1,137 @@
+"""What a compile tells of itself while it runs, and what is kept of that as text."""
+
+import base64
+import json
+import time
+import zlib
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from treadle.graph.passes import GraphPass, Observer, PassReport
+from treadle.graph.printing import show
+from treadle.graph.signature import StepGraph
+from treadle.loop.kernel import Kernel, Plan
+from treadle.loop.printing import show_call, show_kernel, show_program
+from treadle.loop.program import Program
+from treadle.passes.memory.decisions import Decision, folded
+from treadle.runtime.artifact import Artifact
+from treadle.runtime.serialize import artifact_from_dict, artifact_to_dict
+from treadle.util.errors import RuntimeFailure
+
+Product = StepGraph | Program | Plan | Artifact | tuple[Decision, ...]
+"""What a stage makes."""
+
+STAGES = ("captured", "clean", "planned", "decisions", "loops", "kernels", "sources")
+"""The products of a compile, in the order they are made."""
+
+
+class Watcher(Observer):
+    """Hears of every stage, beside every pass. It changes nothing of what it is shown."""
+
+    def begins(self, stage: str) -> None: ...
+
+    def ends(self, stage: str, seconds: float) -> None: ...
+
+    def made(self, name: str, product: Product) -> None: ...
+
+    def closes(self) -> None:
+        """The compile is over, or has failed."""
+
+
+class Watchers(Watcher):
+    """Several watchers as one."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = watchers
+
+    def starts(self, step: StepGraph) -> None:
+        for each in self._watchers:
+            each.starts(step)
+
+    def ran(self, each: GraphPass, step: StepGraph, report: PassReport) -> None:
+        for watcher in self._watchers:
+            watcher.ran(each, step, report)
+
+    def begins(self, stage: str) -> None:
+        for each in self._watchers:
+            each.begins(stage)
+
+    def ends(self, stage: str, seconds: float) -> None:
+        for each in self._watchers:
+            each.ends(stage, seconds)
+
+    def made(self, name: str, product: Product) -> None:
+        for each in self._watchers:
+            each.made(name, product)
+
+    def closes(self) -> None:
+        for each in self._watchers:
+            each.closes()
+
+
+@dataclass
+class Clock:
+    """Seconds per stage, in the order the stages ran."""
+
+    watcher: Watcher = field(default_factory=Watcher)
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None]:
+        self.watcher.begins(name)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent
+            self.watcher.ends(name, spent)
+
+
+def text_of(product: Product) -> str:
+    """A product as a person reads it."""
+    match product:
+        case StepGraph():
+            return show(product, details=True)
+        case Program():
+            return show_program(product)
+        case Plan():
+            parts = [
+                show_kernel(s) if isinstance(s, Kernel) else show_call(s) for s in product.steps
+            ]
+            return "\n\n".join(parts)
+        case Artifact():
+            return "\n\n".join(source.text for source in product.sources)
+        case _:
+            return "\n".join(folded(product))
+
+
+class Story(Watcher):
+    """The text of every product but the sources, which the artifact holds."""
+
+    def __init__(self, texts: Mapping[str, str] | None = None) -> None:
+        self.texts: dict[str, str] = dict(texts or {})
+
+    def made(self, name: str, product: Product) -> None:
+        if not isinstance(product, Artifact):
+            self.texts[name] = text_of(product)
+
+
+def saved_bytes(artifact: Artifact, story: Story) -> bytes:
+    """An artifact and its story as one JSON document: what a cache and a saved step hold."""
+    packed = zlib.compress(json.dumps(story.texts).encode())
+    data = {"artifact": artifact_to_dict(artifact), "story": base64.b64encode(packed).decode()}
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
+def read_saved(blob: bytes) -> tuple[Artifact, Story] | None:
+    """The inverse; ``None`` for what another version wrote, or anything else."""
+    try:
+        data = json.loads(blob)
+        texts = json.loads(zlib.decompress(base64.b64decode(data["story"])))
+        return artifact_from_dict(data["artifact"]), Story({str(k): str(texts[k]) for k in texts})
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, zlib.error):
+        return None
+    except RuntimeFailure:
+        return None

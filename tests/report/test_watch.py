@@ -1,0 +1,149 @@
+"""Observers of a compile: the debug ladder, dumps, the progress line, and silence."""
+
+import io
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import treadle
+from treadle.options import Options, from_environment
+from treadle.report.watch import ProgressLine, watcher_for
+from treadle.stages import STAGES, Clock, Watcher, Watchers
+
+
+def compiled(tmp_path, **options):
+    model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    chosen = Options(cache_dir=tmp_path / "cache", **options)
+    step = treadle.compile(train, model=model, optimizer=optimizer, options=chosen)
+    step(torch.randn(4, 5))
+    return step
+
+
+LEVELS = {
+    "treadle: capture": 1,
+    "treadle: RemoveNoOps()": 2,
+    "\n-": 2,
+    "treadle: loops": 3,
+    "kernel ": 3,
+    "treadle: sources": 4,
+    "#pragma": 4,
+}
+
+
+@pytest.mark.parametrize("debug", range(5))
+def test_the_ladder_shows_more_at_each_level(tmp_path, capfd, debug):
+    compiled(tmp_path, debug=debug)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert (err == "") == (debug == 0)
+    for words, level in LEVELS.items():
+        assert (words in err) == (debug >= level), words
+
+
+def test_a_dump_holds_every_stage_as_text(tmp_path):
+    for _ in range(2):  # the second time everything is in the cache, and is dumped all the same
+        step = compiled(tmp_path, dump=tmp_path / "dump")
+    (folder,) = (tmp_path / "dump").iterdir()
+    assert folder.name.startswith("train-")
+    files = {path.name for path in folder.iterdir()}
+    assert {f"{stage}.txt" for stage in STAGES[:-1]} | {"sources-0.cpp", "times.txt"} <= files
+    for stage in STAGES[:-1]:
+        assert (folder / f"{stage}.txt").read_text().strip() == step.graph(stage).strip()
+    assert (folder / "sources-0.cpp").read_text() in step.graph("sources")
+    passes = {path.name for path in (folder / "passes").iterdir()}
+    assert {"00-start.txt", "01-RemoveNoOps.txt", "01-RemoveNoOps.diff"} <= passes
+    times = (folder / "times.txt").read_text()
+    assert all(stage in times for stage in ("capture", "clean", "plan memory", "build"))
+
+
+def test_every_stage_can_be_read_of_a_step_from_the_cache(tmp_path):
+    first, second = compiled(tmp_path), compiled(tmp_path)
+    assert second.compiled.from_cache
+    for stage in STAGES:
+        assert second.graph(stage) == first.graph(stage), stage
+    with pytest.raises(treadle.TreadleError, match="TR-002"):
+        second.graph("fried")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_sees_a_line_after_a_while_and_then_nothing():
+    stream = Terminal()
+    line = ProgressLine(stream, after=0.05, every=0.05)
+    clock = Clock(line)
+    with clock.stage("plan memory"):
+        time.sleep(0.3)
+    line.closes()
+    assert "treadle: plan memory ... 0 s" in stream.getvalue()
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_what_is_quick_stays_silent():
+    stream = Terminal()
+    line = ProgressLine(stream)
+    with Clock(line).stage("look up"):
+        pass
+    line.closes()
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("stream", "options", "shown"),
+    [(Terminal(), {}, True), (io.StringIO(), {}, False), (Terminal(), {"progress": False}, False)],
+)
+def test_the_line_is_for_terminals(stream, options, shown):
+    watcher = watcher_for("step", Options(**options), stream)
+    watcher.begins("plan memory")
+    watcher.closes()
+    assert any(isinstance(each, ProgressLine) for each in watcher._watchers) == shown
+
+
+def test_watchers_pass_everything_on():
+    heard = []
+
+    class Listener(Watcher):
+        def begins(self, stage):
+            heard.append(("begins", stage))
+
+        def ends(self, stage, seconds):
+            heard.append(("ends", stage, seconds >= 0))
+
+        def closes(self):
+            heard.append("closes")
+
+    both = Watchers([Listener(), Watcher(), Listener()])
+    clock = Clock(both)
+    with pytest.raises(KeyError), clock.stage("clean"):
+        raise KeyError
+    both.closes()
+    assert heard == [("begins", "clean")] * 2 + [("ends", "clean", True)] * 2 + ["closes"] * 2
+    assert list(clock.seconds) == ["clean"]
+
+
+@pytest.mark.parametrize("level", ["two", "-1", "1.5"])
+def test_a_level_that_is_no_number_is_refused(monkeypatch, level):
+    monkeypatch.setenv("TREADLE_DEBUG", level)
+    with pytest.raises(treadle.TreadleError, match="TR-001"):
+        from_environment()
+
+
+def test_the_environment_reaches_the_options(monkeypatch, tmp_path):
+    monkeypatch.setenv("TREADLE_DEBUG", "2")
+    monkeypatch.setenv("TREADLE_DUMP", str(tmp_path))
+    monkeypatch.setenv("TREADLE_NO_PROGRESS", "1")
+    options = from_environment()
+    assert (options.debug, options.dump, options.progress) == (2, tmp_path, False)
