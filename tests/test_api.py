@@ -183,3 +183,16 @@ def test_a_foreign_optimizer_is_refused():
     optimizer = torch.optim.AdamW(other.parameters())
     with pytest.raises(treadle.CaptureError, match="TR-103"):
         treadle.compile(make_step(model, optimizer), model=model, optimizer=optimizer)(*batch())
+
+
+def test_profile_runs_a_step_and_explain_shows_the_times():
+    model, _, step, twin, _, eager = pair()
+    given = batch()
+    torch.testing.assert_close(step.profile(*given), eager(*given))
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    text = step.explain()
+    assert "measured:" in text
+    assert "GB/s" in text
+    assert len(step.compiled.kernel_seconds) == len(step.compiled.artifact.steps)
+    assert min(step.compiled.kernel_seconds) > 0

@@ -77,12 +77,25 @@ class Step:
                 results = self._run(compiled, inputs)
                 return apply_outputs(compiled.captured, results)
 
-    def _run(self, compiled: Compiled, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+    def profile(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one real step, each kernel and library call timed; ``explain`` then shows it."""
+        with self._lock:
+            compiled = self._variant(args, kwargs)
+            inputs = read_inputs(compiled.captured, args, kwargs)
+            seconds = [0.0] * len(compiled.artifact.steps)
+            with uninterrupted():
+                results = self._run(compiled, inputs, seconds)
+                compiled.kernel_seconds = tuple(seconds)
+                return apply_outputs(compiled.captured, results)
+
+    def _run(
+        self, compiled: Compiled, inputs: Sequence[Tensor], seconds: list[float] | None = None
+    ) -> list[Tensor | None]:
         """All of the step or nothing. Until a variant has run once, what it overwrites is kept
         aside, where the budget allows; after that only memory can fail, and says so."""
         undo = Undo.of(compiled, inputs)
         try:
-            results = compiled.executable.run(inputs)
+            results = compiled.executable.run(inputs, seconds)
         except BaseException as error:
             if undo.restore():
                 raise

@@ -64,10 +64,11 @@ def run_demo(*, steps: int, json_file: Path | None, console: Console) -> int:
         eager = _train(gpt, "eager", steps, progress, None)
         compiled = _train(gpt, "compiled", steps, progress, {"memory": None})
         budget = int(BUDGET * eager.run.peak_bytes)
-        small = _train(gpt, f"within {format_bytes(budget)}", steps, progress, {"memory": budget})
+        small = _train(gpt, "budget", steps, progress, {"memory": budget})
     runs = [eager, compiled, small]
     difference = max(_difference(eager, each) for each in runs[1:])
     _print(console, [each.run for each in runs], difference, steps)
+    console.print(f"budget: {format_bytes(budget)}, {BUDGET:.0%} of eager's peak")
     if compiled.library:
         console.print(
             "no working C++ compiler was found: the compiled runs used PyTorch's kernels. "
@@ -187,7 +188,8 @@ def _progress(console: Console) -> Progress:
 
 
 def _print(console: Console, runs: Sequence[Run], difference: float, steps: int) -> None:
-    table = Table(title=f"{steps} steps of a byte-level GPT on Python's standard library")
+    title = f"{steps} steps of a byte-level GPT on Python's standard library"
+    table = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for column in (
         "run",
         "loss",
@@ -198,7 +200,8 @@ def _print(console: Console, runs: Sequence[Run], difference: float, steps: int)
         "kernels",
         "fallbacks",
     ):
-        table.add_column(column, justify="left" if column == "run" else "right")
+        side = "left" if column == "run" else "right"
+        table.add_column(column, justify=side, no_wrap=True)
     for run in runs:
         predicted = run.predicted_peak_bytes
         table.add_row(

@@ -64,6 +64,7 @@ class Compiled:
     library: bool
     measured_peak: int | None = None
     has_run: bool = False
+    kernel_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ def explain(compiled: Compiled, recompiles: Sequence[str] = ()) -> str:
     parts = [
         _captured(compiled),
         _kernels(compiled),
+        _timed(compiled),
         _fallbacks(compiled),
         _memory(compiled),
         _times(compiled),
@@ -52,6 +53,28 @@ def _kernels(compiled: Compiled) -> str:
         moved = format_bytes(launch.bytes_moved)
         lines.append(f"  {launch.function:28} {moved:>11}  x{len(launch.buffers)} {launch.origin}")
     lines += [f"  {op:40} x{count}" for op, count in calls.most_common(8)]
+    return "\n".join(lines)
+
+
+def _timed(compiled: Compiled) -> str:
+    """Kernels and library calls by measured time, if ``Step.profile`` has measured them."""
+    if not compiled.kernel_seconds:
+        return ""
+    found: dict[str, list[tuple[float, int]]] = {}
+    for step, seconds in zip(compiled.artifact.steps, compiled.kernel_seconds, strict=True):
+        is_launch = isinstance(step, Launch)
+        name, moved = (step.function, step.bytes_moved) if is_launch else (step.op, 0)
+        found.setdefault(name, []).append((seconds, moved))
+    total = sum(compiled.kernel_seconds)
+    lines = [f"measured: {1e3 * total:.2f} ms in {len(compiled.kernel_seconds)} steps, one by one"]
+    sums = {
+        name: (sum(s for s, _ in each), sum(b for _, b in each)) for name, each in found.items()
+    }
+    for name, (seconds, moved) in sorted(sums.items(), key=lambda item: -item[1][0])[:16]:
+        rate = f"{moved / max(seconds, 1e-12) / 1e9:8.1f} GB/s" if moved else " " * 13
+        share = 100 * seconds / max(total, 1e-12)
+        count = len(found[name])
+        lines.append(f"  {name:46} {1e3 * seconds:9.3f} ms {share:5.1f} % {rate} x{count}")
     return "\n".join(lines)
 
 

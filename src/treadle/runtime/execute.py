@@ -8,6 +8,7 @@ and walks a flat list of actions.
 import ctypes
 import functools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -55,9 +56,13 @@ class Executable:
         self._keep: list[Any] = []  # C arrays whose addresses the actions hold
         self._prepare()
 
-    def run(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+    def run(
+        self, inputs: Sequence[Tensor], seconds: list[float] | None = None
+    ) -> list[Tensor | None]:
         """One call. The result tensors are the caller's: no later call changes them.
 
+        ``seconds``: if given, one entry per step of the artifact, to which its time is added; each
+        step is waited for.
         ``RuntimeFailure`` TR-401 when an input is not what the step was compiled for; TR-403,
         naming the step's origin, when a step fails.
         """
@@ -67,7 +72,7 @@ class Executable:
                 self._bind_inputs(inputs)
                 if self._functions.set_threads is not None:
                     self._functions.set_threads(torch.get_num_threads())
-                self._perform()
+                self._perform(seconds)
                 return [self._result(view) for view in self.artifact.results]
             finally:
                 self._clear()
@@ -187,11 +192,17 @@ class Executable:
             addresses[index] = address
             self._bindings.uses[spec.name].bind(tensor, spec)
 
-    def _perform(self) -> None:
+    def _perform(self, seconds: list[float] | None) -> None:
         position = 0
         try:
-            for position, action in enumerate(self._actions):  # noqa: B007
-                action()
+            if seconds is None:
+                for position, action in enumerate(self._actions):  # noqa: B007
+                    action()
+            else:
+                for position, action in enumerate(self._actions):
+                    start = self._now()
+                    action()
+                    seconds[self._owners[position]] += self._now() - start
         except Exception as error:
             step = self.artifact.steps[self._owners[position]]
             name = step.function if isinstance(step, Launch) else step.op
@@ -199,6 +210,11 @@ class Executable:
             raise RuntimeFailure(
                 f"{name} failed: {said}", code="TR-403", where=step.origin
             ) from error
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
 
     def _new(self, spec: BufferSpec) -> None:
         self._define(
