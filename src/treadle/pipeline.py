@@ -25,8 +25,8 @@ from treadle.lower.library import RANDOM_NAMES
 from treadle.options import Options
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
+from treadle.passes.memory.choose import MemoryPlan, fastest_plan, plan_memory
 from treadle.passes.memory.cost import Device, device_for
-from treadle.passes.memory.search import MemoryPlan, fastest_plan, plan_memory
 from treadle.passes.noops import RemoveNoOps
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.cache import Cache

@@ -15,6 +15,7 @@ from passes.memory.traced_steps import perceptron, traced, transformer
 from treadle.graph.execute import run_step
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
+from treadle.passes.memory.choose import fastest_plan, plan_memory
 from treadle.passes.memory.classify import classify, must_save
 from treadle.passes.memory.cost import CPU, H200, Kind, device_for, flops_of, kind_of
 from treadle.passes.memory.cut import Edges, Weights, cheapest_cut, minimum_cut
@@ -23,7 +24,7 @@ from treadle.passes.memory.masks import with_byte_masks
 from treadle.passes.memory.order import as_traced, facts_of
 from treadle.passes.memory.rematerialise import recompute, rematerialise
 from treadle.passes.memory.reorder import update_early
-from treadle.passes.memory.search import candidates, fastest_plan, frontier, plan_memory
+from treadle.passes.memory.search import candidates, frontier
 from treadle.passes.memory.simulate import Model, simulate, timeline
 from treadle.util.errors import PlanError, VerifyError
 
@@ -320,7 +321,7 @@ def test_plans_keep_their_budget_and_a_smaller_budget_never_has_a_larger_peak(bl
     for ratio in (0.0, 0.4, 0.7, 1.0):
         calls = 0
         plan = plan_memory(step, ratio, CPU, judge)
-        assert calls <= 10
+        assert calls <= 7
         peaks.append(plan.peak_bytes)
         exact = plan_memory(step, plan.peak_bytes, CPU, judge)
         assert exact.peak_bytes <= plan.peak_bytes

@@ -1,27 +1,23 @@
-"""The memory/time frontier of a step, and the fastest plan within a budget."""
+"""The memory/time frontier of a step, by simulation."""
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from treadle.graph.signature import StepGraph
 from treadle.passes.memory.classify import Claims, classify, must_save
 from treadle.passes.memory.cost import Device, Kind
 from treadle.passes.memory.cut import cheapest_cut
-from treadle.passes.memory.decisions import Decision, decisions, folded
 from treadle.passes.memory.fused import traffic
 from treadle.passes.memory.masks import with_byte_masks
 from treadle.passes.memory.order import Facts, Order, as_traced, facts_of
 from treadle.passes.memory.rematerialise import build, extra_seconds, recompute
 from treadle.passes.memory.reorder import update_early
 from treadle.passes.memory.simulate import Timeline, timeline
-from treadle.util.errors import PlanError
-from treadle.util.sizes import format_bytes
 
 _LAMBDAS = tuple(2.0**exponent for exponent in range(5, -9, -1))
-_COARSE = 6  # plans judged before looking closer
-_FINE = 3  # plans judged between two of those
+_SHOWN = 6  # points that ``frontier`` gives
 _GAP = 0.03  # frontier points closer than this share of the peak are not told apart
 _WORK = 150_000  # operations simulated by the local search, which bounds its time
 
@@ -42,21 +38,6 @@ class Candidate:
     @functools.cached_property
     def step(self) -> StepGraph:
         return build(self.order)
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """The chosen step. ``peak_bytes`` is the judge's word; ``table`` one entry per value."""
-
-    step: StepGraph
-    saved: frozenset[str]
-    peak_bytes: int
-    seconds: float
-    table: tuple[Decision, ...]
-
-    def rows(self) -> list[str]:
-        """What became of each activation and why, equal layers folded, largest first."""
-        return folded(self.table)
 
 
 class _Planner:
@@ -182,105 +163,19 @@ def _thinned(points: list[Candidate], gap: float) -> list[Candidate]:
     return kept + points[1:][-1:]
 
 
-def spread(points: list[Candidate], count: int) -> list[int]:
-    """Positions of at most ``count`` points, both ends included, evenly spaced in peak."""
+def fastest(step: StepGraph, device: Device) -> Candidate:
+    """The plan that is estimated to be the fastest; of equal ones, the smaller."""
+    planner = _Planner(step, device)
+    return pareto([planner.keep_all(), planner.fastest()])[0]
+
+
+def frontier(step: StepGraph, device: Device) -> list[Candidate]:
+    """A few points of the frontier, both ends included, evenly spaced in peak."""
+    points = list(candidates(step, device))
     first, last = points[0].predicted_peak, points[-1].predicted_peak
-    wanted = [first + (last - first) * k / (count - 1) for k in range(count)]
+    wanted = [first + (last - first) * k / (_SHOWN - 1) for k in range(_SHOWN)]
     nearest = (
         min(range(len(points)), key=lambda i: abs(points[i].predicted_peak - peak))
         for peak in wanted
     )
-    return sorted({0, len(points) - 1, *nearest})
-
-
-def fastest_plan(step: StepGraph, device: Device) -> MemoryPlan:
-    """The plan that is estimated to be the fastest; of equal ones, the smaller."""
-    planner = _Planner(step, device)
-    chosen = pareto([planner.keep_all(), planner.fastest()])[0]
-    return _plan(chosen, chosen.predicted_peak)
-
-
-def frontier(step: StepGraph, device: Device) -> list[Candidate]:
-    """A few points of the frontier, both ends included."""
-    points = list(candidates(step, device))
-    return [points[i] for i in spread(points, _COARSE)]
-
-
-def plan_memory(
-    step: StepGraph,
-    budget: int | float,
-    device: Device,
-    judge: Callable[[StepGraph], int],
-) -> MemoryPlan:
-    """The fastest plan whose peak, by ``judge``, is at most ``budget``.
-
-    ``budget``: bytes as an ``int``, or a ``float`` between 0.0, the smallest peak, and 1.0,
-    the peak of the fastest plan. At most ten plans are judged, fastest first: a few over the
-    whole frontier, then those between the last that is too large and the first that fits.
-    A smaller budget never gives a larger peak.
-    """
-    points = list(candidates(step, device))
-    places = spread(points, _COARSE)
-    peak_of = functools.cache(lambda i: judge(points[i].step))
-    budget_bytes = _as_bytes(budget, places, peak_of)
-    fitting = next((n for n, i in enumerate(places) if peak_of(i) <= budget_bytes), None)
-    if fitting is None:
-        raise _impossible(points, places, peak_of, budget_bytes)
-    chosen = _closer(points, places, fitting, peak_of, budget_bytes)
-    return _plan(points[chosen], peak_of(chosen))
-
-
-def _as_bytes(budget: int | float, places: list[int], peak_of: Callable[[int], int]) -> int:
-    if not isinstance(budget, float):
-        return budget
-    if not 0.0 <= budget <= 1.0:
-        raise PlanError(
-            f"{budget} is not a ratio",
-            code="TR-201",
-            remedy='a float is a ratio from 0.0 to 1.0; write bytes as an int or as "12GiB"',
-        )
-    smallest = min(map(peak_of, places))
-    return round(smallest + budget * (max(peak_of(0), smallest) - smallest))
-
-
-def _closer(
-    points: list[Candidate],
-    places: list[int],
-    fitting: int,
-    peak_of: Callable[[int], int],
-    budget: int,
-) -> int:
-    """A faster plan than ``places[fitting]`` that fits too, if there is one.
-
-    Never one with a smaller peak than that: the plans of two budgets could cross otherwise.
-    """
-    right = places[fitting]
-    if fitting == 0:
-        return right
-    inner = range(places[fitting - 1] + 1, right)
-    tried = sorted({inner[len(inner) * k // _FINE] for k in range(_FINE)}) if inner else []
-    floor = peak_of(right)
-    return next((i for i in tried if floor <= peak_of(i) <= budget), right)
-
-
-def _impossible(
-    points: list[Candidate], places: list[int], peak_of: Callable[[int], int], budget: int
-) -> PlanError:
-    best = min(places, key=peak_of)
-    facts = points[best].order.facts
-    largest = timeline(points[best].order).peak_table[:3]
-    values = [f"{facts.nodes[points[best].order.origin[k]]} {format_bytes(s)}" for s, k in largest]
-    parts = [f"inputs and state {format_bytes(facts.fixed_bytes)}", *values]
-    return PlanError(
-        f"no plan fits {format_bytes(budget)}: the smallest possible peak is "
-        f"{format_bytes(peak_of(best))}, dominated by {', '.join(parts)}",
-        code="TR-202",
-        remedy=f"give at least memory={peak_of(best)}, or make the batch smaller",
-    )
-
-
-def _plan(chosen: Candidate, peak: int) -> MemoryPlan:
-    facts = chosen.order.facts
-    names = frozenset(str(facts.nodes[i]) for i in chosen.saved)
-    table = decisions(chosen.order, chosen.saved)
-    return MemoryPlan(chosen.step, names, peak, chosen.seconds, table)
+    return [points[i] for i in sorted({0, len(points) - 1, *nearest})]

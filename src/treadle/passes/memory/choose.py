@@ -1,0 +1,151 @@
+"""The fastest plan within a budget, by the word of an exact judge who is asked rarely.
+
+Simulated peaks miss exact ones by an amount that changes little along the frontier. So both of
+its ends are judged; in between, the exact peak of a plan is expected on a straight line::
+
+    expected(i) = exact(last) + (predicted(i) - predicted(last)) * slope
+
+and a plan is chosen only once it has been judged itself.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from treadle.graph.signature import StepGraph
+from treadle.passes.memory.cost import Device
+from treadle.passes.memory.decisions import Decision, decisions, folded
+from treadle.passes.memory.search import Candidate, candidates, fastest
+from treadle.passes.memory.simulate import timeline
+from treadle.util.errors import PlanError
+from treadle.util.sizes import format_bytes
+
+Judge = Callable[[StepGraph], int]
+_TRUST = 0.005
+"""Share of the largest peak by which a plan may turn out smaller than expected."""
+_LAST_RESORTS = 4
+"""Plans of the small end judged before a budget is called impossible."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The chosen step. ``peak_bytes`` is the judge's word; ``table`` one entry per value."""
+
+    step: StepGraph
+    saved: frozenset[str]
+    peak_bytes: int
+    seconds: float
+    table: tuple[Decision, ...]
+
+    def rows(self) -> list[str]:
+        """What became of each activation and why, equal layers folded, largest first."""
+        return folded(self.table)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """The frontier from fastest to smallest, and the exact peaks asked for so far."""
+
+    points: Sequence[Candidate]
+    judge: Judge
+    peaks: dict[int, int] = field(default_factory=dict[int, int])
+
+    @property
+    def last(self) -> int:
+        return len(self.points) - 1
+
+    def exact(self, i: int) -> int:
+        if i not in self.peaks:
+            self.peaks[i] = self.judge(self.points[i].step)
+        return self.peaks[i]
+
+    def lowest_expected(self, i: int) -> float:
+        """Plans that turn out smaller than this are passed over, so that the plans of two budgets
+        cannot cross; see ``_first_fitting``."""
+        high, low = self.points[0].predicted_peak, self.points[-1].predicted_peak
+        slope = (self.exact(0) - self.exact(self.last)) / max(high - low, 1)
+        expected = self.exact(self.last) + (self.points[i].predicted_peak - low) * slope
+        return max(expected - _TRUST * self.exact(0), self.exact(self.last))
+
+
+def plan_memory(step: StepGraph, budget: int | float, device: Device, judge: Judge) -> MemoryPlan:
+    """The fastest plan whose peak, by ``judge``, is at most ``budget``.
+
+    ``budget``: bytes as an ``int``, or a ``float`` between 0.0, the smallest peak, and 1.0,
+    the peak of the fastest plan. A smaller budget never gives a larger peak.
+    ``PlanError`` TR-202 names the smallest budget that can be met.
+    """
+    judged = _Judged(list(candidates(step, device)), judge)
+    budget_bytes = _as_bytes(budget, judged)
+    if judged.exact(0) <= budget_bytes:
+        chosen = 0
+    elif judged.exact(judged.last) <= budget_bytes:
+        chosen = _first_fitting(judged, budget_bytes)
+    else:
+        chosen = _last_resort(judged, budget_bytes)
+    return _plan(judged.points[chosen], judged.exact(chosen))
+
+
+def fastest_plan(step: StepGraph, device: Device) -> MemoryPlan:
+    """The plan that is estimated to be the fastest; its peak is the simulator's word."""
+    chosen = fastest(step, device)
+    return _plan(chosen, chosen.predicted_peak)
+
+
+def _as_bytes(budget: int | float, judged: _Judged) -> int:
+    if not isinstance(budget, float):
+        return budget
+    if not 0.0 <= budget <= 1.0:
+        raise PlanError(
+            f"{budget} is not a ratio",
+            code="TR-201",
+            remedy='a float is a ratio from 0.0 to 1.0; write bytes as an int or as "12GiB"',
+        )
+    if budget == 1.0:
+        return judged.exact(0)
+    smallest = min(judged.exact(0), judged.exact(judged.last))
+    return round(smallest + budget * (judged.exact(0) - smallest))
+
+
+def _first_fitting(judged: _Judged, budget: int) -> int:
+    """The first plan, from fastest to smallest, that is not expected to be too large, and is not.
+
+    With plans passed over that are smaller than ``lowest_expected``, peaks are monotone in the
+    budget. Let budgets a < b choose i and k. If k comes before the first that a looks at, then
+    ``exact(k) >= lowest_expected(k) > a >= exact(i)``. If not, either a accepts k too, and i = k
+    as b would have accepted all that a does, or ``exact(k) > a >= exact(i)``.
+    """
+    for i in range(1, judged.last):
+        low = judged.lowest_expected(i)
+        if low <= budget and low <= judged.exact(i) <= budget:
+            return i
+    return judged.last
+
+
+def _last_resort(judged: _Judged, budget: int) -> int:
+    """A plan near the small end that is smaller than the last one, or the end of the road."""
+    tried = [0, *range(max(judged.last - _LAST_RESORTS, 0), judged.last + 1)]
+    fitting = next((i for i in tried if judged.exact(i) <= budget), None)
+    if fitting is not None:
+        return fitting
+    best = min(tried, key=judged.exact)
+    raise _impossible(judged.points[best], judged.exact(best), budget)
+
+
+def _impossible(best: Candidate, peak: int, budget: int) -> PlanError:
+    facts = best.order.facts
+    largest = timeline(best.order).peak_table[:3]
+    values = [f"{facts.nodes[best.order.origin[k]]} {format_bytes(s)}" for s, k in largest]
+    parts = [f"inputs and state {format_bytes(facts.fixed_bytes)}", *values]
+    return PlanError(
+        f"no plan fits {format_bytes(budget)}: the smallest possible peak is "
+        f"{format_bytes(peak)}, dominated by {', '.join(parts)}",
+        code="TR-202",
+        remedy=f"give at least memory={peak}, or make the batch smaller",
+    )
+
+
+def _plan(chosen: Candidate, peak: int) -> MemoryPlan:
+    facts = chosen.order.facts
+    names = frozenset(str(facts.nodes[i]) for i in chosen.saved)
+    table = decisions(chosen.order, chosen.saved)
+    return MemoryPlan(chosen.step, names, peak, chosen.seconds, table)
