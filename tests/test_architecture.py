@@ -15,7 +15,7 @@ FLOORS = (
     {"stages"},
     {"pipeline"},
     {"report"},  # reads what the pipeline made; the pipeline does not know it
-    {"undo"},
+    {"undo", "saved"},
     {"api", "backend", "planning"},
     {"demo"},
     {"cli"},

@@ -1,6 +1,6 @@
 """treadle compiles whole PyTorch training steps."""
 
-from treadle.api import Difference, Step, compile
+from treadle.api import Difference, Step, compile, load
 from treadle.options import Options
 from treadle.util.errors import (
     CaptureError,
@@ -24,4 +24,5 @@ __all__ = [
     "TreadleError",
     "VerifyError",
     "compile",
+    "load",
 ]

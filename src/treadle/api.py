@@ -4,6 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -23,6 +24,7 @@ from treadle.report.watch import watcher_for
 from treadle.runtime.cache import Cache
 from treadle.runtime.interrupt import uninterrupted
 from treadle.runtime.meter import PeakReport, measure_peak
+from treadle.saved import Saved, load_saved, save
 from treadle.stages import STAGES, Clock, text_of
 from treadle.undo import Undo
 from treadle.util.errors import LoweringError, RuntimeFailure, TreadleError
@@ -66,6 +68,7 @@ class Step:
         self._cache: OrderedDict[GuardKey, Compiled] = OrderedDict()
         self._last: Compiled | None = None
         self._store = Cache(options.cache_dir)
+        self._saved: Saved | None = None
         self._lock = threading.RLock()
         check_models(self._models, self._optimizers)
 
@@ -125,6 +128,13 @@ class Step:
             )
         compiled = self.compiled
         return compiled.story.texts.get(stage) or text_of(compiled.artifact)
+
+    def save(self, path: str | Path) -> None:
+        """Write what was compiled so far to a file that ``treadle.load`` takes."""
+        with self._lock:
+            if not self._cache:
+                _ = self.compiled  # says that there is nothing yet
+            save(Path(path), self._cache.values(), self._store)
 
     def measure(self, *args: Any, **kwargs: Any) -> PeakReport:
         """Run one real step and measure the peak of all tensor bytes alive during it."""
@@ -210,6 +220,8 @@ class Step:
             compiled = compile_graph(captured, self.options, cache=self._store, clock=clock)
         finally:
             watcher.closes()
+        why = self._saved.difference(compiled.facts) if self._saved else ""
+        self.recompiles += [why] if why else []
         if self.options.strict:
             _refuse_fallbacks(compiled)
         return compiled
@@ -239,6 +251,28 @@ def compile(
     if strict is not None:
         chosen = replace(chosen, strict=strict)
     return Step(function, model, optimizer, chosen)
+
+
+def load(
+    path: str | Path,
+    function: Callable[..., Any],
+    *,
+    model: Models,
+    optimizer: Optimizers,
+    options: Options | None = None,
+) -> Step:
+    """A step that finds in ``path`` what ``Step.save`` wrote there, and does not compile it again.
+
+    ``function``, ``model`` and ``optimizer`` as for ``compile``; the budget and what else decides
+    the compiled code are those of the saved step. What the file does not fit is compiled, and
+    ``Step.recompiles`` says why. ``RuntimeFailure`` TR-405 when the file is damaged.
+    """
+    chosen = options or from_environment()
+    store = Cache(chosen.cache_dir)
+    saved = load_saved(Path(path), store)
+    step = Step(function, model, optimizer, saved.applied(chosen))
+    step._store, step._saved = store, saved
+    return step
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -13,6 +13,7 @@ from treadle.runtime.compilers import (
     Compiler,
     compile_cpp,
     find_cxx,
+    library_key,
     load_functions,
     thread_setter,
 )
@@ -69,6 +70,13 @@ class Build:
         """Changes whenever the same source may give another binary."""
         compiler = self.compiler.identity if self.compiler else ""
         return content_key(compiler, self.launcher.identity if self.launcher else "")
+
+    def library_keys(self, sources: Sequence[Source]) -> list[str]:
+        """Where in the cache the compiled code of these sources is, once it is compiled."""
+        if self.compiler is None:
+            return []
+        native = [source.text for source in sources if source.language is Language.CPP]
+        return [library_key(text, self.compiler) for text in native]
 
     def load(self, sources: Sequence[Source]) -> Functions:
         """Compile (or find compiled) and load every function of ``sources``."""

@@ -62,8 +62,7 @@ class Cache:
 
     def get(self, key: str) -> bytes | None:
         """The payload, or ``None`` when the entry is missing, truncated or altered."""
-        found = self._find(key, "")
-        return None if found is None else found[1]
+        return self.payload(key, "")
 
     def put(self, key: str, payload: bytes) -> None:
         """Store ``payload`` at once: a reader sees all of it or none of it."""
@@ -73,6 +72,11 @@ class Cache:
         """The file of a checked entry, for a reader that needs a path (a dynamic linker)."""
         found = self._find(key, suffix)
         return None if found is None else found[0]
+
+    def payload(self, key: str, suffix: str) -> bytes | None:
+        """``get`` for an entry with a suffix."""
+        found = self._find(key, suffix)
+        return None if found is None else found[1]
 
     def put_path(self, key: str, suffix: str, payload: bytes) -> Path:
         """``put``, and the path of the entry."""

@@ -31,6 +31,8 @@ BASE_FLAGS = (
     "-fno-trapping-math",  # otherwise a select of two computed values is a branch
     "-fvisibility=default",
 )
+LIBRARY = ".so"
+"""The suffix of a compiled library in the cache."""
 _PROBE = 'extern "C" int probe() { int n = 0;\n#pragma omp parallel\n{ n = 1; }\nreturn n; }\n'
 _MAPS = Path("/proc/self/maps")
 _CPU = Path("/proc/cpuinfo")
@@ -166,14 +168,19 @@ def load_functions(library: Path, names: Sequence[str]) -> dict[str, Callable[..
     return dict(functions)
 
 
+def library_key(text: str, compiler: Compiler) -> str:
+    """The name in the cache of the library that ``compiler`` makes of ``text``."""
+    return content_key(text, compiler.identity)
+
+
 def _cached_library(text: str, cache: Cache, compiler: Compiler) -> Path:
-    key = content_key(text, compiler.identity)
-    found = cache.path(key, ".so")
+    key = library_key(text, compiler)
+    found = cache.path(key, LIBRARY)
     if found is not None:
         return found
     with cache.lock(key):
-        found = cache.path(key, ".so")  # another process may have been first
-        return found or cache.put_path(key, ".so", _compile(text, compiler))
+        found = cache.path(key, LIBRARY)  # another process may have been first
+        return found or cache.put_path(key, LIBRARY, _compile(text, compiler))
 
 
 def _compile(text: str, compiler: Compiler) -> bytes:

@@ -1,0 +1,94 @@
+"""Saved steps: what a compile made, in a file of its own, to be found again instead of made.
+
+The file holds cache entries under their own keys. Loading puts them into the cache; the step is
+captured at its first call as ever, and its key says whether what was saved is what it needs. So
+a saved step is never run for a function, a model or a PyTorch that it was not made for.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from treadle.options import Options
+from treadle.pipeline import Compiled
+from treadle.runtime.build import build
+from treadle.runtime.bundle import Bundle, read_bundle, write_bundle
+from treadle.runtime.cache import Cache
+from treadle.runtime.compilers import LIBRARY
+from treadle.stages import saved_bytes
+from treadle.util.errors import RuntimeFailure
+
+_KEY = re.compile("[0-9a-f]{64}")
+_WORDS = {
+    "graph": "the step itself: its function, model, optimizer, shapes or dtypes",
+    "treadle": "the version of treadle",
+    "torch": "the version of PyTorch",
+    "memory": "the memory budget",
+    "threads": "the number of threads",
+    "compiler": "the compiler",
+    "device": "the device",
+    "machine": "the kind of machine",
+    "kernels": "whether kernels are generated",
+    "fuse": "the option fuse",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a file held, beside its cache entries: the options, and each variant's facts."""
+
+    options: Mapping[str, Any]
+    variants: tuple[Mapping[str, str], ...]
+
+    def applied(self, options: Options) -> Options:
+        """``options`` with those that decide what is compiled as they were saved."""
+        return replace(options, **self.options)
+
+    def difference(self, facts: Mapping[str, str]) -> str:
+        """Why no saved variant serves a step with these facts; empty if one does."""
+        changed = [_changed(saved, facts) for saved in self.variants]
+        fewest = min(changed, key=len, default=["graph"])
+        words = ", ".join(_WORDS.get(name, name) for name in fewest)
+        return f"the saved step does not fit: {words} changed" if fewest else ""
+
+
+def _changed(saved: Mapping[str, str], facts: Mapping[str, str]) -> list[str]:
+    return [name for name, value in facts.items() if saved.get(name) != value]
+
+
+def save(path: Path, variants: Iterable[Compiled], cache: Cache) -> None:
+    """Every variant's artifact and, where they are compiled ahead, its libraries."""
+    entries: dict[str, bytes] = {}
+    facts: list[dict[str, str]] = []
+    options: dict[str, Any] = {}
+    for each in variants:
+        options = {name: vars(each.options)[name] for name in ("memory", "codegen", "fuse")}
+        facts.append(dict(each.facts))
+        entries[each.key] = saved_bytes(each.artifact, each.story)
+        machine = build(cache, device=each.artifact.device)
+        for key in machine.library_keys(each.artifact.sources):
+            library = cache.payload(key, LIBRARY)
+            if library is not None:  # otherwise it is compiled again from its source
+                entries[key + LIBRARY] = library
+    manifest = {"options": options, "variants": facts}
+    write_bundle(path, Bundle(manifest, entries))
+
+
+def load_saved(path: Path, cache: Cache) -> Saved:
+    """Put the entries of a file into ``cache``. TR-405 when it is damaged or something else."""
+    bundle = read_bundle(path)
+    try:
+        options, variants = bundle.manifest["options"], bundle.manifest["variants"]
+        saved = Saved(dict(options), tuple(dict(each) for each in variants))
+        saved.applied(Options())
+    except (KeyError, TypeError, ValueError) as error:
+        raise RuntimeFailure(f"{path} holds no step: {error!r}", code="TR-405") from error
+    for name, data in bundle.entries.items():
+        key = name.removesuffix(LIBRARY)
+        if not _KEY.fullmatch(key):
+            raise RuntimeFailure(f"{path}: {name!r} is no key of a cache", code="TR-405")
+        if cache.payload(key, name[len(key) :]) is None:
+            cache.put_path(key, name[len(key) :], data)
+    return saved
