@@ -34,6 +34,7 @@ from treadle.runtime.execute import Build, Executable, build
 from treadle.runtime.workspace import Workspaces
 from treadle.schedule.plan import schedule
 from treadle.stages import Clock, Story, Watcher, Watchers, read_saved, saved_bytes
+from treadle.util.collector import without_collector
 from treadle.util.sizes import parse_bytes
 from treadle.util.software import own_digest
 
@@ -103,7 +104,11 @@ def compile_graph(
         facts = artifact_facts(captured.step, target, build_)
         key = artifact_key(facts)
         found = None if options.watched else _look_up(cache, key)
-    artifact, story = found or _generate(captured.step, target, clock)
+    if found is None:
+        with without_collector():
+            artifact, story = _generate(captured.step, target, clock)
+    else:
+        artifact, story = found
     with clock.stage("build"):
         executable = Executable(artifact, build_)
     if found is None:

@@ -60,14 +60,16 @@ def cheapest_cut(
     *,
     products: bool = False,
     weights: Weights = Weights(),
+    stored: Sequence[bool] | None = None,
 ) -> frozenset[int]:
-    """The candidates to keep. ``prices[i]``: bytes it is worth not to compute ``i`` again."""
+    """The candidates to keep. ``prices[i]``: bytes it is worth not to compute ``i`` again;
+    ``stored``: what ``stored_anyway`` says, if that is known already."""
     members = sorted(claims.candidates)
     if not members:
         return frozenset()
     place = {i: 2 + 2 * k for k, i in enumerate(members)}  # in; out = in + 1
     edges = Edges([], [], [])
-    costs = _keeping_costs(facts, members, weights)
+    costs = _keeping_costs(facts, members, weights, stored or stored_anyway(facts))
     for i in members:
         inner = place[i]
         banned = must_save(facts, i, products=products)
@@ -81,12 +83,13 @@ def cheapest_cut(
     return frozenset(i for i in members if sink_side[place[i] + 1] and not sink_side[place[i]])
 
 
-def _keeping_costs(facts: Facts, members: Iterable[int], weights: Weights) -> dict[int, float]:
+def _keeping_costs(
+    facts: Facts, members: Iterable[int], weights: Weights, stored: Sequence[bool]
+) -> dict[int, float]:
     """Bytes, weighted. Views and containers are never kept themselves; what leaves the step
     anyway is kept for nothing."""
     members = list(members)
     leaving = {i for i in facts.returned if i is not None}
-    stored = stored_anyway(facts)
     last = max(members[-1], 1)
     costs: dict[int, float] = {}
     for i in members:

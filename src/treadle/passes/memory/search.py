@@ -60,7 +60,11 @@ class _Planner:
     def fastest(self) -> Candidate:
         """What moves the fewest bytes once fused: free recomputation, products kept."""
         prices = [each * self.bandwidth for each in self.fused.again]
-        return self.candidate(float("inf"), cheapest_cut(self.facts, self.claims, prices))
+        return self.candidate(float("inf"), self._cut(prices, products=False))
+
+    def _cut(self, prices: list[float], *, products: bool) -> frozenset[int]:
+        stored = self.fused.stored
+        return cheapest_cut(self.facts, self.claims, prices, products=products, stored=stored)
 
     def _seconds(self, order: Order, saved: frozenset[int]) -> float:
         """Estimated time: every operation once, what happens again, what is kept only to be."""
@@ -79,8 +83,7 @@ class _Planner:
         for products in (False, True):
             for price in _LAMBDAS:
                 prices = [price * each * self.bandwidth for each in self.cost]
-                saved = cheapest_cut(self.facts, self.claims, prices, products=products)
-                yield self.candidate(price, saved)
+                yield self.candidate(price, self._cut(prices, products=products))
 
     def between(self, fast: Candidate, small: Candidate) -> Iterator[Candidate]:
         """The small plan for the first layers, which wait longest, the fast one for the rest."""
