@@ -42,6 +42,18 @@ class _Storage:
     aliases: dict[fx.Node, _Alias] = field(default_factory=dict[fx.Node, _Alias])
 
 
+_VIEWS_IN_PLACE = {
+    aten.transpose_.default: aten.transpose.int,
+    aten.t_.default: aten.t.default,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}
+"""These change how a tensor is seen and no element of it. The trace follows the tensor from then
+on by the new node, so the view is all that remains."""
+
+
 class Functionalizer:
     """Rewrites one traced graph; ``run`` returns the new graph and each mutated input's value."""
 
@@ -65,6 +77,7 @@ class Functionalizer:
                     inputs.append(node)
                     self._define(node, copy, None)
                 case "call_function":
+                    node.target = _VIEWS_IN_PLACE.get(node.target, node.target)
                     self._call(node)
                 case "output":
                     break

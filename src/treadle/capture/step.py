@@ -48,7 +48,9 @@ def capture(
     leaves, spec = flatten((args, kwargs))
     inputs = [source.read(leaves, pending) for _, source in sources]
     run = Run(function, models, optimizers, clusters, sources, leaves, spec)
-    with torch.random.fork_rng(devices=[]), words_for_values():
+    # oneDNN's recurrent layers pass state of a size that only they know: plain ones are traced.
+    plain = torch.backends.mkldnn.flags(enabled=False)
+    with torch.random.fork_rng(devices=[]), words_for_values(), plain:
         module = trace(run.traced, inputs)
     return finish(module, run, device)
 

@@ -15,6 +15,13 @@ from treadle.lower.registry import Value
 from treadle.lower.site import Site, is_dense
 from treadle.lower.workspace import workspace_of
 
+_BY_STORAGE = frozenset(
+    {
+        torch.ops.aten.as_strided.default,
+        torch.ops.aten.as_strided_copy.default,
+        torch.ops.aten.as_strided_scatter.default,
+    }
+)
 _DROPPED = frozenset({"layout", "pin_memory", "non_blocking"})
 
 
@@ -25,6 +32,11 @@ def qualified(op: OpOverload) -> str:
 
 def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reason: str) -> Any:
     """``op`` as a library call; its tensor results are buffers of ours."""
+    if op in _BY_STORAGE:  # offsets would count from the start of the arena
+        raise site.fault(
+            "its offset counts from the start of a storage, and buffers here share one",
+            remedy="use slices or views instead of as_strided, or write out of place",
+        )
     plain_args = _with_margins(site, tuple(_plain(site, arg) for arg in args))
     plain_kwargs = {
         key: _plain(site, value) for key, value in kwargs.items() if key not in _DROPPED

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 
 from treadle.loop.expr import Array, Expr, Load, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index, unflatten, value_index
+from treadle.loop.index import Axis, Index, linear, unflatten, value_index
 from treadle.lower.reductions import mean
 from treadle.lower.registry import Decline, Value, lowers
 from treadle.lower.scalars import Number, Operand, Term, cast, compute_dtype, const, where
-from treadle.lower.site import Site, broadcast, element
+from treadle.lower.site import Site, broadcast, element, is_dense
 from treadle.lower.views import reshaped
 
 aten = torch.ops.aten
@@ -220,6 +220,39 @@ def slice_scatter(
     at = (*axes[:dim], away // step, *axes[dim + 1 :])
     aligned = at[len(at) - len(source.shape) :]
     read = cast(masked(source, aligned, inside.expr, 0), site.dtype)
+    return Array(axes, where(inside.expr, read, element(x, axes)))
+
+
+@lowers(aten.as_strided_scatter.default)
+def as_strided_scatter(
+    site: Site,
+    x: Value,
+    source: Value,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Array:
+    """``out[i] = source[k]`` where ``flat(i) = offset + k . stride``, else ``x[i]``.
+
+    ``flat`` is eager's place of an element. The strides must nest, so that ``k`` is unique:
+    ``k[0] = rest // stride[0]``, then the same with ``rest % stride[0]``.
+    """
+    base = site.node.all_input_nodes[0].meta["val"]
+    axes = site.axes()
+    order = sorted((d for d, n in enumerate(size) if n != 1), key=lambda d: -stride[d])
+    spans = [(size[d] - 1) * stride[d] for d in order]
+    nested = all(stride[d] > sum(spans[n + 1 :]) for n, d in enumerate(order))
+    if not nested or not is_dense(base.shape, base.stride()) or 0 in size:
+        raise Decline("as_strided_scatter over places that overlap")
+    start = base.storage_offset() if storage_offset is None else storage_offset
+    rest = linear(axes, base.stride(), base.storage_offset() - start)
+    inside = Term(Position(rest)).fn("ge", 0)
+    at = [Index.of(0)] * len(size)
+    for d in order:
+        at[d], rest = rest // stride[d], rest % stride[d]
+        inside = inside.fn("and", Term(Position(at[d])).fn("lt", size[d]))
+    inside = inside.fn("and", Term(Position(rest)).fn("eq", 0))
+    read = cast(masked(source, tuple(at), inside.expr, 0), site.dtype)
     return Array(axes, where(inside.expr, read, element(x, axes)))
 
 
