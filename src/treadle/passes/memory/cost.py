@@ -77,7 +77,7 @@ class Device:
 
 
 CPU = Device(
-    "cpu", {torch.float32: 6e10, torch.bfloat16: 3e10, torch.float64: 3e10}, 1e10, 1e-9, 8 << 10
+    "cpu", {torch.float32: 6e10, torch.bfloat16: 3e10, torch.float64: 3e10}, 1e10, 1e-9, 5056
 )
 H200 = Device(
     "h200",
