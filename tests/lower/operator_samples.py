@@ -201,12 +201,12 @@ def _reductions() -> None:
     _add.family = "reductions"
     for name in ("sum", "mean", "amax", "amin", "prod", "logsumexp", "var", "std", "norm",
                  "nansum", "nanmean", "softmax", "log_softmax"):  # fmt: skip
-        _add(f"{name} of a dim", lambda x, f=getattr(torch, name): f(x, dim=1), distinct(3, 5, 4))
+        _add(f"{name} of a dim", lambda x, f=getattr(torch, name): f(x, dim=1), distinct(3, 5, 4))  # noqa: B008
     for name in ("sum", "mean", "prod", "var", "std", "norm", "max", "min", "median"):
-        _add(f"{name} of all", lambda x, f=getattr(torch, name): f(x), distinct(3, 5, 4))
+        _add(f"{name} of all", lambda x, f=getattr(torch, name): f(x), distinct(3, 5, 4))  # noqa: B008
     for name in ("max", "min", "median", "mode", "kthvalue", "cummax", "cummin"):
         extra = (2, 1) if name == "kthvalue" else (1,)
-        _add(f"{name} with indices", lambda x, f=getattr(torch, name), e=extra: f(x, *e),
+        _add(f"{name} with indices", lambda x, f=getattr(torch, name), e=extra: f(x, *e),  # noqa: B008
              distinct(3, 5, 4))  # fmt: skip
     _add("amax, amin of all", lambda x: [x.amax(), x.amin((0, 2))], distinct(3, 5, 4))
     _add("aminmax", lambda x: torch.aminmax(x, dim=1), distinct(3, 5))
@@ -231,7 +231,9 @@ def _reductions() -> None:
     _add("softmin, gumbel-free", lambda x: F.softmin(x, 1), normal(3, 5))
     _add("trace", torch.trace, normal(4, 4))
     _add("sort", lambda x: x.sort(1), distinct(3, 5))
-    _add("stable sort", lambda x: torch.sort(x, dim=1, stable=True, descending=True), distinct(3, 5))
+    _add(
+        "stable sort", lambda x: torch.sort(x, dim=1, stable=True, descending=True), distinct(3, 5)
+    )
     _add("topk", lambda x: x.topk(2, 1), distinct(3, 5))
     _add("argsort", lambda x: x.argsort(1), distinct(3, 5))
     _add("quantile", lambda x: x.quantile(0.3, 1), distinct(3, 5))
@@ -386,8 +388,16 @@ def _networks() -> None:
     _add("lp_pool2d", lambda x: F.lp_pool2d(x, 2, 2), positive(2, 3, 6, 4))
     _add("max_unpool2d", lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
          distinct(1, 2, 4, 6))  # fmt: skip
-    for mode, rank in (("nearest", 1), ("nearest", 2), ("nearest", 3), ("nearest-exact", 2),
-                       ("linear", 1), ("bilinear", 2), ("bicubic", 2), ("trilinear", 3)):  # fmt: skip
+    for mode, rank in (
+        ("nearest", 1),
+        ("nearest", 2),
+        ("nearest", 3),
+        ("nearest-exact", 2),
+        ("linear", 1),
+        ("bilinear", 2),
+        ("bicubic", 2),
+        ("trilinear", 3),
+    ):
         shape = (1, 2, *(4, 5, 3)[:rank])
         _add(f"interpolate {mode} {rank}d", lambda x, m=mode: F.interpolate(
             x, scale_factor=2, mode=m), normal(*shape))  # fmt: skip
@@ -424,10 +434,22 @@ def _networks() -> None:
         F.scaled_dot_product_attention(q, k, v, is_causal=True),
         F.scaled_dot_product_attention(q, k, v),
     ], normal(2, 2, 5, 8), normal(2, 2, 5, 8), normal(2, 2, 5, 8))  # fmt: skip
-    _add("attention with a mask", lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m),
-         normal(2, 2, 5, 8), normal(2, 2, 5, 8), normal(2, 2, 5, 8), truth(5, 5), atol=1e-4)  # fmt: skip
-    _add("attention with grouped heads", lambda q, k, v: F.scaled_dot_product_attention(
-        q, k, v, enable_gqa=True), normal(2, 4, 5, 8), normal(2, 2, 5, 8), normal(2, 2, 5, 8))  # fmt: skip
+    _add(
+        "attention with a mask",
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m),
+        normal(2, 2, 5, 8),
+        normal(2, 2, 5, 8),
+        normal(2, 2, 5, 8),
+        truth(5, 5),
+        atol=1e-4,
+    )
+    _add(
+        "attention with grouped heads",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        normal(2, 4, 5, 8),
+        normal(2, 2, 5, 8),
+        normal(2, 2, 5, 8),
+    )
     _add("fft", lambda x: torch.fft.irfft(torch.fft.rfft(x)), normal(3, 8))
     _add("linalg solve", lambda a, b: torch.linalg.solve(a + 5 * torch.eye(3), b), normal(3, 3),
          normal(3, 2), grad=False)  # fmt: skip
@@ -477,7 +499,7 @@ def _losses() -> None:
     for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss",
                  "poisson_nll_loss"):  # fmt: skip
         for reduction in ("mean", "sum", "none"):
-            _add(f"{name} {reduction}", lambda x, y, f=getattr(F, name), r=reduction: f(
+            _add(f"{name} {reduction}", lambda x, y, f=getattr(F, name), r=reduction: f(  # noqa: B008
                 x, y.detach(), reduction=r), normal(3, 5), normal(3, 5))  # fmt: skip
     _add("binary_cross_entropy", lambda x, y, w: [
         F.binary_cross_entropy(x, y.detach()),
