@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from treadle.capture.functionalize import Functionalizer
+from treadle.capture.torch_private import without_onednn
 from treadle.graph.operators import is_mutable
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.loop.interpret import interpret_program
@@ -21,13 +22,18 @@ def trace(
     fn: Callable[..., Any], *inputs: torch.Tensor, writes: Sequence[int | None] | None = None
 ) -> StepGraph:
     """The functional graph of ``fn``: every input is a batch, every output a result or a write."""
-    traced = make_fx(fn, tracing_mode="fake")(*inputs)
+    with without_onednn():  # as capture does
+        traced = make_fx(fn, tracing_mode="fake")(*inputs)
     (output,) = traced.graph.find_nodes(op="output")
     flat = tuple(pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None))
     output.args = (flat,)
     targets = list(writes) if writes is not None else [None] * len(flat)
-    graph = functional(traced) if any(map(is_mutable, traced.graph.nodes)) else traced.graph
+    graph = functional(traced) if any(map(_writes, traced.graph.nodes)) else traced.graph
     return StepGraph(graph, _signature(len(inputs), targets))
+
+
+def _writes(node: fx.Node) -> bool:
+    return is_mutable(node) or node.target is torch.ops.aten.native_batch_norm.default
 
 
 def functional(traced: fx.GraphModule) -> fx.Graph:

@@ -339,6 +339,8 @@ _FORMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "aten::bernoulli_.float": (aten.bernoulli.p, {}),
     "aten::normal_": (aten.normal_functional.default, {}),
     "aten::zero_": (aten.zeros_like.default, {}),
+    "aten::pow_.Scalar": (aten.pow.Tensor_Scalar, {}),
+    "aten::pow_.Tensor": (aten.pow.Tensor_Tensor, {}),
 }
 
 

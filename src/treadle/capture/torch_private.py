@@ -1,6 +1,7 @@
 """The only file that names private parts of torch. ``NAMES`` says which versions have them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
 NAMES: dict[str, tuple[str, ...]] = {
+    "torch._C._get_mkldnn_enabled": ("2.11", "2.13", "2.15"),
+    "torch._C._set_mkldnn_enabled": ("2.11", "2.13", "2.15"),
     "torch._guards.detect_fake_mode": ("2.11", "2.13", "2.15"),
     "torch._subclasses.fake_tensor.DataDependentOutputException": ("2.11", "2.13", "2.15"),
     "torch._subclasses.fake_tensor.FakeTensor": ("2.11", "2.13", "2.15"),
@@ -38,16 +41,32 @@ def storage_key(value: Any) -> int | None:
 
 
 def trace(function: Callable[..., Any], inputs: list[Tensor]) -> fx.GraphModule:
-    """``function`` of a list of tensors as one ATen graph, run on fake tensors."""
+    """``function`` of a list of tensors as one ATen graph, run on fake tensors.
+
+    Without oneDNN, whose recurrent layers give an opaque workspace that fake ones do not have:
+    they become products and pointwise work. What runs may still use it.
+    """
 
     def flat(*values: Tensor) -> Any:
         return function(list(values))
 
-    return make_fx(
-        flat,
-        tracing_mode="fake",
-        _allow_non_fake_inputs=True,
-    )(*inputs)
+    with without_onednn():
+        return make_fx(
+            flat,
+            tracing_mode="fake",
+            _allow_non_fake_inputs=True,
+        )(*inputs)
+
+
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """oneDNN off and then as it was. The public switch warns about TF32 on Intel GPUs."""
+    was = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(was)
 
 
 def traced_nodes() -> int:

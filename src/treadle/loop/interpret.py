@@ -180,7 +180,7 @@ def _run_call(call: Call, program: Program, storages: dict[str, Tensor]) -> None
 
     kwargs = {name: value(argument) for name, argument in call.kwargs.items()}
     result = op(*(value(argument) for argument in call.args), **kwargs)
-    results = (result,) if isinstance(result, Tensor) else tuple(result)
+    results = (result,) if isinstance(result, Tensor) else tuple(result or ())
     for name, tensor in zip(call.outputs, results, strict=True):
         if name is not None:
             buffer = program.buffers[name]

@@ -66,6 +66,13 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
     return results[0] if single else tuple(results)
 
 
+def check(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """An operation without results, called for its effect: it may raise."""
+    plain = tuple(_plain(site, arg) for arg in args)
+    named = {key: _plain(site, value) for key, value in kwargs.items()}
+    site.builder.steps.append(Call(qualified(op), plain, named, (), site.origin))
+
+
 def _with_margins(site: Site, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The factors of a product with the zeros around them, where it is to be a larger one."""
     shapes = site.builder.layouts.factors.get(site.node)

@@ -7,7 +7,8 @@ import torch
 
 from treadle.loop.expr import Array, Position
 from treadle.loop.index import Index
-from treadle.lower.registry import Decline, Value, lowers
+from treadle.loop.program import TensorRef
+from treadle.lower.registry import Value, lowers
 from treadle.lower.scalars import Number, Operand, Term, cast, const
 from treadle.lower.site import Site
 
@@ -52,6 +53,7 @@ def scalar_tensor(site: Site, value: Number, **_kwargs: Any) -> Array:
     aten.empty_strided.default,
     aten.new_empty.default,
     aten.new_empty_strided.default,
+    aten._efficientzerotensor.default,
 )
 def zeros(site: Site, *_args: Any, **_kwargs: Any) -> Array:
     """``out[i] = 0``; what nobody wrote may as well be zero."""
@@ -94,9 +96,24 @@ def arange_step(site: Site, start: Number, end: Number, step: Number = 1, **_kwa
 
 @lowers(aten.linspace.default)
 def linspace(site: Site, start: Number, end: Number, steps: int, **_kwargs: Any) -> Array:
-    if steps < 2 or not site.dtype.is_floating_point:
-        raise Decline("a range of one point or of whole numbers")
-    return _range(site, float(start), (end - start) / (steps - 1))
+    """``start + i * step`` from the nearer end, as eager does; whole numbers are cut off."""
+    (axis,) = site.axes()
+    place = Term(cast(Position(Index.of(axis)), torch.float64))
+    step = (end - start) / max(steps - 1, 1)
+    low = place * step + float(start)
+    high = (place * -1 + float(steps - 1)) * -step + float(end)
+    value = place.fn("lt", steps // 2).choose(low, high) if steps > 1 else low
+    return Array((axis,), cast(value.expr, site.dtype))
+
+
+@lowers(aten.tril_indices.default, aten.triu_indices.default)
+def triangle_indices(
+    site: Site, rows: int, columns: int, offset: int = 0, **_kwargs: Any
+) -> TensorRef:
+    """A table of constants."""
+    is_lower = site.node.target is aten.tril_indices.default
+    make = torch.tril_indices if is_lower else torch.triu_indices
+    return site.builder.constant(site.name, make(rows, columns, offset, dtype=site.dtype))
 
 
 @lowers(aten.eye.default, aten.eye.m)

@@ -25,7 +25,10 @@ from treadle.lower import (
     losses,
     norms,
     pointwise,
+    pooling,
     reductions,
+    resize,
+    scatter,
     softmax,
     views,
 )
@@ -36,8 +39,8 @@ from treadle.lower.site import Builder, Layouts, Site
 from treadle.lower.write_back import drop_dead_steps, place_write_backs
 
 FAMILIES = (
-    *(creation, views, indexing, pointwise, activations, foreach),
-    *(reductions, softmax, losses, norms, batch_norm),
+    *(creation, views, indexing, scatter, pointwise, activations, foreach),
+    *(reductions, softmax, losses, norms, batch_norm, resize, pooling),
 )
 """The files whose import fills the registry."""
 

@@ -13,7 +13,7 @@ from treadle.lower.registry import aten_op
 
 aten = torch.ops.aten
 
-OUT_VARIANTS = {
+PRODUCTS = {
     aten.mm.default: "aten.mm.out",
     aten.addmm.default: "aten.addmm.out",
     aten.bmm.default: "aten.bmm.out",
@@ -22,7 +22,24 @@ OUT_VARIANTS = {
     aten.addmv.default: "aten.addmv.out",
     aten.dot.default: "aten.dot.out",
 }
-"""Products that write into a buffer of ours."""
+"""Products, which write into a buffer of ours in any layout."""
+
+OUT_VARIANTS = PRODUCTS | {
+    aten.cumsum.default: "aten.cumsum.out",
+    aten.cumprod.default: "aten.cumprod.out",
+    aten.logcumsumexp.default: "aten.logcumsumexp.out",
+    aten.scatter.src: "aten.scatter.src_out",
+    aten.scatter.value: "aten.scatter.value_out",
+    aten.scatter_add.default: "aten.scatter_add.out",
+    aten.scatter_reduce.two: "aten.scatter_reduce.two_out",
+    aten.index_add.default: "aten.index_add.out",
+    aten.index_copy.default: "aten.index_copy.out",
+    aten.index_reduce.default: "aten.index_reduce.out",
+    aten.searchsorted.Tensor: "aten.searchsorted.Tensor_out",
+    aten.bucketize.Tensor: "aten.bucketize.Tensor_out",
+}
+"""Operations that write into a dense buffer of ours."""
+
 
 _WHY: Mapping[str, str] = {
     "a product: the vendor's library": """
@@ -69,11 +86,18 @@ _WHY: Mapping[str, str] = {
         index_reduce put masked_scatter masked_scatter_backward max_unpool2d max_unpool3d
         _embedding_bag _embedding_bag_forward_only _embedding_bag_backward
         _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward histc
-        repeat_interleave.Tensor grid_sampler_2d_backward grid_sampler_3d_backward
+        repeat_interleave.Tensor grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d
+        grid_sampler_3d_backward
         upsample_bicubic2d_backward _unsafe_masked_index_put_accumulate
     """,
     "a recursion over time": """
         _ctc_loss _ctc_loss_backward _ctc_loss.Tensor _ctc_loss_backward.Tensor
+    """,
+    "a rare function": """
+        erfinv lgamma digamma polygamma i0 special_i0e special_i1 special_i1e atan asin acos
+        atan2 sinh cosh asinh acosh atanh nextafter gcd lcm igamma igammac special_zeta
+        multi_margin_loss_backward multilabel_margin_loss_forward
+        multilabel_margin_loss_backward special_erfcx special_ndtri special_log_ndtr
     """,
     "linear algebra": """
         linalg_lu_factor_ex _linalg_solve_ex linalg_solve_triangular linalg_cholesky_ex

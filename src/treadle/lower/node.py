@@ -9,7 +9,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from treadle.loop.expr import Array, Const
-from treadle.loop.program import BufferKind, Call, Origin, TensorRef
+from treadle.loop.program import Call, Origin, TensorRef
 from treadle.lower import calls, pointwise, views
 from treadle.lower.decompose import decomposition_of
 from treadle.lower.library import CHOSEN
@@ -34,7 +34,7 @@ def lower_node(
     if not isinstance(target, OpOverload):
         raise error_at(node, f"{target} is not an ATen operation")
     val = node.meta.get("val")
-    if val is None:
+    if val is None and target._schema.returns:
         raise error_at(node, "the node has no fake value")
     if inside is None:
         site = Site(builder, node, origin_of(node), val, node.name)
@@ -53,15 +53,14 @@ def lower_constant(builder: Builder, module: torch.nn.Module | None, node: fx.No
     data = data.detach()
     if data.ndim == 0 and data.dtype.is_complex is False and not builder.library:
         return Array((), Const(data.item(), data.dtype))
-    data = data.contiguous()
-    ref = builder.buffer(node.name, data.dtype, data.shape, kind=BufferKind.CONSTANT)
-    builder.constants[ref.buffer] = data
-    return ref
+    return builder.constant(node.name, data)
 
 
 def _lowered(
     site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], env: Environment
 ) -> Any:
+    if site.val is None:
+        return calls.check(site, op, args, kwargs)
     if not _is_tensors(site.val):
         raise site.fault("the result is not a tensor", "compute it outside the step")
     crosses = op is torch.ops.aten._to_copy.default and _leaves(site, args[0])

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from treadle.graph.signature import StepGraph
 from treadle.lower import views
-from treadle.lower.library import CHOSEN, OUT_VARIANTS
+from treadle.lower.library import CHOSEN, PRODUCTS
 from treadle.lower.registry import rule_for
 from treadle.lower.site import Layout, Layouts, contiguous_strides
 
@@ -64,7 +64,7 @@ class _Planner:
 
     def layouts(self) -> Layouts:
         nodes = [n for n in self.step.graph.nodes if n.op == "call_function"]
-        products = [node for node in nodes if node.target in OUT_VARIANTS]
+        products = [node for node in nodes if node.target in PRODUCTS]
         for node in products:
             for source in map(_source, (node, *node.all_input_nodes)):
                 if self._is_ours(source) and _is_unaligned(source):
@@ -121,7 +121,7 @@ class _Planner:
         target, value = node.target, node.meta.get("val")
         if not isinstance(target, OpOverload) or not isinstance(value, torch.Tensor):
             return False
-        made = target in OUT_VARIANTS or (target not in CHOSEN and rule_for(target) is not None)
+        made = target in PRODUCTS or (target not in CHOSEN and rule_for(target) is not None)
         return (
             made
             and node not in self._returned

@@ -164,6 +164,17 @@ class Builder:
         self.buffers[unique] = Buffer(unique, dtype, extents, strides, kind, where)
         return TensorRef(unique, dtype, shape, strides)
 
+    def constant(self, name: str, data: torch.Tensor) -> TensorRef:
+        """A constant buffer with the elements of ``data``; equal ones are one buffer."""
+        data = data.detach().contiguous()
+        for known, other in self.constants.items():
+            alike = other.dtype is data.dtype and other.shape == data.shape
+            if alike and other.device == data.device and torch.equal(other, data):
+                return self.whole(known)
+        ref = self.buffer(name, data.dtype, data.shape, kind=BufferKind.CONSTANT)
+        self.constants[ref.buffer] = data
+        return ref
+
     def device_of(self, val: torch.Tensor) -> str:
         """Where a traced value lives."""
         return val.device.type if self.is_placed else self.device

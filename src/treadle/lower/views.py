@@ -12,9 +12,9 @@ from torch._ops import OpOverload
 
 from treadle.loop.expr import Array
 from treadle.loop.index import linear, unflatten
-from treadle.loop.program import TensorRef
-from treadle.lower.registry import Decline, Value, lowers
-from treadle.lower.site import Site, contiguous_strides, element, fresh_axes
+from treadle.loop.program import Compute, TensorRef
+from treadle.lower.registry import Value, lowers
+from treadle.lower.site import Site, contiguous_strides, element, fresh_axes, is_dense
 
 aten = torch.ops.aten
 
@@ -119,10 +119,27 @@ def as_strided(
     stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Value:
-    """A view by its strides. The offset counts from the storage, not from ``x``."""
+    """A view by its strides. The offset counts from eager's storage, not from ``x``.
+
+    What is not laid out as in eager is copied so first.
+    """
     source = site.node.all_input_nodes[0].meta["val"]
     if not isinstance(x, TensorRef) or x.strides != tuple(source.stride()):
-        raise Decline("as_strided over a value whose layout is not eager's")
+        x = _as_eager(site, x, source)
     start = source.storage_offset()
     moved = 0 if storage_offset is None else storage_offset - start
     return TensorRef(x.buffer, x.dtype, tuple(size), tuple(stride), x.offset + moved)
+
+
+def _as_eager(site: Site, x: Value, source: torch.Tensor) -> TensorRef:
+    """``x`` in a buffer with eager's strides, which must leave no gaps."""
+    strides = tuple(source.stride())
+    if not is_dense(x.shape, strides):
+        raise site.fault(
+            "a view by strides reaches outside the value it is taken of",
+            "take it of the tensor that owns the storage",
+        )
+    ref = site.builder.buffer(f"{site.name}_base", x.dtype, x.shape, strides)
+    axes = fresh_axes(x.shape)
+    site.builder.steps.append(Compute(ref, Array(axes, element(x, axes)), site.origin))
+    return ref

@@ -87,13 +87,15 @@ def _copy_into(builder: Builder, target: str, value: Value, origin: Origin) -> S
 def drop_dead_steps(
     builder: Builder, inputs: tuple[str, ...], results: tuple[TensorRef | None, ...]
 ) -> None:
-    """Remove steps and buffers nobody reads. Random calls stay: they advance the generator."""
+    """Remove steps and buffers nobody reads. Random calls stay, since they advance the generator,
+    and checks, since they may raise."""
     live = {ref.buffer for ref in results if ref is not None} | set(inputs)
     kept: list[Step] = []
     for step in reversed(builder.steps):
         read, written = buffers_of(step)
         is_random = isinstance(step, Call) and step.op in RANDOM_NAMES
-        if not written & live and not is_random:
+        is_check = isinstance(step, Call) and not step.outputs
+        if not written & live and not is_random and not is_check:
             continue
         if isinstance(step, Call) and not is_random and len(step.outputs) > 1:
             names = tuple(name if name in live else None for name in step.outputs)

@@ -1,0 +1,192 @@
+"""Linear maps with few entries a row, one matrix a dim: pooling by mean, resizing, padding.
+
+::
+
+    out[j] = sum{k < width} weight[j, k] * x[first(j) + k]
+
+Over several dims the matrices multiply. The derivative is the same map with each matrix
+transposed, so that every one of these operations is two lines: which inputs an output reads.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import final
+
+import torch
+
+from treadle.loop.expr import Array, Expr, Load, Position, Reduce, ReduceKind
+from treadle.loop.index import Axis, Index, unflatten
+from treadle.lower.registry import Decline, Value
+from treadle.lower.scalars import Term, cast, compute_dtype
+from treadle.lower.site import Site, element
+
+UNROLLED = 8
+"""Sums of at most this many terms are written out; longer ones are a reduction."""
+_WIDEST = 1 << 16
+
+Row = dict[int, float]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Band:
+    """``rows[j]`` is what output ``j`` reads: ``{input: weight}``, none of it zero.
+
+    ``first(j) = (slope * j + shift) // unit`` is at or before the first of them, and ``width``
+    places from there hold them all.
+    """
+
+    extent: int
+    rows: tuple[Row, ...]
+    slope: int
+    unit: int
+    shift: int
+    width: int
+
+    @staticmethod
+    def of(extent: int, rows: Sequence[Row]) -> "Band":
+        """The band with the straight line under the first places that leaves it narrowest."""
+        lines = {Fraction(extent, max(len(rows), 1)), Fraction(1)}
+        middle = [min(row) for row in rows if row][len(rows) // 3 :][:2]
+        if len(middle) == 2:
+            lines.add(Fraction(middle[1] - middle[0]))
+        candidates = [Band._along(line, extent, rows) for line in lines if line > 0]
+        return min(candidates, key=lambda band: (band.width, band.unit))
+
+    @staticmethod
+    def _along(line: Fraction, extent: int, rows: Sequence[Row]) -> "Band":
+        slope, unit = line.numerator, line.denominator
+        used = [(j, row) for j, row in enumerate(rows) if row]
+        shift = min(((min(row) + 1) * unit - slope * j - 1 for j, row in used), default=0)
+        width = max((max(row) - (slope * j + shift) // unit + 1 for j, row in used), default=1)
+        return Band(extent, tuple(rows), slope, unit, shift, width)
+
+    def transposed(self) -> "Band":
+        """``entry[i, j] -> entry[j, i]``."""
+        columns: list[Row] = [{} for _ in range(self.extent)]
+        for j, row in enumerate(self.rows):
+            for i, weight in row.items():
+                columns[i][j] = weight
+        return Band.of(len(self.rows), columns)
+
+    def first(self, place: Axis | Index) -> Index:
+        return (Index.of(place) * self.slope + self.shift) // self.unit
+
+    def table(self) -> list[list[float]]:
+        """The weights by output and window place; zero where nothing is read."""
+        starts = [(self.slope * j + self.shift) // self.unit for j in range(len(self.rows))]
+        return [
+            [row.get(start + k, 0.0) for k in range(self.width)]
+            for start, row in zip(starts, self.rows, strict=True)
+        ]
+
+    @property
+    def constant(self) -> float | None:
+        """The one weight of every place inside, if there is one and no place inside is skipped."""
+        weights = {weight for row in self.rows for weight in row.values()}
+        starts = [(self.slope * j + self.shift) // self.unit for j in range(len(self.rows))]
+        holes = any(
+            0 <= start + k < self.extent and start + k not in row
+            for start, row in zip(starts, self.rows, strict=True)
+            for k in range(self.width)
+        )
+        return weights.pop() if len(weights) == 1 and not holes else None
+
+
+def resampled(site: Site, x: Value, bands: Sequence[Band], factor: float = 1.0) -> Array:
+    """``out[i, j...] = factor * sum{k...} weight[j, k]... * x[i, first(j) + k, ...]`` over the
+    last dims of ``x``, one band for each."""
+    axes = site.axes()
+    wide = compute_dtype(site.dtype)
+    if not wide.is_floating_point:
+        raise Decline(f"weights of {wide} would be rounded")
+    if 0 in x.shape:
+        return Array(axes, cast(Term(Position(Index.of(0))).expr, site.dtype))
+    sizes = [band.width for band in bands]
+    window = Axis(_product(sizes))
+    if window.extent > _WIDEST:
+        raise Decline("a window this wide is the library's")
+    taps = _Taps(site, x, bands, wide)
+    if window.extent <= UNROLLED:
+        cells = itertools.product(*(range(size) for size in sizes))
+        parts = [taps.at(axes, [Index.of(k) for k in cell]) for cell in cells]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return Array(axes, cast((total * factor if factor != 1 else total).expr, site.dtype))
+    body = taps.at(axes, unflatten(Index.of(window), sizes))
+    total = site.temp("sum", Array(axes, Reduce(ReduceKind.SUM, (window,), body.expr)))
+    fresh = site.axes()
+    scaled = Term(element(total, fresh))
+    return Array(fresh, cast((scaled * factor if factor != 1 else scaled).expr, site.dtype))
+
+
+def _product(sizes: Sequence[int]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Taps:
+    """One term of the sum: a weighted element of ``x``."""
+
+    site: Site
+    x: Value
+    bands: Sequence[Band]
+    wide: torch.dtype
+
+    def at(self, axes: Sequence[Axis], cell: Sequence[Index]) -> Term:
+        lead = len(axes) - len(self.bands)
+        places: list[Index | Axis] = list(axes[:lead])
+        inside: Term | None = None
+        weight: Term | None = None
+        factor = 1.0
+        for band, axis, k in zip(self.bands, axes[lead:], cell, strict=True):
+            place = band.first(axis) + k
+            places.append(place)
+            held = within(place, band.extent)
+            if band.constant is None:
+                found = self._weight(band, axis, k)
+                held = found.fn("ne", 0)
+                weight = found if weight is None else weight * found
+            else:
+                factor *= band.constant
+            if held is not None:
+                inside = held if inside is None else inside.fn("and", held)
+        read = Term(cast(self._read(places, inside), self.wide))
+        if weight is not None:
+            read = read * weight
+        return read * factor if factor != 1 else read
+
+    def _read(self, places: Sequence[Index | Axis], inside: Term | None) -> Expr:
+        read = element(self.x, places)
+        if inside is None:
+            return read
+        if isinstance(read, Load):
+            return Load(read.buffer, read.index, read.dtype, inside.expr)
+        return inside.choose(Term(read), 0).expr
+
+    def _weight(self, band: Band, axis: Axis, k: Index) -> Term:
+        """The entry of the band, from a small table."""
+        table = torch.tensor(band.table(), dtype=self.wide)
+        ref = self.site.builder.constant(f"{self.site.name}_weights", table)
+        return Term(element(ref, (axis, k)))
+
+
+def within(place: Index, extent: int) -> Term | None:
+    """``0 <= place < extent``; ``None`` where the range of ``place`` says so."""
+    low, high = place.bounds
+    at = Term(Position(place))
+    checks: list[Term] = []
+    if low < 0:
+        checks.append(at.fn("ge", 0))
+    if high >= extent:
+        checks.append(at.fn("lt", extent))
+    if not checks:
+        return None
+    return checks[0] if len(checks) == 1 else checks[0].fn("and", checks[1])

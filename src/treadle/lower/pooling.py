@@ -1,0 +1,199 @@
+"""Pooling by maximum: the largest of each window and its place, and the derivative by places."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from treadle.loop.expr import Array, Position, Reduce, ReduceKind
+from treadle.loop.index import Axis, Index, linear, unflatten
+from treadle.lower.bands import Band, Row, within
+from treadle.lower.indexing import masked
+from treadle.lower.registry import Value, aten_op, lowers
+from treadle.lower.resize import spread
+from treadle.lower.scalars import Term, cast, compute_dtype
+from treadle.lower.site import Site, contiguous_strides, element
+
+aten = torch.ops.aten
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Output ``j`` looks at ``(j * slope + shift) // unit + gap * k`` for ``k < size``, inside
+    ``extent``; an adaptive one stops before ``ceil((j + 1) * slope / unit)``."""
+
+    extent: int
+    outputs: int
+    size: int
+    slope: int
+    shift: int = 0
+    unit: int = 1
+    gap: int = 1
+    adaptive: bool = False
+
+    def place(self, output: Axis, k: Index) -> Index:
+        return (Index.of(output) * self.slope + self.shift) // self.unit + k * self.gap
+
+    def holds(self, output: Axis, k: Index) -> Term | None:
+        place = self.place(output, k)
+        inside = within(place, self.extent)
+        if not self.adaptive or self.slope % self.unit == 0:
+            return inside
+        end = ((Index.of(output) + 1) * self.slope + (self.unit - 1)) // self.unit
+        before = Term(Position(place)).fn("lt", Term(Position(end)))
+        return before if inside is None else inside.fn("and", before)
+
+    def band(self) -> Band:
+        """Which outputs look at an input."""
+        rows: list[Row] = []
+        for j in range(self.outputs):
+            start = (j * self.slope + self.shift) // self.unit
+            stop = -(-(j + 1) * self.slope // self.unit) if self.adaptive else self.extent
+            places = [start + k * self.gap for k in range(self.size)]
+            rows.append({place: 1.0 for place in places if 0 <= place < min(stop, self.extent)})
+        return Band.of(self.extent, rows).transposed()
+
+
+def _strided(
+    shape: Sequence[int],
+    out: Sequence[int],
+    rank: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[_Window]:
+    sizes = spread(kernel, rank)
+    steps = spread(stride, rank, sizes)
+    pads, gaps = spread(padding, rank, (0,)), spread(dilation, rank, (1,))
+    parts = zip(shape[-rank:], out[-rank:], sizes, steps, pads, gaps, strict=True)
+    return [_Window(n, m, k, s, -p, 1, gap) for n, m, k, s, p, gap in parts]
+
+
+def _adaptive(shape: Sequence[int], out: Sequence[int], rank: int) -> list[_Window]:
+    windows: list[_Window] = []
+    for n, m in zip(shape[-rank:], out[-rank:], strict=True):
+        sizes = [-(-(j + 1) * n // m) - j * n // m for j in range(m)]
+        windows.append(_Window(n, m, max(sizes, default=1), n, 0, max(m, 1), adaptive=True))
+    return windows
+
+
+def _largest(site: Site, x: Value, windows: Sequence[_Window]) -> tuple[Value, Value]:
+    """``out[j] = max{k} x[place(j, k)]``, and the flat place in the plane of the first one."""
+    values, places = site.element_site(0), site.element_site(1)
+    axes, rank = values.axes(), len(windows)
+    sizes = [window.size for window in windows]
+    cell = Axis(math.prod(sizes))
+    at, mask = _cells(axes[-rank:], unflatten(Index.of(cell), sizes), windows)
+    lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
+    spot = (*axes[:-rank], *at)
+    read = element(x, spot) if mask is None else masked(x, spot, mask.expr, lowest)
+    best = Array(axes, Reduce(ReduceKind.MAX, (cell,), read))
+    winner = site.temp("winner", Array(axes, Reduce(ReduceKind.ARGMAX, (cell,), read)))
+    return values.result(best), _flat_place(places, x, winner, windows)
+
+
+def _cells(
+    axes: Sequence[Axis], cell: Sequence[Index], windows: Sequence[_Window]
+) -> tuple[list[Index], Term | None]:
+    places: list[Index] = []
+    mask: Term | None = None
+    for window, axis, k in zip(windows, axes, cell, strict=True):
+        places.append(window.place(axis, k))
+        held = window.holds(axis, k)
+        if held is not None:
+            mask = held if mask is None else mask.fn("and", held)
+    return places, mask
+
+
+def _flat_place(site: Site, x: Value, winner: Value, windows: Sequence[_Window]) -> Array:
+    """The winner of each window as its offset into the plane."""
+    axes, rank = site.axes(), len(windows)
+    steps = contiguous_strides([window.size for window in windows])
+    strides = contiguous_strides(x.shape[-rank:])
+    won = Term(element(winner, axes))
+    start = linear(
+        [window.place(a, Index.of(0)) for window, a in zip(windows, axes[-rank:], strict=True)],
+        strides,
+    )
+    flat = Term(Position(start))
+    for window, step, stride in zip(windows, steps, strides, strict=True):
+        k = won.fn("floordiv", step).fn("mod", window.size)
+        flat = flat + k * (window.gap * stride)
+    return Array(axes, flat.expr)
+
+
+def _chosen(site: Site, grad: Value, x: Value, places: Value, windows: Sequence[_Window]) -> Value:
+    """``out[i] = sum{k} grad[j] if places[j] == i``, over the windows ``j`` that look at ``i``."""
+    axes, rank = site.axes(), len(windows)
+    bands = [window.band() for window in windows]
+    sizes = [band.width for band in bands]
+    cover = Axis(math.prod(sizes))
+    at: list[Index] = []
+    mask: Term | None = None
+    for band, axis, k in zip(bands, axes[-rank:], unflatten(Index.of(cover), sizes), strict=True):
+        at.append(band.first(axis) + k)
+        held = within(at[-1], band.extent)
+        if held is not None:
+            mask = held if mask is None else mask.fn("and", held)
+    spot = (*axes[:-rank], *at)
+    here = Term(Position(linear(axes[-rank:], contiguous_strides(x.shape[-rank:]))))
+    if mask is None:
+        chosen, given = Term(element(places, spot)).fn("eq", here), element(grad, spot)
+    else:
+        chosen = Term(masked(places, spot, mask.expr, -1)).fn("eq", here)
+        given = masked(grad, spot, mask.expr, 0)
+    wide = compute_dtype(site.dtype)
+    body = chosen.choose(Term(cast(given, wide)), 0).expr
+    total = Array(axes, Reduce(ReduceKind.SUM, (cover,), body))
+    if wide is site.dtype:
+        return total
+    stored, fresh = site.temp("total", total), site.axes()
+    return Array(fresh, cast(element(stored, fresh), site.dtype))
+
+
+def _register(rank: int) -> None:
+    @lowers(aten_op(f"max_pool{rank}d_with_indices.default"))
+    def forward(
+        site: Site,
+        x: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> tuple[Value, Value]:
+        """``out[j] = max{k} x[j * stride - pad + dilation * k]``."""
+        out = site.val[0].shape
+        return _largest(site, x, _strided(x.shape, out, rank, kernel, stride, padding, dilation))
+
+    @lowers(aten_op(f"max_pool{rank}d_with_indices_backward.default"))
+    def backward(
+        site: Site,
+        grad: Value,
+        x: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+        places: Value,
+    ) -> Value:
+        windows = _strided(x.shape, grad.shape, rank, kernel, stride, padding, dilation)
+        return _chosen(site, grad, x, places, windows)
+
+    @lowers(aten_op(f"adaptive_max_pool{rank}d.default"))
+    def adaptive(site: Site, x: Value, size: Sequence[int]) -> tuple[Value, Value]:
+        """``out[j] = max x[j * n // m ... ceil((j + 1) * n / m)]``."""
+        return _largest(site, x, _adaptive(x.shape, site.val[0].shape, rank))
+
+    @lowers(aten_op(f"adaptive_max_pool{rank}d_backward.default"))
+    def adaptive_backward(site: Site, grad: Value, x: Value, places: Value) -> Value:
+        return _chosen(site, grad, x, places, _adaptive(x.shape, grad.shape, rank))
+
+
+for _rank in (2, 3):
+    _register(_rank)
