@@ -16,7 +16,7 @@ FLOORS = (
     {"pipeline"},
     {"report"},  # reads what the pipeline made; the pipeline does not know it
     {"undo", "saved"},
-    {"api", "backend", "planning"},
+    {"api", "backend", "planning", "target"},
     {"demo"},
     {"cli"},
     {"__main__", "__init__"},

@@ -2,6 +2,7 @@
 
 from treadle.api import Difference, Step, compile, load
 from treadle.options import Options
+from treadle.planning import Plan, Point, plan
 from treadle.util.errors import (
     CaptureError,
     LoweringError,
@@ -18,11 +19,14 @@ __all__ = [
     "Difference",
     "LoweringError",
     "Options",
+    "Plan",
     "PlanError",
+    "Point",
     "RuntimeFailure",
     "Step",
     "TreadleError",
     "VerifyError",
     "compile",
     "load",
+    "plan",
 ]

@@ -1,27 +1,33 @@
-"""``treadle demo | doctor | plan | cache`` (also ``python -m treadle``)."""
+"""``treadle demo | plan | bench | verify | explain | report | doctor | cache``
+(also ``python -m treadle``)."""
 
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from treadle.demo import run_demo
+from treadle.api import Step, compile
 from treadle.options import from_environment
-from treadle.planning import plan_command
-from treadle.runtime.info import facts
+from treadle.planning import plan
+from treadle.runtime.cache import Cache
+from treadle.target import Job, Target
 from treadle.util.errors import TreadleError
+from treadle.util.sizes import format_bytes
+
+TARGET = "a function without arguments that returns (step, model, optimizer, batch)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0 on success, 1 on an error that a user can act on."""
+    """Run one command. 0: success. 1: an error that a user can act on, or an answer that is no."""
     parsed = _parser().parse_args(arguments)
     console = Console()
     try:
         return int(parsed.run(parsed, console))
     except TreadleError as error:
-        Console(stderr=True).print(str(error), markup=False, highlight=False)
+        Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True)
         return 1
 
 
@@ -37,16 +43,29 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--quick", action="store_true", help="60 steps")
     demo.add_argument("--json", type=Path, default=None, metavar="FILE", help="write results here")
     demo.set_defaults(run=_demo)
+    planner = _with_target(commands, "plan", "does a step fit, and in how much; nothing is run")
+    planner.add_argument("--device", default=None, help="cpu, h200, h100, a100 or rtx4090")
+    planner.add_argument("--fake", action="store_true", help="build the model without memory")
+    planner.set_defaults(run=_plan)
+    verify = _with_target(commands, "verify", "compare a compiled step with eager")
+    verify.add_argument("--steps", type=_positive, default=3, help="steps to train and compare")
+    verify.set_defaults(run=_verify)
+    explain = _with_target(commands, "explain", "what becomes of a step, its kernels timed")
+    explain.set_defaults(run=_explain)
     doctor = commands.add_parser("doctor", help="what this machine has and what treadle will use")
     doctor.set_defaults(run=_doctor)
-    plan = commands.add_parser("plan", help="peak and budget of a step, without running it")
-    plan.add_argument(
-        "target",
-        metavar="FILE:FUNCTION",
-        help="a function without arguments that returns (step, model, optimizer, batch)",
-    )
-    plan.add_argument("--memory", default=None, help='budget, such as "12GiB"')
-    plan.set_defaults(run=_plan)
+    cache = commands.add_parser("cache", help="where compiled code is kept, and how much")
+    cache.add_argument("action", nargs="?", choices=("size", "clear"), default="size")
+    cache.set_defaults(run=_cache)
+    return parser
+
+
+def _with_target(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, words: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=words)
+    parser.add_argument("target", metavar="FILE:FUNCTION", help=TARGET)
+    parser.add_argument("--memory", default=None, help='budget, such as "12GiB"')
     return parser
 
 
@@ -57,19 +76,77 @@ def _positive(text: str) -> int:
     return value
 
 
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def _demo(parsed: argparse.Namespace, console: Console) -> int:
+    from treadle.demo import run_demo
+
     steps = parsed.steps or (60 if parsed.quick else 300)
     return run_demo(steps=steps, json_file=parsed.json, console=console)
 
 
-def _doctor(parsed: argparse.Namespace, console: Console) -> int:
-    for name, value in facts(from_environment().cache_dir).items():
-        console.print(f"{name:14} {value}", markup=False, highlight=False)
-    return 0
+def _compiled(parsed: argparse.Namespace) -> tuple[Job, Step]:
+    job = Target(parsed.target).make()
+    options = replace(from_environment(), memory=parsed.memory)
+    return job, compile(job.step, model=job.model, optimizer=job.optimizer, options=options)
 
 
 def _plan(parsed: argparse.Namespace, console: Console) -> int:
-    console.print(plan_command(parsed.target, parsed.memory), markup=False, highlight=False)
+    """1 when the step does not fit."""
+    job = Target(parsed.target).make(fake=parsed.fake)
+    result = plan(
+        job.step,
+        *job.batch,
+        model=job.model,
+        optimizer=job.optimizer,
+        memory=parsed.memory,
+        device=parsed.device,
+    )
+    _say(console, result.table())
+    return 0 if result.fits else 1
+
+
+def _verify(parsed: argparse.Namespace, console: Console) -> int:
+    """1 when a value differs."""
+    job, step = _compiled(parsed)
+    for number in range(parsed.steps):
+        found = step.verify([job.batch])
+        if found is not None:
+            gap = f"by {found.absolute:.3g}, {found.relative:.3g} of its largest value"
+            _say(console, f"step {number}: {found.name} differs from eager, {gap}")
+            return 1
+        step(*job.batch)
+    _say(console, f"{parsed.steps} steps: every result, parameter, buffer and state equals eager's")
+    return 0
+
+
+def _explain(parsed: argparse.Namespace, console: Console) -> int:
+    job, step = _compiled(parsed)
+    step(*job.batch)
+    step.profile(*job.batch)
+    step.measure(*job.batch)
+    _say(console, step.explain())
+    return 0
+
+
+def _doctor(parsed: argparse.Namespace, console: Console) -> int:
+    from treadle.runtime.info import facts
+
+    for name, value in facts(from_environment().cache_dir).items():
+        _say(console, f"{name:14} {value}")
+    return 0
+
+
+def _cache(parsed: argparse.Namespace, console: Console) -> int:
+    cache = Cache(from_environment().cache_dir)
+    if parsed.action == "clear":
+        count, size = cache.clear()
+        _say(console, f"removed {count} entries, {format_bytes(size)}, of {cache.directory}")
+    else:
+        size, limit = format_bytes(cache.size()), format_bytes(cache.limit_bytes)
+        _say(console, f"{cache.directory}: {cache.count()} entries, {size} of at most {limit}")
     return 0
 
 

@@ -71,17 +71,19 @@ class Compiled:
 @dataclass(frozen=True)
 class Target:
     """Where a step is to run: the device, the options, whether PyTorch's kernels must do
-    (``library``), and how to learn what library calls allocate inside (``None``: formulas)."""
+    (``library``), and how to learn what library calls allocate inside (``None``: not at all).
+    ``like``: the device to estimate for, where it is another."""
 
     device: str
     options: Options
     library: bool = False
     workspaces: Workspaces | None = None
+    like: str = ""
 
     @property
     def hardware(self) -> Device:
         """The description that costs are estimated with."""
-        return device_for(self.device)
+        return device_for(self.like or self.device)
 
 
 @dataclass(frozen=True, slots=True)

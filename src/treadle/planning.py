@@ -1,49 +1,62 @@
 """``treadle.plan``: does a step fit, and in how much, before anything runs."""
 
-import importlib.util
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
-from treadle.capture.refuse import named_models, named_optimizers
+from treadle.capture.refuse import device_of, named_models, named_optimizers
 from treadle.capture.step import capture
-from treadle.options import Options
-from treadle.passes.memory.cost import device_for
+from treadle.capture.torch_private import is_fake
+from treadle.options import from_environment
+from treadle.passes.memory.cost import Device, device_for
 from treadle.passes.memory.search import frontier
 from treadle.pipeline import Target, clean, planned
-from treadle.util.errors import PlanError
+from treadle.runtime.cache import Cache
+from treadle.runtime.workspace import Workspaces
 from treadle.util.sizes import format_bytes, parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One plan on the frontier: predicted peak in bytes, estimated time in seconds."""
+    """One plan on the frontier: predicted peak, and estimated time of a step."""
 
     peak_bytes: int
-    seconds: float
+    step_ms: float
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
-    """Whether a step fits a budget; ``points`` from fastest to smallest."""
+class Plan:
+    """Whether a step fits. ``peak_bytes`` and ``step_ms`` are those of the fastest plan that
+    does, or of the smallest if none does. ``limit``: the budget, or what the device has."""
 
     fits: bool
     peak_bytes: int
     step_ms: float
+    device: str
+    limit: int | None
     points: tuple[Point, ...]
 
+    def frontier(self) -> tuple[Point, ...]:
+        """From the fastest plan to the smallest."""
+        return self.points
+
     def table(self) -> str:
-        """The frontier as text, one line per plan."""
-        rows = [
-            f"{format_bytes(p.peak_bytes):>12}  {1e3 * p.seconds:10.2f} ms" for p in self.points
+        """The verdict and the frontier as text, one line per plan."""
+        within = "" if self.limit is None else f" {format_bytes(self.limit)}"
+        verdict = f"fits{within}" if self.fits else f"does not fit{within}"
+        peak = f"predicted peak {format_bytes(self.peak_bytes)}"
+        lines = [
+            f"{verdict} on {self.device}: {peak}, estimated {self.step_ms:.2f} ms per step",
+            f"{'peak':>12}  {'estimate':>13}",
         ]
-        verdict = "fits" if self.fits else "does not fit"
-        head = f"{verdict}: predicted peak {format_bytes(self.peak_bytes)}"
-        return "\n".join([head, f"{'peak':>12}  {'estimate':>13}", *rows])
+        for point in self.points:
+            fits = "" if self.limit is None or point.peak_bytes > self.limit else "  fits"
+            lines.append(f"{format_bytes(point.peak_bytes):>12}  {point.step_ms:10.2f} ms{fits}")
+        return "\n".join(lines)
 
 
 def plan(
@@ -53,53 +66,57 @@ def plan(
     optimizer: Any,
     memory: str | int | None = None,
     device: str | None = None,
-) -> StepPlan:
+) -> Plan:
     """Predict the peak and the memory/time frontier of a step; run and change nothing.
 
-    ``device`` names the hardware that times are estimated for; default: where the model is.
+    ``device`` names the hardware to plan for (``cpu``, ``h200``, ``h100``, ``a100``, ``rtx4090``)
+    and need not be there; default: where the model is. The model, the optimizer and the batch may
+    be on the meta device or fake: nothing is allocated for them. Without ``memory`` the limit is
+    what the device has.
     """
-    budget = math.inf if memory is None else parse_bytes(memory)
+    models, optimizers = named_models(model), named_optimizers(optimizer)
+    here = device_of(models)
+    name = device or ("cpu" if here.type == "meta" else str(here))
+    hardware = device_for(name)
+    place = _place(hardware)
     captured = capture(
-        function,
-        models=named_models(model),
-        optimizers=named_optimizers(optimizer),
-        args=batch,
-        kwargs={},
+        function, models=models, optimizers=optimizers, args=batch, kwargs={}, place=place
     )
-    target = Target(captured.device, Options())
-    points = tuple(
-        Point(planned(each.step, target).plan.peak_bytes, each.seconds)
-        for each in frontier(clean(captured.step), device_for(device or target.device))
-    )
-    fitting = [point for point in points if point.peak_bytes <= budget]
-    chosen = (
-        min(fitting, key=lambda p: p.seconds)
-        if fitting
-        else min(points, key=lambda p: p.peak_bytes)
-    )
-    return StepPlan(bool(fitting), chosen.peak_bytes, 1e3 * chosen.seconds, points)
+    target = Target(captured.device, replace(from_environment(), memory=None), like=name)
+    if here.type == place.type and not any(_is_described(each) for each in models.values()):
+        cache = Cache(target.options.cache_dir)  # the step could run here: what it would be
+        target = replace(target, workspaces=Workspaces(cache, captured.device))
+    points = [
+        Point(planned(each.step, target).plan.peak_bytes, 1e3 * each.seconds)
+        for each in frontier(clean(captured.step), hardware)
+    ]
+    return _chosen(_useful(points), hardware, None if memory is None else parse_bytes(memory))
 
 
-def plan_command(target: str, memory: str | None) -> str:
-    """``FILE:FUNCTION``, whose result is ``(step, model, optimizer, batch)``, as a table."""
-    path, _, name = target.rpartition(":")
-    if not path or not Path(path).is_file():
-        raise PlanError(
-            f"{target!r} does not name a function in a file",
-            code="TR-203",
-            remedy="write FILE:FUNCTION; the function returns (step, model, optimizer, batch)",
-        )
-    spec = importlib.util.spec_from_file_location("treadle_plan_target", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if name not in vars(module):
-        raise PlanError(f"{path} has no function {name!r}", code="TR-203")
-    step, model, optimizer, batch = vars(module)[name]()
-    with torch.random.fork_rng():
-        result = plan(step, *batch, model=model, optimizer=optimizer, memory=memory)
-    return result.table()
+def _useful(points: Sequence[Point]) -> tuple[Point, ...]:
+    """From fastest to slowest, each with a smaller peak than all before it."""
+    kept: list[Point] = []
+    for each in sorted(points, key=lambda point: (point.step_ms, point.peak_bytes)):
+        if not kept or each.peak_bytes < kept[-1].peak_bytes:
+            kept.append(each)
+    return tuple(kept)
 
 
-__all__ = ["Point", "StepPlan", "plan", "plan_command"]
+def _chosen(points: tuple[Point, ...], hardware: Device, budget: int | None) -> Plan:
+    limit = budget or hardware.memory or None
+    fitting = [each for each in points if each.peak_bytes <= (limit or math.inf)]
+    best = fitting[0] if fitting else points[-1]
+    return Plan(bool(fitting), best.peak_bytes, best.step_ms, hardware.name, limit, points)
+
+
+def _place(hardware: Device) -> torch.device:
+    """Where to capture: a GPU's graph needs a GPU; without one the CPU's stands for it."""
+    on_gpu = hardware.name != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
+def _is_described(model: nn.Module) -> bool:
+    return any(each.is_meta or is_fake(each) for each in model.parameters())
+
+
+__all__ = ["Plan", "Point", "plan"]

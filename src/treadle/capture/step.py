@@ -1,6 +1,7 @@
 """A training step to one functional graph, by running it once on fake tensors."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.finish import Captured, finish
 from treadle.capture.optimizers.registry import form_of
+from treadle.capture.place import autocast_on, check_values, described
 from treadle.capture.refuse import check_models, device_of
 from treadle.capture.run import Run
 from treadle.capture.sources import (
@@ -34,23 +36,31 @@ def capture(
     optimizers: Mapping[str, Optimizer],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    place: torch.device | None = None,
 ) -> Captured:
     """Run ``function`` once on fake tensors; nothing of the user's changes.
+
+    ``place``: capture as if everything were there, reading no values; the model may have none.
 
     Raises ``CaptureError`` with a code, the user's line and a remedy for what cannot become a
     graph; an exception of the user's own passes through unchanged.
     """
     check_models(models, optimizers)
-    device = device_of(models)
+    device = place or device_of(models)
     clusters = clusters_of(optimizers)
     sources = _sources(models, optimizers, clusters, args, kwargs, device)
-    pending: dict[tuple[int, str], Tensor] = {}
     leaves, spec = flatten((args, kwargs))
-    inputs = [source.read(leaves, pending) for _, source in sources]
+    if place is None:
+        pending: dict[tuple[int, str], Tensor] = {}
+        inputs = [source.read(leaves, pending) for _, source in sources]
+        check_values(inputs)
+    else:
+        inputs = described([source for _, source in sources], leaves, place)
     run = Run(function, models, optimizers, clusters, sources, leaves, spec)
     # oneDNN's recurrent layers pass state of a size that only they know: plain ones are traced.
     plain = torch.backends.mkldnn.flags(enabled=False)
-    with torch.random.fork_rng(devices=[]), words_for_values(), plain:
+    casts = nullcontext() if place is None else autocast_on(place)
+    with torch.random.fork_rng(devices=[]), words_for_values(), plain, casts:
         module = trace(run.traced, inputs)
     return finish(module, run, device)
 

@@ -66,7 +66,8 @@ class StandIns(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _is_outside(self, leaf: Any) -> bool:
-        return isinstance(leaf, Tensor) and not isinstance(leaf, FakeTensor)
+        fake = isinstance(leaf, FakeTensor)  # the user's own may be, when a step is only planned
+        return isinstance(leaf, Tensor) and (not fake or id(leaf) in self._table)
 
     def _inside(self, leaf: Any) -> Any:
         if not self._is_outside(leaf):

@@ -1,13 +1,17 @@
 """The only file that names private parts of torch. ``NAMES`` says which versions have them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
@@ -17,6 +21,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._guards.detect_fake_mode": ("2.11", "2.13", "2.15"),
     "torch._subclasses.fake_tensor.DataDependentOutputException": ("2.11", "2.13", "2.15"),
     "torch._subclasses.fake_tensor.FakeTensor": ("2.11", "2.13", "2.15"),
+    "torch._subclasses.fake_tensor.FakeTensorMode": ("2.11", "2.13", "2.15"),
     "torch.utils._pytree.tree_flatten": ("2.11", "2.13", "2.15"),
     "torch.utils._pytree.tree_unflatten": ("2.11", "2.13", "2.15"),
 }
@@ -38,6 +43,17 @@ def unflatten(leaves: list[Any], spec: TreeSpec) -> Any:
 def storage_key(value: Any) -> int | None:
     """Equal for values that share storage; ``None`` for what is no tensor."""
     return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+
+
+def fake_mode_of(tensors: Sequence[Tensor]) -> FakeTensorMode:
+    """The mode that made the fake ones among them, or a new one that takes real ones as well."""
+    found: FakeTensorMode | None = detect_fake_mode(list(tensors))
+    return found or FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Has it a shape and nothing else?"""
+    return isinstance(tensor, FakeTensor)
 
 
 def trace(function: Callable[..., Any], inputs: list[Tensor]) -> fx.GraphModule:

@@ -103,6 +103,20 @@ class Cache:
         """Bytes of all entries."""
         return sum(size for _, size, _ in _entries(self._root()))
 
+    def count(self) -> int:
+        """Entries, those of a temporary directory not counted."""
+        return sum(1 for _ in _entries(self.directory))
+
+    def clear(self) -> tuple[int, int]:
+        """Remove every entry; gives how many and their bytes. What is in use stays in use."""
+        removed = [(path, size) for _, size, path in _entries(self.directory)]
+        for path, _ in removed:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise RuntimeFailure(f"cannot remove {path}: {error}", code="TR-404") from error
+        return len(removed), sum(size for _, size in removed)
+
     def _find(self, key: str, suffix: str) -> tuple[Path, bytes] | None:
         for root in (self.directory, self._private):
             if root is None:

@@ -63,7 +63,7 @@ class Device:
     ``bandwidth``: bytes per second. ``element``: seconds for one transcendental function.
     ``reserve``: bytes that libraries hold all the time: cuBLAS's workspace (33 MiB on Hopper with
     PyTorch 2.11) and the scratch of kernels whose sums are split (at most 2 MiB); on a CPU the
-    state of the generator during a call (5,056 bytes).
+    state of the generator during a call (5,056 bytes). ``memory``: bytes there are; 0: unknown.
     """
 
     name: str
@@ -71,21 +71,30 @@ class Device:
     bandwidth: float
     element: float = 0.0
     reserve: int = 0
+    memory: int = 0
 
     def rate(self, dtype: torch.dtype) -> float:
         return self.flops.get(dtype, self.flops[torch.float32])
 
 
+def _rates(full: float, half: float, double: float) -> Mapping[torch.dtype, float]:
+    rates = {torch.float32: full, torch.float64: double}
+    return rates | {torch.bfloat16: half, torch.float16: half}
+
+
 CPU = Device(
     "cpu", {torch.float32: 6e10, torch.bfloat16: 3e10, torch.float64: 3e10}, 1e10, 1e-9, 5056
 )
-H200 = Device(
-    "h200",
-    {torch.float32: 5e13, torch.bfloat16: 7e14, torch.float16: 7e14, torch.float64: 5e13},
-    4e12,
-    reserve=35 << 20,
-)
-DEVICES: Mapping[str, Device] = {"cpu": CPU, "h200": H200, "nvidia-h200": H200, "cuda": H200}
+H200 = Device("h200", _rates(5e13, 7e14, 5e13), 4e12, reserve=35 << 20, memory=139 << 30)
+H100 = Device("h100", _rates(5e13, 6.5e14, 5e13), 2.8e12, reserve=35 << 20, memory=79 << 30)
+A100 = Device("a100", _rates(1.6e13, 2.3e14, 1.6e13), 1.7e12, reserve=11 << 20, memory=79 << 30)
+RTX4090 = Device("rtx4090", _rates(6e13, 1.4e14, 1.1e12), 8.8e11, reserve=11 << 20, memory=23 << 30)
+"""About 75 to 85 % of what the data sheets give for dense products and memory (the H200 and the
+CPU measured), and what PyTorch can allocate of the memory."""
+DEVICES: Mapping[str, Device] = {each.name: each for each in (CPU, H200, H100, A100, RTX4090)} | {
+    "nvidia-h200": H200,
+    "cuda": H200,
+}
 
 
 def device_for(name: str) -> Device:

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from treadle.passes.memory.classify import Claims, must_save
 from treadle.passes.memory.cost import Kind
@@ -117,6 +115,10 @@ def minimum_cut(edges: Edges, count: int) -> NDArray[np.bool_]:
 
     Vertex 0 is the source, 1 the sink. The cut's capacity is checked against the flow.
     """
+    # Here and not above: a step from the cache never needs it, and it takes 0.2 s to import.
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
     finite = sum(each for each in edges.capacity if each != math.inf)
     scale = (_LIMIT - len(edges.capacity)) / max(finite, 1.0)
     whole = [0 if each == math.inf else math.ceil(each * scale) for each in edges.capacity]

@@ -1,0 +1,56 @@
+"""Capturing for another device than the model is on, from descriptions instead of tensors."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treadle.capture.sources import Parameter, Pending, Source
+from treadle.capture.torch_private import fake_mode_of, is_fake
+from treadle.util.errors import CaptureError
+
+
+def described(sources: Sequence[Source], leaves: list[Any], place: torch.device) -> list[Tensor]:
+    """Fake tensors on ``place`` with the layouts of what the sources would read.
+
+    The model may be real, on the meta device, or fake already; nothing is allocated or read.
+    """
+    pending: Pending = {}
+    held = [source.parameter for source in sources if isinstance(source, Parameter)]
+    with fake_mode_of([*held, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]):
+        found = [source.read(leaves, pending) for source in sources]
+        return [
+            torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=place)
+            for each in found
+        ]
+
+
+@contextlib.contextmanager
+def autocast_on(place: torch.device) -> Iterator[None]:
+    """Inside, ``torch.autocast`` means ``place``, whichever device it names."""
+    original = torch.autocast.__init__
+
+    def init(self: Any, device_type: str, dtype: torch.dtype | None = None, **rest: Any) -> None:
+        if dtype is None and device_type == "cuda":
+            dtype = torch.float16
+        original(self, place.type, dtype, **rest)
+
+    setattr(torch.autocast, "__init__", init)  # noqa: B010 - its type says that it is fixed
+    try:
+        yield
+    finally:
+        setattr(torch.autocast, "__init__", original)  # noqa: B010
+
+
+def check_values(inputs: Sequence[Tensor]) -> None:
+    """A model that is to be trained has values."""
+    for each in inputs:
+        if each.is_meta or is_fake(each):
+            raise CaptureError(
+                f"the model has a tensor without values: {list(each.shape)} on {each.device}",
+                code="TR-111",
+                remedy="give it values, as with to_empty and its initialisation; treadle.plan "
+                "takes it as it is",
+            )
