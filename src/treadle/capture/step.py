@@ -57,10 +57,8 @@ def capture(
     else:
         inputs = described([source for _, source in sources], leaves, place)
     run = Run(function, models, optimizers, clusters, sources, leaves, spec)
-    # oneDNN's recurrent layers pass state of a size that only they know: plain ones are traced.
-    plain = torch.backends.mkldnn.flags(enabled=False)
     casts = nullcontext() if place is None else autocast_on(place)
-    with torch.random.fork_rng(devices=[]), words_for_values(), plain, casts:
+    with torch.random.fork_rng(devices=[]), words_for_values(), casts:
         module = trace(run.traced, inputs)
     return finish(module, run, device)
 
