@@ -48,6 +48,8 @@ def finish(module: fx.GraphModule, run: Run, device: torch.device) -> Captured:
     _annotate(graph, run.trace)
     sources = list(run.sources)
     _constants_to_inputs(module, sources)
+    for node, (entry, _) in zip(graph.find_nodes(op="placeholder"), sources, strict=True):
+        node.meta["name"] = entry.name  # for words about it
     _strip(graph)
     (output,) = graph.find_nodes(op="output")
     returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
@@ -204,20 +206,20 @@ def _drop_unused(
     """Inputs that nothing reads leave the signature (state of parameters without gradients)."""
     places = graph.find_nodes(op="placeholder")
     (output,) = graph.find_nodes(op="output")
-    keep = [at for at, node in enumerate(places) if node.users]
     unchanged = {
         at
         for at, out in enumerate(outputs)
         if out.writes is not None and output.args[0][at] is places[out.writes]
     }
-    new_index = {old: new for new, old in enumerate(keep)}
     results = [v for at, v in enumerate(output.args[0]) if at not in unchanged]
+    changed = [out for at, out in enumerate(outputs) if at not in unchanged]
+    output.args = (tuple(results),)  # before users are asked for
+    written = {out.writes for out in changed}
+    keep = [at for at, node in enumerate(places) if node.users or at in written]
+    new_index = {old: new for new, old in enumerate(keep)}
     kept = [
-        Output(out.name, None if out.writes is None else new_index[out.writes])
-        for at, out in enumerate(outputs)
-        if at not in unchanged and (out.writes is None or out.writes in new_index)
+        Output(out.name, None if out.writes is None else new_index[out.writes]) for out in changed
     ]
-    output.args = (tuple(results),)
     for at, node in enumerate(places):
         if at not in new_index:
             graph.erase_node(node)

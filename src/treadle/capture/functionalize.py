@@ -16,12 +16,26 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from treadle.capture.torch_private import storage_key
+from treadle.capture.forms import (
+    UNDECLARED,
+    base_of,
+    functional_call,
+    in_place_of,
+    item_of,
+    place_of,
+    reshaping,
+)
+from treadle.capture.torch_private import (
+    changes_shape,
+    returns_written,
+    storage_key,
+    written_arguments,
+)
 from treadle.util.errors import CaptureError
 
 aten = torch.ops.aten
 
-_KEEP = ("phase", "where", "module")
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
 @dataclass
@@ -35,23 +49,11 @@ class _Alias:
 
 @dataclass
 class _Storage:
-    """All values that share one storage. ``root`` is the old node that made it."""
+    """All values that share one storage, by the old nodes."""
 
-    root: fx.Node
     version: int = 0
     aliases: dict[fx.Node, _Alias] = field(default_factory=dict[fx.Node, _Alias])
-
-
-_VIEWS_IN_PLACE = {
-    aten.transpose_.default: aten.transpose.int,
-    aten.t_.default: aten.t.default,
-    aten.squeeze_.default: aten.squeeze.default,
-    aten.squeeze_.dim: aten.squeeze.dim,
-    aten.squeeze_.dims: aten.squeeze.dims,
-    aten.unsqueeze_.default: aten.unsqueeze.default,
-}
-"""These change how a tensor is seen and no element of it. The trace follows the tensor from then
-on by the new node, so the view is all that remains."""
+    roots: list[fx.Node] = field(default_factory=list[fx.Node])  # those that are views of none
 
 
 class Functionalizer:
@@ -63,6 +65,7 @@ class Functionalizer:
         self._storages: dict[int, _Storage] = {}
         self._plain: dict[fx.Node, Any] = {}
         self._same: dict[fx.Node, fx.Node] = {}  # an in-place result is what it wrote to
+        self._pieces: dict[fx.Node, list[fx.Node]] = {}  # or the several that it wrote to
 
     def run(
         self, returned: Sequence[fx.Node]
@@ -77,7 +80,6 @@ class Functionalizer:
                     inputs.append(node)
                     self._define(node, copy, None)
                 case "call_function":
-                    node.target = _VIEWS_IN_PLACE.get(node.target, node.target)
                     self._call(node)
                 case "output":
                     break
@@ -86,23 +88,28 @@ class Functionalizer:
         results = [self._read(node) for node in returned]
         writes: dict[int, fx.Node] = {}
         for at, node in enumerate(inputs):
-            value = self._read(node)
             storage = self._storage_of(node)
             if storage is not None and storage.version:
-                writes[at] = value
+                writes[at] = self._read(node)
         return self._new, results, writes
 
     def _storage_of(self, node: fx.Node) -> _Storage | None:
         key = storage_key(node.meta.get("val"))
         return None if key is None else self._storages.get(key)
 
+    def _version(self, node: fx.Node) -> int:
+        storage = self._storage_of(node)
+        return 0 if storage is None else storage.version
+
     def _define(self, node: fx.Node, copy: fx.Node, source: fx.Node | None) -> None:
         self._plain[node] = copy
         key = storage_key(node.meta.get("val"))
         if key is None:
             return
-        storage = self._storages.setdefault(key, _Storage(node))
+        storage = self._storages.setdefault(key, _Storage())
         storage.aliases[node] = _Alias(source, copy, storage.version)
+        if source is None:
+            storage.roots.append(node)
 
     def _read(self, node: fx.Node) -> fx.Node:
         """The current value of ``node``: taken from the newest base if someone wrote to it."""
@@ -111,18 +118,39 @@ class Functionalizer:
         if storage is None or node not in storage.aliases:
             return self._plain[node]
         alias = storage.aliases[node]
-        if alias.version == storage.version:
-            return alias.current
-        if alias.source is None:
-            raise CaptureError(f"{node} lost its base", code="TR-199")
-        if node.target is operator.getitem:  # one piece of a split: split the new base
-            pieces, at = _item(node)
-            fresh = self._emit(pieces, pieces.target, self._resolve(pieces.args), pieces.kwargs)
-            alias.current = self._emit(node, operator.getitem, (fresh, at), {})
-        else:
-            alias.current = self._emit(node, node.target, self._resolve(node.args), node.kwargs)
-        alias.version = storage.version
+        if alias.version != storage.version:
+            alias.current = self._taken_again(node, alias)
+            alias.version = storage.version
         return alias.current
+
+    def _taken_again(self, node: fx.Node, alias: _Alias) -> fx.Node:
+        """The view that ``node`` is, of the newest value of its source."""
+        assert alias.source is not None, node  # a root is current: writes pass through it
+        if node.target is operator.getitem:  # one piece of a split: split the new base
+            pieces, at = item_of(node)
+            fresh = self._emit(pieces, pieces.target, self._resolve(pieces.args), pieces.kwargs)
+            fresh.meta["val"] = _run_fake(fresh)
+            return self._typed(self._emit(node, operator.getitem, (fresh, at), {}))
+        if node.target is aten.as_strided.default:
+            return self._strided(node, alias.source)
+        base, *rest = self._resolve(node.args)
+        target = in_place_of(node.target)
+        target = reshaping(base) if target in _VIEWS else target
+        return self._typed(self._emit(node, target, (base, *rest), self._resolve(node.kwargs)))
+
+    def _strided(self, node: fx.Node, root: fx.Node) -> fx.Node:
+        base = self._laid_out(root, self._read(root), node)
+        return self._typed(self._emit(node, node.target, (base, *place_of(node)), {}))
+
+    def _laid_out(self, root: fx.Node, value: fx.Node, like: fx.Node) -> fx.Node:
+        """``value`` in the layout that ``root`` had, for strides that count in the storage."""
+        old = root.meta["val"]
+        if not old.is_contiguous() or old.storage_offset():
+            raise _no_form(like, "counts strides in memory that is not contiguous")
+        if value.meta["val"].is_contiguous():
+            return value
+        plain = {"memory_format": torch.contiguous_format}
+        return self._typed(self._emit(like, aten.clone.default, (value,), plain))
 
     def _resolve(self, value: Any) -> Any:
         return map_arg(value, self._read)
@@ -132,95 +160,95 @@ class Functionalizer:
         node.meta = dict(like.meta)
         return node
 
-    def _call(self, node: fx.Node) -> None:
-        written = _written_args(node)
-        if written:
-            self._write(node, [self._same.get(each, each) for each in written])
-            return
-        args: Any = node.args
-        if node.target is aten.native_batch_norm.default and args[5] and args[3]:
-            self._batch_norm(node)
-            return
-        copy = self._emit(node, node.target, self._resolve(node.args), self._resolve(node.kwargs))
-        self._define(node, copy, self._viewed(node))
+    def _typed(self, node: fx.Node) -> fx.Node:
+        node.meta["val"] = _run_fake(node)
+        return node
 
-    def _batch_norm(self, node: fx.Node) -> None:
-        """``native_batch_norm`` updates its running statistics without declaring it."""
-        copy = self._emit(
-            node, aten._native_batch_norm_legit_functional.default, self._resolve(node.args), {}
-        )
-        args: Any = node.args
-        statistics: tuple[fx.Node, fx.Node] = (args[3], args[4])
-        copy.meta["val"] = (*node.meta["val"], *(each.meta["val"] for each in statistics))
-        self._define(node, copy, None)
-        for at, old in enumerate(statistics):
-            value = self._new.call_function(operator.getitem, (copy, 3 + at))
-            value.meta = {**node.meta, "val": old.meta["val"]}
-            self._rebase(self._same.get(old, old), value, node)
+    def _call(self, node: fx.Node) -> None:
+        written = [self._same.get(each, each) for each in _written_args(node)]
+        if changes_shape(node.target):
+            self._reshape_in_place(node, written[0])
+        elif written:
+            self._write(node, written)
+        elif node.target is operator.getitem and item_of(node)[0] in self._pieces:
+            pieces, at = item_of(node)
+            self._same[node] = self._pieces[pieces][at]
+        else:
+            source = self._viewed(node)
+            if node.target is aten.as_strided.default and source and self._version(source):
+                self._define(node, self._strided(node, source), source)
+                return
+            args, kwargs = self._resolve(node.args), self._resolve(node.kwargs)
+            self._define(node, self._emit(node, node.target, args, kwargs), source)
 
     def _viewed(self, node: fx.Node) -> fx.Node | None:
         """The operand whose storage ``node`` shares, if any."""
         key = storage_key(node.meta.get("val"))
         if key is None:
             return None
-        maker = node.args[0] if node.target is operator.getitem else node
-        assert isinstance(maker, fx.Node)
+        if node.target is aten.as_strided.default and key in self._storages:
+            return self._storages[key].roots[0]  # strides count in the storage, not in a view
+        maker = item_of(node)[0] if node.target is operator.getitem else node
         for operand in maker.all_input_nodes:
             if storage_key(operand.meta.get("val")) == key:
                 return self._same.get(operand, operand)
         return None
 
+    def _reshape_in_place(self, node: fx.Node, old: fx.Node) -> None:
+        """``t_`` and its like: from here on the tensor is ``node``, a view of what it was."""
+        target = in_place_of(node.target)
+        if target is None or old.op == "placeholder" or "set_" in str(node.target):
+            raise _no_form(node, "changes the shape or storage of a tensor that stays")
+        copy = self._emit(node, target, self._resolve(node.args), self._resolve(node.kwargs))
+        self._define(node, copy, old)
+
     def _write(self, node: fx.Node, written: list[fx.Node]) -> None:
         """An in-place operation: its functional form, then new bases for what it wrote."""
-        functional = functional_form(node.target)
-        args, kwargs = self._resolve(node.args), self._resolve(node.kwargs)
-        if functional is None:
-            raise CaptureError(
-                f"the step mutates through {node.target}, which has no functional form",
-                code="TR-107",
-                where=node.meta.get("where", ""),
-                remedy="use the out-of-place form of this operation",
-            )
-        target, extra = functional
+        form = functional_call(node)
+        if form is None:
+            raise _no_form(node, "has no functional form")
+        target, args, kwargs = form[0], self._resolve(form[1]), self._resolve(form[2])
         if node.target is aten.copy_.default and _same_type(args[0], args[1]):
             self._rebase(written[0], args[1], node)
             self._same[node] = written[0]
             return
-        result = self._emit(node, target, args, {**kwargs, **extra})
-        values = self._results(node, result, written, target)
-        for old, value in zip(written, values, strict=True):
+        result = self._typed(self._emit(node, target, args, kwargs))
+        self._note_result(node, result, written)
+        for old, value in zip(written, self._values(node, result, written), strict=True):
             self._rebase(old, value, node)
-        if len(written) == 1:
-            self._same[node] = written[0]
 
-    def _results(
-        self, node: fx.Node, result: fx.Node, written: list[fx.Node], target: Any
-    ) -> list[fx.Node]:
-        schema = target._schema.returns
-        first = result.meta.get("val")
-        if len(written) == 1 and len(schema) == 1 and "[]" not in str(schema[0].type):
-            value = self._matched(node, result, written[0])
-            return [value]
-        values: list[fx.Node] = []
-        for at, old in enumerate(written):
-            item = self._new.call_function(operator.getitem, (result, at))
-            item.meta = {k: node.meta[k] for k in _KEEP if k in node.meta}
-            item.meta["val"] = old.meta["val"]
-            values.append(item)
-        result.meta["val"] = tuple(old.meta["val"] for old in written) if first is None else first
-        return values
+    def _note_result(self, node: fx.Node, result: fx.Node, written: list[fx.Node]) -> None:
+        """What the result of an operation that writes stands for."""
+        if node.target in UNDECLARED or not returns_written(node.target):
+            self._define(node, result, None)
+        elif len(written) == 1:
+            self._same[node] = written[0]
+        else:
+            self._pieces[node] = written
+
+    def _values(self, node: fx.Node, result: fx.Node, written: list[fx.Node]) -> list[fx.Node]:
+        """The new value of each written tensor: the last results of the functional form."""
+        val = result.meta["val"]
+        if isinstance(val, torch.Tensor):
+            return [self._matched(node, result, written[0])]
+        first = len(val) - len(written)
+        items = [
+            self._typed(self._emit(node, operator.getitem, (result, first + at), {}))
+            for at in range(len(written))
+        ]
+        return [self._matched(node, *each) for each in zip(items, written, strict=True)]
 
     def _matched(self, node: fx.Node, result: fx.Node, old: fx.Node) -> fx.Node:
         """The result with the dtype and shape of what it replaces, as in-place forms keep them."""
-        val, want = _run_fake(result), old.meta["val"]
-        result.meta["val"] = val
-        if val.dtype != want.dtype:
-            result = self._emit(node, aten._to_copy.default, (result,), {"dtype": want.dtype})
-            result.meta["val"] = torch.empty_like(want)
-        if val.shape != want.shape:
-            result = self._emit(node, aten.expand.default, (result, list(want.shape)), {})
-            result = self._emit(node, aten.clone.default, (result,), {})
-            result.meta["val"] = torch.empty_like(want)
+        want = old.meta["val"]
+        if result.meta["val"].dtype != want.dtype:
+            cast = {"dtype": want.dtype}
+            result = self._typed(self._emit(node, aten._to_copy.default, (result,), cast))
+        if result.meta["val"].shape != want.shape:
+            if _outs(node):
+                raise _no_form(node, "gives its out= argument another shape")
+            spread = self._emit(node, aten.expand.default, (result, list(want.shape)), {})
+            result = self._typed(self._emit(node, aten.clone.default, (self._typed(spread),), {}))
         return result
 
     def _rebase(self, old: fx.Node, value: fx.Node, like: fx.Node) -> None:
@@ -231,10 +259,17 @@ class Functionalizer:
         chain = [(old, value)]
         node = old
         while (source := storage.aliases[node].source) is not None:
-            base = self._read(source)
-            value = self._undo(node, base, value, like)
+            value = self._undo(node, self._read(source), value, like)
             node = source
             chain.append((node, value))
+        if len(storage.roots) > 1:
+            names = " and ".join(str(each.meta.get("name", each)) for each in storage.roots[:2])
+            raise CaptureError(
+                f"the step writes to memory that several of its inputs share ({names})",
+                code="TR-112",
+                where=like.meta.get("where", ""),
+                remedy="pass the tensor they are views of as well, or a copy of one of them",
+            )
         storage.version += 1
         for each, current in chain:
             storage.aliases[each].current = current
@@ -242,82 +277,46 @@ class Functionalizer:
 
     def _undo(self, view: fx.Node, base: fx.Node, value: fx.Node, like: fx.Node) -> fx.Node:
         """The base whose ``view`` is ``value`` and whose other elements are ``base``'s."""
-        want = base.meta["val"]
-        target, args, kwargs = _inverse(view, want)
-        if target is None:
-            return value
-        operands = (base, value, *args) if target in _SCATTERS else (value, *args)
-        node = self._emit(like, target, operands, kwargs)
-        node.meta["val"] = want
-        return node
 
+        def call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+            return self._typed(self._emit(like, target, args, kwargs))
 
-_SCATTERS = (
-    aten.slice_scatter.default,
-    aten.select_scatter.default,
-    aten.as_strided_scatter.default,
-    aten.diagonal_scatter.default,
-)
-_SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
-_RESHAPES = (
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-)
-
-
-def _inverse(view: fx.Node, base: torch.Tensor) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """How to undo ``view``: (operation or None, arguments after the operands, options)."""
-    target: Any = view.target
-    args: Any = view.args
-    if target in _SAME:
-        return None, (), {}
-    if target in _RESHAPES:
-        return aten.view.default, (list(base.shape),), {}
-    if target is aten.t.default:
-        return aten.t.default, (), {}
-    if target is aten.transpose.int:
-        return aten.transpose.int, tuple(args[1:]), {}
-    if target is aten.permute.default:
-        order = [d % base.dim() for d in args[1]]
-        return aten.permute.default, ([order.index(d) for d in range(len(order))],), {}
-    if target is aten.slice.Tensor:
-        return aten.slice_scatter.default, tuple(args[1:]), dict(view.kwargs)
-    if target is aten.select.int:
-        return aten.select_scatter.default, tuple(args[1:]), {}
-    if target is aten.diagonal.default:
-        return aten.diagonal_scatter.default, tuple(args[1:]), dict(view.kwargs)
-    val = view.meta["val"]
-    return (
-        aten.as_strided_scatter.default,
-        (list(val.shape), list(val.stride()), val.storage_offset()),
-        {},
-    )
+        if view.target is aten.as_strided.default:
+            source = self._storages[storage_key(view.meta["val"]) or 0].roots[0]
+            base = self._laid_out(source, base, like)
+        found = base_of(call, view, base, value)
+        if found is None:
+            raise _no_form(like, "writes through a view that cannot be undone")
+        return found
 
 
 def _written_args(node: fx.Node) -> list[fx.Node]:
     """The operands that the operation writes to, in schema order."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-        return []
+    args: Any = node.args
+    if node.target in UNDECLARED:
+        updates = args[5] and args[3] is not None
+        return [args[3], args[4]] if updates else []
     written: list[fx.Node] = []
-    schema: Any = node.target._schema
-    for at, argument in enumerate(schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = node.kwargs.get(argument.name, node.args[at] if at < len(node.args) else None)
+    for at, name in written_arguments(node.target):
+        value = node.kwargs.get(name, args[at] if at < len(args) else None)
         values = value if isinstance(value, list | tuple) else [value]
         written += [each for each in values if isinstance(each, fx.Node)]
     return written
 
 
-def _item(node: fx.Node) -> tuple[fx.Node, int]:
-    """What ``getitem`` takes, and from what."""
-    args: Any = node.args
-    return args[0], args[1]
+def _outs(node: fx.Node) -> list[str]:
+    """Names of ``out=`` arguments."""
+    names = [name for _, name in written_arguments(node.target)]
+    return [name for name in names if name in node.kwargs]
+
+
+def _no_form(node: fx.Node, why: str) -> CaptureError:
+    return CaptureError(
+        f"the step mutates through {node.target}, which {why}",
+        code="TR-107",
+        where=node.meta.get("where", ""),
+        remedy="use the out-of-place form of this operation",
+    )
 
 
 def _same_type(old: fx.Node, new: fx.Node) -> bool:
@@ -333,28 +332,3 @@ def _run_fake(node: fx.Node) -> Any:
     kwargs: Any = map_arg(node.kwargs, lambda each: each.meta["val"])
     target: Any = node.target
     return target(*args, **kwargs)
-
-
-_FORMS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "aten::bernoulli_.float": (aten.bernoulli.p, {}),
-    "aten::normal_": (aten.normal_functional.default, {}),
-    "aten::zero_": (aten.zeros_like.default, {}),
-    "aten::pow_.Scalar": (aten.pow.Tensor_Scalar, {}),
-    "aten::pow_.Tensor": (aten.pow.Tensor_Tensor, {}),
-}
-
-
-def functional_form(target: Any) -> tuple[Any, dict[str, Any]] | None:
-    """``aten.add_.Tensor`` -> ``aten.add.Tensor``; ``None`` where there is no such form."""
-    schema = target._schema
-    known = f"{schema.name}.{schema.overload_name}".rstrip(".")
-    if known in _FORMS:
-        return _FORMS[known]
-    name = schema.name.split("::")[1]
-    if not name.endswith("_"):
-        return None
-    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
-    overload = schema.overload_name or "default"
-    if packet is None or overload not in packet.overloads():
-        return None
-    return getattr(packet, overload), {}

@@ -96,6 +96,40 @@ def is_mutable(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
+def changes_shape(target: Any) -> bool:
+    """Does this operator make its argument another view of its own storage, as ``t_`` does?"""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.inplace_view in target.tags
+
+
+def argument_types(target: Any) -> tuple[tuple[str, str], ...]:
+    """Names and types of an operator's arguments, those of an ``out=`` aside."""
+    arguments = target._schema.arguments
+    return tuple((each.name, str(each.type)) for each in arguments if not each.is_out)
+
+
+def filled_arguments(target: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments by position, defaults filled in where positions are missing."""
+    positional = [each for each in target._schema.arguments if not each.kwarg_only]
+    return (*given, *(each.default_value for each in positional[len(given) :]))
+
+
+def written_arguments(target: Any) -> list[tuple[int, str]]:
+    """Positions and names of the arguments that an operator writes to."""
+    if not is_mutable(target):
+        return []
+    arguments = enumerate(target._schema.arguments)
+    return [
+        (at, each.name)
+        for at, each in arguments
+        if each.alias_info is not None and each.alias_info.is_write
+    ]
+
+
+def returns_written(target: Any) -> bool:
+    """Does this operator return nothing but what it has written to, if anything?"""
+    return all(each.alias_info is not None for each in target._schema.returns)
+
+
 def flatten_with_paths(tree: Any) -> list[tuple[str, Any]]:
     """Leaves with readable paths: ``args[0]``, ``kwargs['x']``."""
     pairs, _ = pytree.tree_flatten_with_path(tree)

@@ -1,0 +1,158 @@
+"""Operations that compute what an in-place one writes, and operations that undo a view."""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from treadle.capture.torch_private import (
+    argument_types,
+    changes_shape,
+    filled_arguments,
+    is_mutable,
+    written_arguments,
+)
+
+aten = torch.ops.aten
+
+_NAMED: dict[Any, Any] = {
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.normal_.default: aten.normal_functional.default,
+    aten.zero_.default: aten.zeros_like.default,
+    aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
+    aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
+    aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
+}
+"""Functional forms whose arguments differ from those of the in-place one."""
+
+UNDECLARED: dict[Any, Any] = {
+    aten.native_batch_norm.default: aten._native_batch_norm_legit_functional.default,
+}
+"""Operations that write to arguments without declaring it, and their functional forms."""
+
+
+@functools.cache
+def functional_form(target: Any) -> Any | None:
+    """``aten.add_.Tensor`` and ``aten.add.out`` -> ``aten.add.Tensor``: the operation of the same
+    name, writing nothing, with the same arguments but those written to only. ``None``: none."""
+    if target in _NAMED:
+        return _NAMED[target]
+    name = str(target.overloadpacket).removeprefix("aten.")
+    packet = getattr(aten, name.removesuffix("_"), None)
+    if packet is None or not str(target).startswith("aten."):
+        return None
+    wanted = argument_types(target)
+    for overload in packet.overloads():
+        found = getattr(packet, overload)
+        if not is_mutable(found) and argument_types(found) == wanted:
+            return found
+    return None
+
+
+def functional_call(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
+    """The operation, arguments and options that compute what ``node`` writes; ``None``: none."""
+    target: Any = node.target
+    form = UNDECLARED.get(target) or functional_form(target)
+    if form is None:
+        return None
+    args = filled_arguments(target, node.args) if target in _NAMED else node.args
+    outs = [name for _, name in written_arguments(target)]
+    return form, args, {key: value for key, value in node.kwargs.items() if key not in outs}
+
+
+_SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+_RESHAPES = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+)
+_SCATTERS: dict[Any, Any] = {
+    aten.slice.Tensor: aten.slice_scatter.default,
+    aten.select.int: aten.select_scatter.default,
+    aten.diagonal.default: aten.diagonal_scatter.default,
+}
+
+
+Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], fx.Node]
+"""Adds one operation with its arguments to a graph."""
+
+
+def base_of(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node | None:
+    """The base of which ``view`` is ``value`` and whose other elements are ``base``'s.
+
+    ``None`` if no operation makes it.
+    """
+    if view.target is operator.getitem:
+        return _with_piece(call, view, base, value)
+    args: Any = view.args[1:]
+    target: Any = in_place_of(view.target)
+    shape = list(base.meta["val"].shape)
+    if target in _SAME:
+        return value
+    if target in _RESHAPES:
+        return call(reshaping(value), (value, shape), {})
+    if target in _SCATTERS:
+        return call(_SCATTERS[target], (base, value, *args), dict(view.kwargs))
+    if target is aten.t.default:
+        return call(target, (value,), {})
+    if target is aten.transpose.int:
+        return call(target, (value, *args), {})
+    if target is aten.permute.default:
+        order = [dim % len(shape) for dim in args[0]]
+        return call(target, (value, [order.index(dim) for dim in range(len(order))]), {})
+    if target is aten.view.dtype:
+        return call(target, (value, base.meta["val"].dtype), {})
+    return _strided(call, view, base, value)
+
+
+def _with_piece(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node | None:
+    """``base`` with one of its pieces, of a split or an unbind, replaced by ``value``."""
+    pieces, at = item_of(view)
+    values: Any = pieces.args
+    dim = dict(enumerate(values)).get(2 if "split" in str(pieces.target) else 1, 0)
+    if pieces.target is aten.unbind.int:
+        return call(aten.select_scatter.default, (base, value, dim, at), {})
+    if pieces.target in (aten.split.Tensor, aten.split_with_sizes.default):
+        sizes = [each.shape[dim] for each in pieces.meta["val"]]
+        start = sum(sizes[:at])
+        span = (start, start + sizes[at])
+        return call(aten.slice_scatter.default, (base, value, dim, *span), {})
+    return None
+
+
+def _strided(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node | None:
+    """Any other view, by its strides; they count in the storage, which ``base`` must fill."""
+    like: Tensor = base.meta["val"]
+    if not like.is_contiguous() or like.storage_offset():
+        return None
+    return call(aten.as_strided_scatter.default, (base, value, *place_of(view)), {})
+
+
+def place_of(view: fx.Node) -> tuple[list[int], list[int], int]:
+    """Size, strides and offset of a value in its storage."""
+    val: Tensor = view.meta["val"]
+    return list(val.shape), list(val.stride()), val.storage_offset()
+
+
+def item_of(node: fx.Node) -> tuple[fx.Node, int]:
+    """What ``getitem`` takes, and from what."""
+    args: Any = node.args
+    return args[0], args[1]
+
+
+def in_place_of(target: Any) -> Any:
+    """``aten.t_`` -> ``aten.t``: changing a tensor's shape in place makes a view of it."""
+    return functional_form(target) if changes_shape(target) else target
+
+
+def reshaping(value: fx.Node) -> Any:
+    """The operation that gives ``value`` another shape: a view if its layout allows any."""
+    contiguous = value.meta["val"].is_contiguous()
+    return aten.view.default if contiguous else aten.reshape.default
