@@ -138,7 +138,7 @@ def _strided(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Nod
 def place_of(view: fx.Node) -> tuple[list[int], list[int], int]:
     """Size, strides and offset of a value in its storage."""
     val: Tensor = view.meta["val"]
-    return list(val.shape), list(val.stride()), val.storage_offset()
+    return list(val.shape), list(val.stride()), int(val.storage_offset())
 
 
 def item_of(node: fx.Node) -> tuple[fx.Node, int]:
