@@ -78,6 +78,15 @@ _SCATTERS: dict[Any, Any] = {
     aten.select.int: aten.select_scatter.default,
     aten.diagonal.default: aten.diagonal_scatter.default,
 }
+_SPLITS = (
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
+    aten.unsafe_chunk.default,
+)
+"""Cuts along a dimension: the third argument. Recurrent layers write into unsafe pieces, which
+share memory in every way but autograd's."""
 
 
 Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], fx.Node]
@@ -116,10 +125,11 @@ def _with_piece(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.
     """``base`` with one of its pieces, of a split or an unbind, replaced by ``value``."""
     pieces, at = item_of(view)
     values: Any = pieces.args
-    dim = dict(enumerate(values)).get(2 if "split" in str(pieces.target) else 1, 0)
     if pieces.target is aten.unbind.int:
+        dim = values[1] if len(values) > 1 else 0
         return call(aten.select_scatter.default, (base, value, dim, at), {})
-    if pieces.target in (aten.split.Tensor, aten.split_with_sizes.default):
+    if pieces.target in _SPLITS:
+        dim = values[2] if len(values) > 2 else 0
         sizes = [each.shape[dim] for each in pieces.meta["val"]]
         start = sum(sizes[:at])
         span = (start, start + sizes[at])
