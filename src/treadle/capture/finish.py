@@ -16,6 +16,7 @@ from treadle.capture.words import show_line
 from treadle.graph.operators import is_random
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.types import tensors_in
+from treadle.util.extents import Domain
 
 T = TypeVar("T")
 
@@ -40,6 +41,7 @@ class Captured:
     stepped: frozenset[int]  # clusters whose counters advance
     scalars: Scalars
     pending: dict[tuple[int, str], Tensor] = field(default_factory=dict[tuple[int, str], Tensor])
+    domain: Domain = field(default_factory=Domain)  # the sizes that the step is right for
 
 
 def finish(module: fx.GraphModule, run: Run, device: torch.device) -> Captured:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.dynamic import Dims, take_samples, with_symbols
 from treadle.capture.finish import Captured, finish
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.place import autocast_on, check_values, described
@@ -37,10 +38,12 @@ def capture(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     place: torch.device | None = None,
+    dims: Dims | None = None,
 ) -> Captured:
     """Run ``function`` once on fake tensors; nothing of the user's changes.
 
     ``place``: capture as if everything were there, reading no values; the model may have none.
+    ``dims``: the shapes of those leaves of the arguments that have sizes which later calls change.
 
     Raises ``CaptureError`` with a code, the user's line and a remedy for what cannot become a
     graph; an exception of the user's own passes through unchanged.
@@ -56,11 +59,17 @@ def capture(
         check_values(inputs)
     else:
         inputs = described([source for _, source in sources], leaves, place)
+    symbolic = None
+    if dims:
+        inputs, symbolic = with_symbols([source for _, source in sources], inputs, dims)
     run = Run(function, models, optimizers, clusters, sources, leaves, spec)
     casts = nullcontext() if place is None else autocast_on(place)
     with torch.random.fork_rng(devices=[]), words_for_values(), casts:
-        module = trace(run.traced, inputs)
-    return finish(module, run, device)
+        module = trace(run.traced, inputs, symbolic=symbolic is not None)
+        captured = finish(module, run, device)
+    if symbolic is not None:
+        take_samples(captured, symbolic)
+    return captured
 
 
 def _sources(

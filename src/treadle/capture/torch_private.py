@@ -1,11 +1,12 @@
 """The only file that names private parts of torch. ``NAMES`` says which versions have them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._dynamo.source import ConstantSource
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -13,15 +14,22 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from treadle.util.extents import Size
 
 NAMES: dict[str, tuple[str, ...]] = {
     "torch._C._get_mkldnn_enabled": ("2.11", "2.13", "2.15"),
     "torch._C._set_mkldnn_enabled": ("2.11", "2.13", "2.15"),
+    "torch._dynamo.source.ConstantSource": ("2.11", "2.13", "2.15"),
     "torch._guards.detect_fake_mode": ("2.11", "2.13", "2.15"),
     "torch._subclasses.fake_tensor.DataDependentOutputException": ("2.11", "2.13", "2.15"),
     "torch._subclasses.fake_tensor.FakeTensor": ("2.11", "2.13", "2.15"),
     "torch._subclasses.fake_tensor.FakeTensorMode": ("2.11", "2.13", "2.15"),
+    "torch.utils._sympy.value_ranges.ValueRanges": ("2.11", "2.13", "2.15"),
+    "torch.fx.experimental.symbolic_shapes.ShapeEnv": ("2.11", "2.13", "2.15"),
     "torch.utils._pytree.tree_flatten": ("2.11", "2.13", "2.15"),
     "torch.utils._pytree.tree_unflatten": ("2.11", "2.13", "2.15"),
 }
@@ -56,8 +64,11 @@ def is_fake(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
-def trace(function: Callable[..., Any], inputs: list[Tensor]) -> fx.GraphModule:
-    """``function`` of a list of tensors as one ATen graph, run on fake tensors.
+def trace(
+    function: Callable[..., Any], inputs: list[Tensor], *, symbolic: bool = False
+) -> fx.GraphModule:
+    """``function`` of a list of tensors as one ATen graph, run on fake tensors; ``symbolic``: those
+    of ``symbolic_mode``.
 
     Without oneDNN, whose recurrent layers give an opaque workspace that fake ones do not have:
     they become products and pointwise work. What runs may still use it.
@@ -69,7 +80,7 @@ def trace(function: Callable[..., Any], inputs: list[Tensor]) -> fx.GraphModule:
     with without_onednn():
         return make_fx(
             flat,
-            tracing_mode="fake",
+            tracing_mode="symbolic" if symbolic else "fake",
             _allow_non_fake_inputs=True,
         )(*inputs)
 
@@ -139,3 +150,29 @@ def flatten_with_paths(tree: Any) -> list[tuple[str, Any]]:
     for (at, *rest), value in pairs:
         named.append((words[at.idx] + pytree.keystr(tuple(rest)), value))
     return named
+
+
+def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple[Any, Size]]]:
+    """A fake mode whose tensors may have these sizes, and by the name of its symbol each size as
+    a ``SymInt`` and as it was given."""
+    env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    known: dict[str, tuple[Any, Size]] = {}
+    for size in dims:
+        (dim,) = size.formula.dims
+        source = ConstantSource(dim.name)
+        ends = StrictMinMaxConstraint(warn_only=False, vr=ValueRanges(dim.low, dim.high))
+        symbol = env.create_symbol(
+            dim.sample,
+            source,
+            dynamic_dim=DimDynamic.DYNAMIC,
+            constraint_dim=ends,
+            do_not_specialize_zero_one=True,
+        )
+        known[str(symbol)] = env.create_symintnode(symbol, hint=dim.sample, source=source), size
+    mode = FakeTensorMode(shape_env=env, static_shapes=True, allow_non_fake_inputs=True)
+    return mode, known
+
+
+def sample_mode() -> FakeTensorMode:
+    """A fake mode for values of known sizes."""
+    return FakeTensorMode(allow_non_fake_inputs=True)

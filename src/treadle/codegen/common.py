@@ -1,6 +1,5 @@
 """What every backend asks of a kernel: its buffers, its levels, the bytes it moves."""
 
-import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +8,7 @@ from treadle.loop.index import Axis, FloorDiv, Index, Mod, substitute_index
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.program import Buffer
 from treadle.loop.traverse import loads, substitute, walk
+from treadle.util.extents import Size, common_divisor, largest
 
 
 def kernel_loads(kernel: Kernel) -> list[Load]:
@@ -100,7 +100,9 @@ def split_columns(kernel: Kernel, least: int, most: int = 1 << 62) -> Split | No
     ``most`` are cut further.
     """
     divisors = {n for index in _indices(kernel) for n in _divisors(index, kernel.cols)}
-    width = math.gcd(kernel.cols.extent, *divisors)
+    width = common_divisor(kernel.cols.extent, *divisors)
+    if isinstance(width, Size):
+        return None
     if width > most:
         width = max(n for n in range(1, most + 1) if width % n == 0)
     if not divisors or width < least:
@@ -152,7 +154,7 @@ class Touched:
 
         def places(names: set[str]) -> list[tuple[int, int]]:
             return [
-                (offsets[name], offsets[name] + buffers[name].nbytes)
+                (offsets[name], offsets[name] + largest(buffers[name].nbytes))
                 for name in sorted(names & offsets.keys())
             ]
 

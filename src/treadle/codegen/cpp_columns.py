@@ -18,6 +18,7 @@ from treadle.codegen.cpp_reduce import Fold, fold_of, is_position
 from treadle.loop.expr import Reduce
 from treadle.loop.index import Axis
 from treadle.loop.kernel import Definition, Store
+from treadle.util.extents import Size, ceil_div, divides, sample_of, surely_less
 
 BLOCK = 256  # columns that a thread runs down together
 _ROWS = 64  # fewest rows of a chunk
@@ -31,11 +32,11 @@ class Columns(Body):
     def block(self) -> int:
         if self.split is not None:
             return self.split.inner.extent
-        return min(BLOCK, self.cols)
+        return self.cols if surely_less(self.cols, BLOCK) else BLOCK
 
     @property
     def blocks(self) -> int:
-        return -(-self.cols // self.block)
+        return ceil_div(self.cols, self.block)
 
     def local_depth(self, name: str) -> int:
         return 2
@@ -54,12 +55,19 @@ class Columns(Body):
         )
         if self.last != 0 or positions or not self.folds:
             return self.rows
-        count = max(1, min(self.rows // _ROWS, -(-_TASKS // self.blocks)))
-        return -(-self.rows // count)
+        return ceil_div(self.rows, self._pieces)
+
+    @property
+    def _pieces(self) -> int:
+        """How many chunks the rows are worth, for the sample of a size that the call decides."""
+        tasks = ceil_div(_TASKS, sample_of(self.blocks))
+        return max(1, min(sample_of(self.rows) // _ROWS, tasks))
 
     @property
     def chunks(self) -> int:
-        return -(-self.rows // self.chunk)
+        if self.chunk is self.rows:
+            return 1
+        return self._pieces if isinstance(self.chunk, Size) else ceil_div(self.rows, self.chunk)
 
     def shared(self) -> list[str]:
         """Parts that all threads see, one set per instance."""
@@ -128,7 +136,7 @@ class Columns(Body):
     def _bounds(self) -> list[str]:
         size = self.block
         lines = [f"const int64_t c0 = co * {size};"]
-        if self.cols % size:
+        if not divides(size, self.cols):
             rest = f"{self.cols} - c0"
             return [*lines, f"const int64_t w = {rest} < {size} ? {rest} : {size};"]
         return [*lines, f"const int64_t w = {size};"]

@@ -17,6 +17,7 @@ from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position
 from treadle.loop.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.traverse import operands_of
 from treadle.util.errors import LoweringError, require
+from treadle.util.extents import Size, surely_less
 
 VALUE_TYPES: Mapping[torch.dtype, str] = {
     torch.float64: "double",
@@ -77,6 +78,8 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
     """A C++ constant of the register type of ``dtype``."""
     if dtype is torch.bool:
         return "true" if value else "false"
+    if isinstance(value, Size):
+        return f"(({VALUE_TYPES[dtype]}){value})"
     if not dtype.is_floating_point:
         return f"(({VALUE_TYPES[dtype]}){int(value)}LL)" if value > -(2**63) else "INT64_MIN"
     number = float(torch.tensor(value, dtype=dtype).item())
@@ -87,6 +90,11 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
         word = "(float)INFINITY" if suffix else "(double)INFINITY"
         return f"({'-' if number < 0 else ''}{word})"
     return f"({number!r}{suffix})"
+
+
+def wide(n: int) -> str:
+    """A number of 64 bits; a size of the call is one already."""
+    return f"{n}" if isinstance(n, Size) else f"{n}LL"
 
 
 @dataclass
@@ -179,9 +187,9 @@ class Writer:
         for atom, k in index.terms:
             text = self._atom(atom)
             depth = self.index_depth(Index(0, ((atom, 1),)))
-            parts[depth].append(text if k == 1 else f"{k}LL*{text}")
+            parts[depth].append(text if k == 1 else f"{wide(k)}*{text}")
         if index.const:
-            parts[0].append(f"{index.const}LL")
+            parts[0].append(wide(index.const))
         outside = ""
         for depth, terms in enumerate(parts[:-1]):
             texts = [*terms, *([outside] if outside else [])]
@@ -205,11 +213,11 @@ class Writer:
     def _division(self, index: Index, n: int, sign: str, signed: str) -> str:
         inside, depth = self.index(index), self.index_depth(index)
         low, high = index.bounds
-        text = f"({inside}) {sign} {n}LL"
-        if low < 0:
+        text = f"({inside}) {sign} {wide(n)}"
+        if not surely_less(-1, low):
             text = f"{signed}((int64_t)({inside}), (int64_t){n})"
-        elif high < 2**31:
-            text = f"(int64_t)((uint32_t)({inside}) {sign} {n}u)"
+        elif surely_less(high, 2**31):
+            text = f"(int64_t)((uint32_t)({inside}) {sign} (uint32_t){n})"
         return self._name(text, torch.int64, depth, "i")
 
     def _name(self, text: str, dtype: torch.dtype, depth: int, letter: str = "x") -> str:

@@ -11,12 +11,13 @@
 from collections.abc import Mapping, Sequence
 
 from treadle.codegen.cpp_body import Body, simd
-from treadle.codegen.cpp_expr import DEAR, STORED_TYPES, VALUE_TYPES, Scope, Writer, stored
+from treadle.codegen.cpp_expr import DEAR, STORED_TYPES, VALUE_TYPES, Scope, Writer, stored, wide
 from treadle.codegen.cpp_reduce import Fold, fold_of, is_position
 from treadle.loop.expr import Apply, Expr, Load, Local, Reduce
 from treadle.loop.index import Axis, Index
 from treadle.loop.kernel import Definition, Store
 from treadle.loop.traverse import walk
+from treadle.util.extents import Size, ceil_div, largest, sample_of
 
 _SCRATCH = 1 << 16  # longest row that is kept between passes
 _WIDE = 1 << 15  # columns from which few rows are shared by all threads
@@ -33,7 +34,8 @@ class Rows(Body):
             isinstance(d.expr, Reduce) and is_position(d.expr)
             for d in self.levels.definitions.values()
         )
-        return self.rows < 16 and self.cols >= _WIDE and not positions and self.split is None
+        few = sample_of(self.rows) < 16 and sample_of(self.cols) >= _WIDE
+        return few and not positions and self.split is None
 
     def local_depth(self, name: str) -> int:
         return self._inner if name in self.levels.full else 0
@@ -81,7 +83,7 @@ class Rows(Body):
         items = self.kernel.body
         plain = all(item.axes == full for item in items) and self.split is None
         reduced = any(isinstance(i, Definition) and isinstance(i.expr, Reduce) for i in items)
-        if not plain or reduced or min(self.rows, self.cols) < 8:
+        if not plain or reduced or min(sample_of(self.rows), sample_of(self.cols)) < 8:
             return []
         return [load for load in self.loads() if self._crosses(load)]
 
@@ -156,7 +158,7 @@ class Rows(Body):
         """Values of every element that a later pass wants again and that are dear to compute."""
         known = self.levels
         kept: list[str] = []
-        if self.cols > _SCRATCH:
+        if largest(self.cols) > _SCRATCH:
             return kept
         for level in range(self.last + 1):
             for name in known.closure(self.wanted(level), frozenset(kept)):
@@ -245,8 +247,8 @@ class Rows(Body):
 
     def _shared_loop(self, writer: Writer, folds: Mapping[str, Fold]) -> list[str]:
         """The loop of a pass in pieces that threads share, joined in the order of the pieces."""
-        size = -(-self.cols // _CHUNKS)
-        count = -(-self.cols // size)
+        size = ceil_div(self.cols, _CHUNKS)
+        count = _CHUNKS if isinstance(size, Size) else ceil_div(self.cols, size)
         start = [f"{fold.type} a_{name} = {fold.start};" for name, fold in folds.items()]
         keep = [f"part_{name}[k] = a_{name};" for name in folds]
         join = [
@@ -297,8 +299,8 @@ def _coefficient(index: Index, axis: Axis) -> int:
 
 def _plain(index: Index, writer: Writer) -> str:
     """An index of plain axes without naming parts of it."""
-    terms = [f"{k}LL*{writer.names[atom]}" for atom, k in index.terms if isinstance(atom, Axis)]
-    return " + ".join([*terms, f"{index.const}LL"])
+    terms = [f"{wide(k)}*{writer.names[a]}" for a, k in index.terms if isinstance(a, Axis)]
+    return " + ".join([*terms, wide(index.const)])
 
 
 def rows_text(body: Rows) -> list[str]:

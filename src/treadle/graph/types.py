@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.graph.dynamic import layout_of
+from treadle.util.extents import rank
+
 _SHORT = {
     torch.float16: "f16",
     torch.bfloat16: "bf16",
@@ -23,14 +26,26 @@ _SHORT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TensorType:
-    """``f32[4, 8]``. Equal types have equal strides and live on the same device."""
+    """``f32[4, 8]``. Equal types have equal strides and live on the same device; sizes that the
+    call decides are equal where their formulas are."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     device: torch.device
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorType) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        sizes = tuple(map(rank, (*self.shape, *self.strides)))
+        return self.dtype, len(self.shape), sizes, self.device
 
     @property
     def ndim(self) -> int:
@@ -64,7 +79,8 @@ def short_dtype(dtype: torch.dtype) -> str:
 
 
 def type_of_tensor(value: torch.Tensor) -> TensorType:
-    return TensorType(value.dtype, tuple(value.shape), tuple(value.stride()), value.device)
+    shape, strides = layout_of(value)
+    return TensorType(value.dtype, shape, strides, value.device)
 
 
 def type_of(node: fx.Node) -> TensorType:

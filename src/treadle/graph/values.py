@@ -8,12 +8,36 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from treadle.graph.alias import storages
+from treadle.graph.dynamic import pair, twin_of, twin_result
 from treadle.graph.operators import OpOverload
 from treadle.graph.types import same_types, tensors_in
 
 
 def compute(node: fx.Node) -> Any:
     """What ``node`` gives for the fake values of its operands. Draws no random numbers."""
+    value = _sample(node)
+    twin = twin_result(node)
+    if twin is not None:
+        pair(value, twin)
+    return value
+
+
+def like(value: Any) -> Any:
+    """A value of the same type in storages of its own."""
+    match value:
+        case torch.Tensor():
+            made = value.new_empty_strided(value.shape, value.stride())
+            twin = twin_of(value)
+            if twin is not value:
+                pair(made, twin)
+            return made
+        case tuple() | list():
+            return type(value)(map(like, value))
+        case _:
+            return value
+
+
+def _sample(node: fx.Node) -> Any:
     args = map_arg(node.args, lambda each: each.meta["val"])
     kwargs = map_arg(node.kwargs, lambda each: each.meta["val"])
     assert callable(node.target), node

@@ -20,13 +20,23 @@ order that depends only on the order in which axes were made.
 """
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Union, final
 
 from treadle.util.errors import VerifyError, require
+from treadle.util.extents import (
+    Size,
+    common_divisor,
+    divides,
+    is_negative,
+    rank,
+    same,
+    sample_of,
+    split_off,
+    surely_less,
+)
 
 if TYPE_CHECKING:  # formulas hold indices, and an index may hold a formula's value
     from treadle.loop.expr import Expr
@@ -132,7 +142,7 @@ class FloorDiv(_Keyed):
 
     def __post_init__(self) -> None:
         low, high = self.index.bounds
-        key = (1, self.n, self.index.key)
+        key = (1, rank(self.n), self.index.key)
         _fill(self, bounds=(low // self.n, high // self.n), key=key, hash=hash(key))
 
     @property
@@ -152,7 +162,7 @@ class Mod(_Keyed):
     hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        key = (2, self.n, self.index.key)
+        key = (2, rank(self.n), self.index.key)
         _fill(self, bounds=(0, self.n - 1), key=key, hash=hash(key))
 
     @property
@@ -177,7 +187,7 @@ class Value(_Keyed):
         from treadle.loop.traverse import axes_of, structure
 
         require(self.lo <= self.hi, VerifyError, f"no value lies in {self.lo}..{self.hi}")
-        key = (3, self.lo, self.hi, structure(self.expr))
+        key = (3, rank(self.lo), rank(self.hi), structure(self.expr))
         _fill(self, axes=axes_of(self.expr), key=key, hash=hash(key))
 
     @property
@@ -208,10 +218,11 @@ class Index(_Keyed, _Arithmetic):
         low = high = self.const
         for atom, coefficient in self.terms:
             ends = atom.bounds
-            low += coefficient * ends[coefficient < 0]
-            high += coefficient * ends[coefficient > 0]
+            negative = is_negative(coefficient)
+            low += coefficient * ends[negative]
+            high += coefficient * ends[not negative]
         axes = frozenset[Axis]().union(*(atom.axes for atom, _ in self.terms))
-        key = (self.const, tuple((atom.key, c) for atom, c in self.terms))
+        key = (rank(self.const), tuple((atom.key, rank(c)) for atom, c in self.terms))
         _fill(self, bounds=(low, high), axes=axes, key=key, hash=hash(key))
 
     @staticmethod
@@ -222,7 +233,8 @@ class Index(_Keyed, _Arithmetic):
         if isinstance(value, Axis):
             return Index(0, ((value, 1),)) if value.extent > 1 else ZERO
         require(not isinstance(value, bool), VerifyError, "a truth value is not an index")
-        return Index(int(value), ()) if value else ZERO
+        exact = value if isinstance(value, Size) else int(value)
+        return Index(exact, ()) if exact else ZERO
 
     @property
     def is_const(self) -> bool:
@@ -359,18 +371,22 @@ def _rejoin(mod: Mod, total: dict[Atom, int], const: int) -> Index | None:
     The first needs ``f // n`` to be one atom, which it is up to a constant: ``f`` is reduced.
     """
     factor, quotient = total[mod], mod.index // mod.n
-    if len(quotient.terms) != 1 or quotient.terms[0][1] != 1:
+    if len(quotient.terms) != 1 or not same(quotient.terms[0][1], 1):
         return None
     atom, wanted = quotient.terms[0][0], factor * mod.n
-    if total.get(atom) == wanted:
+    if same(total.get(atom, 0), wanted):
         whole = mod.index - mod.n * quotient.const
         return _sum([*_without(total, mod, atom), (whole, factor)], const)
     for other, coefficient in total.items():
-        if coefficient != wanted:
+        if not same(coefficient, wanted):
             continue
-        if isinstance(other, FloorDiv) and other.n == mod.n and other.index % mod.n == _term(mod):
+        if (
+            isinstance(other, FloorDiv)
+            and same(other.n, mod.n)
+            and other.index % mod.n == _term(mod)
+        ):
             return _sum([*_without(total, mod, other), (other.index, factor)], const)
-        if isinstance(other, Mod) and other.index.coefficient(atom) == 1:
+        if isinstance(other, Mod) and same(other.index.coefficient(atom), 1):
             joined = (mod.index + (other.index - quotient) * mod.n) % (mod.n * other.n)
             return _sum([*_without(total, mod, other), (joined, factor)], const)
     return None
@@ -403,22 +419,25 @@ def _split(index: Index, n: int) -> tuple[Index, Index]:
     whole: list[tuple[Atom, int]] = []
     part: list[tuple[Atom, int]] = []
     for atom, coefficient in index.terms:
-        times = abs(coefficient) // n * (1 if coefficient > 0 else -1)
+        negative = is_negative(coefficient)
+        times = split_off(-coefficient if negative else coefficient, n)[0]
+        times = -times if negative else times
         if times:
             whole.append((atom, times))
         if coefficient - times * n:
             part.append((atom, coefficient - times * n))
+    above, below = split_off(index.const, n)
     return (
-        _sum([(_term(*term), 1) for term in whole], index.const // n),
-        _sum([(_term(*term), 1) for term in part], index.const % n),
+        _sum([(_term(*term), 1) for term in whole], above),
+        _sum([(_term(*term), 1) for term in part], below),
     )
 
 
 def _divide_part(part: Index, n: int) -> tuple[Index, Index]:
     """``(part // n, part % n)`` where no coefficient of ``part`` reaches ``n``."""
-    low, high = part.bounds
-    if low // n == high // n:
-        return ZERO + low // n, part - low // n * n
+    multiple = _multiple(part.bounds, n)
+    if multiple is not None:
+        return ZERO + multiple, part - multiple * n
     for divisor in _divisors([c for _, c in part.terms], n):
         found = _by_divisor(part, n, divisor)
         if found is not None:
@@ -435,9 +454,24 @@ def _divide_part(part: Index, n: int) -> tuple[Index, Index]:
 
 def _divisors(coefficients: list[int], n: int) -> list[int]:
     """Divisors of ``n`` that leave whole the biggest terms, or one term, or all of them."""
-    ordered = sorted((abs(c) for c in coefficients), reverse=True)
-    of_biggest = itertools.accumulate(ordered, math.gcd, initial=n)
-    return sorted({*of_biggest, *(math.gcd(c, n) for c in ordered)} - {1, n}, reverse=True)
+    positive = (-c if is_negative(c) else c for c in coefficients)
+    ordered = sorted(positive, key=sample_of, reverse=True)
+    of_biggest = itertools.accumulate(ordered, common_divisor, initial=n)
+    found = {*of_biggest, *(common_divisor(c, n) for c in ordered)} - {1, n}
+    return sorted(found, key=sample_of, reverse=True)
+
+
+def _multiple(bounds: tuple[int, int], n: int) -> int | None:
+    """The one ``q`` with ``n*q <= low`` and ``high < n*(q + 1)``, if there is one."""
+    low, high = bounds
+    if type(low) is int and type(high) is int and type(n) is int:
+        return low // n if low // n == high // n else None
+    for q in (split_off(low, n)[0], split_off(high, n)[0], split_off(low, n)[0] - 1):
+        if not surely_less(n * q - 1, low):
+            continue
+        if surely_less(high, n * (q + 1)):
+            return q
+    return None
 
 
 def _by_divisor(part: Index, n: int, g: int) -> tuple[Index, Index] | None:
@@ -445,13 +479,13 @@ def _by_divisor(part: Index, n: int, g: int) -> tuple[Index, Index] | None:
 
     Then ``part // n = coarse // (n/g)`` and ``part % n = g * (coarse % (n/g)) + fine``.
     """
-    coarse = [(_term(atom, c // g), 1) for atom, c in part.terms if c % g == 0]
-    fine = _sum([(_term(atom, c), 1) for atom, c in part.terms if c % g], part.const % g)
-    low, high = fine.bounds
-    if low // g != high // g:
+    coarse = [(_term(atom, c // g), 1) for atom, c in part.terms if divides(g, c)]
+    above, below = split_off(part.const, g)
+    fine = _sum([(_term(atom, c), 1) for atom, c in part.terms if not divides(g, c)], below)
+    shift = _multiple(fine.bounds, g)
+    if shift is None:
         return None
-    shift = low // g
-    quotient, remainder = _divmod(_sum(coarse, part.const // g + shift), n // g)
+    quotient, remainder = _divmod(_sum(coarse, above + shift), n // g)
     return quotient, remainder * g + fine - shift * g
 
 
@@ -460,7 +494,7 @@ def _of_atom(atom: Atom, const: int, n: int) -> tuple[Index, Index] | None:
     if isinstance(atom, FloorDiv):  # (f//a + c) // n = (f + c*a) // (a*n)
         quotient = (atom.index + const * atom.n) // (atom.n * n)
         return quotient, _term(Mod(_term(atom) + const, n))
-    if isinstance(atom, Mod) and const == 0 and atom.n % n == 0:
+    if isinstance(atom, Mod) and const == 0 and divides(n, atom.n):
         quotient, remainder = _divmod(atom.index, n)
         return quotient % (atom.n // n), remainder
     return None
@@ -468,12 +502,12 @@ def _of_atom(atom: Atom, const: int, n: int) -> tuple[Index, Index] | None:
 
 def _reduce_mods(part: Index, n: int) -> Index:
     """``c*(f % a)`` is ``c*f`` modulo ``n`` where ``n`` divides ``c*a``."""
-    if not any(isinstance(atom, Mod) and c * atom.n % n == 0 for atom, c in part.terms):
+    if not any(isinstance(atom, Mod) and divides(n, c * atom.n) for atom, c in part.terms):
         return part
     return _sum(
         [
             (atom.index, c)
-            if isinstance(atom, Mod) and c * atom.n % n == 0
+            if isinstance(atom, Mod) and divides(n, c * atom.n)
             else (_term(atom, c), 1)
             for atom, c in part.terms
         ],

@@ -22,6 +22,7 @@ from treadle.loop.index import Index, Value, replace_values, value_index
 from treadle.loop.interpret import apply_function
 from treadle.loop.program import Compute, Program
 from treadle.loop.traverse import Unifier, map_expr
+from treadle.util.extents import Size, same, surely_less
 
 _EXACT_STEPS = (
     (torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64),
@@ -83,7 +84,7 @@ def _smaller(node: Expr) -> Expr | None:
     match node:
         case Position():
             index = _resolve(node.index)
-            if index.is_const:
+            if index.is_const and not isinstance(index.const, Size):
                 return Const(index.const, torch.int64)
             return None if index is node.index else Position(index)
         case Load():
@@ -178,19 +179,20 @@ def _compare(fn: str, left: Expr, right: Expr) -> Expr | None:
     if first is None or second is None:
         return None
     low, high = (first - second).bounds
+    below, above = surely_less(high, 0), surely_less(0, low)
     match fn:
         case "lt":
-            known = (high < 0, low >= 0)
+            known = (below, surely_less(-1, low))
         case "le":
-            known = (high <= 0, low > 0)
+            known = (surely_less(high, 1), above)
         case "gt":
-            known = (low > 0, high <= 0)
+            known = (above, surely_less(high, 1))
         case "ge":
-            known = (low >= 0, high < 0)
+            known = (surely_less(-1, low), below)
         case "eq":
-            known = (low == high == 0, low > 0 or high < 0)
+            known = (same(low, 0) and same(high, 0), above or below)
         case _:
-            known = (low > 0 or high < 0, low == high == 0)
+            known = (above or below, same(low, 0) and same(high, 0))
     return Const(known[0], torch.bool) if any(known) else None
 
 

@@ -48,7 +48,7 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
     out = OUT_VARIANTS.get(op, "")
     for position, each in enumerate(sites):
         results.append(_result(each, bool(out)) if single or position in used else None)
-    if out and not site.layout and not is_dense(site.shape, site.val.stride()):
+    if out and not site.layout and not is_dense(site.shape, site.strides):
         out = ""
     names = tuple(r.buffer if isinstance(r, TensorRef) else None for r in results)
     site.builder.steps.append(
@@ -85,7 +85,7 @@ def _result(site: Site, ours: bool) -> Value | int | None:
     """The buffer of one result; numbers among the results are known from the trace."""
     if not isinstance(site.val, torch.Tensor):
         return site.val
-    strides, place = tuple(site.val.stride()), site.builder.device_of(site.val)
+    strides, place = site.strides, site.builder.device_of(site.val)
     layout = site.layout if ours else None
     return site.builder.buffer(
         site.name, site.dtype, site.shape, strides, device=place, layout=layout

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.graph.dynamic import layout_of
 from treadle.graph.signature import StepGraph
 from treadle.loop.expr import Array
 from treadle.loop.program import BufferKind, Compute, Origin, Program, TensorRef
@@ -79,7 +80,8 @@ def _bind_input(builder: Builder, node: fx.Node, env: Environment) -> str:
     if not isinstance(val, torch.Tensor):
         raise error_at(node, "an input of the step is not a tensor")
     place = builder.device_of(val)
-    ref = builder.buffer(node.name, val.dtype, val.shape, val.stride(), BufferKind.INPUT, place)
+    shape, strides = layout_of(val)
+    ref = builder.buffer(node.name, val.dtype, shape, strides, BufferKind.INPUT, place)
     env[node] = ref
     return ref.buffer
 

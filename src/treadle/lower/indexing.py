@@ -9,7 +9,7 @@ from treadle.loop.expr import Array, Expr, Load, Position
 from treadle.loop.index import Axis, Index, linear, unflatten, value_index
 from treadle.lower.registry import Decline, Value, lowers
 from treadle.lower.scalars import Number, Term, cast, const, where
-from treadle.lower.site import Site, contiguous_strides, element
+from treadle.lower.site import Site, broadcast_shapes, contiguous_strides, element
 from treadle.lower.views import reshaped
 
 aten = torch.ops.aten
@@ -86,7 +86,7 @@ def index_tensor(site: Site, x: Value, indices: Sequence[Value | None]) -> Array
     if any(index.dtype in (torch.bool, torch.uint8) for index in given.values()):
         raise Decline("indexing by a mask has a shape that depends on data")
     axes = site.axes()
-    shared = len(torch.broadcast_shapes(*(index.shape for index in given.values())))
+    shared = len(broadcast_shapes([index.shape for index in given.values()]))
     dims = sorted(given)
     adjacent = dims == list(range(dims[0], dims[-1] + 1))
     start = dims[0] if adjacent else 0

@@ -12,7 +12,7 @@ from treadle.lower.pointwise import pointwise
 from treadle.lower.reductions import finish, reduce_node, reduced
 from treadle.lower.registry import Value, lowers
 from treadle.lower.scalars import Term, cast, compute_dtype
-from treadle.lower.site import Site, element, fresh_axes
+from treadle.lower.site import Site, broadcast_shapes, element, fresh_axes
 from treadle.lower.views import reshaped
 
 aten = torch.ops.aten
@@ -107,7 +107,7 @@ def mse_loss(site: Site, x: Value, target: Value, reduction: int = 1) -> Value:
     wide = compute_dtype(site.dtype)
     if reduction == 0:
         return pointwise(site, lambda x, y: (x - y) * (x - y), x, target)
-    axes = fresh_axes(torch.broadcast_shapes(x.shape, target.shape))
+    axes = fresh_axes(broadcast_shapes([x.shape, target.shape]))
     gap = site.term(x, axes, wide) - site.term(target, axes, wide)
     squares = site.temp("square", Array(axes, (gap * gap).expr))
     count = math.prod(squares.shape) if reduction == 1 else 1

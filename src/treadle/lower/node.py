@@ -116,7 +116,7 @@ def _laid_out(site: Site, value: Any) -> Value | None:
     """The result of a decomposition with eager's strides, where it is stored at all."""
     if not isinstance(value, TensorRef):
         return value
-    pairs = zip(value.shape, value.strides, site.val.stride(), strict=True)
+    pairs = zip(value.shape, value.strides, site.strides, strict=True)
     if all(mine == eager for size, mine, eager in pairs if size > 1):
         return value
     return site.result(pointwise.clone(site, value))

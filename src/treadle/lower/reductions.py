@@ -15,8 +15,9 @@ from treadle.loop.index import Axis, Index, unflatten
 from treadle.loop.program import TensorRef
 from treadle.lower.registry import Decline, Value, lowers
 from treadle.lower.scalars import Number, Operand, Term, cast, compute_dtype, const, where
-from treadle.lower.site import Site, element, fresh_axes, is_dense
+from treadle.lower.site import Site, broadcast_shapes, element, fresh_axes, is_dense
 from treadle.lower.views import reshaped
+from treadle.util.extents import ceil_div, divides, sample_of
 
 aten = torch.ops.aten
 
@@ -113,7 +114,7 @@ def _groups(x: Value, dims: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, 
     inner = tuple(dim for dim in real if strides[dim] < min(kept))
     outer = tuple(dim for dim in real if dim not in inner)
     rows = math.prod(x.shape[dim] for dim in inner)
-    return (outer, inner) if rows >= 16 else ((), tuple(dims))
+    return (outer, inner) if sample_of(rows) >= 16 else ((), tuple(dims))
 
 
 def _partials(
@@ -121,9 +122,9 @@ def _partials(
 ) -> Value:
     """``part[r] = kind{c < chunk} x.flat[r * chunk + c]``, the tail masked."""
     total = x.numel
-    divisors = [n for n in range(_CHUNK * 2, 255, -1) if total % n == 0]
+    divisors = [n for n in range(_CHUNK * 2, 255, -1) if divides(n, total)]
     chunk = divisors[0] if divisors else _CHUNK
-    row, column = Axis(-(-total // chunk)), Axis(chunk)
+    row, column = Axis(ceil_div(total, chunk)), Axis(chunk)
     flat = Index.of(row) * chunk + column
     inside = None if divisors else Term(Position(flat)).fn("lt", total).expr
     if is_dense(x.shape, x.strides):  # any order will do, so take memory's
@@ -159,7 +160,7 @@ def reduce_node(
     total = reduced(site, "total", kind, x, dims, dtype, before)
     if after is None and dtype is site.dtype and isinstance(total, TensorRef):
         flat = reshaped(total, site.shape)
-        if isinstance(flat, TensorRef) and flat.strides == tuple(site.val.stride()):
+        if isinstance(flat, TensorRef) and flat.strides == site.strides:
             return flat
     return finish(site, total, after if after is not None else lambda x: x)
 
@@ -347,7 +348,7 @@ def step(
 ) -> Value:
     """A pointwise intermediate in the compute dtype of ``dtype``, broadcast over its operands."""
     shapes = [operand.shape for operand in operands if not isinstance(operand, Number)]
-    axes = fresh_axes(torch.broadcast_shapes(*shapes))
+    axes = fresh_axes(broadcast_shapes(shapes))
     terms = [site.term(operand, axes, dtype) for operand in operands]
     return site.temp(tag, Array(axes, formula(*terms).expr))
 

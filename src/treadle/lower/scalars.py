@@ -12,6 +12,7 @@ from treadle.loop.expr import BOOLEAN, COMPARE, Apply, Array, Const, Expr, Posit
 from treadle.loop.index import Index
 from treadle.loop.program import TensorRef
 from treadle.util.errors import VerifyError, require
+from treadle.util.extents import Size
 
 Number = int | float | bool
 Operand = TensorRef | Array | Number
@@ -34,6 +35,13 @@ def const(value: Number, dtype: torch.dtype) -> Const:
     if dtype in _WIDER and math.isfinite(wide):
         wide = torch.tensor(wide, dtype=torch.float64).to(dtype).item()
     return Const(wide, dtype)
+
+
+def number(value: Number, dtype: torch.dtype) -> Expr:
+    """``const``, or the formula of a size that the call decides."""
+    if isinstance(value, Size):
+        return cast(Position(Index.of(value)), dtype)
+    return const(value, dtype)
 
 
 def cast(expr: Expr, dtype: torch.dtype) -> Expr:
@@ -101,7 +109,7 @@ class Term:
     expr: Expr
 
     def _operand(self, other: "Term | Number") -> Expr:
-        return other.expr if isinstance(other, Term) else const(other, self.expr.dtype)
+        return other.expr if isinstance(other, Term) else number(other, self.expr.dtype)
 
     def fn(self, name: str, *others: "Term | Number") -> "Term":
         """``name(self, *others)`` as a loop IR function."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from treadle.graph.dynamic import layout_of, offset_of
 from treadle.loop.expr import Array, Position
 from treadle.loop.index import Axis, Index, linear
 from treadle.lower.indexing import Place, is_inside, masked
@@ -185,14 +186,15 @@ def as_strided_scatter(
     ``k[0] = rest // stride[0]``, then the same with ``rest % stride[0]``.
     """
     base = site.node.all_input_nodes[0].meta["val"]
+    (shape, strides), first = layout_of(base), offset_of(base)
     axes = site.axes()
     order = sorted((d for d, n in enumerate(size) if n != 1), key=lambda d: -stride[d])
     spans = [(size[d] - 1) * stride[d] for d in order]
     nested = all(stride[d] > sum(spans[n + 1 :]) for n, d in enumerate(order))
-    if not nested or not is_dense(base.shape, base.stride()) or 0 in size:
+    if not nested or not is_dense(shape, strides) or 0 in size:
         raise Decline("as_strided_scatter over places that overlap")
-    start = base.storage_offset() if storage_offset is None else storage_offset
-    rest = linear(axes, base.stride(), base.storage_offset() - start)
+    start = first if storage_offset is None else storage_offset
+    rest = linear(axes, strides, first - start)
     inside = Term(Position(rest)).fn("ge", 0)
     at = [Index.of(0)] * len(size)
     for d in order:

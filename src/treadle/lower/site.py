@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.graph.dynamic import layout_of
 from treadle.loop.expr import Array, Const, Expr, Load, Reduce
 from treadle.loop.index import Axis, Index, linear
 from treadle.loop.program import (
@@ -23,6 +24,7 @@ from treadle.loop.traverse import substitute, walk
 from treadle.lower.registry import Value
 from treadle.lower.scalars import Operand, Term, cast, compute_dtype, const
 from treadle.util.errors import LoweringError, VerifyError, require
+from treadle.util.extents import sample_of
 
 Axes = tuple[Axis, ...]
 
@@ -37,16 +39,27 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """``(3, 1), (4,) -> (3, 4)``: the shape that all of them are stretched to."""
+    rank = max(map(len, shapes), default=0)
+    columns = zip(*([1] * (rank - len(shape)) + list(shape) for shape in shapes), strict=True)
+    return tuple(next((n for n in column if n != 1), 1) for column in columns)
+
+
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether the elements fill their storage without gaps or overlap, in any order of dims."""
     expected = 1
-    for stride, extent in sorted(zip(strides, shape, strict=True)):
+    for stride, extent in sorted(zip(strides, shape, strict=True), key=_by_stride):
         if extent == 1:
             continue
         if stride != expected:
             return False
         expected *= extent
     return True
+
+
+def _by_stride(dim: tuple[int, int]) -> tuple[int, int]:
+    return sample_of(dim[0]), sample_of(dim[1])
 
 
 def fresh_axes(shape: Sequence[int]) -> Axes:
@@ -242,7 +255,12 @@ class Site:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.val.shape)
+        return layout_of(self.val)[0]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Those that eager gives the result."""
+        return layout_of(self.val)[1]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -288,8 +306,7 @@ class Site:
 
     def output(self) -> TensorRef:
         """A new buffer with eager's strides (contiguous ones if eager's have gaps or overlap)."""
-        strides = tuple(self.val.stride())
-        kept = strides if is_dense(self.shape, strides) else None
+        kept = self.strides if is_dense(self.shape, self.strides) else None
         return self.builder.buffer(self.name, self.dtype, self.shape, kept, layout=self.layout)
 
     def fill_margins(self, ref: TensorRef) -> None:

@@ -1,15 +1,17 @@
 """Views: another shape, strides and offset over the same buffer, or the same formula re-indexed.
 
 The arithmetic is PyTorch's own: the operation is replayed on a tensor without data that has the
-strides of our buffer, and the strides that come back are the answer.
+strides of our buffer, and the strides that come back are the answer. Sizes that the call decides
+are replayed as PyTorch's symbols.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from treadle.graph.dynamic import layout_of, offset_of, symbols_in
 from treadle.loop.expr import Array
 from treadle.loop.index import linear, unflatten
 from treadle.loop.program import Compute, TensorRef
@@ -37,10 +39,10 @@ def reshaped(x: Value, shape: Sequence[int]) -> Value:
     """``x`` in ``shape``: a view when the strides allow, else the formula of the copy."""
     if isinstance(x, TensorRef):
         try:
-            view = aten.view.default(_ghost(x), list(shape))
-        except RuntimeError:  # the strides cannot be merged
+            layout = _replayed(aten.view.default, (x, list(shape)), {})
+        except (RuntimeError, ValueError):  # the strides cannot be merged
             return _reindexed(x, shape)
-        return _over(x, view)
+        return _over(x, layout)
     return _reindexed(x, shape)
 
 
@@ -50,14 +52,51 @@ def _reindexed(x: Value, shape: Sequence[int]) -> Array:
     return Array(axes, element(x, unflatten(flat, x.shape)))
 
 
-def _ghost(x: Value) -> torch.Tensor:
+Layout = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Shape, strides and offset."""
+
+
+def _replayed(op: OpOverload, args: Any, kwargs: Any) -> Any:
+    """The layout of what ``op`` gives, or one for each piece, from the layouts of its operands."""
+    symbols = symbols_in([_numbers(each) for each in args])
+    if symbols is None:
+        return _layouts(op(*[_ghost(each, _itself) for each in args], **kwargs), int)
+    with symbols.replaying():
+        ghosts = [_ghost(each, symbols.symint) for each in args]
+        return _layouts(op(*ghosts, **kwargs), symbols.size)
+
+
+def _itself(size: int) -> int:
+    return size
+
+
+def _numbers(arg: Any) -> Any:
+    return [arg.shape, _strides(arg)] if isinstance(arg, TensorRef | Array) else arg
+
+
+def _strides(x: Value) -> tuple[int, ...]:
+    return x.strides if isinstance(x, TensorRef) else contiguous_strides(x.shape)
+
+
+def _ghost(arg: Any, number: Callable[[int], Any]) -> Any:
     """A tensor without data: the strides of a ref from offset 0, or contiguous for a formula."""
-    strides = x.strides if isinstance(x, TensorRef) else contiguous_strides(x.shape)
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device="meta")
+    if isinstance(arg, TensorRef | Array):
+        shape, strides = (list(map(number, each)) for each in (arg.shape, _strides(arg)))
+        return torch.empty_strided(shape, strides, dtype=arg.dtype, device="meta")
+    if isinstance(arg, tuple | list):
+        return [_ghost(each, number) for each in arg]
+    return number(arg) if isinstance(arg, int) else arg
 
 
-def _over(x: Value, view: torch.Tensor) -> Value:
-    shape, strides, offset = tuple(view.shape), view.stride(), int(view.storage_offset())
+def _layouts(result: Any, size: Callable[[Any], int]) -> Any:
+    if not isinstance(result, torch.Tensor):
+        return tuple(_layouts(each, size) for each in result)
+    shape, strides = (tuple(map(size, each)) for each in (result.shape, result.stride()))
+    return shape, strides, size(result.storage_offset())
+
+
+def _over(x: Value, layout: Layout) -> Value:
+    shape, strides, offset = layout
     if isinstance(x, TensorRef):
         return TensorRef(x.buffer, x.dtype, shape, tuple(strides), x.offset + offset)
     axes = fresh_axes(shape)
@@ -98,9 +137,8 @@ VIEWS = frozenset((*RESHAPES, *OTHER_VIEWS))
 @lowers(*OTHER_VIEWS)
 def view(site: Site, x: Value, *args: Any, **kwargs: Any) -> Value | tuple[Value, ...]:
     """A view of ``x``, or one for each piece."""
-    others = [_ghost(arg) if isinstance(arg, TensorRef | Array) else arg for arg in args]
-    result = _target(site)(_ghost(x), *others, **kwargs)
-    if isinstance(result, torch.Tensor):
+    result = _replayed(_target(site), (x, *args), kwargs)
+    if isinstance(site.val, torch.Tensor):
         return _over(x, result)
     return tuple(_over(x, piece) for piece in result)
 
@@ -124,16 +162,16 @@ def as_strided(
     What is not laid out as in eager is copied so first.
     """
     source = site.node.all_input_nodes[0].meta["val"]
-    if not isinstance(x, TensorRef) or x.strides != tuple(source.stride()):
+    if not isinstance(x, TensorRef) or x.strides != layout_of(source)[1]:
         x = _as_eager(site, x, source)
-    start = source.storage_offset()
+    start = offset_of(source)
     moved = 0 if storage_offset is None else storage_offset - start
     return TensorRef(x.buffer, x.dtype, tuple(size), tuple(stride), x.offset + moved)
 
 
 def _as_eager(site: Site, x: Value, source: torch.Tensor) -> TensorRef:
     """``x`` in a buffer with eager's strides, which must leave no gaps."""
-    strides = tuple(source.stride())
+    strides = layout_of(source)[1]
     if not is_dense(x.shape, strides):
         raise site.fault(
             "a view by strides reaches outside the value it is taken of",

@@ -18,6 +18,7 @@ from treadle.loop.program import Compute, Step
 from treadle.loop.traverse import map_expr
 from treadle.schedule.frame import Frame, Frames, Placed, coefficient, storage_order
 from treadle.schedule.fuse import Group
+from treadle.util.extents import sample_of
 
 
 def build_kernel(
@@ -99,7 +100,7 @@ def _splits(group: Group, steps: tuple[Step, ...]) -> list[int]:
         assert isinstance(step, Compute)
         extents = [axis.extent for axis in storage_order(step)]
         found.update(math.prod(extents[d:]) for d in range(1, len(extents)))
-    return sorted(found - {1}, reverse=True)
+    return sorted(found - {1}, key=sample_of, reverse=True)
 
 
 def _place(

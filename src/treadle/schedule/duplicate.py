@@ -18,6 +18,7 @@ from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
 from treadle.loop.traverse import map_expr, walk
 from treadle.schedule.depend import read_buffers, written_buffers
 from treadle.schedule.frame import Frame, Frames
+from treadle.util.extents import same, sample_of
 
 _MAX_LEAVES = 3
 _NEAR = 48
@@ -113,7 +114,8 @@ class _Duplicator:
                 continue
             leaves: set[str] = set()
             for name in read_buffers(step):
-                if self._buffers[name].nbytes * 4 >= self._buffers[step.output.buffer].nbytes:
+                mine = sample_of(self._buffers[step.output.buffer].nbytes)
+                if sample_of(self._buffers[name].nbytes) * 4 >= mine:
                     leaves |= self._leaves.get(name, frozenset((name,)))
             if len(leaves) <= _MAX_LEAVES:
                 self._leaves[step.output.buffer] = frozenset(leaves)
@@ -149,7 +151,7 @@ class _Duplicator:
         if name not in self._leaves:
             self._want(i, -1, step, set() if name in self._pinned else wants)
             return
-        wants = {frame for frame in wants if frame.elements == step.output.numel}
+        wants = {frame for frame in wants if same(frame.elements, step.output.numel)}
         columns = [f for f in wants if f.kind is KernelKind.COLUMNS]
         for frame in columns if len(wants) > 1 else ():
             self._copy(i, step, frame)

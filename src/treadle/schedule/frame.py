@@ -19,6 +19,7 @@ from treadle.loop.index import Axis, Index, linear, unflatten
 from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Compute
 from treadle.loop.traverse import loads, substitute, walk
+from treadle.util.extents import same
 
 
 class Level(enum.StrEnum):
@@ -122,11 +123,11 @@ class Frames:
         axes = tuple(a for a in storage_order(compute) if a.extent != 1)
         shape = tuple(a.extent for a in axes)
         numel = compute.output.numel
-        if numel == frame.elements:
+        if same(numel, frame.elements):
             level, position = Level.FULL, frame.order
-        elif frame.kind is KernelKind.ROWS and numel == frame.rows.extent:
+        elif frame.kind is KernelKind.ROWS and same(numel, frame.rows.extent):
             level, position = Level.ROW, Index.of(frame.rows)
-        elif frame.kind is KernelKind.COLUMNS and numel == frame.cols.extent:
+        elif frame.kind is KernelKind.COLUMNS and same(numel, frame.cols.extent):
             level, position = Level.COL, Index.of(frame.cols)
         else:
             return None

@@ -15,6 +15,7 @@ from treadle.loop.index import Index
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
 from treadle.schedule.depend import Facts
 from treadle.schedule.frame import Frame, Frames, Level, Placed
+from treadle.util.extents import sample_of
 
 _MAX_BUFFERS = 40
 _MAX_MEMBERS = 96
@@ -104,7 +105,7 @@ class Fuser:
         assert isinstance(step, Compute)
         (placed,) = self._group_of[i].placed
         for name in {name for name, _ in placed.reads}:
-            size = self._buffers[name].nbytes
+            size = sample_of(self._buffers[name].nbytes)
             for w in self._facts.writers.get(name, ()):
                 if w < i and isinstance(self._steps[w], Compute):
                     score[w] = score.get(w, 0) + 2 * size + 1

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from treadle.loop.program import Buffer, BufferKind
 from treadle.schedule.fuse import Group
+from treadle.util.extents import sample_of
 
 EAGER_BYTES = 1 << 18
 
@@ -79,12 +80,12 @@ class _Liveness:
 
     def gain(self, g: int) -> int:
         freed = sum(
-            self._buffers[name].nbytes
+            sample_of(self._buffers[name].nbytes)
             for name in self._reads[g]
             if self._ours(name) and self._left[name] == 1
         )
         taken = sum(
-            self._buffers[name].nbytes
+            sample_of(self._buffers[name].nbytes)
             for name in self._writes[g]
             if self._ours(name) and name not in self._begun and self._left.get(name, 0)
         )

@@ -21,6 +21,7 @@ from treadle.schedule.fuse import Fuser, stored_buffers
 from treadle.schedule.normalize import normalize
 from treadle.schedule.order import ordered
 from treadle.schedule.sparse import compute_where_picked
+from treadle.util.extents import largest, same, surely_less
 
 PlanStep = Kernel | Call
 
@@ -120,7 +121,10 @@ def lifetimes(
             if buffers[name].kind is BufferKind.TEMPORARY:
                 first.setdefault(name, i)
                 last[name] = len(steps) if name in kept else i
-    return {name: Interval(name, buffers[name].nbytes, first[name], last[name]) for name in first}
+    return {
+        name: Interval(name, largest(buffers[name].nbytes), first[name], last[name])
+        for name in first
+    }
 
 
 def _peak(
@@ -130,7 +134,9 @@ def _peak(
     arena_bytes: int,
 ) -> int:
     """Inputs, constants and the arena, and what calls hold and work in at the worst step."""
-    fixed = sum(each.nbytes for each in buffers.values() if each.kind is not BufferKind.TEMPORARY)
+    fixed = sum(
+        largest(each.nbytes) for each in buffers.values() if each.kind is not BufferKind.TEMPORARY
+    )
     change = [0] * (len(steps) + 2)
     for interval in calls.values():
         change[interval.first] += interval.nbytes
@@ -156,9 +162,9 @@ def _reuse(
             if store.buffer not in ours or ours[store.buffer].first != i:
                 continue
             for name in _dying_at(step, store, ours, i):
-                same = buffers[name].nbytes == buffers[store.buffer].nbytes
+                alike = same(buffers[name].nbytes, buffers[store.buffer].nbytes)
                 width = buffers[name].dtype.itemsize == buffers[store.buffer].dtype.itemsize
-                if same and width and name not in taken and store.buffer not in reuse:
+                if alike and width and name not in taken and store.buffer not in reuse:
                     reuse[store.buffer] = name
                     taken.add(name)
     return reuse
@@ -187,7 +193,7 @@ def _dying_at(kernel: Kernel, store: Store, ours: Mapping[str, Interval], i: int
 
 def _is_early(item: Definition, kernel: Kernel) -> bool:
     """Whether the value belongs to a row that one worker has to itself."""
-    alone = kernel.kind is KernelKind.ROWS and kernel.rows.extent >= OWN_ROWS
+    alone = kernel.kind is KernelKind.ROWS and surely_less(OWN_ROWS - 1, kernel.rows.extent)
     return alone and kernel.cols not in item.axes
 
 

@@ -17,6 +17,7 @@ from treadle.loop.index import Index
 from treadle.loop.program import Buffer, BufferKind, Compute, Step, TensorRef
 from treadle.loop.traverse import loads, map_expr, substitute, walk
 from treadle.schedule.depend import read_buffers, written_buffers
+from treadle.util.extents import sample_of
 
 _SHARE = 8
 """A reader is sparse if it reads at most one element in this many."""
@@ -79,7 +80,7 @@ def _picks(reader: Compute, source: Compute, buffer: Buffer) -> bool:
     parts = list(walk(source.array.body))
     applies = sum(isinstance(part, Apply) for part in parts)
     return (
-        prod(axis.extent for axis in axes) * _SHARE <= source.output.numel
+        prod(sample_of(a.extent) for a in axes) * _SHARE <= sample_of(source.output.numel)
         and source.output == TensorRef(buffer.name, buffer.dtype, buffer.shape, buffer.strides)
         and applies <= _MAX_APPLIES
         and not any(isinstance(part, Reduce) for part in parts)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from treadle.graph.alias import storages
 from treadle.graph.operators import OpOverload, has_effect, is_random
-from treadle.graph.types import tensors_in, type_of_tensor
+from treadle.graph.types import tensors_in
 from treadle.util.errors import PlanError
 
 aten = torch.ops.aten
@@ -146,7 +146,7 @@ def flops_of(node: fx.Node) -> float:
 
 def bytes_of(node: fx.Node) -> int:
     """Bytes of a node's elements, all results together."""
-    return sum(type_of_tensor(each).nbytes for each in tensors_in(node.meta["val"]))
+    return sum(each.numel() * each.dtype.itemsize for each in tensors_in(node.meta["val"]))
 
 
 def seconds_of(node: fx.Node, kind: Kind, device: Device) -> float:

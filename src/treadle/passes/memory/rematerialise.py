@@ -3,12 +3,11 @@
 from collections.abc import Collection
 from typing import Any
 
-import torch
 from torch import fx
 from torch.fx.node import map_arg
 
 from treadle.graph.signature import StepGraph
-from treadle.graph.values import compute
+from treadle.graph.values import compute, like
 from treadle.graph.verify import verify
 from treadle.passes.memory.cost import CALLS, Kind
 from treadle.passes.memory.order import Facts, Order, facts_of
@@ -157,17 +156,7 @@ def build(order: Order) -> StepGraph:
 
 def _value(node: fx.Node, *, view: bool) -> Any:
     """A value like the original's: in its operand's bytes for a view, in new ones otherwise."""
-    return compute(node) if view else _like(node.meta["val"])
-
-
-def _like(value: Any) -> Any:
-    match value:
-        case torch.Tensor():
-            return value.new_empty_strided(value.shape, value.stride())
-        case tuple() | list():
-            return type(value)(map(_like, value))
-        case _:
-            return value
+    return compute(node) if view else like(node.meta["val"])
 
 
 def extra_seconds(order: Order, seconds: tuple[float, ...]) -> float:

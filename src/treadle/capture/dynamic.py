@@ -1,0 +1,44 @@
+"""Capturing a step for many sizes at once: arguments with symbols among their sizes."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from treadle.capture.finish import Captured
+from treadle.capture.sources import Batch, Source
+from treadle.capture.torch_private import sample_mode, symbolic_mode
+from treadle.graph.dynamic import Symbols, sampled
+from treadle.util.extents import Size
+
+Dims = Mapping[int, tuple[int, ...]]
+"""By the number of a leaf of the arguments: its shape, with a ``Size`` where it is dynamic."""
+
+
+def with_symbols(
+    sources: Sequence[Source], inputs: Sequence[Tensor], dims: Dims
+) -> tuple[list[Tensor], Symbols]:
+    """The inputs as fake tensors; those of ``dims``, which are contiguous, with symbols."""
+    names = {size: size for shape in dims.values() for size in shape if isinstance(size, Size)}
+    mode, known = symbolic_mode(names)
+    symbols = Symbols(mode, known)
+    made: list[Tensor] = []
+    with mode:
+        for source, tensor in zip(sources, inputs, strict=True):
+            if isinstance(source, Batch) and source.at in dims:
+                shape = [symbols.symint(size) for size in dims[source.at]]
+                made.append(torch.empty(shape, dtype=tensor.dtype, device=tensor.device))
+            else:
+                made.append(
+                    torch.empty_strided(
+                        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+                    )
+                )
+    return made, symbols
+
+
+def take_samples(captured: Captured, symbols: Symbols) -> None:
+    """From symbols to samples with twins; what the trace asked of sizes goes into ``domain``."""
+    sampled(captured.step.graph, symbols, sample_mode())
+    with captured.domain.noting():
+        symbols.note()

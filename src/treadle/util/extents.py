@@ -1,0 +1,621 @@
+"""Sizes that are known only when a step is called, as whole numbers that remember their formula.
+
+::
+
+    size   =  sum of  coefficient * atom * ... * atom
+    atom   =  dim | size // size | size % size
+
+A ``Size`` is an ``int``: its value is a sample, and arithmetic gives the sample's result and
+the formula at once. A comparison whose answer is the same over the whole ranges of the dims is
+simply answered. Any other is answered for the sample and noted in the ``Domain`` in force: what was
+made is right for the sizes that answer all noted questions in the same way.
+
+What would lose the formula without a question (a float, a shift, text for a machine) is an error;
+what may lose it says so: ``sample_of`` for estimates, ``largest`` for bounds.
+"""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from typing import Any, Self, final
+
+from treadle.util.errors import VerifyError, require
+
+Sizes = Mapping[str, int]
+Ends = tuple[int, int]
+
+
+@final
+@dataclass(frozen=True, slots=True, order=True)
+class Dim:
+    """A named size with ``low <= value <= high``; ``sample`` is one value of it."""
+
+    name: str
+    low: int
+    high: int
+    sample: int
+
+    @property
+    def text(self) -> str:
+        return f"S_{self.name}"
+
+    def at(self, sizes: Sizes) -> int:
+        return sizes[self.name]
+
+    @property
+    def dims(self) -> "frozenset[Dim]":
+        return frozenset((self,))
+
+    @property
+    def ends(self) -> Ends:
+        return self.low, self.high
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """``over // under``, rounded down, of sizes that do not divide evenly."""
+
+    over: "Polynomial"
+    under: "Polynomial"
+
+    @property
+    def sample(self) -> int:
+        return self.over.sample // self.under.sample
+
+    @property
+    def text(self) -> str:
+        return f"({self.over.text} / {self.under.text})"
+
+    def at(self, sizes: Sizes) -> int:
+        return self.over.at(sizes) // self.under.at(sizes)
+
+    @property
+    def dims(self) -> frozenset[Dim]:
+        return self.over.dims | self.under.dims
+
+    @property
+    def ends(self) -> Ends:
+        (a, b), (c, d) = self.over.ends, self.under.ends
+        require(a >= 0 and c > 0, VerifyError, f"{self.text} may be negative")
+        return a // d, b // c
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """``over % under``, never negative."""
+
+    over: "Polynomial"
+    under: "Polynomial"
+
+    @property
+    def sample(self) -> int:
+        return self.over.sample % self.under.sample
+
+    @property
+    def text(self) -> str:
+        return f"({self.over.text} % {self.under.text})"
+
+    def at(self, sizes: Sizes) -> int:
+        return self.over.at(sizes) % self.under.at(sizes)
+
+    @property
+    def dims(self) -> frozenset[Dim]:
+        return self.over.dims | self.under.dims
+
+    @property
+    def ends(self) -> Ends:
+        require(self.over.ends[0] >= 0, VerifyError, f"{self.text} of a negative size")
+        return 0, max(self.under.ends[1] - 1, 0)
+
+
+Atom = Dim | Quotient | Remainder
+Monomial = tuple[Atom, ...]
+"""Factors in a canonical order; none for the constant term."""
+
+
+def _rank(atom: Atom) -> tuple[int, str]:
+    return isinstance(atom, Quotient) + 2 * isinstance(atom, Remainder), atom.text
+
+
+def _monomial(atoms: Sequence[Atom]) -> Monomial:
+    return tuple(sorted(atoms, key=_rank))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Polynomial:
+    """``sum(coefficient * prod(monomial))``: sorted, no zero coefficients."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+    sample: int = field(init=False, compare=False)
+    hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        value = sum(c * prod(atom.sample for atom in atoms) for atoms, c in self.terms)
+        object.__setattr__(self, "sample", value)
+        object.__setattr__(self, "hash", hash(self.terms))
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    @staticmethod
+    def of(value: int) -> "Polynomial":
+        if isinstance(value, Size):
+            return value.formula
+        return Polynomial((((), value),) if value else ())
+
+    @staticmethod
+    def _sum(terms: Mapping[Monomial, int]) -> "Polynomial":
+        kept = [(atoms, c) for atoms, c in terms.items() if c]
+        order = sorted(kept, key=lambda term: (-len(term[0]), [_rank(a) for a in term[0]]))
+        return Polynomial(tuple(order))
+
+    def plus(self, other: "Polynomial", factor: int = 1) -> "Polynomial":
+        total = dict(self.terms)
+        for atoms, c in other.terms:
+            total[atoms] = total.get(atoms, 0) + factor * c
+        return Polynomial._sum(total)
+
+    def times(self, other: "Polynomial") -> "Polynomial":
+        total: dict[Monomial, int] = {}
+        for (a, c), (b, d) in itertools.product(self.terms, other.terms):
+            atoms = _monomial((*a, *b))
+            total[atoms] = total.get(atoms, 0) + c * d
+        return Polynomial._sum(total)
+
+    @property
+    def constant(self) -> int | None:
+        """The value, if no dim changes it."""
+        if not self.terms:
+            return 0
+        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
+
+    def at(self, sizes: Sizes) -> int:
+        return sum(c * prod(atom.at(sizes) for atom in atoms) for atoms, c in self.terms)
+
+    @property
+    def dims(self) -> frozenset[Dim]:
+        return frozenset[Dim]().union(*(a.dims for atoms, _ in self.terms for a in atoms))
+
+    @property
+    def text(self) -> str:
+        """As C, C++ and Python write it. Divisions are of numbers that are not negative."""
+        if not self.terms:
+            return "0"
+        parts = [_term_text(atoms, c) for atoms, c in self.terms]
+        return parts[0] if len(self.terms) == 1 and len(parts[0].split()) == 1 else _joined(parts)
+
+    @property
+    def ends(self) -> Ends:
+        """Bounds over the ranges of the dims: sound, and tight for sums of one sign."""
+        low = high = 0
+        for atoms, c in self.terms:
+            ends = _product([atom.ends for atom in atoms])
+            low += min(c * ends[0], c * ends[1])
+            high += max(c * ends[0], c * ends[1])
+        shifted = self._from(0), self._from(1)
+        least = max([low, *(p[0] for p in shifted if p[0] is not None)])
+        most = min([high, *(p[1] for p in shifted if p[1] is not None)])
+        return least, most
+
+    def _from(self, end: int) -> tuple[int | None, int | None]:
+        """Bounds from the dims' distances to one end: with S = low + t a sum of positive terms
+        in t is least at t = 0."""
+        moved = Polynomial.of(0)
+        for atoms, c in self.terms:
+            part = Polynomial.of(c)
+            for atom in atoms:
+                base, sign = Polynomial.of(atom.ends[end]), (1, -1)[end]
+                part = part.times(base.plus(Polynomial((((atom,), sign),))))
+            moved = moved.plus(part)
+        const = dict(moved.terms).get((), 0)
+        signs = {c > 0 for atoms, c in moved.terms if atoms}
+        return (const if signs <= {True} else None), (const if signs <= {False} else None)
+
+    def divided(self, under: "Polynomial") -> "tuple[Polynomial, Polynomial]":
+        """``(whole, rest)`` with ``self = whole * under + rest``, by leading terms."""
+        whole, rest, left = Polynomial.of(0), Polynomial.of(0), self
+        lead, factor = under.terms[0]
+        while left.terms:
+            atoms, c = left.terms[0]
+            quotient = _without(atoms, lead)
+            times = c // factor if quotient is not None else 0
+            if quotient is None or times == 0:
+                term = Polynomial((left.terms[0],))
+                rest, left = rest.plus(term), left.plus(term, -1)
+                continue
+            part = Polynomial(((quotient, times),))
+            whole, left = whole.plus(part), left.plus(part.times(under), -1)
+            if left.terms and left.terms[0][0] == atoms:
+                term = Polynomial((left.terms[0],))
+                rest, left = rest.plus(term), left.plus(term, -1)
+        return whole, rest
+
+
+def _term_text(atoms: Monomial, coefficient: int) -> str:
+    factors = [a.text for a in atoms]
+    if coefficient != 1 or not factors:
+        factors.insert(0, str(coefficient))
+    return " * ".join(factors)
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return f"({' + '.join(parts)})"
+
+
+def _without(atoms: Monomial, gone: Monomial) -> Monomial | None:
+    """``atoms`` with the factors ``gone`` taken out; ``None`` if one is missing."""
+    left = list(atoms)
+    for atom in gone:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def _product(ends: Sequence[Ends]) -> Ends:
+    low = high = 1
+    for a, b in ends:
+        corners = (low * a, low * b, high * a, high * b)
+        low, high = min(corners), max(corners)
+    return low, high
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Question:
+    """``formula < 0`` or ``formula == 0``, and the answer that was given."""
+
+    formula: Polynomial
+    sign: str
+    answer: bool
+
+    def holds(self, sizes: Sizes) -> bool:
+        """Whether these sizes give the same answer."""
+        value = self.formula.at(sizes)
+        return (value < 0 if self.sign == "<" else value == 0) is self.answer
+
+    def __str__(self) -> str:
+        return f"{'' if self.answer else 'not '}{self.formula.text} {self.sign} 0"
+
+
+@dataclass(slots=True)
+class Domain:
+    """For which sizes the work done under it is right: those that every question fits."""
+
+    questions: dict[Question, None] = field(default_factory=dict[Question, None])
+
+    def contains(self, sizes: Sizes) -> bool:
+        return all(question.holds(sizes) for question in self.questions)
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[Self]:
+        """Comparisons made inside note their answers here."""
+        token = _DOMAIN.set(self)
+        try:
+            yield self
+        finally:
+            _DOMAIN.reset(token)
+
+
+_DOMAIN: ContextVar[Domain | None] = ContextVar("domain", default=None)
+
+
+@lru_cache(maxsize=1 << 16)
+def _decided(formula: Polynomial, sign: str) -> bool | None:
+    """The answer, where it is one for all sizes."""
+    low, high = formula.ends
+    if sign == "<":
+        return True if high < 0 else False if low >= 0 else None
+    if low > 0 or high < 0:
+        return False
+    return True if low == high == 0 else None
+
+
+def _ask(formula: Polynomial, sign: str) -> bool:
+    known = _decided(formula, sign)
+    if known is not None:
+        return known
+    answer = formula.sample < 0 if sign == "<" else formula.sample == 0
+    domain = _DOMAIN.get()
+    require(domain is not None, VerifyError, f"{formula.text} {sign} 0 has no answer for all sizes")
+    assert domain is not None
+    domain.questions.setdefault(Question(formula, sign, answer))
+    return answer
+
+
+def as_int(formula: Polynomial) -> int:
+    """The number that the formula stands for: a ``Size``, or a plain one."""
+    constant = formula.constant
+    return Size(formula) if constant is None else constant
+
+
+def _unable(name: str) -> Callable[..., Any]:
+    def call(self: "Size", *_: Any) -> Any:
+        raise VerifyError(f"{self.formula.text}: {name} would lose the formula")
+
+    return call
+
+
+@final
+class Size(int):
+    """A size of a dynamic shape; as an ``int`` it is its sample."""
+
+    formula: Polynomial
+
+    def __new__(cls, formula: Polynomial) -> Self:
+        made = super().__new__(cls, formula.sample)
+        made.formula = formula
+        return made
+
+    @staticmethod
+    def dim(name: str, low: int, high: int, sample: int) -> "Size":
+        """The size called ``name``."""
+        require(0 <= low <= sample <= high, VerifyError, f"{name}: {sample} not in {low}..{high}")
+        return Size(Polynomial((((Dim(name, low, high, sample),), 1),)))
+
+    def __reduce__(self) -> Any:
+        return Size, (self.formula,)
+
+    def __add__(self, other: int) -> int:
+        return as_int(self.formula.plus(Polynomial.of(other)))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: int) -> int:
+        return as_int(self.formula.plus(Polynomial.of(other), -1))
+
+    def __rsub__(self, other: int) -> int:
+        return as_int(Polynomial.of(other).plus(self.formula, -1))
+
+    def __mul__(self, other: int) -> int:
+        return as_int(self.formula.times(Polynomial.of(other)))
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> int:
+        return self * -1
+
+    def __pos__(self) -> int:
+        return self
+
+    def __abs__(self) -> int:
+        return -self if self < 0 else self
+
+    def __floordiv__(self, other: int) -> int:
+        return _divmod(self.formula, Polynomial.of(other))[0]
+
+    def __rfloordiv__(self, other: int) -> int:
+        return _divmod(Polynomial.of(other), self.formula)[0]
+
+    def __mod__(self, other: int) -> int:
+        return _divmod(self.formula, Polynomial.of(other))[1]
+
+    def __rmod__(self, other: int) -> int:
+        return _divmod(Polynomial.of(other), self.formula)[1]
+
+    def __divmod__(self, other: int) -> tuple[int, int]:
+        return _divmod(self.formula, Polynomial.of(other))
+
+    def __rdivmod__(self, other: int) -> tuple[int, int]:
+        return _divmod(Polynomial.of(other), self.formula)
+
+    def __pow__(self, power: int, _mod: int | None = None) -> Any:
+        return prod([self] * power)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, int):
+            return NotImplemented
+        return _ask(self.formula.plus(Polynomial.of(other), -1), "==")
+
+    def __ne__(self, other: object) -> bool:
+        same = self.__eq__(other)
+        return same if same is NotImplemented else not same
+
+    def __lt__(self, other: int) -> bool:
+        return _ask(self.formula.plus(Polynomial.of(other), -1), "<")
+
+    def __ge__(self, other: int) -> bool:
+        return not self < other
+
+    def __gt__(self, other: int) -> bool:
+        return _ask(Polynomial.of(other).plus(self.formula, -1), "<")
+
+    def __le__(self, other: int) -> bool:
+        return not self > other
+
+    def __bool__(self) -> bool:
+        return not _ask(self.formula, "==")
+
+    def __hash__(self) -> int:
+        return hash(self.formula)
+
+    def __int__(self) -> int:
+        """The sample; from now on no other value will do."""
+        value = sample_of(self)
+        _ask(self.formula.plus(Polynomial.of(value), -1), "==")
+        return value
+
+    def __str__(self) -> str:
+        return self.formula.text
+
+    __repr__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        require(not spec, VerifyError, f"a size has no format {spec!r}")
+        return self.formula.text
+
+    __float__ = _unable("a float")
+    __truediv__ = __rtruediv__ = _unable("true division")
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _unable("a shift")
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _unable("bit arithmetic")
+    __rpow__ = __invert__ = __round__ = bit_length = _unable("this operation")
+
+
+@lru_cache(maxsize=1 << 14)
+def _divmod(over: Polynomial, under: Polynomial) -> tuple[int, int]:
+    """``over // under`` and ``over % under``: even parts taken out, the rest an atom."""
+    require(under.ends[0] > 0, VerifyError, f"division by {under.text}, which may not be positive")
+    whole, rest = over.divided(under)
+    low, high = rest.ends
+    if low >= 0 and rest.plus(under, -1).ends[1] < 0:
+        return as_int(whole), as_int(rest)
+    if high < 0 and rest.plus(under).ends[0] >= 0:
+        return as_int(whole.plus(Polynomial.of(1), -1)), as_int(rest.plus(under))
+    if low < 0:  # -1 // S and the like: make the part that is left positive
+        times = Polynomial.of(-(low // max(under.ends[0], 1)))
+        quotient, remainder = _divmod(rest.plus(times.times(under)), under)
+        return as_int(whole) + quotient - as_int(times), remainder
+    common = _content(rest, under)
+    small_over, small_under = _over(rest, common), _over(under, common)
+    quotient = Polynomial((((Quotient(small_over, small_under),), 1),))
+    if common == 1:
+        remainder = Polynomial((((Remainder(rest, under),), 1),))
+    else:
+        inner = Polynomial((((Remainder(small_over, small_under),), 1),))
+        remainder = inner.times(Polynomial.of(common))
+    return as_int(whole.plus(quotient)), as_int(remainder)
+
+
+def _content(*formulas: Polynomial) -> int:
+    """The greatest number that divides every coefficient."""
+    return math.gcd(*(c for each in formulas for _, c in each.terms))
+
+
+def _over(formula: Polynomial, n: int) -> Polynomial:
+    return Polynomial(tuple((atoms, c // n) for atoms, c in formula.terms))
+
+
+def sample_of(size: int) -> int:
+    """A plain number for estimates, which need not be right for other sizes."""
+    return size.formula.sample if isinstance(size, Size) else size
+
+
+def largest(size: int) -> int:
+    """A plain number that ``size`` never exceeds."""
+    return size.formula.ends[1] if isinstance(size, Size) else size
+
+
+def at(size: int, sizes: Sizes) -> int:
+    """The value for these sizes."""
+    return size.formula.at(sizes) if isinstance(size, Size) else size
+
+
+def surely_less(left: int, right: int) -> bool:
+    """Whether ``left < right`` for all sizes. Asks nothing: ``False`` where it depends."""
+    if type(left) is int and type(right) is int:
+        return left < right
+    return _decided(Polynomial.of(left).plus(Polynomial.of(right), -1), "<") is True
+
+
+def same(left: int, right: int) -> bool:
+    """Whether the two are equal for all sizes. Asks nothing: ``False`` where it depends."""
+    if type(left) is int and type(right) is int:
+        return left == right
+    return Polynomial.of(left) == Polynomial.of(right)
+
+
+def is_negative(size: int) -> bool:
+    """Whether ``size < 0``, which must have one answer."""
+    if type(size) is int:
+        return size < 0
+    answer = _decided(Polynomial.of(size), "<")
+    require(answer is not None, VerifyError, f"{size} has no sign")
+    return answer is True
+
+
+def split_off(size: int, n: int) -> tuple[int, int]:
+    """``(whole, part)`` with ``size == whole * n + part``. For plain numbers ``0 <= part < n``; for
+    others ``part`` is what the formula has no factor ``n`` in."""
+    if type(size) is int and type(n) is int:
+        return divmod(size, n)
+    whole, part = Polynomial.of(size).divided(Polynomial.of(n))
+    return as_int(whole), as_int(part)
+
+
+def divides(n: int, size: int) -> bool:
+    """Whether ``size`` is a multiple of ``n`` for all sizes."""
+    part = split_off(size, n)[1]
+    return type(part) is int and part == 0
+
+
+def ceil_div(size: int, n: int) -> int:
+    """``size / n`` rounded up, of numbers that are not negative."""
+    return (size + n - 1) // n
+
+
+def common_divisor(first: int, *others: int) -> int:
+    """A number that divides all of them for all sizes: the greatest, as far as it can be seen."""
+    found = first
+    for each in others:
+        if type(found) is int and type(each) is int:
+            found = math.gcd(found, each)
+        elif type(found) is int and found == 0:
+            found = each
+        elif (type(each) is int and each == 0) or divides(found, each):
+            continue
+        else:
+            found = each if divides(each, found) else _shared_factors(found, each)
+    return found
+
+
+def _shared_factors(left: int, right: int) -> int:
+    one, two = Polynomial.of(left), Polynomial.of(right)
+    monomials = [list(atoms) for atoms, _ in (*one.terms, *two.terms)]
+    shared = monomials[0]
+    for other in monomials[1:]:
+        left_over, both = list(other), list[Atom]()
+        for atom in shared:
+            if atom in left_over:
+                left_over.remove(atom)
+                both.append(atom)
+        shared = both
+    return as_int(Polynomial(((tuple(shared), _content(one, two)),)))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Rank:
+    """A size as a part of a key: equal for equal formulas, sorted by sample and then by text."""
+
+    sample: int
+    text: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rank) and (self.sample, self.text) == (other.sample, other.text)
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __lt__(self, other: "Rank | int") -> bool:
+        return self._pair < _pair_of(other)
+
+    def __gt__(self, other: "Rank | int") -> bool:
+        return self._pair > _pair_of(other)
+
+    @property
+    def _pair(self) -> tuple[int, str]:
+        return self.sample, self.text
+
+
+def _pair_of(value: Rank | int) -> tuple[int, str]:
+    return (value.sample, value.text) if isinstance(value, Rank) else (value, "")
+
+
+def rank(size: int) -> "int | Rank":
+    """``size`` as a part of a key, which compares without asking."""
+    return Rank(sample_of(size), str(size)) if isinstance(size, Size) else size
+
+
+def dims_of(size: int) -> frozenset[Dim]:
+    """The dims that change ``size``."""
+    return size.formula.dims if isinstance(size, Size) else frozenset()
