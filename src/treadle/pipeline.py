@@ -13,6 +13,7 @@ import torch
 
 from treadle.capture.step import Captured
 from treadle.codegen.host import artifact_of, call_step, spec_of
+from treadle.graph.dynamic import dims_of_graph
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
@@ -28,13 +29,14 @@ from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.memory.choose import MemoryPlan, fastest_plan, plan_memory
 from treadle.passes.memory.cost import Device, device_for
 from treadle.passes.noops import RemoveNoOps
-from treadle.runtime.artifact import Artifact
+from treadle.runtime.artifact import Artifact, call_at, spec_at
 from treadle.runtime.cache import Cache
 from treadle.runtime.execute import Build, Executable, build
 from treadle.runtime.workspace import Workspaces
 from treadle.schedule.plan import schedule
 from treadle.stages import Clock, Story, Watcher, Watchers, read_saved, saved_bytes
 from treadle.util.collector import without_collector
+from treadle.util.extents import dims_in
 from treadle.util.sizes import parse_bytes
 from treadle.util.software import own_digest
 
@@ -107,8 +109,9 @@ def compile_graph(
         key = artifact_key(facts)
         found = None if options.watched else _look_up(cache, key)
     if found is None:
-        with without_collector():
+        with without_collector(), captured.domain.noting() as domain:
             artifact, story = _generate(captured.step, target, clock)
+        artifact = replace(artifact, questions=tuple(domain.questions))
     else:
         artifact, story = found
     with clock.stage("build"):
@@ -209,14 +212,17 @@ def _verify(scheduled: Scheduled) -> None:
 
 
 def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
-    """The program with the measured workspace on every call that allocates its own results."""
-    specs = {name: spec_of(each, {}) for name, each in program.buffers.items()}
+    """The program with the measured workspace on every call that allocates its own results; of
+    dynamic shapes the largest."""
+    every = [size for each in program.buffers.values() for size in each.shape]
+    largest = {dim.name: dim.high for each in dims_in(every) for dim in each.formula.dims}
+    specs = {name: spec_at(spec_of(b, {}), largest) for name, b in program.buffers.items()}
     calls = {
         at: step
         for at, step in enumerate(program.steps)
         if isinstance(step, Call) and not step.out and step.op not in RANDOM_NAMES
     }
-    sizes = workspaces.of([call_step(each) for each in calls.values()], specs)
+    sizes = workspaces.of([call_at(call_step(each), largest) for each in calls.values()], specs)
     steps = list(program.steps)
     for (at, step), size in zip(calls.items(), sizes, strict=True):
         steps[at] = replace(step, workspace=size)
@@ -227,6 +233,7 @@ def artifact_facts(step: StepGraph, target: Target, build_: Build) -> dict[str, 
     """Everything an artifact depends on, by name: the graph by its digest."""
     return {
         "graph": hashlib.sha256(show(step).encode()).hexdigest(),
+        "sizes": ", ".join(f"{dim!r}" for dim in dims_of_graph(step.graph)),
         "treadle": own_digest(),
         "memory": repr(target.options.memory),
         "kernels": "PyTorch's" if target.library else "generated",

@@ -9,7 +9,7 @@
 Kernels of equal text share one function, and a launch runs many instances of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.codegen.common import bytes_moved, instances, reads_of, split_columns, writes_of
@@ -21,6 +21,7 @@ from treadle.loop.expr import Reduce
 from treadle.loop.kernel import Definition, Kernel, KernelKind
 from treadle.loop.program import Buffer
 from treadle.runtime.artifact import Language, Launch, Source
+from treadle.util.extents import dims_in, sample_of
 
 _SMALL = 1 << 14  # elements below which one thread is faster
 _LEAST = 16  # columns of the shortest inner loop worth a nest of its own
@@ -47,21 +48,29 @@ def render_kernel(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Rendered:
         for n, name in enumerate(names)
     ]
     work = kernel.rows.extent * kernel.cols.extent
+    dims = dims_in([kernel.rows.extent, kernel.cols.extent, *_layouts(names, buffers)])
+    own = [kernel.cols.extent] if flat else []
     condition = f"sizes[0] * instances > {_SMALL}" if flat else f"{work} * instances > {_SMALL}"
     text = "\n".join(
         [
             'extern "C" void NAME(void* const* p, const int64_t* sizes, int64_t instances) {',
+            *(f"const int64_t {dim} = sizes[{len(own) + n}];" for n, dim in enumerate(dims)),
             *shared,
             f"#pragma omp parallel if ({condition})",
             "for (int64_t i = 0; i < instances; ++i) {",
             *pointers,
-            *(["const int64_t n = sizes[i];"] if flat else []),
+            *([f"const int64_t n = sizes[i * {len(own) + len(dims)}];"] if flat else []),
             *lines,
             "}",
             "}",
         ]
     )
-    return Rendered(text, names, (kernel.cols.extent,) if flat else ())
+    return Rendered(text, names, (*own, *dims))
+
+
+def _layouts(names: Sequence[str], buffers: Mapping[str, Buffer]) -> Iterator[int]:
+    for name in names:
+        yield from (*buffers[name].shape, *buffers[name].strides)
 
 
 def _loops(kernel: Kernel, names: Mapping[str, str], flat: bool) -> tuple[list[str], list[str]]:
@@ -106,7 +115,7 @@ def render_cpp(
                     buffers=tuple(rendered[position].buffers for position in group),
                     sizes=tuple(rendered[position].sizes for position in group),
                     kernels=tuple(kernel.name for kernel in kernels),
-                    bytes_moved=sum(bytes_moved(kernel, buffers) for kernel in kernels),
+                    bytes_moved=sample_of(sum(bytes_moved(kernel, buffers) for kernel in kernels)),
                     origin=_origin(kernels[0]),
                 )
             )

@@ -13,14 +13,13 @@ from functools import reduce
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-import sympy
 import torch
 from torch import SymInt, Tensor, fx
 from torch.fx.node import map_aggregate, map_arg
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from treadle.util.errors import LoweringError
-from treadle.util.extents import Dim, Quotient, Size, as_int, sample_of
+from treadle.util.extents import Dim, Quotient, Size, as_int, dims_in, sample_of
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -261,9 +260,8 @@ def _sample(node: fx.Node, symbols: Symbols, mode: Any) -> Any:
         return torch.empty_strided(shape, strides, dtype=twin.dtype, device=twin.device)
 
 
-def is_dynamic(graph: fx.Graph) -> bool:
-    """Whether any input of the graph has a size that the call decides."""
-    return any(node.meta.get("val") in _TWINS for node in graph.find_nodes(op="placeholder"))
-
-
-_ = sympy  # the expressions above are sympy's
+def dims_of_graph(graph: fx.Graph) -> list[Dim]:
+    """The dims of the inputs of a graph, by name; none where all shapes are known."""
+    values = [node.meta.get("val") for node in graph.find_nodes(op="placeholder")]
+    sizes = [size for value in _tensors(values) for size in layout_of(value)[0]]
+    return [dim for size in dims_in(sizes) for dim in size.formula.dims]

@@ -8,10 +8,12 @@
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+
+from treadle.util.extents import Question, Sizes, at, at_sizes
 
 
 class Language(enum.StrEnum):
@@ -91,7 +93,12 @@ class CallStep:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """``releases[i]`` names the call-allocated buffers that die after step ``i``."""
+    """``releases[i]`` names the call-allocated buffers that die after step ``i``.
+
+    Shapes, strides, offsets and sizes may hold a ``Size``: then the artifact is a pattern for many
+    shapes, right for the sizes that fit its ``questions``, and ``at_sizes`` makes the one to run.
+    Arena offsets and the peak are those of the largest sizes.
+    """
 
     device: str
     sources: tuple[Source, ...]
@@ -103,6 +110,21 @@ class Artifact:
     arena_bytes: int
     peak_bytes: int
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    questions: tuple[Question, ...] = ()
+
+    def fits(self, sizes: Sizes) -> bool:
+        """Whether this artifact is right for these sizes of the dims."""
+        return all(question.holds(sizes) for question in self.questions)
+
+    def at_sizes(self, sizes: Sizes) -> "Artifact":
+        """The artifact for these sizes: every ``Size`` is a number."""
+        return replace(
+            self,
+            buffers={name: spec_at(spec, sizes) for name, spec in self.buffers.items()},
+            steps=tuple(step_at(step, sizes) for step in self.steps),
+            results=tuple(None if view is None else _view_at(view, sizes) for view in self.results),
+            questions=(),
+        )
 
     @property
     def fallbacks(self) -> tuple[CallStep, ...]:
@@ -113,3 +135,35 @@ class Artifact:
     def kernel_count(self) -> int:
         """Launches of generated kernels in one step."""
         return sum(isinstance(step, Launch) for step in self.steps)
+
+
+def spec_at(spec: BufferSpec, sizes: Sizes) -> BufferSpec:
+    """A buffer for these sizes."""
+    return replace(spec, shape=at_sizes(spec.shape, sizes), strides=at_sizes(spec.strides, sizes))
+
+
+def _view_at(view: View, sizes: Sizes) -> View:
+    shape, strides = at_sizes(view.shape, sizes), at_sizes(view.strides, sizes)
+    return replace(view, shape=shape, strides=strides, offset=at(view.offset, sizes))
+
+
+def step_at(step: Launch | CallStep, sizes: Sizes) -> Launch | CallStep:
+    """A host step for these sizes."""
+    if isinstance(step, Launch):
+        return replace(step, sizes=at_sizes(step.sizes, sizes))
+    return call_at(step, sizes)
+
+
+def call_at(step: CallStep, sizes: Sizes) -> CallStep:
+    """A library call for these sizes."""
+    kwargs = {name: argument_at(each, sizes) for name, each in step.kwargs.items()}
+    return replace(step, args=argument_at(step.args, sizes), kwargs=kwargs)
+
+
+def argument_at(value: Any, sizes: Sizes) -> Any:
+    """An argument of a library call for these sizes."""
+    if isinstance(value, View):
+        return _view_at(value, sizes)
+    if isinstance(value, tuple):
+        return tuple(argument_at(each, sizes) for each in value)
+    return at_sizes(value, sizes)

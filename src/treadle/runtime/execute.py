@@ -35,14 +35,36 @@ __all__ = ["Build", "DeviceFunction", "Executable", "Launcher", "build", "resolv
 _ALIGNMENT = 64
 
 
-class Executable:
-    """A built artifact. Calls from several threads take turns."""
+class Arena:
+    """The memory for temporaries; executables of one pattern take turns in it."""
 
-    def __init__(self, artifact: Artifact, build: Build) -> None:
+    def __init__(self) -> None:
+        self.bytes: Tensor | None = None
+
+    def get(self, nbytes: int, device: torch.device) -> Tensor:
+        """At least ``nbytes``, allocated when there are none."""
+        if self.bytes is None or self.bytes.numel() < nbytes:
+            self.bytes = None  # before the new one
+            self.bytes = _aligned(nbytes, device)
+        return self.bytes
+
+
+class Executable:
+    """A built artifact. Calls from several threads take turns.
+
+    ``like``: an executable of the same sources for other sizes, whose code and arena it shares.
+    """
+
+    def __init__(
+        self, artifact: Artifact, build: Build, *, like: "Executable | None" = None
+    ) -> None:
         self.artifact = artifact
         self.device = torch.device(artifact.device)
-        self._functions: Functions = build.load(artifact.sources)
-        self._lock = threading.Lock()
+        self._functions: Functions = (
+            build.load(artifact.sources) if like is None else like._functions
+        )
+        self._lock = threading.Lock() if like is None else like._lock
+        self._space = Arena() if like is None else like._space
         self._bindings = Bindings(artifact.buffers)
         self._specs = tuple(artifact.buffers[name] for name in artifact.inputs)
         self._addresses = [-1] * len(self._specs)  # of the last call
@@ -84,7 +106,7 @@ class Executable:
     def release(self) -> None:
         """Give the arena back; the next call allocates it again."""
         with self._lock:
-            self._arena = None
+            self._arena = self._space.bytes = None
             self._constants = {}
             for uses in self._bindings.uses.values():
                 uses.drop()
@@ -154,8 +176,9 @@ class Executable:
 
     def _allocate(self) -> None:
         buffers = self.artifact.buffers
-        if self._arena is None:
-            self._arena = _aligned(self.artifact.arena_bytes, self.device)
+        space = self._space.get(self.artifact.arena_bytes, self.device)
+        if self._arena is not space:
+            self._arena = space
             for name, spec in buffers.items():
                 if spec.place is Place.ARENA:
                     self._bindings.uses[name].bind(self._in_arena(spec), spec)

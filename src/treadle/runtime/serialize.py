@@ -6,6 +6,7 @@ Numbers, strings and ``None`` stand for themselves; everything else is tagged::
     torch.float32   ->  {"dtype": "float32"}
     inf             ->  {"float": "inf"}
     View("a", ...)  ->  {"view": ["a", "float32", [2, 3], [3, 1], 0]}
+    a Size          ->  {"size": ...}      see ``util/extents.py``
 """
 
 import base64
@@ -27,8 +28,9 @@ from treadle.runtime.artifact import (
     View,
 )
 from treadle.util.errors import RuntimeFailure, require
+from treadle.util.extents import Question, Size, as_int, from_data, to_data
 
-FORMAT = 1
+FORMAT = 2
 
 _TYPES = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 _TORCH_NAMES: Mapping[str, Mapping[str, Any]] = {
@@ -68,6 +70,7 @@ def artifact_to_dict(artifact: Artifact) -> dict[str, Any]:
         "arena_bytes": artifact.arena_bytes,
         "peak_bytes": artifact.peak_bytes,
         "constants": {name: _from_tensor(t) for name, t in artifact.constants.items()},
+        "questions": [[to_data(q.formula), q.sign, q.answer] for q in artifact.questions],
     }
 
 
@@ -87,12 +90,15 @@ def artifact_from_dict(data: Mapping[str, Any]) -> Artifact:
         arena_bytes=data["arena_bytes"],
         peak_bytes=data["peak_bytes"],
         constants={name: _to_tensor(entry) for name, entry in data["constants"].items()},
+        questions=tuple(Question(from_data(q[0]), q[1], q[2]) for q in data["questions"]),
     )
 
 
 def encode(value: Any) -> Any:
     """An argument of a call as JSON data; see the table at the top."""
     match value:
+        case Size():
+            return {"size": to_data(value.formula)}
         case None | bool() | int() | str():
             return value
         case float():
@@ -104,7 +110,8 @@ def encode(value: Any) -> Any:
         case tuple():
             return {"tuple": [encode(item) for item in value]}
         case View():
-            layout = [list(value.shape), list(value.strides), value.offset]
+            layout = [encode(each) for each in (list(value.shape), list(value.strides))]
+            layout.append(encode(value.offset))
             return {"view": [value.buffer, _name(value.dtype), *layout]}
         case torch.device():
             return {"device": str(value)}
@@ -130,7 +137,10 @@ def decode(data: Any) -> Any:
             return tuple(decode(item) for item in body)
         case "view":
             name, dtype, shape, strides, offset = body
-            return View(name, _dtype(dtype), tuple(shape), tuple(strides), offset)
+            layout = tuple(decode(shape)), tuple(decode(strides)), decode(offset)
+            return View(name, _dtype(dtype), *layout)
+        case "size":
+            return as_int(from_data(body))
         case "float":
             return float(body)
         case "complex":
@@ -150,13 +160,14 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _from_spec(spec: BufferSpec) -> list[Any]:
-    layout = [list(spec.shape), list(spec.strides)]
+    layout = [encode(list(spec.shape)), encode(list(spec.strides))]
     return [spec.name, _name(spec.dtype), *layout, spec.place.value, spec.offset]
 
 
 def _to_spec(data: Sequence[Any]) -> BufferSpec:
     name, dtype, shape, strides, place, offset = data
-    return BufferSpec(name, _dtype(dtype), tuple(shape), tuple(strides), Place(place), offset)
+    layout = tuple(decode(shape)), tuple(decode(strides))
+    return BufferSpec(name, _dtype(dtype), *layout, Place(place), offset)
 
 
 def _from_step(step: Launch | CallStep) -> dict[str, Any]:
@@ -164,7 +175,7 @@ def _from_step(step: Launch | CallStep) -> dict[str, Any]:
         return {
             "launch": step.function,
             "buffers": [list(names) for names in step.buffers],
-            "sizes": [list(sizes) for sizes in step.sizes],
+            "sizes": [encode(list(sizes)) for sizes in step.sizes],
             "kernels": list(step.kernels),
             "bytes_moved": step.bytes_moved,
             "origin": step.origin,
@@ -185,7 +196,7 @@ def _to_step(data: Mapping[str, Any]) -> Launch | CallStep:
         return Launch(
             function=data["launch"],
             buffers=tuple(tuple(names) for names in data["buffers"]),
-            sizes=tuple(tuple(sizes) for sizes in data["sizes"]),
+            sizes=tuple(tuple(decode(sizes)) for sizes in data["sizes"]),
             kernels=tuple(data["kernels"]),
             bytes_moved=data["bytes_moved"],
             origin=data["origin"],

@@ -17,7 +17,7 @@ what may lose it says so: ``sample_of`` for estimates, ``largest`` for bounds.
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -616,6 +616,53 @@ def rank(size: int) -> "int | Rank":
     return Rank(sample_of(size), str(size)) if isinstance(size, Size) else size
 
 
-def dims_of(size: int) -> frozenset[Dim]:
-    """The dims that change ``size``."""
-    return size.formula.dims if isinstance(size, Size) else frozenset()
+def dims_in(sizes: Iterable[int]) -> list[Size]:
+    """The dims that change any of ``sizes``, by name: each as a size of its own."""
+    found = {dim for size in sizes if isinstance(size, Size) for dim in size.formula.dims}
+    return [Size(Polynomial((((dim,), 1),))) for dim in sorted(found)]
+
+
+def at_sizes(tree: Any, sizes: Sizes) -> Any:
+    """Nested tuples, lists and dicts with every ``Size`` as a plain number."""
+    match tree:
+        case Size():
+            return at(tree, sizes)
+        case tuple():
+            return tuple(at_sizes(each, sizes) for each in tree)
+        case list():
+            return [at_sizes(each, sizes) for each in tree]
+        case dict():
+            return {key: at_sizes(each, sizes) for key, each in tree.items()}
+        case _:
+            return tree
+
+
+def to_data(formula: Polynomial) -> list[Any]:
+    """A formula as lists of strings and numbers."""
+    return [[[_atom_data(atom) for atom in atoms], c] for atoms, c in formula.terms]
+
+
+def _atom_data(atom: Atom) -> list[Any]:
+    match atom:
+        case Dim(name, low, high, sample):
+            return [name, low, high, sample]
+        case Quotient(over, under):
+            return ["/", to_data(over), to_data(under)]
+        case Remainder(over, under):
+            return ["%", to_data(over), to_data(under)]
+
+
+def from_data(data: Sequence[Any]) -> Polynomial:
+    """The inverse of ``to_data``."""
+    return Polynomial(tuple((tuple(map(_atom_from, atoms)), int(c)) for atoms, c in data))
+
+
+def _atom_from(data: Sequence[Any]) -> Atom:
+    match data:
+        case ["/", over, under]:
+            return Quotient(from_data(over), from_data(under))
+        case ["%", over, under]:
+            return Remainder(from_data(over), from_data(under))
+        case _:
+            name, low, high, sample = data
+            return Dim(str(name), int(low), int(high), int(sample))
