@@ -12,10 +12,11 @@ FLOORS = (
     {"options"},
     {"graph", "loop", "runtime"},
     {"capture", "passes", "lower", "schedule", "codegen"},
-    {"stages"},
+    {"stages", "generality"},
     {"pipeline"},
     {"report"},  # reads what the pipeline made; the pipeline does not know it
-    {"undo", "saved"},
+    {"undo", "saved", "shapes"},
+    {"patterns"},
     {"api", "backend", "planning", "target"},
     {"demo"},
     {"cli"},

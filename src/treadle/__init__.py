@@ -3,6 +3,7 @@
 from treadle.api import Difference, Step, compile, load
 from treadle.options import Options
 from treadle.planning import Plan, Point, plan
+from treadle.shapes import Dynamic, dynamic
 from treadle.util.errors import (
     CaptureError,
     LoweringError,
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CaptureError",
     "Difference",
+    "Dynamic",
     "LoweringError",
     "Options",
     "Plan",
@@ -27,6 +29,7 @@ __all__ = [
     "TreadleError",
     "VerifyError",
     "compile",
+    "dynamic",
     "load",
     "plan",
 ]

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from treadle.capture.bind import apply_outputs, read_inputs
+from treadle.capture.dynamic import Dims
 from treadle.capture.guards import GuardKey, explain_difference, guard_key
 from treadle.capture.refuse import check_models, named_models, named_optimizers
 from treadle.capture.snapshot import Snapshot
 from treadle.capture.step import capture
 from treadle.capture.torch_private import flatten
 from treadle.options import Options, from_environment
+from treadle.patterns import Patterns, fixed_numbers
 from treadle.pipeline import Compiled, compile_graph
 from treadle.report.explain import explain
 from treadle.report.watch import watcher_for
@@ -25,6 +27,7 @@ from treadle.runtime.cache import Cache
 from treadle.runtime.interrupt import uninterrupted
 from treadle.runtime.meter import PeakReport, measure_peak
 from treadle.saved import Saved, load_saved, save
+from treadle.shapes import Dynamic, find
 from treadle.stages import STAGES, Clock, text_of
 from treadle.undo import Undo
 from treadle.util.errors import LoweringError, RuntimeFailure, TreadleError
@@ -34,6 +37,8 @@ Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 Optimizers = (
     torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
 )
+
+_SHARED = 8  # variants of patterns kept per variant of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class Step:
         models: Models,
         optimizers: Optimizers,
         options: Options,
+        shapes: Dynamic | None = None,
     ) -> None:
         self.options = options
         self.recompiles: list[str] = []
@@ -69,6 +75,8 @@ class Step:
         self._last: Compiled | None = None
         self._store = Cache(options.cache_dir)
         self._saved: Saved | None = None
+        self._shapes = shapes
+        self._patterns: Patterns | None = None
         self._lock = threading.RLock()
         check_models(self._models, self._optimizers)
 
@@ -194,18 +202,45 @@ class Step:
         key = guard_key(self._models, self._optimizers, args, kwargs)
         found = self._cache.get(key)
         if found is None:
-            if self._cache:
+            found = self._from_pattern(key, args, kwargs)
+            if found is None and self._cache:
                 self.recompiles.append(explain_difference(next(reversed(self._cache)), key))
-            found = self._compile(args, kwargs)
+            found = found or self._compile(args, kwargs)
             self._cache[key] = found
-            if len(self._cache) > self.options.max_cached:
-                _, oldest = self._cache.popitem(last=False)
-                oldest.executable.release()
+            self._evict()
         self._cache.move_to_end(key)
         self._last = found
         return found
 
-    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
+    def _evict(self) -> None:
+        """Variants beyond the bound go, the least recently used first. Those of a pattern are
+        small: they share its code and its arena."""
+        own = [key for key, each in self._cache.items() if each.pattern is None]
+        for key in own[: max(0, len(own) - self.options.max_cached)]:
+            self._cache.pop(key).executable.release()
+        shared = [key for key, each in self._cache.items() if each.pattern is not None]
+        for key in shared[: max(0, len(shared) - _SHARED * self.options.max_cached)]:
+            del self._cache[key]
+
+    def _from_pattern(
+        self, key: GuardKey, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Compiled | None:
+        """The variant for this call's sizes, if dynamic shapes were declared and it may be one."""
+        if self._shapes is None:
+            return None
+        found = find(self._shapes, self._function, args, kwargs)
+        tensors = [t for m in self._models.values() for t in (*m.parameters(), *m.buffers())]
+        if any(not tensor.is_cpu for tensor in tensors):
+            return None  # generated code for GPUs has its sizes in it
+        patterns = self._patterns or Patterns(self._shapes, self.recompiles)
+        self._patterns = patterns
+        return patterns.variant(
+            key, found, fixed_numbers(tensors), lambda dims: self._compile(args, kwargs, dims)
+        )
+
+    def _compile(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: Dims | None = None
+    ) -> Compiled:
         watcher = watcher_for(name_of(self._function), self.options)
         clock = Clock(watcher)
         try:
@@ -216,6 +251,7 @@ class Step:
                     optimizers=self._optimizers,
                     args=args,
                     kwargs=kwargs,
+                    dims=dims,
                 )
             compiled = compile_graph(captured, self.options, cache=self._store, clock=clock)
         finally:
@@ -234,13 +270,15 @@ def compile(
     optimizer: Optimizers,
     memory: str | int | float | None = None,
     strict: bool | None = None,
+    shapes: Dynamic | None = None,
     options: Options | None = None,
 ) -> Step:
     """Compile a whole training step: forward, loss, backward, clipping and optimizer.
 
     ``model`` and ``optimizer`` are the ones ``function`` uses: one, a list or a dict. ``memory``
     bounds the peak bytes of the whole step, parameters and state included: ``"7GiB"``, bytes, or
-    a ratio between the two extreme plans. Nothing is compiled until the first call.
+    a ratio between the two extreme plans. ``shapes``: what ``dynamic`` returns, for dims that
+    change from call to call. Nothing is compiled until the first call.
     Raises ``TreadleError`` kinds with a code and a remedy; see ``docs/errors.md``.
     """
     chosen = options or from_environment()
@@ -250,7 +288,7 @@ def compile(
         chosen = replace(chosen, memory=memory)
     if strict is not None:
         chosen = replace(chosen, strict=strict)
-    return Step(function, model, optimizer, chosen)
+    return Step(function, model, optimizer, chosen, shapes)
 
 
 def load(

@@ -8,11 +8,13 @@ import json
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
 from treadle.capture.step import Captured
 from treadle.codegen.host import artifact_of, call_step, spec_of
+from treadle.generality import require_general
 from treadle.graph.dynamic import dims_of_graph
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.printing import show
@@ -68,6 +70,7 @@ class Compiled:
     measured_peak: int | None = None
     has_run: bool = False
     kernel_seconds: tuple[float, ...] = ()
+    pattern: Artifact | None = None  # the artifact for many shapes that this one was made from
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,7 @@ def _generate(captured: StepGraph, target: Target, clock: Clock) -> tuple[Artifa
     with clock.stage("lower and schedule"):
         scheduled = judged or planned(memory.step, target)
         _verify(scheduled)
+        require_general(memory.step, partial(lowered, target=target))
     watcher.made("loops", scheduled.program)
     watcher.made("kernels", scheduled.plan)
     with clock.stage("generate code"):
@@ -197,11 +201,16 @@ class Judge:
 
 def planned(step: StepGraph, target: Target) -> Scheduled:
     """The step lowered and scheduled: its kernels, their order, and its exact peak."""
-    program = simplify_program(lower(step, device=target.device, library=target.library))
+    program = lowered(step, target)
     if target.workspaces is not None:
         program = with_workspaces(program, target.workspaces)
     reserve = target.hardware.reserve
     return Scheduled(program, schedule(program, fuse=target.options.fuse, reserve=reserve))
+
+
+def lowered(step: StepGraph, target: Target) -> Program:
+    """The step as formulas and library calls."""
+    return simplify_program(lower(step, device=target.device, library=target.library))
 
 
 def _verify(scheduled: Scheduled) -> None:

@@ -66,7 +66,7 @@ def save(path: Path, variants: Iterable[Compiled], cache: Cache) -> None:
     for each in variants:
         options = {name: vars(each.options)[name] for name in ("memory", "codegen", "fuse")}
         facts.append(dict(each.facts))
-        entries[each.key] = saved_bytes(each.artifact, each.story)
+        entries[each.key] = saved_bytes(each.pattern or each.artifact, each.story)
         machine = build(cache, device=each.artifact.device)
         for key in machine.library_keys(each.artifact.sources):
             library = cache.payload(key, LIBRARY)

@@ -19,7 +19,7 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from treadle.util.errors import LoweringError
-from treadle.util.extents import Dim, Quotient, Size, as_int, dims_in, sample_of
+from treadle.util.extents import Dim, Quotient, Size, as_int, dims_in, sample_of, with_dims
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -43,6 +43,21 @@ class Symbols:
         _SYMBOLS[mode] = self
         for dim in self._ints:
             _BY_DIM[dim] = self
+
+    @contextmanager
+    def sampling(self, sizes: Mapping[str, Size]) -> Iterator[None]:
+        """Inside, the symbols stand for these sizes: the same dims with other samples."""
+        old = self._sizes
+        by_name = {dim.name: symbol for symbol, each in old.items() for dim in each.formula.dims}
+        ints = {dim.name: symint for dim, symint in self._ints.items()}
+        self._sizes = {by_name[name]: size for name, size in sizes.items()}
+        for dim in [dim for size in sizes.values() for dim in size.formula.dims]:
+            self._ints[dim] = ints[dim.name]
+            _BY_DIM[dim] = self
+        try:
+            yield
+        finally:
+            self._sizes = old
 
     def size(self, value: int | SymInt) -> int:
         """A number of the trace as one of ours."""
@@ -258,6 +273,39 @@ def _sample(node: fx.Node, symbols: Symbols, mode: Any) -> Any:
     )
     with in_mode(mode):
         return torch.empty_strided(shape, strides, dtype=twin.dtype, device=twin.device)
+
+
+def resampled(graph: fx.Graph, sizes: Mapping[str, Size]) -> fx.Graph:
+    """A copy of a graph of samples for other samples of the same dims; read it ``sampling``."""
+    symbols = _BY_DIM[dims_of_graph(graph)[0]]
+    made = fx.Graph(owning_module=graph.owning_module)
+    made.output(made.graph_copy(graph, {}))
+    mode = sample_mode(graph)
+    with symbols.sampling(sizes):
+        for new, old in zip(made.nodes, graph.nodes, strict=True):
+            new.args, new.kwargs = map_aggregate(
+                (new.args, new.kwargs),
+                lambda x: with_dims(x, sizes) if isinstance(x, Size) else x,
+            )
+            new.meta = dict(old.meta)
+            if new.op != "output":
+                twin = twin_of(old.meta["val"])
+                new.meta["val"] = twin
+                new.meta["val"] = _sample(new, symbols, mode)
+                pair(new.meta["val"], twin)
+    return made
+
+
+@contextmanager
+def sampling(graph: fx.Graph, sizes: Mapping[str, Size]) -> Iterator[None]:
+    """Inside, the dims of a graph have other samples."""
+    with _BY_DIM[dims_of_graph(graph)[0]].sampling(sizes):
+        yield
+
+
+def sample_mode(graph: fx.Graph) -> Any:
+    """The fake mode of the samples of a graph."""
+    return mode_of([node.meta.get("val") for node in graph.nodes])
 
 
 def dims_of_graph(graph: fx.Graph) -> list[Dim]:

@@ -622,6 +622,21 @@ def dims_in(sizes: Iterable[int]) -> list[Size]:
     return [Size(Polynomial((((dim,), 1),))) for dim in sorted(found)]
 
 
+def with_dims(size: int, dims: Mapping[str, Size]) -> int:
+    """The same formula over other dims, by name."""
+    if not isinstance(size, Size):
+        return size
+    terms = size.formula.terms
+    return sum((prod([_atom_with(a, dims) for a in atoms], start=c) for atoms, c in terms), start=0)
+
+
+def _atom_with(atom: Atom, dims: Mapping[str, Size]) -> int:
+    if isinstance(atom, Dim):
+        return dims[atom.name]
+    over, under = with_dims(as_int(atom.over), dims), with_dims(as_int(atom.under), dims)
+    return over // under if isinstance(atom, Quotient) else over % under
+
+
 def at_sizes(tree: Any, sizes: Sizes) -> Any:
     """Nested tuples, lists and dicts with every ``Size`` as a plain number."""
     match tree:

@@ -1,0 +1,39 @@
+"""The check that a program for many shapes is one: lowered from other samples it is the same.
+
+A size that leaves its formula behind on the way, in a call that takes plain numbers, would make a
+program that is right for one size alone. Two samples of every dim are lowered; they must agree.
+"""
+
+from collections.abc import Callable
+
+from treadle.graph.dynamic import dims_of_graph, resampled, sampling
+from treadle.graph.signature import StepGraph
+from treadle.loop.printing import show_program
+from treadle.loop.program import Program
+from treadle.util.errors import LoweringError
+from treadle.util.extents import Dim, Domain, Size
+
+
+def require_general(step: StepGraph, make: Callable[[StepGraph], Program]) -> None:
+    """``LoweringError`` TR-306 if ``make`` gives another program for the step with other samples.
+    Nothing to do where all shapes are known."""
+    dims = dims_of_graph(step.graph)
+    if not dims:
+        return
+    others = {dim.name: Size.dim(dim.name, dim.low, dim.high, _other(dim)) for dim in dims}
+    graph = resampled(step.graph, others)
+    with Domain().noting(), sampling(step.graph, others):
+        again = make(StepGraph(graph, step.signature, list(step.history)))
+    for first, second in zip(
+        show_program(make(step)).splitlines(), show_program(again).splitlines(), strict=False
+    ):
+        if first != second:
+            raise LoweringError(
+                f"a size becomes a plain number: {first.strip()!r} for one sample, "
+                f"{second.strip()!r} for another",
+                code="TR-306",
+            )
+
+
+def _other(dim: Dim) -> int:
+    return dim.sample + 1 if dim.sample < dim.high else max(dim.sample - 1, dim.low)

@@ -1,0 +1,110 @@
+"""Compiled steps that serve many shapes, and the variants made from them."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from treadle.capture.dynamic import Dims
+from treadle.capture.guards import GuardKey
+from treadle.pipeline import Compiled
+from treadle.runtime.build import Build
+from treadle.runtime.execute import Executable
+from treadle.shapes import Dynamic, Found, sampled_dims
+from treadle.util.errors import LoweringError, VerifyError
+
+
+@dataclass(slots=True)
+class Patterns:
+    """The patterns of one step, by what they depend on beside the dynamic sizes."""
+
+    spec: Dynamic
+    notes: list[str]
+    _known: dict[GuardKey, Compiled] = field(default_factory=dict[GuardKey, Compiled])
+    _failed: set[GuardKey] = field(default_factory=set[GuardKey])
+
+    def variant(
+        self, key: GuardKey, found: Found, numbers: set[int], make: Callable[[Dims], Compiled]
+    ) -> Compiled | None:
+        """The variant for this call from a pattern; ``None`` where its size goes by itself.
+
+        ``numbers``: sizes of the step that do not change, which no sample should be; ``make``
+        compiles a pattern.
+        """
+        fixed = frozenset(name for name, size in found.sizes.items() if size < 2)
+        while len(fixed) < len(found.sizes):
+            general = _general(key, found, fixed)
+            if general is None:
+                return None
+            pattern = self._known.get(general) or self._made(general, found, fixed, numbers, make)
+            if pattern is None:
+                return None
+            broken = [q for q in pattern.artifact.questions if not q.holds(found.sizes)]
+            if not broken:
+                return _instance(pattern, found)
+            fixed |= {dim.name for question in broken for dim in question.formula.dims}
+        return None
+
+    def _made(
+        self,
+        general: GuardKey,
+        found: Found,
+        fixed: frozenset[str],
+        taken: set[int],
+        make: Callable[[Dims], Compiled],
+    ) -> Compiled | None:
+        if general in self._failed:
+            return None
+        dims = sampled_dims(self.spec, found, fixed, taken)
+        try:
+            made = make(dims)
+        except (VerifyError, LoweringError) as error:
+            self._failed.add(general)
+            self.notes.append(f"each size is compiled by itself: {error.message}")
+            return None
+        self._known[general] = made
+        kept = ", ".join(f"{name}={found.sizes[name]}" for name in sorted(fixed))
+        open_ = ", ".join(
+            "{} in {}..{}".format(name, *self.spec.ranges[name])
+            for name in found.sizes
+            if name not in fixed
+        )
+        self.notes.append(f"compiled for {open_}" + (f", with {kept}" if kept else ""))
+        return made
+
+
+def _general(key: GuardKey, found: Found, fixed: frozenset[str]) -> GuardKey | None:
+    """The key without dynamic sizes; ``None`` if such an argument is not contiguous."""
+    arguments = list(key.arguments)
+    for at, dims in found.leaves.items():
+        path, (dtype, shape, strides, device) = arguments[at]
+        if strides != _contiguous(shape):
+            return None
+        named = list(shape)
+        for dim, name in dims:
+            named[dim] = named[dim] if name in fixed else name
+        arguments[at] = path, (dtype, tuple(named), "contiguous", device)
+    return replace(key, arguments=tuple(arguments))
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _instance(pattern: Compiled, found: Found) -> Compiled:
+    artifact = pattern.artifact.at_sizes(found.sizes)
+    build = Build.without_compiler(artifact.device)  # unused: the code is the pattern's
+    executable = Executable(artifact, build, like=pattern.executable)
+    return replace(
+        pattern, artifact=artifact, executable=executable, pattern=pattern.artifact, has_run=False
+    )
+
+
+def fixed_numbers(tensors: Iterable[Tensor]) -> set[int]:
+    """The sizes of tensors whose shapes stay."""
+    return {int(size) for tensor in tensors for size in tensor.shape}

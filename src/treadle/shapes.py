@@ -1,0 +1,173 @@
+"""Dims of the arguments that change from call to call, and what a call's shapes say of them."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from treadle.capture.torch_private import flatten_with_paths
+from treadle.util.errors import CaptureError, TreadleError, require
+from treadle.util.extents import Size, Sizes
+
+Range = tuple[int, int] | list[int]
+Named = Mapping[int, str] | Sequence[str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Dynamic:
+    """What ``dynamic`` returns: names of dims by argument, and the range of each name."""
+
+    arguments: Mapping[str, Mapping[int, str]]
+    ranges: Mapping[str, tuple[int, int]]
+
+
+def dynamic(arguments: Mapping[str, Named], /, **ranges: tuple[int, int]) -> Dynamic:
+    """Which dims of a step's arguments change, and within which bounds.
+
+    ::
+
+        shapes = treadle.dynamic(
+            {"tokens": ("batch", "time"), "labels": ("batch", "time")},
+            batch=(1, 64), time=(16, 1024),
+        )
+        step = treadle.compile(train_step, model=model, optimizer=optimizer, shapes=shapes)
+
+    ``arguments``: for each argument, by the name of the parameter (``"batch['tokens']"`` inside a
+    dict), the names of its dims in order, ``None`` where a dim is fixed; or a dict from dim to
+    name. Dims of one name are equal in every call. ``ranges``: smallest and largest size, both
+    included. One compile serves the whole range where it can; a memory budget holds for the
+    largest sizes. Raises ``TreadleError`` TR-001 for a name without a range, or a bad range.
+    """
+    named = {argument: _by_dim(dims) for argument, dims in arguments.items()}
+    used = {name for dims in named.values() for name in dims.values()}
+    require(used == set(ranges), _mismatch(used, set(ranges)))
+    for name, (low, high) in ranges.items():
+        fits = name.isidentifier() and 0 <= low <= high
+        why = f"dim {name} cannot range over {low}..{high}"
+        require(fits, TreadleError(why, code="TR-001", remedy="give the smallest and the largest"))
+    return Dynamic(named, dict(ranges))
+
+
+def _by_dim(dims: Named) -> dict[int, str]:
+    pairs = dims.items() if isinstance(dims, Mapping) else enumerate(dims)
+    return {at: name for at, name in pairs if name is not None}
+
+
+def _mismatch(used: set[str], ranged: set[str]) -> TreadleError:
+    missing, extra = sorted(used - ranged), sorted(ranged - used)
+    said = f"no range for {', '.join(missing)}" if missing else f"no dim is {', '.join(extra)}"
+    return TreadleError(
+        said, code="TR-001", remedy="give every name of a dim one range: time=(16, 1024)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one call says: the dims of each dynamic leaf, and the sizes of all names."""
+
+    leaves: Mapping[int, tuple[tuple[int, str], ...]]  # leaf -> (dim, name)...
+    shapes: Mapping[int, tuple[int, ...]]
+    sizes: Sizes
+
+
+def find(
+    spec: Dynamic, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Found:
+    """The dims of this call. ``CaptureError`` TR-113 where they are not what was declared."""
+    names = _parameter_names(function)
+    leaves: dict[int, tuple[tuple[int, str], ...]] = {}
+    shapes: dict[int, tuple[int, ...]] = {}
+    sizes: dict[str, int] = {}
+    seen: dict[str, str] = {}
+    for at, (path, leaf) in enumerate(flatten_with_paths((args, kwargs))):
+        argument = _readable(path, names)
+        dims = spec.arguments.get(argument)
+        if dims is None or not isinstance(leaf, Tensor):
+            continue
+        _require_fits(argument, leaf, dims)
+        leaves[at], shapes[at] = tuple(sorted(dims.items())), tuple(leaf.shape)
+        for dim, name in sorted(dims.items()):
+            size, place = int(leaf.shape[dim]), f"{argument} (dim {dim})"
+            known = sizes.setdefault(name, size)
+            first = seen.setdefault(name, place)
+            require(known == size, _refused(f"{name} is {known} in {first} and {size} in {place}"))
+            low, high = spec.ranges[name]
+            inside = low <= size <= high
+            require(inside, _refused(f"{name} is {size} in {place}, outside {low}..{high}"))
+    for argument in spec.arguments:
+        found = any(_readable(p, names) == argument for p, _ in flatten_with_paths((args, kwargs)))
+        require(found, _refused(f"the call has no argument {argument}"))
+    return Found(leaves, shapes, sizes)
+
+
+def _require_fits(argument: str, leaf: Tensor, dims: Mapping[int, str]) -> None:
+    deep = all(-leaf.ndim <= dim < leaf.ndim for dim in dims)
+    require(deep, _refused(f"{argument} has {leaf.ndim} dims, not {max(dims, default=0) + 1}"))
+
+
+def _refused(said: str) -> CaptureError:
+    remedy = "change treadle.dynamic(...), or pass what it says"
+    return CaptureError(said, code="TR-113", remedy=remedy)
+
+
+def _parameter_names(function: Callable[..., Any]) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return []
+    return [each.name for each in parameters if each.kind in kinds]
+
+
+def _readable(path: str, names: Sequence[str]) -> str:
+    """``args[1]['ids']`` as the user names it: ``batch['ids']``."""
+    match = re.match(r"args\[(\d+)\]", path)
+    if match and int(match[1]) < len(names):
+        return names[int(match[1])] + path[match.end() :]
+    match = re.match(r"kwargs\['(\w+)'\]", path)
+    return match[1] + path[match.end() :] if match else path
+
+
+def sampled_dims(
+    spec: Dynamic, found: Found, fixed: frozenset[str], taken: set[int]
+) -> dict[int, tuple[int, ...]]:
+    """The shape of each dynamic leaf, with a ``Size`` for each dim that is not fixed.
+
+    The sample of a size is a number near the call's that nothing else in the step is likely to
+    be, so that a size is told from a width that happens to be equal. ``taken``: numbers to avoid.
+    """
+    made: dict[str, int] = {}
+    taken = taken | {found.sizes[name] for name in fixed}
+    for name, size in found.sizes.items():
+        if name in fixed:
+            made[name] = size
+            continue
+        low, high = spec.ranges[name]
+        low = max(low, 2)  # steps of size 0 and 1 are other steps
+        sample = _strange(size, low, high, taken)
+        taken.add(sample)
+        made[name] = Size.dim(name, low, high, sample)
+    shapes: dict[int, tuple[int, ...]] = {}
+    for at, dims in found.leaves.items():
+        shape: list[int] = list(found.shapes[at])
+        for dim, name in dims:
+            shape[dim] = made[name]
+        shapes[at] = tuple(shape)
+    return shapes
+
+
+_FAR = 4096
+
+
+def _strange(size: int, low: int, high: int, taken: set[int]) -> int:
+    """The prime nearest ``size`` that is not taken; if there is none, another number in range."""
+    near = [n for d in range(_FAR) for n in (size - d, size + d) if low <= n <= high]
+    free = [n for n in near if n not in taken]
+    return next(filter(_is_prime, free), free[0] if free else min(max(size, low), high))
+
+
+def _is_prime(n: int) -> bool:
+    return n > 3 and all(n % d for d in range(2, int(n**0.5) + 1))
