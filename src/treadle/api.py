@@ -297,18 +297,19 @@ def load(
     *,
     model: Models,
     optimizer: Optimizers,
+    shapes: Dynamic | None = None,
     options: Options | None = None,
 ) -> Step:
     """A step that finds in ``path`` what ``Step.save`` wrote there, and does not compile it again.
 
-    ``function``, ``model`` and ``optimizer`` as for ``compile``; the budget and what else decides
-    the compiled code are those of the saved step. What the file does not fit is compiled, and
-    ``Step.recompiles`` says why. ``RuntimeFailure`` TR-405 when the file is damaged.
+    ``function``, ``model``, ``optimizer`` and ``shapes`` as for ``compile``; the budget and what
+    else decides the compiled code are those of the saved step. What the file does not fit is
+    compiled, and ``Step.recompiles`` says why. ``RuntimeFailure`` TR-405 when the file is damaged.
     """
     chosen = options or from_environment()
     store = Cache(chosen.cache_dir)
     saved = load_saved(Path(path), store)
-    step = Step(function, model, optimizer, saved.applied(chosen))
+    step = Step(function, model, optimizer, saved.applied(chosen), shapes)
     step._store, step._saved = store, saved
     return step
 

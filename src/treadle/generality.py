@@ -11,12 +11,15 @@ from treadle.graph.signature import StepGraph
 from treadle.loop.printing import show_program
 from treadle.loop.program import Program
 from treadle.util.errors import LoweringError
-from treadle.util.extents import Dim, Domain, Size
+from treadle.util.extents import Domain, Size
+from treadle.util.formulas import Dim
 
 
-def require_general(step: StepGraph, make: Callable[[StepGraph], Program]) -> None:
-    """``LoweringError`` TR-306 if ``make`` gives another program for the step with other samples.
-    Nothing to do where all shapes are known."""
+def require_general(
+    step: StepGraph, program: Program, make: Callable[[StepGraph], Program]
+) -> None:
+    """``LoweringError`` TR-306 if ``make``, which gave ``program``, gives another one for the step
+    with other samples. Nothing to do where all shapes are known."""
     dims = dims_of_graph(step.graph)
     if not dims:
         return
@@ -25,7 +28,7 @@ def require_general(step: StepGraph, make: Callable[[StepGraph], Program]) -> No
     with Domain().noting(), sampling(step.graph, others):
         again = make(StepGraph(graph, step.signature, list(step.history)))
     for first, second in zip(
-        show_program(make(step)).splitlines(), show_program(again).splitlines(), strict=False
+        show_program(program).splitlines(), show_program(again).splitlines(), strict=False
     ):
         if first != second:
             raise LoweringError(

@@ -28,6 +28,7 @@ from treadle.lower.library import RANDOM_NAMES
 from treadle.options import Options
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
+from treadle.passes.dropout import ExpandDropout
 from treadle.passes.memory.choose import MemoryPlan, fastest_plan, plan_memory
 from treadle.passes.memory.cost import Device, device_for
 from treadle.passes.noops import RemoveNoOps
@@ -43,6 +44,7 @@ from treadle.util.sizes import parse_bytes
 from treadle.util.software import own_digest
 
 CLEAN: tuple[GraphPass, ...] = (
+    ExpandDropout(),
     RemoveNoOps(),  # first: it makes equal what only a no-op told apart
     RemoveCommonSubexpressions(),
     RemoveDeadCode(),  # last: the others leave nodes without users
@@ -156,7 +158,7 @@ def _generate(captured: StepGraph, target: Target, clock: Clock) -> tuple[Artifa
     with clock.stage("lower and schedule"):
         scheduled = judged or planned(memory.step, target)
         _verify(scheduled)
-        require_general(memory.step, partial(lowered, target=target))
+        require_general(memory.step, scheduled.program, partial(lowered, target=target))
     watcher.made("loops", scheduled.program)
     watcher.made("kernels", scheduled.plan)
     with clock.stage("generate code"):

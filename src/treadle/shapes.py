@@ -10,7 +10,8 @@ from torch import Tensor
 
 from treadle.capture.torch_private import flatten_with_paths
 from treadle.util.errors import CaptureError, TreadleError, require
-from treadle.util.extents import Size, Sizes
+from treadle.util.extents import Size
+from treadle.util.formulas import Sizes
 
 Range = tuple[int, int] | list[int]
 Named = Mapping[int, str] | Sequence[str | None]

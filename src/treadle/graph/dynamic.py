@@ -14,12 +14,13 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
-from torch import SymInt, Tensor, fx
+from torch import SymBool, SymFloat, SymInt, Tensor, fx
 from torch.fx.node import map_aggregate, map_arg
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from treadle.util.errors import LoweringError
-from treadle.util.extents import Dim, Quotient, Size, as_int, dims_in, sample_of, with_dims
+from treadle.util.extents import Size, as_int, dims_in, sample_of, with_dims
+from treadle.util.formulas import Dim, Quotient
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -40,6 +41,7 @@ class Symbols:
         self._sizes = {name: size for name, (_, size) in known.items()}
         self._ints = {dim: symint for symint, size in known.values() for dim in size.formula.dims}
         self._noted = 0
+        self._replayed: dict[Any, Any] = {}
         _SYMBOLS[mode] = self
         for dim in self._ints:
             _BY_DIM[dim] = self
@@ -50,14 +52,15 @@ class Symbols:
         old = self._sizes
         by_name = {dim.name: symbol for symbol, each in old.items() for dim in each.formula.dims}
         ints = {dim.name: symint for dim, symint in self._ints.items()}
-        self._sizes = {by_name[name]: size for name, size in sizes.items()}
+        replayed, self._replayed = self._replayed, {}
+        self._sizes = old | {by_name[name]: size for name, size in sizes.items()}
         for dim in [dim for size in sizes.values() for dim in size.formula.dims]:
             self._ints[dim] = ints[dim.name]
             _BY_DIM[dim] = self
         try:
             yield
         finally:
-            self._sizes = old
+            self._sizes, self._replayed = old, replayed
 
     def size(self, value: int | SymInt) -> int:
         """A number of the trace as one of ours."""
@@ -75,6 +78,12 @@ class Symbols:
     def symints(self, tree: Any) -> Any:
         """Nested arguments with every ``Size`` as the trace writes it."""
         return map_aggregate(tree, lambda x: self.symint(x) if isinstance(x, Size) else x)
+
+    def remembered(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What ``make`` gave for an equal ``key`` before: layers of a model repeat each other."""
+        if key not in self._replayed:
+            self._replayed[key] = make()
+        return self._replayed[key]
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
@@ -248,6 +257,12 @@ def sampled(graph: fx.Graph, symbols: Symbols, sample_mode: Any) -> None:
             node.args = map_aggregate(node.args, plain)
             continue
         twin = node.meta.get("val")
+        if isinstance(twin, SymFloat | SymBool):
+            raise LoweringError(
+                "the step computes a float or a truth value from a size",
+                code="TR-305",
+                where=node.meta.get("where", ""),
+            )
         if isinstance(twin, SymInt | int) and node.op == "call_function":
             numbers[node] = symbols.size(twin)
             continue

@@ -10,7 +10,7 @@ from treadle.lower.norms import per_channel
 from treadle.lower.pointwise import pointwise
 from treadle.lower.reductions import finish, mean_and_spread, reduced, step
 from treadle.lower.registry import Decline, Value, lowers
-from treadle.lower.scalars import Term, compute_dtype, const
+from treadle.lower.scalars import Term, compute_dtype, const, times_ratio
 from treadle.lower.site import Site
 from treadle.lower.views import reshaped
 
@@ -36,13 +36,14 @@ def batch_norm_functional(
         return *results, running_mean, running_var
     average, spread, count, rstd = _channel_statistics(site, x, eps)
     results = _normalised(site, x, weight, bias, average, rstd)
-    unbiased = momentum / max(count - 1, 1)
+    freedom = max(count - 1, 1)
     new_mean = pointwise(
         site.element_site(3), lambda old, now: old * (1 - momentum) + now * momentum,
         running_mean, reshaped(average, running_mean.shape),
     )  # fmt: skip
     new_var = pointwise(
-        site.element_site(4), lambda old, now: old * (1 - momentum) + now * unbiased,
+        site.element_site(4),
+        lambda old, now: old * (1 - momentum) + times_ratio(now, momentum, freedom),
         running_var, reshaped(spread, running_var.shape),
     )  # fmt: skip
     return *results, new_mean, new_var

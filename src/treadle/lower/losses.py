@@ -11,7 +11,7 @@ from treadle.loop.index import Index, value_index
 from treadle.lower.pointwise import pointwise
 from treadle.lower.reductions import finish, reduce_node, reduced
 from treadle.lower.registry import Value, lowers
-from treadle.lower.scalars import Term, cast, compute_dtype
+from treadle.lower.scalars import Term, cast, compute_dtype, times_ratio
 from treadle.lower.site import Site, broadcast_shapes, element, fresh_axes
 from treadle.lower.views import reshaped
 
@@ -119,5 +119,7 @@ def mse_loss(site: Site, x: Value, target: Value, reduction: int = 1) -> Value:
 def mse_loss_backward(site: Site, grad: Value, x: Value, target: Value, reduction: int) -> Array:
     """``2 (x - target) grad``, divided by the count for the mean."""
     elements = max(math.prod(x.shape), 1)
-    factor = 2.0 / elements if reduction == 1 else 2.0
-    return pointwise(site, lambda grad, x, target: factor * (x - target) * grad, grad, x, target)
+    count = elements if reduction == 1 else 1
+    return pointwise(
+        site, lambda grad, x, target: times_ratio(x - target, 2.0, count) * grad, grad, x, target
+    )

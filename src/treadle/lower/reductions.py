@@ -374,7 +374,8 @@ def _variance(
     first = site.val[0] if isinstance(site.val, tuple | list) else site.val
     where_ = wrapped(dims, len(x.shape))
     average, spread, count = mean_and_spread(site, x, where_, compute_dtype(first.dtype))
-    freedom = max(count - (1 if correction is None else correction), 0)
+    less = 1 if correction is None else correction
+    freedom = max(count - (int(less) if less == int(less) else less), 0)
     return average, spread, lambda t: t / freedom
 
 

@@ -44,6 +44,13 @@ def number(value: Number, dtype: torch.dtype) -> Expr:
     return const(value, dtype)
 
 
+def times_ratio(term: "Term", numerator: float, count: int) -> "Term":
+    """``term * (numerator / count)``."""
+    if isinstance(count, Size):
+        return term * numerator / count
+    return term * (numerator / count)
+
+
 def cast(expr: Expr, dtype: torch.dtype) -> Expr:
     """``expr`` converted to ``dtype``; the same expression when it has it already."""
     if expr.dtype is dtype:

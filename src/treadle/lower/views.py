@@ -17,6 +17,7 @@ from treadle.loop.index import linear, unflatten
 from treadle.loop.program import Compute, TensorRef
 from treadle.lower.registry import Value, lowers
 from treadle.lower.site import Site, contiguous_strides, element, fresh_axes, is_dense
+from treadle.util.extents import rank
 
 aten = torch.ops.aten
 
@@ -61,9 +62,20 @@ def _replayed(op: OpOverload, args: Any, kwargs: Any) -> Any:
     symbols = symbols_in([_numbers(each) for each in args])
     if symbols is None:
         return _layouts(op(*[_ghost(each, _itself) for each in args], **kwargs), int)
-    with symbols.replaying():
-        ghosts = [_ghost(each, symbols.symint) for each in args]
-        return _layouts(op(*ghosts, **kwargs), symbols.size)
+
+    def replay() -> Any:
+        with symbols.replaying():
+            ghosts = [_ghost(each, symbols.symint) for each in args]
+            return _layouts(op(*ghosts, **kwargs), symbols.size)
+
+    key = op, _key([_numbers(each) for each in args]), tuple(sorted(kwargs.items()))
+    return symbols.remembered(key, replay)
+
+
+def _key(tree: Any) -> Any:
+    if isinstance(tree, tuple | list):
+        return tuple(map(_key, tree))
+    return rank(tree) if isinstance(tree, int) else tree
 
 
 def _itself(size: int) -> int:

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from treadle.util.extents import Question, Sizes, at, at_sizes
+from treadle.util.extents import Question, at, at_sizes
+from treadle.util.formulas import Sizes
 
 
 class Language(enum.StrEnum):

@@ -28,7 +28,8 @@ from treadle.runtime.artifact import (
     View,
 )
 from treadle.util.errors import RuntimeFailure, require
-from treadle.util.extents import Question, Size, as_int, from_data, to_data
+from treadle.util.extents import Question, Size, as_int
+from treadle.util.formulas import from_data, to_data
 
 FORMAT = 2
 

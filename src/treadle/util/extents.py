@@ -15,9 +15,8 @@ what may lose it says so: ``sample_of`` for estimates, ``largest`` for bounds.
 """
 
 import contextlib
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -25,247 +24,16 @@ from math import prod
 from typing import Any, Self, final
 
 from treadle.util.errors import VerifyError, require
-
-Sizes = Mapping[str, int]
-Ends = tuple[int, int]
-
-
-@final
-@dataclass(frozen=True, slots=True, order=True)
-class Dim:
-    """A named size with ``low <= value <= high``; ``sample`` is one value of it."""
-
-    name: str
-    low: int
-    high: int
-    sample: int
-
-    @property
-    def text(self) -> str:
-        return f"S_{self.name}"
-
-    def at(self, sizes: Sizes) -> int:
-        return sizes[self.name]
-
-    @property
-    def dims(self) -> "frozenset[Dim]":
-        return frozenset((self,))
-
-    @property
-    def ends(self) -> Ends:
-        return self.low, self.high
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Quotient:
-    """``over // under``, rounded down, of sizes that do not divide evenly."""
-
-    over: "Polynomial"
-    under: "Polynomial"
-
-    @property
-    def sample(self) -> int:
-        return self.over.sample // self.under.sample
-
-    @property
-    def text(self) -> str:
-        return f"({self.over.text} / {self.under.text})"
-
-    def at(self, sizes: Sizes) -> int:
-        return self.over.at(sizes) // self.under.at(sizes)
-
-    @property
-    def dims(self) -> frozenset[Dim]:
-        return self.over.dims | self.under.dims
-
-    @property
-    def ends(self) -> Ends:
-        (a, b), (c, d) = self.over.ends, self.under.ends
-        require(a >= 0 and c > 0, VerifyError, f"{self.text} may be negative")
-        return a // d, b // c
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Remainder:
-    """``over % under``, never negative."""
-
-    over: "Polynomial"
-    under: "Polynomial"
-
-    @property
-    def sample(self) -> int:
-        return self.over.sample % self.under.sample
-
-    @property
-    def text(self) -> str:
-        return f"({self.over.text} % {self.under.text})"
-
-    def at(self, sizes: Sizes) -> int:
-        return self.over.at(sizes) % self.under.at(sizes)
-
-    @property
-    def dims(self) -> frozenset[Dim]:
-        return self.over.dims | self.under.dims
-
-    @property
-    def ends(self) -> Ends:
-        require(self.over.ends[0] >= 0, VerifyError, f"{self.text} of a negative size")
-        return 0, max(self.under.ends[1] - 1, 0)
-
-
-Atom = Dim | Quotient | Remainder
-Monomial = tuple[Atom, ...]
-"""Factors in a canonical order; none for the constant term."""
-
-
-def _rank(atom: Atom) -> tuple[int, str]:
-    return isinstance(atom, Quotient) + 2 * isinstance(atom, Remainder), atom.text
-
-
-def _monomial(atoms: Sequence[Atom]) -> Monomial:
-    return tuple(sorted(atoms, key=_rank))
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Polynomial:
-    """``sum(coefficient * prod(monomial))``: sorted, no zero coefficients."""
-
-    terms: tuple[tuple[Monomial, int], ...]
-    sample: int = field(init=False, compare=False)
-    hash: int = field(init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        value = sum(c * prod(atom.sample for atom in atoms) for atoms, c in self.terms)
-        object.__setattr__(self, "sample", value)
-        object.__setattr__(self, "hash", hash(self.terms))
-
-    def __hash__(self) -> int:
-        return self.hash
-
-    @staticmethod
-    def of(value: int) -> "Polynomial":
-        if isinstance(value, Size):
-            return value.formula
-        return Polynomial((((), value),) if value else ())
-
-    @staticmethod
-    def _sum(terms: Mapping[Monomial, int]) -> "Polynomial":
-        kept = [(atoms, c) for atoms, c in terms.items() if c]
-        order = sorted(kept, key=lambda term: (-len(term[0]), [_rank(a) for a in term[0]]))
-        return Polynomial(tuple(order))
-
-    def plus(self, other: "Polynomial", factor: int = 1) -> "Polynomial":
-        total = dict(self.terms)
-        for atoms, c in other.terms:
-            total[atoms] = total.get(atoms, 0) + factor * c
-        return Polynomial._sum(total)
-
-    def times(self, other: "Polynomial") -> "Polynomial":
-        total: dict[Monomial, int] = {}
-        for (a, c), (b, d) in itertools.product(self.terms, other.terms):
-            atoms = _monomial((*a, *b))
-            total[atoms] = total.get(atoms, 0) + c * d
-        return Polynomial._sum(total)
-
-    @property
-    def constant(self) -> int | None:
-        """The value, if no dim changes it."""
-        if not self.terms:
-            return 0
-        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
-
-    def at(self, sizes: Sizes) -> int:
-        return sum(c * prod(atom.at(sizes) for atom in atoms) for atoms, c in self.terms)
-
-    @property
-    def dims(self) -> frozenset[Dim]:
-        return frozenset[Dim]().union(*(a.dims for atoms, _ in self.terms for a in atoms))
-
-    @property
-    def text(self) -> str:
-        """As C, C++ and Python write it. Divisions are of numbers that are not negative."""
-        if not self.terms:
-            return "0"
-        parts = [_term_text(atoms, c) for atoms, c in self.terms]
-        return parts[0] if len(self.terms) == 1 and len(parts[0].split()) == 1 else _joined(parts)
-
-    @property
-    def ends(self) -> Ends:
-        """Bounds over the ranges of the dims: sound, and tight for sums of one sign."""
-        low = high = 0
-        for atoms, c in self.terms:
-            ends = _product([atom.ends for atom in atoms])
-            low += min(c * ends[0], c * ends[1])
-            high += max(c * ends[0], c * ends[1])
-        shifted = self._from(0), self._from(1)
-        least = max([low, *(p[0] for p in shifted if p[0] is not None)])
-        most = min([high, *(p[1] for p in shifted if p[1] is not None)])
-        return least, most
-
-    def _from(self, end: int) -> tuple[int | None, int | None]:
-        """Bounds from the dims' distances to one end: with S = low + t a sum of positive terms
-        in t is least at t = 0."""
-        moved = Polynomial.of(0)
-        for atoms, c in self.terms:
-            part = Polynomial.of(c)
-            for atom in atoms:
-                base, sign = Polynomial.of(atom.ends[end]), (1, -1)[end]
-                part = part.times(base.plus(Polynomial((((atom,), sign),))))
-            moved = moved.plus(part)
-        const = dict(moved.terms).get((), 0)
-        signs = {c > 0 for atoms, c in moved.terms if atoms}
-        return (const if signs <= {True} else None), (const if signs <= {False} else None)
-
-    def divided(self, under: "Polynomial") -> "tuple[Polynomial, Polynomial]":
-        """``(whole, rest)`` with ``self = whole * under + rest``, by leading terms."""
-        whole, rest, left = Polynomial.of(0), Polynomial.of(0), self
-        lead, factor = under.terms[0]
-        while left.terms:
-            atoms, c = left.terms[0]
-            quotient = _without(atoms, lead)
-            times = c // factor if quotient is not None else 0
-            if quotient is None or times == 0:
-                term = Polynomial((left.terms[0],))
-                rest, left = rest.plus(term), left.plus(term, -1)
-                continue
-            part = Polynomial(((quotient, times),))
-            whole, left = whole.plus(part), left.plus(part.times(under), -1)
-            if left.terms and left.terms[0][0] == atoms:
-                term = Polynomial((left.terms[0],))
-                rest, left = rest.plus(term), left.plus(term, -1)
-        return whole, rest
-
-
-def _term_text(atoms: Monomial, coefficient: int) -> str:
-    factors = [a.text for a in atoms]
-    if coefficient != 1 or not factors:
-        factors.insert(0, str(coefficient))
-    return " * ".join(factors)
-
-
-def _joined(parts: Sequence[str]) -> str:
-    return f"({' + '.join(parts)})"
-
-
-def _without(atoms: Monomial, gone: Monomial) -> Monomial | None:
-    """``atoms`` with the factors ``gone`` taken out; ``None`` if one is missing."""
-    left = list(atoms)
-    for atom in gone:
-        if atom not in left:
-            return None
-        left.remove(atom)
-    return tuple(left)
-
-
-def _product(ends: Sequence[Ends]) -> Ends:
-    low = high = 1
-    for a, b in ends:
-        corners = (low * a, low * b, high * a, high * b)
-        low, high = min(corners), max(corners)
-    return low, high
+from treadle.util.formulas import (
+    Atom,
+    Dim,
+    Polynomial,
+    Quotient,
+    Remainder,
+    Sizes,
+    content,
+    reduced,
+)
 
 
 @final
@@ -337,11 +105,21 @@ def as_int(formula: Polynomial) -> int:
     return Size(formula) if constant is None else constant
 
 
+def _require_whole(size: "Size", other: object) -> None:
+    if not isinstance(other, int):
+        raise VerifyError(f"{size.formula.text} with {other!r} would lose the formula")
+
+
 def _unable(name: str) -> Callable[..., Any]:
     def call(self: "Size", *_: Any) -> Any:
         raise VerifyError(f"{self.formula.text}: {name} would lose the formula")
 
     return call
+
+
+def formula_of(value: int) -> Polynomial:
+    """The formula of a size, or of a plain number."""
+    return value.formula if isinstance(value, Size) else Polynomial.of(value)
 
 
 @final
@@ -365,18 +143,22 @@ class Size(int):
         return Size, (self.formula,)
 
     def __add__(self, other: int) -> int:
-        return as_int(self.formula.plus(Polynomial.of(other)))
+        _require_whole(self, other)
+        return as_int(self.formula.plus(formula_of(other)))
 
     __radd__ = __add__
 
     def __sub__(self, other: int) -> int:
-        return as_int(self.formula.plus(Polynomial.of(other), -1))
+        _require_whole(self, other)
+        return as_int(self.formula.plus(formula_of(other), -1))
 
     def __rsub__(self, other: int) -> int:
-        return as_int(Polynomial.of(other).plus(self.formula, -1))
+        _require_whole(self, other)
+        return as_int(formula_of(other).plus(self.formula, -1))
 
     def __mul__(self, other: int) -> int:
-        return as_int(self.formula.times(Polynomial.of(other)))
+        _require_whole(self, other)
+        return as_int(self.formula.times(formula_of(other)))
 
     __rmul__ = __mul__
 
@@ -390,22 +172,22 @@ class Size(int):
         return -self if self < 0 else self
 
     def __floordiv__(self, other: int) -> int:
-        return _divmod(self.formula, Polynomial.of(other))[0]
+        return _divmod(self.formula, formula_of(other))[0]
 
     def __rfloordiv__(self, other: int) -> int:
-        return _divmod(Polynomial.of(other), self.formula)[0]
+        return _divmod(formula_of(other), self.formula)[0]
 
     def __mod__(self, other: int) -> int:
-        return _divmod(self.formula, Polynomial.of(other))[1]
+        return _divmod(self.formula, formula_of(other))[1]
 
     def __rmod__(self, other: int) -> int:
-        return _divmod(Polynomial.of(other), self.formula)[1]
+        return _divmod(formula_of(other), self.formula)[1]
 
     def __divmod__(self, other: int) -> tuple[int, int]:
-        return _divmod(self.formula, Polynomial.of(other))
+        return _divmod(self.formula, formula_of(other))
 
     def __rdivmod__(self, other: int) -> tuple[int, int]:
-        return _divmod(Polynomial.of(other), self.formula)
+        return _divmod(formula_of(other), self.formula)
 
     def __pow__(self, power: int, _mod: int | None = None) -> Any:
         return prod([self] * power)
@@ -415,20 +197,20 @@ class Size(int):
             return True
         if not isinstance(other, int):
             return NotImplemented
-        return _ask(self.formula.plus(Polynomial.of(other), -1), "==")
+        return _ask(self.formula.plus(formula_of(other), -1), "==")
 
     def __ne__(self, other: object) -> bool:
         same = self.__eq__(other)
         return same if same is NotImplemented else not same
 
     def __lt__(self, other: int) -> bool:
-        return _ask(self.formula.plus(Polynomial.of(other), -1), "<")
+        return _ask(self.formula.plus(formula_of(other), -1), "<")
 
     def __ge__(self, other: int) -> bool:
         return not self < other
 
     def __gt__(self, other: int) -> bool:
-        return _ask(Polynomial.of(other).plus(self.formula, -1), "<")
+        return _ask(formula_of(other).plus(self.formula, -1), "<")
 
     def __le__(self, other: int) -> bool:
         return not self > other
@@ -442,7 +224,7 @@ class Size(int):
     def __int__(self) -> int:
         """The sample; from now on no other value will do."""
         value = sample_of(self)
-        _ask(self.formula.plus(Polynomial.of(value), -1), "==")
+        _ask(self.formula.plus(formula_of(value), -1), "==")
         return value
 
     def __str__(self) -> str:
@@ -470,29 +252,22 @@ def _divmod(over: Polynomial, under: Polynomial) -> tuple[int, int]:
     if low >= 0 and rest.plus(under, -1).ends[1] < 0:
         return as_int(whole), as_int(rest)
     if high < 0 and rest.plus(under).ends[0] >= 0:
-        return as_int(whole.plus(Polynomial.of(1), -1)), as_int(rest.plus(under))
-    if low < 0:  # -1 // S and the like: make the part that is left positive
-        times = Polynomial.of(-(low // max(under.ends[0], 1)))
-        quotient, remainder = _divmod(rest.plus(times.times(under)), under)
-        return as_int(whole) + quotient - as_int(times), remainder
-    common = _content(rest, under)
-    small_over, small_under = _over(rest, common), _over(under, common)
+        return as_int(whole.plus(formula_of(1), -1)), as_int(rest.plus(under))
+    if low < 0 <= over.ends[0]:  # what was taken out is too much for some sizes
+        whole, rest = formula_of(0), over
+    elif low < 0:  # -1 // S and the like: add multiples until it cannot be negative
+        times = formula_of(-(low // under.ends[0]))
+        whole, rest = whole.plus(times, -1), rest.plus(times.times(under))
+    require(rest.ends[0] >= 0, VerifyError, f"{rest.text} // {under.text} may be of either sign")
+    common = content(rest, under)
+    small_over, small_under = reduced(rest, common), reduced(under, common)
     quotient = Polynomial((((Quotient(small_over, small_under),), 1),))
     if common == 1:
         remainder = Polynomial((((Remainder(rest, under),), 1),))
     else:
         inner = Polynomial((((Remainder(small_over, small_under),), 1),))
-        remainder = inner.times(Polynomial.of(common))
+        remainder = inner.times(formula_of(common))
     return as_int(whole.plus(quotient)), as_int(remainder)
-
-
-def _content(*formulas: Polynomial) -> int:
-    """The greatest number that divides every coefficient."""
-    return math.gcd(*(c for each in formulas for _, c in each.terms))
-
-
-def _over(formula: Polynomial, n: int) -> Polynomial:
-    return Polynomial(tuple((atoms, c // n) for atoms, c in formula.terms))
 
 
 def sample_of(size: int) -> int:
@@ -514,21 +289,21 @@ def surely_less(left: int, right: int) -> bool:
     """Whether ``left < right`` for all sizes. Asks nothing: ``False`` where it depends."""
     if type(left) is int and type(right) is int:
         return left < right
-    return _decided(Polynomial.of(left).plus(Polynomial.of(right), -1), "<") is True
+    return _decided(formula_of(left).plus(formula_of(right), -1), "<") is True
 
 
 def same(left: int, right: int) -> bool:
     """Whether the two are equal for all sizes. Asks nothing: ``False`` where it depends."""
     if type(left) is int and type(right) is int:
         return left == right
-    return Polynomial.of(left) == Polynomial.of(right)
+    return formula_of(left) == formula_of(right)
 
 
 def is_negative(size: int) -> bool:
     """Whether ``size < 0``, which must have one answer."""
     if type(size) is int:
         return size < 0
-    answer = _decided(Polynomial.of(size), "<")
+    answer = _decided(formula_of(size), "<")
     require(answer is not None, VerifyError, f"{size} has no sign")
     return answer is True
 
@@ -538,7 +313,7 @@ def split_off(size: int, n: int) -> tuple[int, int]:
     others ``part`` is what the formula has no factor ``n`` in."""
     if type(size) is int and type(n) is int:
         return divmod(size, n)
-    whole, part = Polynomial.of(size).divided(Polynomial.of(n))
+    whole, part = formula_of(size).divided(formula_of(n))
     return as_int(whole), as_int(part)
 
 
@@ -569,7 +344,7 @@ def common_divisor(first: int, *others: int) -> int:
 
 
 def _shared_factors(left: int, right: int) -> int:
-    one, two = Polynomial.of(left), Polynomial.of(right)
+    one, two = formula_of(left), formula_of(right)
     monomials = [list(atoms) for atoms, _ in (*one.terms, *two.terms)]
     shared = monomials[0]
     for other in monomials[1:]:
@@ -579,7 +354,7 @@ def _shared_factors(left: int, right: int) -> int:
                 left_over.remove(atom)
                 both.append(atom)
         shared = both
-    return as_int(Polynomial(((tuple(shared), _content(one, two)),)))
+    return as_int(Polynomial(((tuple(shared), content(one, two)),)))
 
 
 @final
@@ -650,34 +425,3 @@ def at_sizes(tree: Any, sizes: Sizes) -> Any:
             return {key: at_sizes(each, sizes) for key, each in tree.items()}
         case _:
             return tree
-
-
-def to_data(formula: Polynomial) -> list[Any]:
-    """A formula as lists of strings and numbers."""
-    return [[[_atom_data(atom) for atom in atoms], c] for atoms, c in formula.terms]
-
-
-def _atom_data(atom: Atom) -> list[Any]:
-    match atom:
-        case Dim(name, low, high, sample):
-            return [name, low, high, sample]
-        case Quotient(over, under):
-            return ["/", to_data(over), to_data(under)]
-        case Remainder(over, under):
-            return ["%", to_data(over), to_data(under)]
-
-
-def from_data(data: Sequence[Any]) -> Polynomial:
-    """The inverse of ``to_data``."""
-    return Polynomial(tuple((tuple(map(_atom_from, atoms)), int(c)) for atoms, c in data))
-
-
-def _atom_from(data: Sequence[Any]) -> Atom:
-    match data:
-        case ["/", over, under]:
-            return Quotient(from_data(over), from_data(under))
-        case ["%", over, under]:
-            return Remainder(from_data(over), from_data(under))
-        case _:
-            name, low, high, sample = data
-            return Dim(str(name), int(low), int(high), int(sample))

@@ -1,0 +1,60 @@
+"""Dropout on CPUs as what it is there: a draw and two products."""
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.graph.passes import GraphPass
+from treadle.graph.signature import StepGraph
+from treadle.graph.types import type_of
+from treadle.graph.values import inherit
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class ExpandDropout(GraphPass):
+    """Let fusion and the memory planner see the draw inside a fused dropout.
+
+    before:  d = native_dropout(x, 0.1, True); y = d[0]; mask = d[1]
+    after:   m = bernoulli(x, 0.9); y = mul(mul(x, m), 1.11...); mask = bool(m)
+
+    On CPUs alone, where the fused kernel draws the same numbers from the same stream; on GPUs
+    it has a stream of its own. A probability of 0 or 1 is left alone.
+    """
+
+    def run(self, step: StepGraph) -> int:
+        fused = [n for n in step.graph.nodes if n.target is aten.native_dropout.default]
+        matches = [node for node in fused if _draws_on_cpu(node)]
+        for node in matches:
+            _expand(node)
+        return len(matches)
+
+
+def _draws_on_cpu(node: fx.Node) -> bool:
+    args: Any = node.args
+    p, train = args[1], args[2] if len(args) > 2 else True
+    return type_of(args[0]).device.type == "cpu" and 0.0 < p < 1.0 and train is not False
+
+
+def _expand(node: fx.Node) -> None:
+    args: Any = node.args
+    x, kept = args[0], 1.0 - args[1]
+    with node.graph.inserting_before(node):
+        draw = _call(node, aten.bernoulli.p, x, kept)
+        scaled = _call(node, aten.mul.Scalar, _call(node, aten.mul.Tensor, x, draw), 1.0 / kept)
+        mask = _call(node, aten._to_copy.default, draw, dtype=torch.bool)
+    for item in list(node.users):
+        assert item.target is operator.getitem, item
+        item.replace_all_uses_with((scaled, mask)[item.args[1]])  # type: ignore[index]
+        node.graph.erase_node(item)
+    node.graph.erase_node(node)
+
+
+def _call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    made = like.graph.call_function(target, args, kwargs)
+    inherit(made, like)
+    return made

@@ -1,0 +1,297 @@
+"""Formulas of sizes: sums of products of named dims, quotients and remainders.
+
+::
+
+    polynomial  =  sum of  coefficient * atom * ... * atom
+    atom        =  dim | polynomial // polynomial | polynomial % polynomial
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, final
+
+from treadle.util.errors import VerifyError, require
+
+Sizes = Mapping[str, int]
+Ends = tuple[int, int]
+
+
+@final
+@dataclass(frozen=True, slots=True, order=True)
+class Dim:
+    """A named size with ``low <= value <= high``; ``sample`` is one value of it."""
+
+    name: str
+    low: int
+    high: int
+    sample: int
+
+    @property
+    def text(self) -> str:
+        return f"S_{self.name}"
+
+    def at(self, sizes: Sizes) -> int:
+        return sizes[self.name]
+
+    @property
+    def dims(self) -> "frozenset[Dim]":
+        return frozenset((self,))
+
+    @property
+    def ends(self) -> Ends:
+        return self.low, self.high
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """``over // under``, rounded down, of sizes that do not divide evenly."""
+
+    over: "Polynomial"
+    under: "Polynomial"
+
+    @property
+    def sample(self) -> int:
+        return self.over.sample // self.under.sample
+
+    @property
+    def text(self) -> str:
+        return f"({self.over.text} / {self.under.text})"
+
+    def at(self, sizes: Sizes) -> int:
+        return self.over.at(sizes) // self.under.at(sizes)
+
+    @property
+    def dims(self) -> frozenset[Dim]:
+        return self.over.dims | self.under.dims
+
+    @property
+    def ends(self) -> Ends:
+        (a, b), (c, d) = self.over.ends, self.under.ends
+        require(a >= 0 and c > 0, VerifyError, f"{self.text} may be negative")
+        return a // d, b // c
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """``over % under``, never negative."""
+
+    over: "Polynomial"
+    under: "Polynomial"
+
+    @property
+    def sample(self) -> int:
+        return self.over.sample % self.under.sample
+
+    @property
+    def text(self) -> str:
+        return f"({self.over.text} % {self.under.text})"
+
+    def at(self, sizes: Sizes) -> int:
+        return self.over.at(sizes) % self.under.at(sizes)
+
+    @property
+    def dims(self) -> frozenset[Dim]:
+        return self.over.dims | self.under.dims
+
+    @property
+    def ends(self) -> Ends:
+        require(self.over.ends[0] >= 0, VerifyError, f"{self.text} of a negative size")
+        return 0, max(self.under.ends[1] - 1, 0)
+
+
+Atom = Dim | Quotient | Remainder
+Monomial = tuple[Atom, ...]
+"""Factors in a canonical order; none for the constant term."""
+
+
+def _rank(atom: Atom) -> tuple[int, str]:
+    return isinstance(atom, Quotient) + 2 * isinstance(atom, Remainder), atom.text
+
+
+def _monomial(atoms: Sequence[Atom]) -> Monomial:
+    return tuple(sorted(atoms, key=_rank))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Polynomial:
+    """``sum(coefficient * prod(monomial))``: sorted, no zero coefficients."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+    sample: int = field(init=False, compare=False)
+    hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        value = sum(c * prod(atom.sample for atom in atoms) for atoms, c in self.terms)
+        object.__setattr__(self, "sample", value)
+        object.__setattr__(self, "hash", hash(self.terms))
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    @staticmethod
+    def of(value: int) -> "Polynomial":
+        """A plain number."""
+        return Polynomial((((), value),) if value else ())
+
+    @staticmethod
+    def _sum(terms: Mapping[Monomial, int]) -> "Polynomial":
+        kept = [(atoms, c) for atoms, c in terms.items() if c]
+        order = sorted(kept, key=lambda term: (-len(term[0]), [_rank(a) for a in term[0]]))
+        return Polynomial(tuple(order))
+
+    def plus(self, other: "Polynomial", factor: int = 1) -> "Polynomial":
+        total = dict(self.terms)
+        for atoms, c in other.terms:
+            total[atoms] = total.get(atoms, 0) + factor * c
+        return Polynomial._sum(total)
+
+    def times(self, other: "Polynomial") -> "Polynomial":
+        total: dict[Monomial, int] = {}
+        for (a, c), (b, d) in itertools.product(self.terms, other.terms):
+            atoms = _monomial((*a, *b))
+            total[atoms] = total.get(atoms, 0) + c * d
+        return Polynomial._sum(total)
+
+    @property
+    def constant(self) -> int | None:
+        """The value, if no dim changes it."""
+        if not self.terms:
+            return 0
+        return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
+
+    def at(self, sizes: Sizes) -> int:
+        return sum(c * prod(atom.at(sizes) for atom in atoms) for atoms, c in self.terms)
+
+    @property
+    def dims(self) -> frozenset[Dim]:
+        return frozenset[Dim]().union(*(a.dims for atoms, _ in self.terms for a in atoms))
+
+    @property
+    def text(self) -> str:
+        """As C, C++ and Python write it. Divisions are of numbers that are not negative."""
+        if not self.terms:
+            return "0"
+        parts = [_term_text(atoms, c) for atoms, c in self.terms]
+        return parts[0] if len(self.terms) == 1 and len(parts[0].split()) == 1 else _joined(parts)
+
+    @property
+    def ends(self) -> Ends:
+        """Bounds over the ranges of the dims: sound, and tight for sums of one sign."""
+        low = high = 0
+        for atoms, c in self.terms:
+            ends = _product([atom.ends for atom in atoms])
+            low += min(c * ends[0], c * ends[1])
+            high += max(c * ends[0], c * ends[1])
+        shifted = self._from(0), self._from(1)
+        least = max([low, *(p[0] for p in shifted if p[0] is not None)])
+        most = min([high, *(p[1] for p in shifted if p[1] is not None)])
+        return least, most
+
+    def _from(self, end: int) -> tuple[int | None, int | None]:
+        """Bounds from the dims' distances to one end: with S = low + t a sum of positive terms
+        in t is least at t = 0."""
+        moved = Polynomial.of(0)
+        for atoms, c in self.terms:
+            part = Polynomial.of(c)
+            for atom in atoms:
+                base, sign = Polynomial.of(atom.ends[end]), (1, -1)[end]
+                part = part.times(base.plus(Polynomial((((atom,), sign),))))
+            moved = moved.plus(part)
+        const = dict(moved.terms).get((), 0)
+        signs = {c > 0 for atoms, c in moved.terms if atoms}
+        return (const if signs <= {True} else None), (const if signs <= {False} else None)
+
+    def divided(self, under: "Polynomial") -> "tuple[Polynomial, Polynomial]":
+        """``(whole, rest)`` with ``self = whole * under + rest``, by leading terms."""
+        whole, rest, left = Polynomial.of(0), Polynomial.of(0), self
+        lead, factor = under.terms[0]
+        while left.terms:
+            atoms, c = left.terms[0]
+            quotient = _without(atoms, lead)
+            times = c // factor if quotient is not None else 0
+            if quotient is None or times == 0:
+                term = Polynomial((left.terms[0],))
+                rest, left = rest.plus(term), left.plus(term, -1)
+                continue
+            part = Polynomial(((quotient, times),))
+            whole, left = whole.plus(part), left.plus(part.times(under), -1)
+            if left.terms and left.terms[0][0] == atoms:
+                term = Polynomial((left.terms[0],))
+                rest, left = rest.plus(term), left.plus(term, -1)
+        return whole, rest
+
+
+def _term_text(atoms: Monomial, coefficient: int) -> str:
+    factors = [a.text for a in atoms]
+    if coefficient != 1 or not factors:
+        factors.insert(0, str(coefficient))
+    return " * ".join(factors)
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return f"({' + '.join(parts)})"
+
+
+def _without(atoms: Monomial, gone: Monomial) -> Monomial | None:
+    """``atoms`` with the factors ``gone`` taken out; ``None`` if one is missing."""
+    left = list(atoms)
+    for atom in gone:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def _product(ends: Sequence[Ends]) -> Ends:
+    low = high = 1
+    for a, b in ends:
+        corners = (low * a, low * b, high * a, high * b)
+        low, high = min(corners), max(corners)
+    return low, high
+
+
+def content(*formulas: Polynomial) -> int:
+    """The greatest number that divides every coefficient."""
+    return math.gcd(*(c for each in formulas for _, c in each.terms))
+
+
+def reduced(formula: Polynomial, n: int) -> Polynomial:
+    """``formula / n``, which divides it."""
+    return Polynomial(tuple((atoms, c // n) for atoms, c in formula.terms))
+
+
+def to_data(formula: Polynomial) -> list[Any]:
+    """A formula as lists of strings and numbers."""
+    return [[[_atom_data(atom) for atom in atoms], c] for atoms, c in formula.terms]
+
+
+def _atom_data(atom: Atom) -> list[Any]:
+    match atom:
+        case Dim(name, low, high, sample):
+            return [name, low, high, sample]
+        case Quotient(over, under):
+            return ["/", to_data(over), to_data(under)]
+        case Remainder(over, under):
+            return ["%", to_data(over), to_data(under)]
+
+
+def from_data(data: Sequence[Any]) -> Polynomial:
+    """The inverse of ``to_data``."""
+    return Polynomial(tuple((tuple(map(_atom_from, atoms)), int(c)) for atoms, c in data))
+
+
+def _atom_from(data: Sequence[Any]) -> Atom:
+    match data:
+        case ["/", over, under]:
+            return Quotient(from_data(over), from_data(under))
+        case ["%", over, under]:
+            return Remainder(from_data(over), from_data(under))
+        case _:
+            name, low, high, sample = data
+            return Dim(str(name), int(low), int(high), int(sample))

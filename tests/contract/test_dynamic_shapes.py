@@ -1,0 +1,240 @@
+"""One compile for every size of named dims: equal to eager at each size, in one pattern or more."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import treadle
+
+
+class Attention(nn.Module):
+    """Embedding, causal attention with dropout, a norm: sizes meet in products and masks."""
+
+    def __init__(self, vocabulary=19, width=8):
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.places = nn.Embedding(40, width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, x):
+        time = x.shape[1]
+        h = self.tokens(x) + self.places(torch.arange(time))
+        q, k, v = self.qkv(self.norm(h)).chunk(3, dim=-1)
+        scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
+        mask = torch.ones(time, time, dtype=torch.bool).tril()
+        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+        return self.head(h + F.dropout(weights, 0.2, self.training) @ v)
+
+
+class Convolution(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 5, 3, padding=1)
+        self.bn = nn.BatchNorm2d(5)
+        self.head = nn.Linear(5, 4)
+
+    def forward(self, x):
+        h = F.relu(self.bn(self.conv(x)))
+        return self.head(F.max_pool2d(h, 2).mean((2, 3)))
+
+
+def training(model, loss_of, lr=1e-2):
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+    def step(x, y):
+        loss = loss_of(model(x), y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step, optimizer
+
+
+def pair(model, loss_of, shapes, **options):
+    """A compiled step and an eager one, from equal weights."""
+    twin = copy.deepcopy(model)
+    step, optimizer = training(model, loss_of)
+    compiled = treadle.compile(step, model=model, optimizer=optimizer, shapes=shapes, **options)
+    return compiled, training(twin, loss_of)[0], model, twin
+
+
+def check(compiled, eager, model, twin, batches):
+    for batch in batches:
+        torch.manual_seed(5)
+        ours = compiled(*batch)
+        torch.manual_seed(5)
+        theirs = eager(*batch)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for mine, other in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def tokens(*shape):
+    return torch.randint(19, shape), torch.randint(19, shape)
+
+
+def text_loss(logits, y):
+    return F.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+
+TEXT = treadle.dynamic({"x": ("batch", "time"), "y": ("batch", "time")}, batch=(1, 9), time=(1, 40))
+
+
+def test_one_pattern_serves_every_batch_and_length():
+    both = pair(Attention(), text_loss, TEXT)
+    sizes = [(4, 13), (3, 7), (5, 40), (2, 2), (9, 31), (8, 19), (4, 8), (3, 3), (4, 13)]
+    check(*both, [tokens(*each) for each in sizes])
+    step = both[0]
+    assert step.compiled.pattern is not None, step.recompiles
+    assert len([note for note in step.recompiles if note.startswith("compiled for")]) == 1
+    assert step.recompiles[0] == "compiled for batch in 1..9, time in 1..40"
+
+
+def test_sizes_of_one_are_fixed_and_the_others_stay_dynamic():
+    both = pair(Attention(), text_loss, TEXT)
+    check(*both, [tokens(*each) for each in [(1, 13), (1, 20), (1, 2), (6, 1), (2, 1), (1, 1)]])
+    assert "compiled for time in 1..40, with batch=1" in both[0].recompiles
+    assert "compiled for batch in 1..9, with time=1" in both[0].recompiles
+
+
+def test_batches_of_images():
+    shapes = treadle.dynamic(
+        {"x": {0: "n", 2: "h", 3: "w"}, "y": ("n",)}, n=(2, 8), h=(4, 20), w=(4, 20)
+    )
+    both = pair(Convolution(), F.cross_entropy, shapes)
+    sizes = [(3, 8, 8), (4, 8, 10), (2, 13, 5), (8, 20, 20), (5, 4, 4), (3, 7, 19)]
+    check(*both, [(torch.randn(n, 3, h, w), torch.randint(4, (n,))) for n, h, w in sizes])
+
+
+def test_the_budget_holds_for_the_largest_sizes():
+    layers = [nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8)) for _ in range(6)]
+    model = nn.Sequential(*layers)
+    shapes = treadle.dynamic({"x": ("n", None), "y": ("n", None)}, n=(2, 300))
+
+    def batch(n):
+        return torch.randn(n, 8), torch.randn(n, 8)
+
+    free, *_ = pair(copy.deepcopy(model), F.mse_loss, shapes)
+    free(*batch(300))
+    budget = int(free.measure(*batch(300)).peak_bytes * 0.8)
+    step, *rest = pair(model, F.mse_loss, shapes, memory=budget)
+    check(step, *rest, [batch(5), batch(211), batch(300)])
+    for n in (5, 211, 300):
+        report = step.measure(*batch(n))
+        assert report.peak_bytes <= step.compiled.artifact.peak_bytes <= budget
+    assert step.compiled.pattern is not None, step.recompiles
+
+
+def test_a_loop_over_a_size_is_unrolled_for_that_size_only():
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.Linear(6, 6)
+
+        def forward(self, x):
+            h = x[:, 0]
+            for t in range(x.shape[1]):
+                h = torch.tanh(self.cell(h) + x[:, t])
+            return h
+
+    shapes = treadle.dynamic(
+        {"x": ("batch", "time", None), "y": ("batch", None)}, batch=(2, 9), time=(2, 6)
+    )
+    both = pair(Loop(), F.mse_loss, shapes)
+    sizes = [(3, 4), (5, 4), (2, 5), (7, 5)]
+    check(*both, [(torch.randn(n, t, 6), torch.randn(n, 6)) for n, t in sizes])
+
+
+def test_arguments_inside_a_dict_and_other_python_values():
+    model = nn.Linear(5, 3)
+    twin = copy.deepcopy(model)
+
+    def make(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(batch, scale):
+            loss = (model(batch["x"]) - batch["y"]).square().mean() * scale
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return {"loss": loss.detach(), "n": batch["x"].shape[0]}
+
+        return step, optimizer
+
+    step, optimizer = make(model)
+    shapes = treadle.dynamic({"batch['x']": ("n", None), "batch['y']": ("n", None)}, n=(2, 100))
+    compiled = treadle.compile(step, model=model, optimizer=optimizer, shapes=shapes)
+    eager, _ = make(twin)
+    for n, scale in [(4, 1.0), (50, 1.0), (100, 1.0), (7, 2.0), (4, 2.0)]:
+        batch = {"x": torch.randn(n, 5), "y": torch.randn(n, 3)}
+        ours, theirs = compiled(batch, scale), eager(batch, scale)
+        torch.testing.assert_close(ours["loss"], theirs["loss"])
+        assert ours["n"] == n
+    torch.testing.assert_close(model.weight, twin.weight)
+
+
+def test_a_transposed_argument_is_compiled_as_it_is():
+    shapes = treadle.dynamic({"x": ("n", None), "y": ("n", None)}, n=(2, 30))
+    both = pair(nn.Linear(6, 2), F.mse_loss, shapes)
+    check(*both, [(torch.randn(6, n).t(), torch.randn(n, 2)) for n in (4, 9)])
+    assert both[0].compiled.pattern is None
+
+
+def test_a_saved_step_keeps_its_pattern(tmp_path):
+    options = treadle.Options(cache_dir=tmp_path / "a")
+    model = Attention()
+    step, optimizer = training(model, text_loss)
+    first = treadle.compile(step, model=model, optimizer=optimizer, shapes=TEXT, options=options)
+    first(*tokens(4, 13))
+    first(*tokens(3, 9))
+    first.save(tmp_path / "step")
+    options = treadle.Options(cache_dir=tmp_path / "b")
+    owned = {"model": model, "optimizer": optimizer, "shapes": TEXT, "options": options}
+    again = treadle.load(tmp_path / "step", step, **owned)
+    again(*tokens(4, 13))
+    assert again.compiled.from_cache
+    again(*tokens(7, 21))
+    assert again.compiled.from_cache
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ([(4, 41), (4, 41)], "time is 41 in x .dim 1., outside 1..40"),
+        ([(4, 5), (3, 5)], "batch is 4 in x .dim 0. and 3 in y .dim 0."),
+        ([(4,), (4,)], "x has 1 dims, not 2"),
+    ],
+)
+def test_shapes_that_are_not_what_was_declared(batch, said):
+    step, *_ = pair(Attention(), text_loss, TEXT)
+    with pytest.raises(treadle.CaptureError, match=said) as caught:
+        step(*(torch.zeros(shape, dtype=torch.int64) for shape in batch))
+    assert caught.value.code == "TR-113"
+
+
+def test_an_argument_that_is_not_there():
+    shapes = treadle.dynamic({"z": ("n",)}, n=(1, 4))
+    step, *_ = pair(nn.Linear(2, 2), F.mse_loss, shapes)
+    with pytest.raises(treadle.CaptureError, match="no argument z"):
+        step(torch.zeros(2, 2), torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ranges", "said"),
+    [
+        ({"x": ("n",)}, {}, "no range for n"),
+        ({"x": ("n",)}, {"n": (1, 2), "m": (1, 2)}, "no dim is m"),
+        ({"x": ("n",)}, {"n": (5, 2)}, "cannot range over 5..2"),
+    ],
+)
+def test_declarations_that_cannot_be(arguments, ranges, said):
+    with pytest.raises(treadle.TreadleError, match=said) as caught:
+        treadle.dynamic(arguments, **ranges)
+    assert caught.value.code == "TR-001"
