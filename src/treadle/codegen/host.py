@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treadle.codegen.cpp import render_cpp
+from treadle.codegen.cpp_draws import DRAWS
 from treadle.codegen.triton import render_triton
 from treadle.loop.kernel import Kernel, Plan
 from treadle.loop.program import Buffer, BufferKind, Call, TensorRef
@@ -17,6 +18,7 @@ from treadle.runtime.artifact import (
     Source,
     View,
 )
+from treadle.runtime.draws import OPERATOR
 
 
 def artifact_of(plan: Plan, *, device: str, language: Language | None = None) -> Artifact:
@@ -32,6 +34,8 @@ def artifact_of(plan: Plan, *, device: str, language: Language | None = None) ->
             steps.append(call_step(run))
         else:
             steps.extend(next(remaining))
+    if any(isinstance(step, Call) and step.out == OPERATOR for step in plan.steps):
+        sources = (*sources, DRAWS)
     specs = {name: spec_of(each, plan.offsets) for name, each in plan.buffers.items()}
     kept = frozenset(ref.buffer for ref in plan.results if ref is not None)
     return Artifact(

@@ -14,6 +14,7 @@ from treadle.lower.library import OUT_VARIANTS
 from treadle.lower.registry import Value
 from treadle.lower.site import Site, is_dense
 from treadle.lower.workspace import workspace_of
+from treadle.runtime.draws import OPERATOR, can_draw
 
 _BY_STORAGE = frozenset(
     {
@@ -45,7 +46,7 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
     used = _used_results(site)
     sites = [site] if single else [site.element_site(i) for i in range(len(site.val))]
     results: list[Value | int | None] = []
-    out = OUT_VARIANTS.get(op, "")
+    out = OUT_VARIANTS.get(op, "") or _own_draw(site, op)
     for position, each in enumerate(sites):
         results.append(_result(each, bool(out)) if single or position in used else None)
     if out and not site.layout and not is_dense(site.shape, site.strides):
@@ -64,6 +65,12 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
         )
     )
     return results[0] if single else tuple(results)
+
+
+def _own_draw(site: Site, op: OpOverload) -> str:
+    """Our own operator for draws on CPUs, where it gives PyTorch's numbers."""
+    ours = op is torch.ops.aten.bernoulli.p and site.builder.device == "cpu"
+    return OPERATOR if ours and not site.builder.library and can_draw(site.dtype) else ""
 
 
 def check(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> None:

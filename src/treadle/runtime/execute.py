@@ -28,6 +28,7 @@ from treadle.runtime.bindings import (
     whole,
 )
 from treadle.runtime.build import Build, DeviceFunction, Functions, Launcher, build
+from treadle.runtime.draws import FUNCTION, OPERATOR, drawer
 from treadle.util.errors import RuntimeFailure
 
 __all__ = ["Build", "DeviceFunction", "Executable", "Launcher", "build", "resolve"]
@@ -154,10 +155,14 @@ class Executable:
             actions = self._fresh([name], filled)
             spec = self.artifact.buffers[name]
             self._bindings.argument(whole(spec), kwargs, "out")
-            return [*actions, _CallInto(resolve(step.out), args, kwargs, spec)]
+            return [*actions, _CallInto(self._operator(step.out), args, kwargs, spec)]
         filled.update(output for output in step.outputs if output is not None)
         specs = tuple(self.artifact.buffers[o] if o is not None else None for o in step.outputs)
         return [_CallAllocating(resolve(step.op), args, kwargs, specs, self._define)]
+
+    def _operator(self, name: str) -> Any:
+        """PyTorch's operator, or our own on top of a function of the artifact."""
+        return drawer(self._functions.native[FUNCTION]) if name == OPERATOR else resolve(name)
 
     def _fresh(self, names: Sequence[str], filled: set[str]) -> list[Callable[[], Any]]:
         """Actions that allocate the buffers of ``Place.CALL`` that no step has filled yet."""
