@@ -1,6 +1,7 @@
 """treadle compiles whole PyTorch training steps."""
 
 from treadle.api import Difference, Step, compile, load
+from treadle.capture.optimizers.registry import ZEROS, Form, Start, register_optimizer
 from treadle.options import Options
 from treadle.planning import Plan, Point, plan
 from treadle.shapes import Dynamic, dynamic
@@ -16,15 +17,18 @@ from treadle.util.errors import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "ZEROS",
     "CaptureError",
     "Difference",
     "Dynamic",
+    "Form",
     "LoweringError",
     "Options",
     "Plan",
     "PlanError",
     "Point",
     "RuntimeFailure",
+    "Start",
     "Step",
     "TreadleError",
     "VerifyError",
@@ -32,4 +36,5 @@ __all__ = [
     "dynamic",
     "load",
     "plan",
+    "register_optimizer",
 ]

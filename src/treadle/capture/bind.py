@@ -46,16 +46,12 @@ def _adopt_state(captured: Captured) -> None:
             value = captured.pending.get((id(source.parameter), source.key))
             if value is not None:
                 state = source.optimizer.state[source.parameter]
-                if form_of(source.optimizer).counts_steps and "step" not in state:
-                    state["step"] = torch.tensor(0.0, dtype=torch.float32)
+                for name, start in form_of(source.optimizer).counters.items():
+                    state.setdefault(name, torch.tensor(start))
                 state[source.key] = value
     captured.pending.clear()
 
 
 def _count_steps(captured: Captured) -> None:
     for at in captured.stepped:
-        cluster = captured.clusters[at]
-        states = [cluster.optimizer.state.get(p, {}) for p in cluster.parameters]
-        counters = [state["step"] for state in states if "step" in state]
-        if counters:
-            torch._foreach_add_(counters, 1.0)
+        captured.clusters[at].advance()

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from treadle.capture.optimizers import adam, sgd
+from treadle.capture.optimizers import adam, adaptive, matrices, sgd
 from treadle.capture.optimizers.registry import form_of
 from treadle.util.errors import CaptureError
 
-KNOWN_FORMS = (adam.FORMS, sgd.FORMS)
+KNOWN_FORMS = (adam.FORMS, sgd.FORMS, adaptive.FORMS, matrices.FORMS)
 """Importing the modules registers their forms."""
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")

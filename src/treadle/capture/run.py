@@ -150,13 +150,15 @@ class Run:
                 remedy="compile a function that calls optimizer.step() once",
             )
         self.trace.stepped.add(at)
+        cluster.active[:] = with_grad
         names = cluster.scalar_names()
         scalars = {name: self._values[id(cluster), name] for name in names}
         shared = form.prepare(scalars, cluster.group)
         for parameter in with_grad:
             leaf = self._stand_ins[id(parameter)]
             state: Values = {
-                key: self._values[id(parameter), key] for key in form.state_names(cluster.group)
+                key: self._values[id(parameter), key]
+                for key in form.states(parameter, cluster.group)
             }
             assert leaf.grad is not None
             form.update(leaf.detach(), leaf.grad, state, shared, cluster.group)

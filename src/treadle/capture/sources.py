@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.optimizers.registry import form_of
+from treadle.capture.optimizers.registry import Start, form_of
 
 Pending = dict[tuple[int, str], Tensor]
 
@@ -22,6 +22,7 @@ class Cluster:
     at: int  # index of the group
     parameters: tuple[nn.Parameter, ...]
     label: str
+    active: list[nn.Parameter]  # those that have gradients, once the step has been traced
 
     @property
     def group(self) -> dict[str, Any]:
@@ -29,16 +30,29 @@ class Cluster:
 
     def scalar_names(self) -> tuple[str, ...]:
         form = form_of(self.optimizer)
-        return (*form.scalars(self.group), "step" if form.counts_steps else "first")
+        return (*form.scalars(self.group), *(form.counters or ("first",)))
 
     def value(self, name: str) -> float:
         """The scalar now. ``step`` counts the step to come; ``first``: is there no state yet?"""
-        state = self.optimizer.state.get(self.parameters[0], {})
-        if name == "step":
-            return float(state.get("step", 0.0)) + 1.0
+        state = self.optimizer.state.get(self.active[0], {})
+        form = form_of(self.optimizer)
+        if name in form.counters:
+            return float(state.get(name, form.counters[name])) + (name == "step")
         if name == "first":
             return float(state.get("momentum_buffer") is None)
-        return form_of(self.optimizer).scalars(self.group)[name]
+        return form.scalars(self.group)[name]
+
+    def advance(self) -> None:
+        """The counters of every parameter after a step."""
+        form = form_of(self.optimizer)
+        if not form.counters:
+            return
+        now = {name: self.value(name) for name in form.counters}
+        after = form.advanced(now, self.group)
+        for state in (self.optimizer.state.get(each, {}) for each in self.active):
+            for name, value in after.items():
+                if name in state:
+                    state[name].fill_(value)
 
 
 Clusters = list[Cluster]
@@ -56,7 +70,9 @@ def clusters_of(optimizers: Mapping[str, Optimizer]) -> Clusters:
                 first = state.get("momentum_buffer") is None
                 by_count.setdefault((count, first), []).append(parameter)
             label = f"{name}.{type(optimizer).__name__.lower()}".lstrip(".")
-            found += [Cluster(optimizer, at, tuple(each), label) for each in by_count.values()]
+            found += [
+                Cluster(optimizer, at, tuple(each), label, each) for each in by_count.values()
+            ]
     return found
 
 
@@ -84,11 +100,12 @@ class BufferSlot:
 @final
 @dataclass(frozen=True, slots=True)
 class State:
-    """Optimizer state; zeros, kept aside until the step has succeeded, where there is none."""
+    """Optimizer state; where there is none, as it starts, kept aside until the step succeeded."""
 
     optimizer: Optimizer
     parameter: nn.Parameter
     key: str
+    start: Start
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
         value = self.optimizer.state.get(self.parameter, {}).get(self.key)
@@ -96,10 +113,15 @@ class State:
             return value
         place = (id(self.parameter), self.key)
         if place not in pending:
-            pending[place] = torch.zeros_like(
-                self.parameter, memory_format=torch.preserve_format
-            ).detach()
+            pending[place] = self._fresh()
         return pending[place]
+
+    def _fresh(self) -> Tensor:
+        if self.start.shape is not None:
+            return self.parameter.detach().new_full(self.start.shape, self.start.value)
+        return torch.full_like(
+            self.parameter, self.start.value, memory_format=torch.preserve_format
+        ).detach()
 
 
 @final

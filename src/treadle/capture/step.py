@@ -98,9 +98,10 @@ def _sources(
     for at, cluster in enumerate(clusters):
         form, group = form_of(cluster.optimizer), cluster.group
         for parameter in cluster.parameters:
-            for key in form.state_names(group):
+            for key, start in form.states(parameter, group).items():
                 label = f"{cluster.label}.{key}[{names[id(parameter)]}]"
-                found.append((Input(Role.STATE, label), State(cluster.optimizer, parameter, key)))
+                source = State(cluster.optimizer, parameter, key, start)
+                found.append((Input(Role.STATE, label), source))
         for key in cluster.scalar_names():
             label = f"{cluster.label}.{key}.{at}"
             found.append((Input(Role.SCALAR, label), Scalar(cluster, key, device)))

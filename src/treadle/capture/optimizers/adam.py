@@ -1,12 +1,13 @@
 """Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019), as ``torch.optim`` rounds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from treadle.capture.optimizers.registry import Form, Group, Values, register
+from treadle.capture.optimizers.registry import ZEROS, Form, Group, Start, Values, register
 
 
 @dataclass(frozen=True)
@@ -19,16 +20,12 @@ class AdamForm(Form):
 
     decoupled: bool
 
-    @property
-    def counts_steps(self) -> bool:
-        return True
-
     def structure(self, group: Group) -> tuple[Any, ...]:
         return (group["amsgrad"], group["maximize"], float(group["weight_decay"]) != 0.0)
 
-    def state_names(self, group: Group) -> tuple[str, ...]:
-        names = ("exp_avg", "exp_avg_sq")
-        return (*names, "max_exp_avg_sq") if group["amsgrad"] else names
+    def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
+        names = {"exp_avg": ZEROS, "exp_avg_sq": ZEROS}
+        return names | {"max_exp_avg_sq": ZEROS} if group["amsgrad"] else names
 
     def scalars(self, group: Group) -> dict[str, float]:
         beta1, beta2 = group["betas"]

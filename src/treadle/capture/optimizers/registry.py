@@ -1,7 +1,9 @@
 """Which functional form serves which optimizer."""
 
 import abc
+import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -13,16 +15,27 @@ Group = Mapping[str, Any]
 Values = dict[str, Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a state tensor begins: filled with ``value``, in ``shape`` or that of the parameter."""
+
+    value: float = 0.0
+    shape: tuple[int, ...] | None = None
+
+
+ZEROS = Start()
+
+
 class Form(abc.ABC):
-    """One optimizer's update. Scalars are 0-dim float64, state has the parameter's shape."""
+    """One optimizer's update as a graph. Scalars are 0-dim float64 tensors."""
 
     @abc.abstractmethod
     def structure(self, group: Group) -> tuple[Any, ...]:
         """The options that change the graph itself."""
 
     @abc.abstractmethod
-    def state_names(self, group: Group) -> tuple[str, ...]:
-        """Per-parameter state tensors, under the names ``torch.optim`` uses."""
+    def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
+        """State tensors of a parameter, under the names ``torch.optim`` uses."""
 
     @abc.abstractmethod
     def scalars(self, group: Group) -> dict[str, float]:
@@ -39,9 +52,14 @@ class Form(abc.ABC):
         """Write the new parameter and state in place, under ``no_grad``."""
 
     @property
-    @abc.abstractmethod
-    def counts_steps(self) -> bool:
-        """Does ``torch.optim`` keep a ``step`` counter per parameter?"""
+    def counters(self) -> Mapping[str, float]:
+        """Numbers that ``torch.optim`` keeps per parameter as 0-dim tensors on the host, with what
+        they begin as. ``prepare`` gets them as scalars, ``step`` already advanced by one."""
+        return {"step": 0.0}
+
+    def advanced(self, counters: dict[str, float], group: Group) -> dict[str, float]:
+        """The counters after a step; ``step`` counts it already."""
+        return counters
 
 
 _FORMS: dict[type[Optimizer], Form] = {}
@@ -56,12 +74,41 @@ def register(kind: type[Optimizer], form: Form) -> None:
 
 def form_of(optimizer: Optimizer) -> Form:
     """The functional form, or ``CaptureError`` TR-105."""
-    found = _FORMS.get(type(optimizer))
+    kind = type(optimizer)
+    found = _FORMS.get(kind) or next(
+        (form for base, form in _FORMS.items() if _steps_as(kind, base)), None
+    )
     if found is None:
         known = ", ".join(sorted(kind.__name__ for kind in _FORMS))
         raise CaptureError(
             f"{type(optimizer).__name__} has no form that can be captured",
             code="TR-105",
-            remedy=f"use one of {known}",
+            remedy=f"use one of {known}, or treadle.register_optimizer",
         )
     return found
+
+
+def _steps_as(kind: type[Optimizer], base: type[Optimizer]) -> bool:
+    """Whether ``kind`` is a ``base`` that steps as its base does."""
+    if not issubclass(kind, base) or vars(kind).get("_init_group"):
+        return False
+    return inspect.unwrap(kind.step) is inspect.unwrap(base.step)
+
+
+def register_optimizer(kind: type[Optimizer], form: Form) -> None:
+    """Let steps with optimizers of class ``kind`` be captured: ``form`` is their update.
+
+    ``form`` says which state tensors there are, which hyper-parameters are read at each call, and
+    how a parameter and its state change, in operations on tensors. It serves ``kind`` and its
+    subclasses that do not override ``step``. ``CaptureError`` TR-105 if ``kind`` is no optimizer
+    class or has a form already.
+    """
+    given: tuple[Any, Any] = kind, form  # users' code is not always typed
+    fits = isinstance(given[0], type) and issubclass(given[0], Optimizer)
+    if not fits or not isinstance(given[1], Form) or kind in _FORMS:
+        raise CaptureError(
+            f"{kind!r} is no optimizer class without a form, or {form!r} no form",
+            code="TR-105",
+            remedy="register each class once, with an instance of a subclass of treadle.Form",
+        )
+    _FORMS[kind] = form

@@ -1,12 +1,13 @@
 """Stochastic gradient descent with momentum, as ``torch.optim.SGD`` rounds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from treadle.capture.optimizers.registry import Form, Group, Values, register
+from treadle.capture.optimizers.registry import ZEROS, Form, Group, Start, Values, register
 
 
 @dataclass(frozen=True)
@@ -17,15 +18,15 @@ class SGDForm(Form):
     """
 
     @property
-    def counts_steps(self) -> bool:
-        return False
+    def counters(self) -> Mapping[str, float]:
+        return {}
 
     def structure(self, group: Group) -> tuple[Any, ...]:
         decays, moves = float(group["weight_decay"]) != 0.0, float(group["momentum"]) != 0.0
         return (decays, moves, group["nesterov"], group["maximize"])
 
-    def state_names(self, group: Group) -> tuple[str, ...]:
-        return ("momentum_buffer",) if float(group["momentum"]) != 0.0 else ()
+    def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
+        return {"momentum_buffer": ZEROS} if float(group["momentum"]) != 0.0 else {}
 
     def scalars(self, group: Group) -> dict[str, float]:
         names = ("lr", "momentum", "dampening", "weight_decay")

@@ -1,0 +1,275 @@
+"""Optimizers that scale each element by its history, as ``torch.optim`` rounds.
+
+Adagrad (Duchi et al., 2011), RMSprop (Hinton, 2012; centred: Graves, 2013), Adadelta (Zeiler,
+2012), Adamax (Kingma and Ba, 2015, section 7), NAdam (Dozat, 2016), RAdam (Liu et al., 2020).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treadle.capture.optimizers.registry import ZEROS, Form, Group, Start, Values, register
+
+
+def decays(group: Group) -> bool:
+    """Whether weight decay is on, which is a part of the graph."""
+    return float(group["weight_decay"]) != 0.0
+
+
+def signed(grad: Tensor, group: Group) -> Tensor:
+    """The gradient to descend."""
+    return -grad if group["maximize"] else grad
+
+
+def with_decay(grad: Tensor, parameter: Tensor, shared: Values, group: Group) -> Tensor:
+    """``g + weight_decay * p``, where there is any."""
+    return grad + parameter * shared["weight_decay"] if decays(group) else grad
+
+
+def read(group: Group, *names: str) -> dict[str, float]:
+    """Hyper-parameters under their own names; both betas where there are two."""
+    found = {name: float(group[name]) for name in names}
+    if "betas" in group:
+        found["beta1"], found["beta2"] = (float(each) for each in group["betas"])
+    return found
+
+
+@dataclass(frozen=True)
+class AdagradForm(Form):
+    """``s += g g``, ``p -= lr / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps)``."""
+
+    def structure(self, group: Group) -> tuple[Any, ...]:
+        return (decays(group), group["maximize"])
+
+    def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
+        return {"sum": Start(float(group["initial_accumulator_value"]))}
+
+    def scalars(self, group: Group) -> dict[str, float]:
+        return read(group, "lr", "lr_decay", "eps", "weight_decay")
+
+    def prepare(self, scalars: Values, group: Group) -> Values:
+        rate = scalars["lr"] / (1.0 + (scalars["step"] - 1.0) * scalars["lr_decay"])
+        return {**scalars, "rate": -rate}
+
+    def update(
+        self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
+    ) -> None:
+        grad = with_decay(signed(grad, group), parameter, shared, group)
+        total = state["sum"]
+        total.copy_(total + grad * grad)
+        parameter.copy_(parameter + grad * shared["rate"] / (total.sqrt() + shared["eps"]))
+
+
+@dataclass(frozen=True)
+class RMSpropForm(Form):
+    """``s = a s + (1 - a) g g``, ``p -= lr g / (sqrt(s) + eps)``, with momentum on the quotient;
+    centred: ``s - m m`` in the place of ``s``, with the mean ``m`` of the gradients."""
+
+    def structure(self, group: Group) -> tuple[Any, ...]:
+        return (decays(group), group["maximize"], group["centered"], group["momentum"] > 0)
+
+    def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
+        found = {"square_avg": ZEROS}
+        found |= {"momentum_buffer": ZEROS} if group["momentum"] > 0 else {}
+        return found | ({"grad_avg": ZEROS} if group["centered"] else {})
+
+    def scalars(self, group: Group) -> dict[str, float]:
+        return read(group, "lr", "alpha", "eps", "momentum", "weight_decay")
+
+    def prepare(self, scalars: Values, group: Group) -> Values:
+        return {**scalars, "fresh": 1.0 - scalars["alpha"], "rate": -scalars["lr"]}
+
+    def update(
+        self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
+    ) -> None:
+        grad = with_decay(signed(grad, group), parameter, shared, group)
+        square = state["square_avg"]
+        square.copy_(square * shared["alpha"] + grad * grad * shared["fresh"])
+        spread = square
+        if group["centered"]:
+            mean = state["grad_avg"]
+            mean.copy_(mean + (grad - mean) * shared["fresh"])
+            spread = square - mean * mean
+        change = grad / (spread.sqrt() + shared["eps"])
+        if group["momentum"] > 0:
+            buffer = state["momentum_buffer"]
+            buffer.copy_(buffer * shared["momentum"] + change)
+            change = buffer
+        parameter.copy_(parameter + change * shared["rate"])
+
+
+@dataclass(frozen=True)
+class AdadeltaForm(Form):
+    """``s = r s + (1 - r) g g``, ``d = sqrt(a + eps) / sqrt(s + eps) g``,
+    ``a = r a + (1 - r) d d``, ``p -= lr d``."""
+
+    def structure(self, group: Group) -> tuple[Any, ...]:
+        return (decays(group), group["maximize"])
+
+    def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
+        return {"square_avg": ZEROS, "acc_delta": ZEROS}
+
+    def scalars(self, group: Group) -> dict[str, float]:
+        return read(group, "lr", "rho", "eps", "weight_decay")
+
+    def prepare(self, scalars: Values, group: Group) -> Values:
+        return {**scalars, "fresh": 1.0 - scalars["rho"], "rate": -scalars["lr"]}
+
+    def update(
+        self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
+    ) -> None:
+        grad = with_decay(signed(grad, group), parameter, shared, group)
+        square, moved = state["square_avg"], state["acc_delta"]
+        square.copy_(square * shared["rho"] + grad * grad * shared["fresh"])
+        eps = shared["eps"]
+        change = (moved + eps).sqrt() / (square + eps).sqrt() * grad
+        moved.copy_(moved * shared["rho"] + change * change * shared["fresh"])
+        parameter.copy_(parameter + change * shared["rate"])
+
+
+@dataclass(frozen=True)
+class AdamaxForm(Form):
+    """``m += (1 - b1) (g - m)``, ``u = max(b2 u, |g| + eps)``, ``p -= lr / (1 - b1^t) m / u``."""
+
+    def structure(self, group: Group) -> tuple[Any, ...]:
+        return (decays(group), group["maximize"])
+
+    def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
+        return {"exp_avg": ZEROS, "exp_inf": ZEROS}
+
+    def scalars(self, group: Group) -> dict[str, float]:
+        return read(group, "lr", "eps", "weight_decay")
+
+    def prepare(self, scalars: Values, group: Group) -> Values:
+        left = 1.0 - torch.pow(scalars["beta1"], scalars["step"])
+        return {**scalars, "fresh": 1.0 - scalars["beta1"], "rate": -scalars["lr"] / left}
+
+    def update(
+        self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
+    ) -> None:
+        grad = with_decay(signed(grad, group), parameter, shared, group)
+        mean, largest = state["exp_avg"], state["exp_inf"]
+        mean.copy_(mean + (grad - mean) * shared["fresh"])
+        largest.copy_(torch.maximum(largest * shared["beta2"], grad.abs() + shared["eps"]))
+        parameter.copy_(parameter + mean * shared["rate"] / largest)
+
+
+@dataclass(frozen=True)
+class NAdamForm(Form):
+    """Adam with Nesterov's momentum, whose factor ``mu_t = b1 (1 - 0.96^(t d) / 2)`` grows:
+    ``p -= lr (1 - mu_t) / (1 - M_t) g / n + lr mu_{t+1} / (1 - M_{t+1}) m / n``, M their product.
+    """
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        return {"step": 0.0, "mu_product": 1.0}
+
+    def advanced(self, counters: dict[str, float], group: Group) -> dict[str, float]:
+        power = 0.96 ** (counters["step"] * group["momentum_decay"])
+        grown = group["betas"][0] * (1.0 - 0.5 * power)
+        return {**counters, "mu_product": counters["mu_product"] * grown}
+
+    def structure(self, group: Group) -> tuple[Any, ...]:
+        return (decays(group), group["decoupled_weight_decay"], group["maximize"])
+
+    def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
+        return {"exp_avg": ZEROS, "exp_avg_sq": ZEROS}
+
+    def scalars(self, group: Group) -> dict[str, float]:
+        return read(group, "lr", "eps", "weight_decay", "momentum_decay")
+
+    def prepare(self, scalars: Values, group: Group) -> Values:
+        step, beta1, lr = scalars["step"], scalars["beta1"], scalars["lr"]
+
+        def grown(t: Tensor) -> Tensor:
+            return beta1 * (1.0 - 0.5 * torch.pow(0.96, t * scalars["momentum_decay"]))
+
+        now, later = grown(step), grown(step + 1.0)
+        product = scalars["mu_product"] * now
+        return {
+            **scalars,
+            "keep": 1.0 - lr * scalars["weight_decay"],
+            "rate1": 1.0 - beta1,
+            "rate2": 1.0 - scalars["beta2"],
+            "left": 1.0 - torch.pow(scalars["beta2"], step),
+            "of_grad": -lr * (1.0 - now) / (1.0 - product),
+            "of_mean": -lr * later / (1.0 - product * later),
+        }
+
+    def update(
+        self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
+    ) -> None:
+        grad, value = signed(grad, group), parameter
+        if decays(group) and group["decoupled_weight_decay"]:
+            value = value * shared["keep"]
+        else:
+            grad = with_decay(grad, value, shared, group)
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean.copy_(mean + (grad - mean) * shared["rate1"])
+        square.copy_(square * shared["beta2"] + grad * grad * shared["rate2"])
+        spread = (square / shared["left"]).sqrt() + shared["eps"]
+        value = value + grad * shared["of_grad"] / spread
+        parameter.copy_(value + mean * shared["of_mean"] / spread)
+
+
+@dataclass(frozen=True)
+class RAdamForm(Form):
+    """Adam whose adaptive rate is rectified, and off while its variance is unknown:
+    ``rho_t = rho - 2 t b2^t / (1 - b2^t)`` with ``rho = 2 / (1 - b2) - 1`` must exceed 5."""
+
+    def structure(self, group: Group) -> tuple[Any, ...]:
+        return (decays(group), group["decoupled_weight_decay"], group["maximize"])
+
+    def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
+        return {"exp_avg": ZEROS, "exp_avg_sq": ZEROS}
+
+    def scalars(self, group: Group) -> dict[str, float]:
+        return read(group, "lr", "eps", "weight_decay")
+
+    def prepare(self, scalars: Values, group: Group) -> Values:
+        step, beta2 = scalars["step"], scalars["beta2"]
+        power = torch.pow(beta2, step)
+        longest = 2.0 / (1.0 - beta2) - 1.0
+        length = longest - 2.0 * step * power / (1.0 - power)
+        rectified = (length - 4.0) * (length - 2.0) * longest
+        rectified = rectified / ((longest - 4.0) * (longest - 2.0) * length)
+        return {
+            **scalars,
+            "keep": 1.0 - scalars["lr"] * scalars["weight_decay"],
+            "rate1": 1.0 - scalars["beta1"],
+            "rate2": 1.0 - beta2,
+            "left": 1.0 - torch.pow(scalars["beta1"], step),
+            "rate": -scalars["lr"],
+            "known": length > 5.0,
+            "rectified": torch.sqrt(rectified.clamp(min=0.0)) * torch.sqrt(1.0 - power),
+        }
+
+    def update(
+        self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
+    ) -> None:
+        grad, value = signed(grad, group), parameter
+        if decays(group) and group["decoupled_weight_decay"]:
+            value = value * shared["keep"]
+        else:
+            grad = with_decay(grad, value, shared, group)
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean.copy_(mean + (grad - mean) * shared["rate1"])
+        square.copy_(square * shared["beta2"] + grad * grad * shared["rate2"])
+        plain = mean / shared["left"] * shared["rate"]
+        adaptive = plain * (shared["rectified"] / (square.sqrt() + shared["eps"]))
+        parameter.copy_(value + torch.where(shared["known"], adaptive, plain))
+
+
+FORMS: dict[type[torch.optim.Optimizer], Form] = {
+    torch.optim.Adagrad: AdagradForm(),
+    torch.optim.RMSprop: RMSpropForm(),
+    torch.optim.Adadelta: AdadeltaForm(),
+    torch.optim.Adamax: AdamaxForm(),
+    torch.optim.NAdam: NAdamForm(),
+    torch.optim.RAdam: RAdamForm(),
+}
+for _kind, _form in FORMS.items():
+    register(_kind, _form)
