@@ -39,7 +39,7 @@ from treadle.runtime.workspace import Workspaces
 from treadle.schedule.plan import schedule
 from treadle.stages import Clock, Story, Watcher, Watchers, read_saved, saved_bytes
 from treadle.util.collector import without_collector
-from treadle.util.extents import dims_in
+from treadle.util.extents import Domain, dims_in
 from treadle.util.sizes import parse_bytes
 from treadle.util.software import own_digest
 
@@ -105,27 +105,55 @@ def compile_graph(
     captured: Captured, options: Options, *, cache: Cache, clock: Clock | None = None
 ) -> Compiled:
     """A captured step to something that runs. Raises what the stages raise; changes nothing."""
-    clock, device = clock or Clock(), captured.device
+    built = compile_step(
+        captured.step, captured.device, options, cache=cache, clock=clock, domain=captured.domain
+    )
+    return Compiled(captured, options, **vars(built))
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the stages make of a step; the fields are those of ``Compiled``."""
+
+    key: str
+    facts: Mapping[str, str]
+    artifact: Artifact
+    executable: Executable
+    story: Story
+    seconds: Mapping[str, float]
+    from_cache: bool
+    library: bool
+
+
+def compile_step(
+    step: StepGraph,
+    device: str,
+    options: Options,
+    *,
+    cache: Cache,
+    clock: Clock | None = None,
+    domain: Domain | None = None,
+) -> Built:
+    """A graph to something that runs on ``device``. ``domain``: what was asked of its sizes."""
+    clock = clock or Clock()
     with clock.stage("look up"):
         build_ = build(cache, device=device) if options.codegen else Build.without_compiler(device)
         workspaces = Workspaces(cache, device)
         target = Target(device, options, library=not build_.generates, workspaces=workspaces)
-        facts = artifact_facts(captured.step, target, build_)
+        facts = artifact_facts(step, target, build_)
         key = artifact_key(facts)
         found = None if options.watched else _look_up(cache, key)
     if found is None:
-        with without_collector(), captured.domain.noting() as domain:
-            artifact, story = _generate(captured.step, target, clock)
-        artifact = replace(artifact, questions=tuple(domain.questions))
+        with without_collector(), (domain or Domain()).noting() as asked:
+            artifact, story = _generate(step, target, clock)
+        artifact = replace(artifact, questions=tuple(asked.questions))
     else:
         artifact, story = found
     with clock.stage("build"):
         executable = Executable(artifact, build_)
     if found is None:
         cache.put(key, saved_bytes(artifact, story))
-    return Compiled(
-        captured,
-        options,
+    return Built(
         key,
         facts,
         artifact,

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dynamo.source import ConstantSource
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -16,6 +15,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from treadle.util.extents import Size
@@ -23,6 +23,7 @@ from treadle.util.extents import Size
 NAMES: dict[str, tuple[str, ...]] = {
     "torch._C._get_mkldnn_enabled": ("2.11", "2.13", "2.15"),
     "torch._C._set_mkldnn_enabled": ("2.11", "2.13", "2.15"),
+    "torch._dynamo.backends.common.aot_autograd": ("2.11", "2.13", "2.15"),
     "torch._dynamo.source.ConstantSource": ("2.11", "2.13", "2.15"),
     "torch._guards.detect_fake_mode": ("2.11", "2.13", "2.15"),
     "torch._subclasses.fake_tensor.DataDependentOutputException": ("2.11", "2.13", "2.15"),
@@ -30,6 +31,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._subclasses.fake_tensor.FakeTensorMode": ("2.11", "2.13", "2.15"),
     "torch.utils._sympy.value_ranges.ValueRanges": ("2.11", "2.13", "2.15"),
     "torch.fx.experimental.symbolic_shapes.ShapeEnv": ("2.11", "2.13", "2.15"),
+    "torch.utils._python_dispatch._disable_current_modes": ("2.11", "2.13", "2.15"),
     "torch.utils._pytree.tree_flatten": ("2.11", "2.13", "2.15"),
     "torch.utils._pytree.tree_unflatten": ("2.11", "2.13", "2.15"),
 }
@@ -155,6 +157,8 @@ def flatten_with_paths(tree: Any) -> list[tuple[str, Any]]:
 def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple[Any, Size]]]:
     """A fake mode whose tensors may have these sizes, and by the name of its symbol each size as
     a ``SymInt`` and as it was given."""
+    from torch._dynamo.source import ConstantSource  # late: Dynamo takes a second to import
+
     env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
     known: dict[str, tuple[Any, Size]] = {}
     for size in dims:
@@ -171,6 +175,35 @@ def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple
         known[str(symbol)] = env.create_symintnode(symbol, hint=dim.sample, source=source), size
     mode = FakeTensorMode(shape_env=env, static_shapes=True, allow_non_fake_inputs=True)
     return mode, known
+
+
+def through_autograd(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    partition: Callable[..., Any],
+) -> Callable[..., Any]:
+    """A graph of Dynamo's as a function with a backward: traced jointly, cut by ``partition``, its
+    parts compiled by ``forward`` (inference graphs as well) and ``backward``."""
+    from torch._dynamo.backends.common import aot_autograd  # late: as above
+
+    compiler = aot_autograd(fw_compiler=forward, bw_compiler=backward, partition_fn=partition)
+    return compiler(module, inputs)
+
+
+@contextmanager
+def outside_modes() -> Iterator[None]:
+    """Inside, tensors are real again, whatever traces outside."""
+    with _disable_current_modes():
+        yield
+
+
+def retraced(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+    """``module``, traced with symbols, for inputs of known sizes."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(each) if isinstance(each, Tensor) else each for each in inputs]
+    return make_fx(fx.Interpreter(module).run, tracing_mode="fake")(*fakes)
 
 
 def sample_mode() -> FakeTensorMode:

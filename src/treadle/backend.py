@@ -1,0 +1,287 @@
+"""``torch.compile(model, backend="treadle")``: the reduced form, without the optimizer.
+
+Dynamo gives a graph, AOTAutograd a joint forward and backward; the same planner as for whole
+steps decides what to keep, and each half goes through the same pipeline. Results and what is kept
+for the backward are tensors of their own; each half has an arena for the rest.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor, fx
+
+from treadle.capture.torch_private import outside_modes, retraced, through_autograd
+from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.options import Options, from_environment
+from treadle.passes.memory.choose import fastest_plan
+from treadle.passes.memory.split import Halves, extract, split
+from treadle.pipeline import Built, Target, clean, compile_step, plan_within
+from treadle.runtime.build import build
+from treadle.runtime.cache import Cache
+from treadle.util.errors import LoweringError, TreadleError
+
+_KNOWN = ("memory", "strict")
+_MOST = 64
+"""Sizes kept per graph where shapes are dynamic."""
+
+
+def treadle(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The backend. ``options``: ``memory`` (a budget for forward and backward together, as for
+    ``treadle.compile``) and ``strict``. ``TreadleError`` TR-001 for any other, and for ``mode``."""
+    chosen = _options(mode, options or {})
+    half = _Half(chosen)
+    return through_autograd(module, inputs, half, half, _Partition(chosen))
+
+
+def _options(mode: str | None, given: Mapping[str, Any]) -> Options:
+    unknown = sorted(set(given) - set(_KNOWN))
+    if unknown or mode not in (None, "default"):
+        what = f"mode={mode!r}" if not unknown else f"option {unknown[0]!r}"
+        raise TreadleError(
+            f"the backend has no {what}", code="TR-001", remedy=f"options: {', '.join(_KNOWN)}"
+        )
+    return replace(from_environment(), **given)
+
+
+@dataclass(frozen=True)
+class _Partition:
+    """AOTAutograd's partition function."""
+
+    options: Options
+
+    def __call__(
+        self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_rest: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        primals, _ = inputs
+        graph = joint.graph
+        places = graph.find_nodes(op="placeholder")
+        first, last = places[: len(primals)], places[len(primals) :]
+        if not _has_symbols(graph):
+            step = _joint_step(graph, last, num_fwd_outputs)
+            with outside_modes():
+                step = _planned(step, self.options)
+            graph, places = step.graph, step.placeholders
+            first, last = places[: len(first)], places[len(first) :]
+        halves = split(graph, first, last, num_fwd_outputs)
+        sizes = [node for node in halves.kept if isinstance(node.meta["val"], SymInt)]
+        if sizes:  # AOTAutograd takes them after the tensors, and gives them before
+            order = [*(n for n in halves.kept if n not in sizes), *sizes]
+            halves = _reordered(graph, first, last, num_fwd_outputs, order, sizes)
+        return fx.GraphModule(joint, halves.forward), fx.GraphModule(joint, halves.backward)
+
+
+def _reordered(
+    graph: fx.Graph,
+    inputs: Sequence[fx.Node],
+    tangents: Sequence[fx.Node],
+    results: int,
+    order: Sequence[fx.Node],
+    sizes: Sequence[fx.Node],
+) -> Halves:
+    """The halves with sizes after the tensors that are kept, and before them in the backward."""
+    (output,) = graph.find_nodes(op="output")
+    returned: Any = output.args[0]
+    tensors = [node for node in order if node not in sizes]
+    return Halves(
+        extract(graph, inputs, [*returned[:results], *order]),
+        extract(graph, [*sizes, *tensors, *tangents], returned[results:]),
+        tuple(order),
+    )
+
+
+def _has_symbols(graph: fx.Graph) -> bool:
+    vals = [node.meta.get("val") for node in graph.nodes]
+    return any(isinstance(val, SymInt) for val in vals) or any(
+        isinstance(size, SymInt) for val in vals if isinstance(val, Tensor) for size in val.shape
+    )
+
+
+def _joint_step(graph: fx.Graph, tangents: Sequence[fx.Node], results: int) -> StepGraph:
+    """The joint graph with roles and phases: what depends on a tangent is backward, and so is what
+    the forward does not need."""
+    (output,) = graph.find_nodes(op="output")
+    returned: Any = output.args[0]
+    output.args = (tuple(returned),)
+    needed: set[fx.Node] = set()
+    pending = [node for node in returned[:results] if node is not None]
+    while pending:
+        node = pending.pop()
+        if node not in needed:
+            needed.add(node)
+            pending.extend(node.all_input_nodes)
+    for node in graph.nodes:
+        _annotate(node, "forward" if node in needed else "backward")
+    roles = [Role.BATCH if node in tangents else Role.PARAMETER for node in _places(graph)]
+    names = [node.name for node in _places(graph)]
+    signature = Signature(
+        tuple(Input(role, name) for role, name in zip(roles, names, strict=True)),
+        tuple(Output(f"result {at}") for at in range(len(returned))),
+    )
+    return StepGraph(graph, signature)
+
+
+def _places(graph: fx.Graph) -> list[fx.Node]:
+    return graph.find_nodes(op="placeholder")
+
+
+def _annotate(node: fx.Node, phase: str) -> None:
+    lines = [line for line in (node.meta.get("stack_trace") or "").splitlines() if "File" in line]
+    where = lines[-1].strip() if lines else ""
+    node.meta = {"val": node.meta.get("val"), "phase": phase, "where": where, "module": ""}
+
+
+def _planned(step: StepGraph, options: Options) -> StepGraph:
+    """What is kept and what is computed again, by the planner of whole steps."""
+    device = _device(step.graph)
+    cache = Cache(options.cache_dir)
+    library = not build(cache, device=device).generates or not options.codegen
+    target = Target(device, options, library=library)
+    step = clean(step)
+    if options.memory is None:
+        return fastest_plan(step, target.hardware).step
+    return plan_within(step, target)[0].step
+
+
+def _device(graph: fx.Graph) -> str:
+    kinds = {
+        val.device.type
+        for node in _places(graph)
+        if isinstance(val := node.meta.get("val"), Tensor) and val.ndim
+    }
+    return "cuda" if "cuda" in kinds else "cpu"
+
+
+@dataclass(frozen=True)
+class _Half:
+    """AOTAutograd's compiler of one graph: forward, backward, or inference."""
+
+    options: Options
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with outside_modes():
+            return self._compiled(module)
+
+    def _compiled(self, module: fx.GraphModule) -> Callable[..., Any]:
+        run = (
+            _Sized(module, self.options)
+            if _has_symbols(module.graph)
+            else _Fixed(module, self.options)
+        )
+
+        def call(args: list[Any]) -> list[Any]:
+            given = list(args)
+            args.clear()  # what is not needed any more may go
+            return run(given)
+
+        call._boxed_call = True  # type: ignore[attr-defined]  # the protocol of AOTAutograd
+        return call
+
+
+class _Fixed:
+    """One graph of known shapes, compiled at once."""
+
+    def __init__(self, module: fx.GraphModule, options: Options) -> None:
+        graph = module.graph
+        (output,) = graph.find_nodes(op="output")
+        returned = list(output.args[0])  # type: ignore[call-overload]
+        places = _places(graph)
+        number = {node: at for at, node in enumerate(places)}
+        self._plan = [_Return.of(each, number) for each in returned]
+        computed = [each for each in returned if isinstance(each, fx.Node) and each not in number]
+        unique = list(dict.fromkeys(computed))
+        position = {node: at for at, node in enumerate(unique)}
+        self._order = [position.get(each, -1) for each in returned]
+        self._built = _built(module, places, unique, options)
+        self._used = [isinstance(node.meta.get("val"), Tensor) for node in places]
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        made: Sequence[Any] = ()
+        if self._built is not None:
+            tensors = [each for each, used in zip(args, self._used, strict=True) if used]
+            made = self._built.executable.run(tensors)
+        return [
+            plan.value(args) if at < 0 else made[at]
+            for plan, at in zip(self._plan, self._order, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Return:
+    """A result that is an input, or a constant."""
+
+    place: int | None
+    constant: Any
+
+    @staticmethod
+    def of(result: Any, number: Mapping[fx.Node, int]) -> "_Return":
+        if isinstance(result, fx.Node):
+            return _Return(number.get(result), None)
+        return _Return(None, result)
+
+    def value(self, args: Sequence[Any]) -> Any:
+        return self.constant if self.place is None else args[self.place]
+
+
+def _built(
+    module: fx.GraphModule, places: Sequence[fx.Node], results: Sequence[fx.Node], options: Options
+) -> Built | None:
+    if not results:
+        return None
+    graph = fx.Graph(module)
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        if node.op == "output":
+            continue
+        if node.op == "placeholder" and not isinstance(node.meta.get("val"), Tensor):
+            continue
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in results))
+    for node in graph.nodes:
+        if node.op != "output" and "phase" not in node.meta:
+            _annotate(node, "forward")
+    signature = Signature(
+        tuple(Input(Role.BATCH, node.name) for node in places if node in copies),
+        tuple(Output(f"result {at}") for at in range(len(results))),
+    )
+    cache = Cache(options.cache_dir)
+    step = StepGraph(graph, signature)
+    built = compile_step(step, _device(graph), replace(options, memory=None), cache=cache)
+    if options.strict and built.artifact.fallbacks:
+        first = built.artifact.fallbacks[0]
+        raise LoweringError(
+            f"strict: {first.op} falls back to PyTorch's kernels: {first.reason}", code="TR-302"
+        )
+    return built
+
+
+@dataclass
+class _Sized:
+    """One graph with symbols: compiled for each set of sizes when it comes."""
+
+    module: fx.GraphModule
+    options: Options
+    known: OrderedDict[Any, _Fixed] = field(default_factory=OrderedDict[Any, _Fixed])
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        key = tuple(
+            (each.shape, each.stride(), each.dtype) if isinstance(each, Tensor) else each
+            for each in args
+        )
+        found = self.known.get(key)
+        if found is None:
+            with torch.no_grad():
+                found = _Fixed(retraced(self.module, args), self.options)
+            self.known[key] = found
+            if len(self.known) > _MOST:
+                self.known.popitem(last=False)
+        self.known.move_to_end(key)
+        return found(args)

@@ -1,0 +1,148 @@
+"""A planned joint graph cut in two: what the forward returns, keeps, and what the backward reads.
+
+::
+
+    joint:     p, x, dy  ->  y, dp      planned: some forward nodes stand again in the backward
+    forward:   p, x      ->  y, kept...
+    backward:  kept..., dy  ->  dp
+
+A value is kept if the backward reads it and the forward computes it, or if it is an input that
+the backward reads. Of an operation with several results the results are kept, never the operation;
+views are taken again of what they show, which costs nothing.
+"""
+
+import operator
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from treadle.graph.alias import storages
+from treadle.util.errors import PlanError
+
+Result = fx.Node | None
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """Two graphs. ``kept``: the joint graph's nodes that the forward returns after its results and
+    the backward takes before its tangents."""
+
+    forward: fx.Graph
+    backward: fx.Graph
+    kept: tuple[fx.Node, ...]
+
+
+def split(
+    graph: fx.Graph, inputs: Sequence[fx.Node], tangents: Sequence[fx.Node], results: int
+) -> Halves:
+    """Cut ``graph``, whose first ``results`` outputs are the forward's.
+
+    ``inputs`` and ``tangents`` are its placeholders by their role. ``PlanError`` TR-210 names the
+    first output that cannot be computed from what its half is given.
+    """
+    (output,) = graph.find_nodes(op="output")
+    returned: Sequence[Result] = output.args[0]  # type: ignore[assignment]
+    ahead = _needed([node for node in returned[:results] if node is not None])
+    late = _after(graph, tangents)
+    late |= {n for n in graph.nodes if n.meta.get("recomputed")}
+    late |= _needed(list(filter(None, returned[results:]))) - ahead - set(inputs)
+    late -= {n for n in late if n.target is operator.getitem and n.args[0] in ahead}
+    kept = _kept(graph, late, [*returned[results:]], set(tangents))
+    forward = extract(graph, inputs, [*returned[:results], *kept])
+    backward = extract(graph, [*kept, *tangents], returned[results:])
+    return Halves(forward, backward, tuple(kept))
+
+
+def _needed(nodes: Collection[fx.Node]) -> set[fx.Node]:
+    """These and all that they are computed from."""
+    seen: set[fx.Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            pending.extend(node.all_input_nodes)
+    return seen
+
+
+def _after(graph: fx.Graph, tangents: Collection[fx.Node]) -> set[fx.Node]:
+    """All that depends on a tangent."""
+    found: set[fx.Node] = set(tangents)
+    for node in graph.nodes:
+        if node.op != "output" and not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _kept(
+    graph: fx.Graph, late: set[fx.Node], returned: Sequence[Result], tangents: set[fx.Node]
+) -> list[fx.Node]:
+    """What the backward reads of the forward, views followed to what they show; in order."""
+    wanted = [node for node in returned if node is not None and node not in late]
+    wanted += [each for node in late for each in node.all_input_nodes if each not in late]
+    found: set[fx.Node] = set()
+    while wanted:
+        node = wanted.pop()
+        if node in found or node in tangents or node in late:
+            continue
+        base = _shown(node)
+        if base is None:
+            found.add(node)
+        else:  # a view: taken again in the backward
+            late.add(node)
+            wanted.append(base)
+    return [node for node in graph.nodes if node in found]
+
+
+def _shown(node: fx.Node) -> fx.Node | None:
+    """The operand that ``node`` is a view of."""
+    if node.op != "call_function" or node.target is operator.getitem or not node.args:
+        return None
+    held = storages(node.meta["val"])
+    operands = node.all_input_nodes
+    if len(operands) == 1 and held and held <= storages(operands[0].meta["val"]):
+        return operands[0]
+    return None
+
+
+def extract(graph: fx.Graph, inputs: Sequence[fx.Node], outputs: Sequence[Result]) -> fx.Graph:
+    """The part of ``graph`` between ``inputs``, any of its nodes, and ``outputs``.
+
+    Each input becomes a placeholder; dead code is left out; metadata stays. ``PlanError`` TR-210
+    if an output depends on an input of the graph that is not among ``inputs``.
+    """
+    made = fx.Graph(graph.owning_module)
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        copies[node] = made.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    wanted = _between(inputs, [node for node in outputs if node is not None])
+    for node in graph.nodes:
+        if node in copies or node not in wanted or node.op == "output":
+            continue
+        if node.op == "placeholder":
+            continue
+        if all(each in copies for each in node.all_input_nodes):
+            copies[node] = made.node_copy(node, copies.__getitem__)
+    for at, node in enumerate(outputs):
+        if node is not None and node not in copies:
+            raise PlanError(
+                f"output {at} ({node.name}) depends on an input that its half is not given",
+                code="TR-210",
+                remedy="this is a bug in treadle: report it with the model",
+            )
+    made.output(tuple(None if node is None else copies[node] for node in outputs))
+    return made
+
+
+def _between(inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> set[fx.Node]:
+    stop, seen = set(inputs), set[fx.Node]()
+    pending = list(outputs)
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            if node not in stop:
+                pending.extend(node.all_input_nodes)
+    return seen
