@@ -12,7 +12,7 @@ from treadle.loop.expr import Array
 from treadle.loop.program import Call, TensorRef
 from treadle.lower.library import OUT_VARIANTS
 from treadle.lower.registry import Value
-from treadle.lower.site import Site, is_dense
+from treadle.lower.site import Site, contiguous_strides, is_dense
 from treadle.lower.workspace import workspace_of
 from treadle.runtime.draws import OPERATOR, can_draw
 
@@ -38,6 +38,9 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
             "its offset counts from the start of a storage, and buffers here share one",
             remedy="use slices or views instead of as_strided, or write out of place",
         )
+    drawn = _own_draw(site, op)
+    if drawn and site.strides == contiguous_strides(site.shape):
+        args = (_no_numbers(site), *args[1:])
     plain_args = _with_margins(site, tuple(_plain(site, arg) for arg in args))
     plain_kwargs = {
         key: _plain(site, value) for key, value in kwargs.items() if key not in _DROPPED
@@ -46,7 +49,7 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
     used = _used_results(site)
     sites = [site] if single else [site.element_site(i) for i in range(len(site.val))]
     results: list[Value | int | None] = []
-    out = OUT_VARIANTS.get(op, "") or _own_draw(site, op)
+    out = OUT_VARIANTS.get(op, "") or drawn
     for position, each in enumerate(sites):
         results.append(_result(each, bool(out)) if single or position in used else None)
     if out and not site.layout and not is_dense(site.shape, site.strides):
@@ -71,6 +74,12 @@ def _own_draw(site: Site, op: OpOverload) -> str:
     """Our own operator for draws on CPUs, where it gives PyTorch's numbers."""
     ours = op is torch.ops.aten.bernoulli.p and site.builder.device == "cpu"
     return OPERATOR if ours and not site.builder.library and can_draw(site.dtype) else ""
+
+
+def _no_numbers(site: Site) -> TensorRef:
+    """The tensor that a draw looks like, without bytes of its own: its numbers are not read."""
+    one = site.builder.constant(f"{site.name}_like", torch.zeros((), dtype=site.dtype))
+    return replace(one, shape=site.shape, strides=(0,) * len(site.shape))
 
 
 def check(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> None:

@@ -65,7 +65,7 @@ def drawer(native: Callable[..., None]) -> Callable[..., Tensor]:
 @functools.cache
 def is_known() -> bool:
     """Whether this PyTorch draws as the generated code does: two blocks are compared, with a
-    generator of their own."""
+    generator of their own, as floats and as bools."""
     generator = torch.Generator("cpu").manual_seed(4357)
     found = torch.empty(_WORDS + 3).bernoulli_(0.3, generator=generator).tolist()
     state = bytes(generator.get_state().tolist())
@@ -75,7 +75,9 @@ def is_known() -> bool:
     expected = [float((high & 0x1FFFFF) << 32 | low < below) for high, low in pairs]
     _, left, _, at = _HEAD.unpack_from(state)
     used = len(words) % _WORDS
-    return expected == found and len(state) == _BYTES and (left, at) == (_WORDS + 1 - used, used)
+    generator.manual_seed(4357)
+    mask = torch.empty(len(found), dtype=torch.bool).bernoulli_(0.3, generator=generator).tolist()
+    return expected == found == mask and len(state) == _BYTES and (left, at) == (_WORDS + 1 - used, used)
 
 
 def _words(seed: int, count: int) -> list[int]:

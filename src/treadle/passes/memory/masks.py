@@ -8,6 +8,7 @@ from treadle.graph.types import type_of
 from treadle.graph.values import inherit
 from treadle.passes.memory.order import as_traced, facts_of
 from treadle.passes.memory.rematerialise import build
+from treadle.runtime.draws import can_draw
 
 aten = torch.ops.aten
 _DRAWS = frozenset({aten.bernoulli.p, aten.bernoulli.default, aten.bernoulli.Tensor})
@@ -18,8 +19,10 @@ def with_byte_masks(step: StepGraph) -> StepGraph:
 
     before:  m = bernoulli(e, 0.9); y = mul(x, m)
     after:   m = bernoulli(e, 0.9); b = bool(m); f = float(b); y = mul(x, f)
+    on CPUs: b = bernoulli(bool e, 0.9); f = float(b); y = mul(x, f)
 
-    Exact, since the only values are zero and one. The mask is the one thing that must be kept
+    Exact, since the only values are zero and one, and generated draws give the same for every
+    dtype; where there are none, PyTorch draws what it would. The mask is the one thing that must be kept
     whatever the budget, and now it can be kept in a quarter of the bytes, also for what
     backward computes again.
     """
@@ -27,6 +30,8 @@ def with_byte_masks(step: StepGraph) -> StepGraph:
     for node in copy.graph.nodes:
         if node.op == "call_function" and node.target in _DRAWS and _is_float(node):
             _read_through_bool(node)
+            if _is_generated(node):
+                _draw_bool(node)
     return copy
 
 
@@ -47,6 +52,28 @@ def _read_through_bool(draw: fx.Node) -> None:
     inherit(back, draw)
     for reader in readers:
         reader.replace_input_with(draw, back)
+
+
+def _is_generated(draw: fx.Node) -> bool:
+    like = type_of(draw)
+    known = draw.target is aten.bernoulli.p and like.device.type == "cpu"
+    return known and can_draw(like.dtype) and can_draw(torch.bool)
+
+
+def _draw_bool(draw: fx.Node) -> None:
+    """All readers of ``draw`` convert it to bool: draw that."""
+    like, *rest = draw.args
+    masks = list(draw.users)
+    graph = draw.graph
+    with graph.inserting_before(draw):
+        empty = graph.call_function(aten.empty_like.default, (like,), {"dtype": torch.bool})
+        inherit(empty, draw)
+        drawn = graph.call_function(aten.bernoulli.p, (empty, *rest), draw.kwargs)
+        inherit(drawn, draw)
+    for mask in masks:
+        mask.replace_all_uses_with(drawn)
+        graph.erase_node(mask)
+    graph.erase_node(draw)
 
 
 def _converts_to_bool(node: fx.Node) -> bool:
