@@ -5,6 +5,7 @@ import torch
 
 import treadle
 from treadle.codegen.cpp_draws import DRAWS
+from treadle.passes.memory import masks
 from treadle.runtime import draws
 from treadle.runtime.artifact import CallStep
 from treadle.runtime.build import build
@@ -108,6 +109,35 @@ def test_a_step_uses_them_and_leaves_the_generator_where_eager_does():
         each.out for each in step.compiled.artifact.steps if hasattr(each, "out")
     }
     step, eager = compiled_step()
+    torch.manual_seed(1)
+    torch.testing.assert_close(eager(x), ours)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_mask_is_drawn_as_bytes_and_what_it_looks_like_takes_none():
+    step, _ = compiled_step()
+    artifact = step.prepare(torch.randn(5, 7)).artifact
+    (draw,) = [
+        each for each in artifact.steps if isinstance(each, CallStep) and each.out == draws.OPERATOR
+    ]
+    assert artifact.buffers[draw.outputs[0]].dtype is torch.bool
+    assert draw.args[0].strides == (0, 0)
+    assert artifact.buffers[draw.args[0].buffer].shape == ()
+
+
+def test_masks_stay_floats_where_bools_are_drawn_differently(monkeypatch, tmp_path):
+    monkeypatch.setattr(masks, "_draws_alike", lambda dtype: False)
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path))
+    x = torch.randn(5, 7)
+    step, _ = compiled_step()
+    torch.manual_seed(1)
+    ours, state = step(x), torch.get_rng_state()
+    artifact = step.compiled.artifact
+    (draw,) = [
+        each for each in artifact.steps if isinstance(each, CallStep) and "bernoulli" in each.op
+    ]
+    assert artifact.buffers[draw.outputs[0]].dtype is torch.float32
+    _, eager = compiled_step()
     torch.manual_seed(1)
     torch.testing.assert_close(eager(x), ours)
     assert torch.equal(torch.get_rng_state(), state)

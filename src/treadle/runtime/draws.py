@@ -77,7 +77,11 @@ def is_known() -> bool:
     used = len(words) % _WORDS
     generator.manual_seed(4357)
     mask = torch.empty(len(found), dtype=torch.bool).bernoulli_(0.3, generator=generator).tolist()
-    return expected == found == mask and len(state) == _BYTES and (left, at) == (_WORDS + 1 - used, used)
+    return (
+        expected == found == mask
+        and len(state) == _BYTES
+        and (left, at) == (_WORDS + 1 - used, used)
+    )
 
 
 def _words(seed: int, count: int) -> list[int]:

@@ -1,5 +1,7 @@
 """Read random masks of zeros and ones through one byte an element, in every phase."""
 
+import functools
+
 import torch
 from torch import fx
 
@@ -8,7 +10,6 @@ from treadle.graph.types import type_of
 from treadle.graph.values import inherit
 from treadle.passes.memory.order import as_traced, facts_of
 from treadle.passes.memory.rematerialise import build
-from treadle.runtime.draws import can_draw
 
 aten = torch.ops.aten
 _DRAWS = frozenset({aten.bernoulli.p, aten.bernoulli.default, aten.bernoulli.Tensor})
@@ -21,16 +22,15 @@ def with_byte_masks(step: StepGraph) -> StepGraph:
     after:   m = bernoulli(e, 0.9); b = bool(m); f = float(b); y = mul(x, f)
     on CPUs: b = bernoulli(bool e, 0.9); f = float(b); y = mul(x, f)
 
-    Exact, since the only values are zero and one, and generated draws give the same for every
-    dtype; where there are none, PyTorch draws what it would. The mask is the one thing that must be kept
-    whatever the budget, and now it can be kept in a quarter of the bytes, also for what
-    backward computes again.
+    Exact, since the only values are zero and one, and PyTorch was seen to draw bools as floats.
+    The mask is the one thing that must be kept whatever the budget, and now it can be kept in a
+    quarter of the bytes, also for what backward computes again.
     """
     copy = build(as_traced(facts_of(step)))
     for node in copy.graph.nodes:
         if node.op == "call_function" and node.target in _DRAWS and _is_float(node):
             _read_through_bool(node)
-            if _is_generated(node):
+            if _same_as_bool(node):
                 _draw_bool(node)
     return copy
 
@@ -54,10 +54,23 @@ def _read_through_bool(draw: fx.Node) -> None:
         reader.replace_input_with(draw, back)
 
 
-def _is_generated(draw: fx.Node) -> bool:
+def _same_as_bool(draw: fx.Node) -> bool:
     like = type_of(draw)
-    known = draw.target is aten.bernoulli.p and like.device.type == "cpu"
-    return known and can_draw(like.dtype) and can_draw(torch.bool)
+    return (
+        draw.target is aten.bernoulli.p and like.device.type == "cpu" and _draws_alike(like.dtype)
+    )
+
+
+@functools.cache
+def _draws_alike(dtype: torch.dtype) -> bool:
+    """Whether this PyTorch draws the same as ``dtype`` and as bool, and leaves one state."""
+    generators = [torch.Generator("cpu").manual_seed(4357) for _ in range(2)]
+    numbers, mask = (
+        torch.empty(1259, dtype=each).bernoulli_(0.3, generator=generator)
+        for each, generator in zip((dtype, torch.bool), generators, strict=True)
+    )
+    states = [generator.get_state() for generator in generators]
+    return torch.equal(numbers, mask.to(dtype)) and torch.equal(*states)
 
 
 def _draw_bool(draw: fx.Node) -> None:
