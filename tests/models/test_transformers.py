@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 import treadle
 
 pytest.importorskip("transformers")
-from architectures import ALL, bert, gemma2, gpt2, mixtral, resnet, t5
+from architectures import ALL, bert, gemma2, gpt2, mixtral, resnet, t5, vit
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
@@ -23,6 +24,13 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., t
         return loss.detach()
 
     return step
+
+
+def _documented() -> dict[str, str]:
+    """The column of fallbacks of docs/architectures.md, by model."""
+    page = Path(__file__).parents[2] / "docs" / "architectures.md"
+    rows = [line.strip("|").split("|") for line in page.read_text().splitlines() if line[:1] == "|"]
+    return {row[0].strip(): row[4].strip() for row in rows[2:]}
 
 
 def _compare(ours, batch, *, steps=5, memory=None):
@@ -53,9 +61,16 @@ def test_five_steps_equal_eager(make):
         scale = max(b.abs().max().item(), 0.05)
         assert (a - b).abs().max().item() <= 1e-4 * scale, name
     assert not step.compiled.artifact.fallbacks, step.compiled.artifact.fallbacks
+    assert _documented()[make.__name__] == "none"
 
 
-@pytest.mark.parametrize("make", [gpt2, t5, gemma2, mixtral], ids=lambda make: make.__name__)
+def test_the_page_has_a_row_for_each_architecture():
+    assert list(_documented()) == [make.__name__ for make in ALL]
+
+
+@pytest.mark.parametrize(
+    "make", [gpt2, bert, t5, gemma2, mixtral, vit, resnet], ids=lambda make: make.__name__
+)
 def test_the_smallest_plan_gives_the_same_losses(make):
     torch.manual_seed(0)
     ours, batch = make()
