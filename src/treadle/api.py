@@ -201,6 +201,10 @@ class Step:
     def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
         key = guard_key(self._models, self._optimizers, args, kwargs)
         found = self._cache.get(key)
+        if found is not None and not found.captured.agrees():
+            self.recompiles.append("step counts of an optimizer's parameters came apart")
+            self._cache.pop(key).executable.release()
+            found = self._cache[key] = self._compile(args, kwargs)
         if found is None:
             found = self._from_pattern(key, args, kwargs)
             if found is None and self._cache:

@@ -45,6 +45,7 @@ def training(model, optimizer):
     return step
 
 
+@pytest.mark.filterwarnings("error:Detected call of .lr_scheduler.step")
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_thirty_steps_equal_eager(name):
     torch.manual_seed(0)

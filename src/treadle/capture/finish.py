@@ -43,6 +43,10 @@ class Captured:
     pending: dict[tuple[int, str], Tensor] = field(default_factory=dict[tuple[int, str], Tensor])
     domain: Domain = field(default_factory=Domain)  # the sizes that the step is right for
 
+    def agrees(self) -> bool:
+        """Whether parameters that share a step counter in the graph still share it."""
+        return all(self.clusters[at].agrees() for at in self.stepped)
+
 
 def finish(module: fx.GraphModule, run: Run, device: torch.device) -> Captured:
     """The traced module as a functional graph with roles, and how to call it."""

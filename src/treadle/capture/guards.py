@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.optimizers.registry import form_of
-from treadle.capture.torch_private import flatten_with_paths
+from treadle.capture.torch_private import flatten_with_paths, step_hooks
 
 Facts = tuple[Any, ...]
 
@@ -42,7 +42,12 @@ def guard_key(
             for p in model.parameters()
         ),
         tuple(
-            (len(group["params"]), *form_of(each).structure(group))
+            (
+                len(group["params"]),
+                step_hooks(each),
+                bool(group.get("differentiable")),
+                *form_of(each).structure(group),
+            )
             for each in optimizers.values()
             for group in each.param_groups
         ),

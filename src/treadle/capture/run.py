@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.optimizers.registry import Form, Values, form_of
+from treadle.capture.optimizers.registry import Form, Values, check_step, form_of
 from treadle.capture.sources import (
     Batch,
     BufferSlot,
@@ -121,6 +121,7 @@ class Run:
     def _stepper(self, optimizer: Optimizer) -> Callable[..., None]:
         """``optimizer.step`` in functional form, on the traced parameters and state."""
         form = form_of(optimizer)
+        check_step(optimizer)
 
         def step(closure: object = None) -> None:
             if closure is not None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.optimizers.registry import Start, form_of
+from treadle.capture.torch_private import note_stepped
 
 Pending = dict[tuple[int, str], Tensor]
 
@@ -42,9 +43,24 @@ class Cluster:
             return float(state.get("momentum_buffer") is None)
         return form.scalars(self.group)[name]
 
+    def agrees(self) -> bool:
+        """Whether the counters of the parameters that step are still one number, as the graph has
+        it. Freezing one for some steps, or a checkpoint of another run, parts them."""
+        states = [self.optimizer.state.get(each, {}) for each in self.active]
+        names = tuple(form_of(self.optimizer).counters)
+        for name in names or ("momentum_buffer",):
+            found = [state.get(name) for state in states]
+            if len({each is None for each in found}) > 1:
+                return False
+            values = [torch.as_tensor(each) for each in found if each is not None] if names else []
+            if values and not bool((torch.stack(values) == values[0]).all()):
+                return False
+        return True
+
     def advance(self) -> None:
         """The counters of every parameter after a step."""
         form = form_of(self.optimizer)
+        note_stepped(self.optimizer)
         if not form.counters:
             return
         now = {name: self.value(name) for name in form.counters}

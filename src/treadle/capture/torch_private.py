@@ -14,6 +14,11 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+)
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -31,6 +36,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._subclasses.fake_tensor.FakeTensorMode": ("2.11", "2.13", "2.15"),
     "torch.utils._sympy.value_ranges.ValueRanges": ("2.11", "2.13", "2.15"),
     "torch.fx.experimental.symbolic_shapes.ShapeEnv": ("2.11", "2.13", "2.15"),
+    "torch.optim.optimizer._global_optimizer_pre_hooks": ("2.11", "2.13", "2.15"),
+    "torch.optim.optimizer._global_optimizer_post_hooks": ("2.11", "2.13", "2.15"),
     "torch.utils._python_dispatch._disable_current_modes": ("2.11", "2.13", "2.15"),
     "torch.utils._pytree.tree_flatten": ("2.11", "2.13", "2.15"),
     "torch.utils._pytree.tree_unflatten": ("2.11", "2.13", "2.15"),
@@ -48,6 +55,18 @@ def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
 def unflatten(leaves: list[Any], spec: TreeSpec) -> Any:
     """The structure with these leaves."""
     return pytree.tree_unflatten(leaves, spec)
+
+
+def step_hooks(optimizer: Optimizer) -> bool:
+    """Whether anything is to be called around ``optimizer.step``."""
+    everywhere = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return any(len(each) > 0 for each in (*everywhere, *own))
+
+
+def note_stepped(optimizer: Optimizer) -> None:
+    """What schedulers look at to warn that they are stepped before the optimizer."""
+    vars(optimizer)["_opt_called"] = True
 
 
 def storage_key(value: Any) -> int | None:

@@ -12,16 +12,16 @@ from treadle.capture.optimizers.registry import ZEROS, Form, Group, Start, Value
 
 @dataclass(frozen=True)
 class AdamForm(Form):
-    """``decoupled``: weight decay shrinks the parameter itself (AdamW) or joins the gradient.
+    """Weight decay shrinks the parameter itself (``decoupled_weight_decay``, as AdamW sets it) or
+    joins the gradient.
 
     ``m += (1 - b1) (g - m)``, ``v = b2 v + (1 - b2) g g``,
     ``p -= lr / (1 - b1^t) m / (sqrt(v) / sqrt(1 - b2^t) + eps)``
     """
 
-    decoupled: bool
-
     def structure(self, group: Group) -> tuple[Any, ...]:
-        return (group["amsgrad"], group["maximize"], float(group["weight_decay"]) != 0.0)
+        decays = float(group["weight_decay"]) != 0.0
+        return (group["amsgrad"], group["maximize"], decays, group["decoupled_weight_decay"])
 
     def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
         names = {"exp_avg": ZEROS, "exp_avg_sq": ZEROS}
@@ -57,7 +57,7 @@ class AdamForm(Form):
             grad = -grad
         value = parameter
         if float(group["weight_decay"]) != 0.0:
-            if self.decoupled:
+            if group["decoupled_weight_decay"]:
                 value = value * shared["keep"]
             else:
                 grad = grad + value * shared["decay"]
@@ -72,6 +72,6 @@ class AdamForm(Form):
         parameter.copy_(value + mean * shared["step_size"] / denominator)
 
 
-FORMS = {torch.optim.Adam: AdamForm(decoupled=False), torch.optim.AdamW: AdamForm(decoupled=True)}
+FORMS = {torch.optim.Adam: AdamForm(), torch.optim.AdamW: AdamForm()}
 for _kind, _form in FORMS.items():
     register(_kind, _form)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from treadle.capture.torch_private import step_hooks
 from treadle.util.errors import CaptureError
 
 Group = Mapping[str, Any]
@@ -75,9 +76,8 @@ def register(kind: type[Optimizer], form: Form) -> None:
 def form_of(optimizer: Optimizer) -> Form:
     """The functional form, or ``CaptureError`` TR-105."""
     kind = type(optimizer)
-    found = _FORMS.get(kind) or next(
-        (form for base, form in _FORMS.items() if _steps_as(kind, base)), None
-    )
+    base = next((each for each in kind.__mro__ if each in _FORMS), None)  # the nearest
+    found = _FORMS[base] if base is not None and _steps_as(kind, base) else None
     if found is None:
         known = ", ".join(sorted(kind.__name__ for kind in _FORMS))
         raise CaptureError(
@@ -88,9 +88,26 @@ def form_of(optimizer: Optimizer) -> Form:
     return found
 
 
+def check_step(optimizer: Optimizer) -> None:
+    """``CaptureError`` TR-114 for what ``step`` would do around or beside the update."""
+    if step_hooks(optimizer):
+        raise CaptureError(
+            f"{type(optimizer).__name__} has hooks around step(), which would not be called",
+            code="TR-114",
+            remedy="remove the hooks, and call what they do before or after the compiled step",
+        )
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise CaptureError(
+            f"{type(optimizer).__name__}(differentiable=True): updates have no derivative",
+            code="TR-114",
+            remedy="leave differentiable off in a compiled step",
+        )
+
+
 def _steps_as(kind: type[Optimizer], base: type[Optimizer]) -> bool:
     """Whether ``kind`` is a ``base`` that steps as its base does."""
-    if not issubclass(kind, base) or vars(kind).get("_init_group"):
+    between = kind.__mro__[: kind.__mro__.index(base)]
+    if any("_init_group" in vars(each) for each in between):
         return False
     return inspect.unwrap(kind.step) is inspect.unwrap(base.step)
 
