@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 import treadle
+from treadle.runtime.artifact import CallStep
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "models"))
 from architectures import ALL
@@ -50,7 +51,7 @@ def row(make) -> str:
             run(**batch)
             times[which].append(time.perf_counter() - start)
     artifact = step.compiled.artifact
-    calls = sum(not hasattr(each, "function") for each in artifact.steps)
+    calls = sum(isinstance(each, CallStep) for each in artifact.steps)
     ratio = statistics.median(times[0]) / statistics.median(times[1])
     nodes = len(step.compiled.captured.step.graph.nodes)
     seconds = sum(step.compiled.seconds.values())
