@@ -27,7 +27,7 @@ from treadle.runtime.cache import Cache
 from treadle.runtime.interrupt import uninterrupted
 from treadle.runtime.meter import PeakReport, measure_peak
 from treadle.saved import Saved, load_saved, save
-from treadle.shapes import Dynamic, find
+from treadle.shapes import Dynamic, find, parameter_names
 from treadle.stages import STAGES, Clock, text_of
 from treadle.undo import Undo
 from treadle.util.errors import LoweringError, RuntimeFailure, TreadleError
@@ -77,12 +77,17 @@ class Step:
         self._saved: Saved | None = None
         self._shapes = shapes
         self._patterns: Patterns | None = None
+        self._takes_update = "update" not in parameter_names(function)
         self._lock = threading.RLock()
         check_models(self._models, self._optimizers)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function on this batch. ``update=False``, for a function without a parameter of
+        that name: gradients stay in ``.grad``, no optimizer steps, and the next call with an
+        update includes them."""
         with self._lock:
-            compiled = self._variant(args, kwargs)
+            update = kwargs.pop("update", True) if self._takes_update else True
+            compiled = self._variant(args, kwargs, update=update)
             inputs = read_inputs(compiled.captured, args, kwargs)
             with uninterrupted():
                 results = self._run(compiled, inputs)
@@ -198,18 +203,20 @@ class Step:
         pairs += list(zip(names, after, eager, strict=True))
         return _first_difference(number, pairs, rtol, atol)
 
-    def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
-        key = guard_key(self._models, self._optimizers, args, kwargs)
+    def _variant(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
+    ) -> Compiled:
+        key = guard_key(self._models, self._optimizers, args, kwargs, update=update)
         found = self._cache.get(key)
         if found is not None and not found.captured.agrees():
             self.recompiles.append("step counts of an optimizer's parameters came apart")
             self._cache.pop(key).executable.release()
-            found = self._cache[key] = self._compile(args, kwargs)
+            found = self._cache[key] = self._compile(args, kwargs, update=update)
         if found is None:
-            found = self._from_pattern(key, args, kwargs)
+            found = self._from_pattern(key, args, kwargs, update)
             if found is None and self._cache:
                 self.recompiles.append(explain_difference(next(reversed(self._cache)), key))
-            found = found or self._compile(args, kwargs)
+            found = found or self._compile(args, kwargs, update=update)
             self._cache[key] = found
             self._evict()
         self._cache.move_to_end(key)
@@ -227,7 +234,7 @@ class Step:
             del self._cache[key]
 
     def _from_pattern(
-        self, key: GuardKey, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, key: GuardKey, args: tuple[Any, ...], kwargs: dict[str, Any], update: bool
     ) -> Compiled | None:
         """The variant for this call's sizes, if dynamic shapes were declared and it may be one."""
         if self._shapes is None:
@@ -239,11 +246,19 @@ class Step:
         patterns = self._patterns or Patterns(self._shapes, self.recompiles)
         self._patterns = patterns
         return patterns.variant(
-            key, found, fixed_numbers(tensors), lambda dims: self._compile(args, kwargs, dims)
+            key,
+            found,
+            fixed_numbers(tensors),
+            lambda dims: self._compile(args, kwargs, dims, update=update),
         )
 
     def _compile(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: Dims | None = None
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dims: Dims | None = None,
+        *,
+        update: bool = True,
     ) -> Compiled:
         watcher = watcher_for(name_of(self._function), self.options)
         clock = Clock(watcher)
@@ -256,6 +271,7 @@ class Step:
                     args=args,
                     kwargs=kwargs,
                     dims=dims,
+                    update=update,
                 )
             compiled = compile_graph(captured, self.options, cache=self._store, clock=clock)
         finally:
@@ -271,7 +287,7 @@ def compile(
     function: Callable[..., Any],
     *,
     model: Models,
-    optimizer: Optimizers,
+    optimizer: Optimizers = (),
     memory: str | int | float | None = None,
     strict: bool | None = None,
     shapes: Dynamic | None = None,
@@ -279,7 +295,8 @@ def compile(
 ) -> Step:
     """Compile a whole training step: forward, loss, backward, clipping and optimizer.
 
-    ``model`` and ``optimizer`` are the ones ``function`` uses: one, a list or a dict. ``memory``
+    ``model`` and ``optimizer`` are the ones ``function`` uses: one, a list or a dict; a function
+    that only evaluates or leaves gradients needs no optimizer. ``memory``
     bounds the peak bytes of the whole step, parameters and state included: ``"7GiB"``, bytes, or
     a ratio between the two extreme plans. ``shapes``: what ``dynamic`` returns, for dims that
     change from call to call. Nothing is compiled until the first call.
@@ -300,7 +317,7 @@ def load(
     function: Callable[..., Any],
     *,
     model: Models,
-    optimizer: Optimizers,
+    optimizer: Optimizers = (),
     shapes: Dynamic | None = None,
     options: Options | None = None,
 ) -> Step:

@@ -78,7 +78,7 @@ def find(
     spec: Dynamic, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Found:
     """The dims of this call. ``CaptureError`` TR-113 where they are not what was declared."""
-    names = _parameter_names(function)
+    names = parameter_names(function)
     leaves: dict[int, tuple[tuple[int, str], ...]] = {}
     shapes: dict[int, tuple[int, ...]] = {}
     sizes: dict[str, int] = {}
@@ -114,7 +114,8 @@ def _refused(said: str) -> CaptureError:
     return CaptureError(said, code="TR-113", remedy=remedy)
 
 
-def _parameter_names(function: Callable[..., Any]) -> list[str]:
+def parameter_names(function: Callable[..., Any]) -> list[str]:
+    """The parameters that a call fills by position or by name, in order."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         parameters = inspect.signature(function).parameters.values()

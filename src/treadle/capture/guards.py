@@ -30,8 +30,11 @@ def guard_key(
     optimizers: Mapping[str, Optimizer],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    *,
+    update: bool = True,
 ) -> GuardKey:
-    """The key of a call. Python values among the arguments are part of it as they are."""
+    """The key of a call. Python values among the arguments are part of it as they are; ``update``:
+    whether the optimizers step."""
     leaves = flatten_with_paths((args, kwargs))
     return GuardKey(
         tuple((path, _fact(value)) for path, value in leaves),
@@ -56,6 +59,7 @@ def guard_key(
             torch.is_autocast_enabled("cpu"),
             torch.is_autocast_enabled("cuda"),
             torch.get_default_dtype(),
+            update,
         ),
     )
 
@@ -82,6 +86,8 @@ def explain_difference(old: GuardKey, new: GuardKey) -> str:
         return f"argument {sorted(set(before) - set(after))[0]} is gone"
     if old.training != new.training:
         return "a module was switched between train() and eval()"
+    if old.modes[-1] != new.modes[-1]:
+        return f"update={old.modes[-1]} became update={new.modes[-1]}"
     if old.parameters != new.parameters:
         return "a parameter's requires_grad, dtype, device, or the presence of its .grad changed"
     if old.optimizers != new.optimizers:

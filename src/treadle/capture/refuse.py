@@ -35,7 +35,8 @@ def _named(value: Any, kind: type, word: str) -> dict[str, Any]:
         named = {str(key): each for key, each in value.items()}
     elif isinstance(value, Sequence):
         named = {str(at): each for at, each in enumerate(value)}
-    if not named or not all(isinstance(each, kind) for each in named.values()):
+    none = kind is Optimizer and isinstance(value, Mapping | Sequence) and not value
+    if not (named or none) or not all(isinstance(each, kind) for each in named.values()):
         raise CaptureError(
             f"{word}= takes a torch {kind.__name__}, a list or a dict of them, not {value!r}",
             code="TR-108",

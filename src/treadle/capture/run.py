@@ -58,7 +58,11 @@ class Run:
         sources: list[tuple[Input, Source]],
         leaves: list[Any],
         spec: TreeSpec,
+        *,
+        update: bool = True,
     ) -> None:
+        """``update=False``: gradients only. Optimizers do not step, and what the last backward left
+        in ``.grad`` stays there, whatever clips or clears it afterwards."""
         self.function = function
         self.models = models
         self.optimizers = optimizers
@@ -67,6 +71,10 @@ class Run:
         self.leaves = leaves
         self.spec = spec
         self.trace = Trace(Watch(models))
+        self._updates = update
+        self._kept: dict[int, Tensor] = {}
+        if not update:
+            self.trace.watch.after_backward = self._keep_gradients
         self._stand_ins: dict[int, Tensor] = {}
         self._values: dict[tuple[int, str], Tensor] = {}
 
@@ -110,13 +118,25 @@ class Run:
         self.trace.leaves = [ResultSlot if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         for _, source in self.sources:
             if isinstance(source, Parameter):
-                grad = self._stand_ins[id(source.parameter)].grad
+                grad = self._gradient(source.parameter)
                 if grad is not None:
                     self.trace.grads.append((source.parameter, grad))
                     tensors.append(grad.detach())
                 else:
                     self.trace.cleared.append(source.parameter)
         return tensors
+
+    def _gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """What the step leaves in ``.grad``."""
+        if not self._updates:
+            return self._kept.get(id(parameter))
+        return self._stand_ins[id(parameter)].grad
+
+    def _keep_gradients(self) -> None:
+        with torch.no_grad():
+            for key, leaf in self._stand_ins.items():
+                if leaf.grad is not None:
+                    self._kept[key] = leaf.grad.clone()
 
     def _stepper(self, optimizer: Optimizer) -> Callable[..., None]:
         """``optimizer.step`` in functional form, on the traced parameters and state."""
@@ -132,7 +152,7 @@ class Run:
                 )
             start = traced_nodes()
             with torch.no_grad():
-                for cluster in self.clusters:
+                for cluster in self.clusters if self._updates else ():
                     if cluster.optimizer is optimizer:
                         self._update(form, cluster)
             self.trace.update.append((start, traced_nodes()))

@@ -39,11 +39,13 @@ def capture(
     kwargs: dict[str, Any],
     place: torch.device | None = None,
     dims: Dims | None = None,
+    update: bool = True,
 ) -> Captured:
     """Run ``function`` once on fake tensors; nothing of the user's changes.
 
     ``place``: capture as if everything were there, reading no values; the model may have none.
     ``dims``: the shapes of those leaves of the arguments that have sizes which later calls change.
+    ``update=False``: gradients are accumulated, and optimizers do not step.
 
     Raises ``CaptureError`` with a code, the user's line and a remedy for what cannot become a
     graph; an exception of the user's own passes through unchanged.
@@ -62,7 +64,7 @@ def capture(
     symbolic = None
     if dims:
         inputs, symbolic = with_symbols([source for _, source in sources], inputs, dims)
-    run = Run(function, models, optimizers, clusters, sources, leaves, spec)
+    run = Run(function, models, optimizers, clusters, sources, leaves, spec, update=update)
     casts = nullcontext() if place is None else autocast_on(place)
     with torch.random.fork_rng(devices=[]), words_for_values(), casts:
         module = trace(run.traced, inputs, symbolic=symbolic is not None)

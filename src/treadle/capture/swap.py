@@ -124,6 +124,7 @@ class Watch:
         self.backward: list[Span] = []
         self.lines: list[tuple[int, Line]] = [(0, ("", 0))]
         self.draws: list[tuple[int, bool, int]] = []  # node, whether the state is put back, which
+        self.after_backward: Callable[[], None] = lambda: None
         self._states: dict[int, Tensor] = {}
         self.modules: list[tuple[int, str]] = [(0, "")]
         self._names = {
@@ -150,6 +151,7 @@ class Watch:
         def call(*args: Any, **kwargs: Any) -> Any:
             start = traced_nodes()
             result = original(*args, **kwargs)
+            self.after_backward()
             self.backward.append((start, traced_nodes()))
             return result
 
