@@ -213,6 +213,7 @@ class Step:
             self._cache.pop(key).executable.release()
             found = self._cache[key] = self._compile(args, kwargs, update=update)
         if found is None:
+            self._forget_replaced(key)
             found = self._from_pattern(key, args, kwargs, update)
             if found is None and self._cache:
                 self.recompiles.append(explain_difference(next(reversed(self._cache)), key))
@@ -222,6 +223,17 @@ class Step:
         self._cache.move_to_end(key)
         self._last = found
         return found
+
+    def _forget_replaced(self, key: GuardKey) -> None:
+        """Variants for parameters that the model no longer has go, and say so once."""
+        stale = [old for old in self._cache if old.identity != key.identity]
+        if stale:
+            self.recompiles.append(
+                explain_difference(replace(key, identity=stale[0].identity), key)
+            )
+            self._patterns = None
+        for old in stale:
+            self._cache.pop(old).executable.release()
 
     def _evict(self) -> None:
         """Variants beyond the bound go, the least recently used first. Those of a pattern are

@@ -5,6 +5,7 @@ steps decides what to keep, and each half goes through the same pipeline. Result
 for the backward are tensors of their own; each half has an arena for the rest.
 """
 
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -119,6 +120,8 @@ def _joint_step(graph: fx.Graph, tangents: Sequence[fx.Node], results: int) -> S
             needed.add(node)
             pending.extend(node.all_input_nodes)
     for node in graph.nodes:
+        if node.target is operator.getitem and node.args[0] in needed:
+            needed.add(node)  # one result of a forward operation is made with the others
         _annotate(node, "forward" if node in needed else "backward")
     roles = [Role.BATCH if node in tangents else Role.PARAMETER for node in _places(graph)]
     names = [node.name for node in _places(graph)]

@@ -147,6 +147,21 @@ def test_results_belong_to_the_caller():
     gc.collect()
 
 
+def test_a_result_may_be_written_to():
+    model = nn.Sequential(nn.Linear(8, 4), nn.Flatten(0))
+    compiled = torch.compile(model, backend=treadle)
+    loss = compiled(torch.randn(3, 8)).square().mean()
+    out = compiled(torch.randn(3, 8))
+    out *= 2
+    (out.sum() + loss).backward()
+    assert model[0].weight.grad is not None
+
+    scalar = torch.compile(lambda x: model(x).square().mean(), backend=treadle)
+    loss = scalar(torch.randn(3, 8))
+    loss /= 2
+    loss.backward()
+
+
 def test_autocast():
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
     twin = copy.deepcopy(model)

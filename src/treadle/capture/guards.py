@@ -16,9 +16,15 @@ Facts = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class GuardKey:
-    """Equal keys run the same compiled variant."""
+    """Equal keys run the same compiled variant.
+
+    ``same``: for each argument the first one that is the same tensor object. ``identity``: the
+    parameters as objects, which a variant is bound to.
+    """
 
     arguments: tuple[tuple[str, Any], ...]
+    same: tuple[int, ...]
+    identity: tuple[int, ...]
     training: tuple[bool, ...]
     parameters: Facts
     optimizers: Facts
@@ -36,14 +42,13 @@ def guard_key(
     """The key of a call. Python values among the arguments are part of it as they are; ``update``:
     whether the optimizers step."""
     leaves = flatten_with_paths((args, kwargs))
+    training, identity, tensors = _model_facts(models)
     return GuardKey(
         tuple((path, _fact(value)) for path, value in leaves),
-        tuple(module.training for model in models.values() for module in model.modules()),
-        tuple(
-            (p.requires_grad, p.grad is None, p.dtype, p.device)
-            for model in models.values()
-            for p in model.parameters()
-        ),
+        _same([value for _, value in leaves]),
+        identity,
+        training,
+        tensors,
         tuple(
             (
                 len(group["params"]),
@@ -61,6 +66,38 @@ def guard_key(
             torch.get_default_dtype(),
             update,
         ),
+    )
+
+
+def _model_facts(
+    models: Mapping[str, nn.Module],
+) -> tuple[tuple[bool, ...], tuple[int, ...], Facts]:
+    """Modes of modules, parameters as objects, and the types of parameters and buffers."""
+    training: list[bool] = []
+    identity: list[int] = []
+    tensors: list[Any] = []
+    for model in models.values():
+        for module in model.modules():  # one walk: ``parameters()`` and ``buffers()`` cost thrice
+            training.append(module.training)
+            for p in module._parameters.values():
+                if p is not None:
+                    identity.append(id(p))
+                    tensors.append(
+                        (p.requires_grad, p.grad is None, p.dtype, p.shape, p.stride(), p.device)
+                    )
+            tensors += [
+                (b.dtype, b.shape, b.device) for b in module._buffers.values() if b is not None
+            ]
+    return tuple(training), tuple(identity), tuple(tensors)
+
+
+def _same(values: list[Any]) -> tuple[int, ...]:
+    """``f(x, x)`` is traced as a function of one tensor, and is none of two."""
+    first: dict[int, int] = {}
+    return tuple(
+        first.setdefault(id(value), at)
+        for at, value in enumerate(values)
+        if isinstance(value, Tensor)
     )
 
 
@@ -84,12 +121,19 @@ def explain_difference(old: GuardKey, new: GuardKey) -> str:
             return f"argument {path}: {_change(before[path], fact)}"
     if set(before) - set(after):
         return f"argument {sorted(set(before) - set(after))[0]} is gone"
+    if old.same != new.same:
+        return "arguments that were one tensor are several, or the other way round"
+    if old.identity != new.identity:
+        return "parameters were replaced by other objects"
     if old.training != new.training:
         return "a module was switched between train() and eval()"
     if old.modes[-1] != new.modes[-1]:
         return f"update={old.modes[-1]} became update={new.modes[-1]}"
     if old.parameters != new.parameters:
-        return "a parameter's requires_grad, dtype, device, or the presence of its .grad changed"
+        return (
+            "a parameter's requires_grad, dtype, shape, strides or device, the presence of its "
+            ".grad, or the type of a buffer changed"
+        )
     if old.optimizers != new.optimizers:
         return "an optimizer's options or parameter groups changed"
     return "grad mode, autocast or the default dtype changed"

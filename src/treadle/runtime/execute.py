@@ -279,6 +279,8 @@ class Executable:
                 base = self._live[view.buffer]
             case Place.ARENA:
                 base = self._in_arena(spec)
+        if spec.place is Place.CALL and view == whole(spec):
+            return base  # no view: autograd lets its owner write to it
         shown = view_of(storage_of(base, spec), view)
         return shown.clone() if spec.place in (Place.ARENA, Place.CONSTANT) else shown
 

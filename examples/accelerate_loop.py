@@ -1,0 +1,52 @@
+"""Accelerate with treadle as the backend of ``torch.compile``.
+
+::
+
+    python examples/accelerate_loop.py [--steps 6] [--eager]
+
+Prints the loss of every step. Needs accelerate.
+"""
+
+import argparse
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def train(steps: int, *, eager: bool = False) -> list[float]:
+    """The loss of every step."""
+    set_seed(0)
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    x = torch.randn(16 * steps, 16)
+    data = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=16)
+    model, optimizer, data = accelerator.prepare(model, optimizer, data)
+    if not eager:
+        model.compile(backend="treadle")
+    losses = []
+    for inputs, labels in data:
+        with accelerator.accumulate(model):
+            loss = F.cross_entropy(model(inputs), labels)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--eager", action="store_true")
+    options = parser.parse_args()
+    print(train(options.steps, eager=options.eager))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""PyTorch Lightning with treadle as the backend of ``torch.compile``.
+
+::
+
+    python examples/lightning_loop.py [--steps 6] [--eager]
+
+Prints the loss of every step. Needs lightning.
+"""
+
+import argparse
+import logging
+
+import lightning
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Classifier(lightning.LightningModule):
+    """A small network whose losses are kept in ``losses``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(
+            nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 4)
+        )
+        self.losses: list[float] = []
+
+    def training_step(self, batch, _number):
+        x, y = batch
+        loss = F.cross_entropy(self.network(x), y)
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
+
+
+def train(steps: int, *, eager: bool = False) -> list[float]:
+    """The loss of every step."""
+    lightning.seed_everything(0, verbose=False)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    x = torch.randn(128, 16)
+    data = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=16)
+    model = Classifier()
+    if not eager:
+        model.network.compile(backend="treadle")
+    trainer = lightning.Trainer(
+        max_steps=steps, accelerator="auto", devices=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, data)
+    return model.losses
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--eager", action="store_true")
+    options = parser.parse_args()
+    print(train(options.steps, eager=options.eager))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""An ordinary PyTorch loop with treadle: scheduler, accumulation, checkpoint, resume.
+
+::
+
+    python examples/plain_loop.py [--steps 60] [--eager] [--checkpoint FILE]
+
+With ``--checkpoint`` the loop stops half-way, writes everything to FILE, starts again from it, and
+ends where an uninterrupted run ends. Prints the losses, first and last.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import treadle
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Dropout(0.1), nn.Linear(64, 4)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    return model, optimizer, scheduler
+
+
+def training_step(model: nn.Module, optimizer: torch.optim.Optimizer):
+    def step(x, y):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    x = torch.randn(32, 16, generator=generator)
+    return x, x[:, :4].argmax(1)
+
+
+def train(first: int, last: int, state: dict | None = None, *, eager: bool = False):
+    """Steps ``first`` to ``last``, from ``state`` if there is one: losses, and the state after."""
+    model, optimizer, scheduler = make()
+    if state is not None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        scheduler.load_state_dict(state["scheduler"])
+        torch.set_rng_state(state["random"])
+    step = training_step(model, optimizer)
+    if not eager:
+        step = treadle.compile(step, model=model, optimizer=optimizer)
+    losses = []
+    for number in range(first, last):
+        losses.append(step(*batch(number)).item())
+        scheduler.step()
+    after = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
+        "random": torch.get_rng_state(),
+    }
+    return losses, after
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--checkpoint", type=Path)
+    options = parser.parse_args()
+    half = options.steps // 2 if options.checkpoint else options.steps
+    losses, state = train(0, half, eager=options.eager)
+    if options.checkpoint:
+        torch.save(state, options.checkpoint)
+        state = torch.load(options.checkpoint, weights_only=True)
+        losses += train(half, options.steps, state, eager=options.eager)[0]
+    print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps")
+
+
+if __name__ == "__main__":
+    main()
