@@ -228,9 +228,7 @@ class Step:
         """Variants for parameters that the model no longer has go, and say so once."""
         stale = [old for old in self._cache if old.identity != key.identity]
         if stale:
-            self.recompiles.append(
-                explain_difference(replace(key, identity=stale[0].identity), key)
-            )
+            self.recompiles.append("parameters were replaced by other objects")
             self._patterns = None
         for old in stale:
             self._cache.pop(old).executable.release()
