@@ -109,6 +109,7 @@ class Step:
     ) -> list[Tensor | None]:
         """All of the step or nothing. Until a variant has run once, what it overwrites is kept
         aside, where the budget allows; after that only memory can fail, and says so."""
+        compiled.checks.require(inputs)
         undo = Undo.of(compiled, inputs)
         try:
             results = compiled.executable.run(inputs, seconds)

@@ -210,6 +210,7 @@ class _Fixed:
         made: Sequence[Any] = ()
         if self._built is not None:
             tensors = [each for each, used in zip(args, self._used, strict=True) if used]
+            self._built.checks.require(tensors)
             made = self._built.executable.run(tensors)
         return [
             plan.value(args) if at < 0 else made[at]

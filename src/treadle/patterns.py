@@ -7,6 +7,7 @@ from torch import Tensor
 
 from treadle.capture.dynamic import Dims
 from treadle.capture.guards import GuardKey
+from treadle.graph.lookups import IndexCheck
 from treadle.pipeline import Compiled
 from treadle.runtime.build import Build
 from treadle.runtime.execute import Executable
@@ -101,7 +102,12 @@ def _instance(pattern: Compiled, found: Found) -> Compiled:
     build = Build.without_compiler(artifact.device)  # unused: the code is the pattern's
     executable = Executable(artifact, build, like=pattern.executable)
     return replace(
-        pattern, artifact=artifact, executable=executable, pattern=pattern.artifact, has_run=False
+        pattern,
+        artifact=artifact,
+        executable=executable,
+        checks=IndexCheck(pattern.captured.step, found.sizes),
+        pattern=pattern.artifact,
+        has_run=False,
     )
 
 

@@ -16,6 +16,7 @@ from treadle.capture.step import Captured
 from treadle.codegen.host import artifact_of, call_step, spec_of
 from treadle.generality import require_general
 from treadle.graph.dynamic import dims_of_graph
+from treadle.graph.lookups import IndexCheck
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
@@ -56,7 +57,8 @@ class Compiled:
     """One compiled variant of a step, and how it came about.
 
     ``key`` names the artifact in the cache; ``facts`` are what the key is made of. ``library``:
-    no compiler was found or wanted, all is PyTorch's kernels.
+    no compiler was found or wanted, all is PyTorch's kernels. ``checks``: what a call's inputs must
+    be before anything runs.
     """
 
     captured: Captured
@@ -69,6 +71,7 @@ class Compiled:
     seconds: Mapping[str, float]
     from_cache: bool
     library: bool
+    checks: IndexCheck
     measured_peak: int | None = None
     has_run: bool = False
     kernel_seconds: tuple[float, ...] = ()
@@ -123,6 +126,7 @@ class Built:
     seconds: Mapping[str, float]
     from_cache: bool
     library: bool
+    checks: IndexCheck
 
 
 def compile_step(
@@ -136,6 +140,10 @@ def compile_step(
 ) -> Built:
     """A graph to something that runs on ``device``. ``domain``: what was asked of its sizes."""
     clock = clock or Clock()
+    dims = dims_of_graph(step.graph)
+    checks = IndexCheck(step, {dim.name: dim.sample for dim in dims})
+    if not dims:  # otherwise each call's sizes have a check of their own
+        checks.require_fixed()
     with clock.stage("look up"):
         build_ = build(cache, device=device) if options.codegen else Build.without_compiler(device)
         workspaces = Workspaces(cache, device)
@@ -162,6 +170,7 @@ def compile_step(
         clock.seconds,
         from_cache=found is not None,
         library=target.library,
+        checks=checks,
     )
 
 

@@ -46,6 +46,11 @@ class RuntimeFailure(TreadleError):
     """A compiled step cannot be built or run (``TR-4xx``)."""
 
 
+class BadIndex(RuntimeFailure, IndexError):
+    """A number of the batch points outside what it indexes (``TR-407``): eager's ``IndexError``.
+    Nothing was changed."""
+
+
 class VerifyError(TreadleError):
     """An IR broke one of its own rules: a bug in the pass that produced it (``TR-900``)."""
 

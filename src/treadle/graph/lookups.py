@@ -1,0 +1,258 @@
+"""Numbers of the batch that choose places: found in the graph, and checked before a step runs.
+
+Generated code and some of PyTorch's kernels read and write wherever an index points, so an index
+outside a table must not reach them::
+
+    embedding(weight, f(tokens))            0 <= f(tokens) < rows
+    nll_loss(x, f(labels), ignore=-100)     0 <= f(labels) < classes, or -100
+    x[f(index)]                             -n <= f(index) < n
+
+``f`` is computed again by PyTorch, from the inputs; operations that only move elements are left
+out of it. An index that is computed from floating-point numbers is not checked.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from treadle.graph.dynamic import layout_of
+from treadle.graph.operators import OpOverload, arguments, is_mutable, is_random
+from treadle.graph.signature import StepGraph
+from treadle.util.errors import BadIndex
+from treadle.util.extents import at_sizes
+from treadle.util.formulas import Sizes
+
+aten = torch.ops.aten
+_CHUNK = 1 << 14  # elements looked at together, so that the check needs next to no memory
+
+_MOVES = frozenset({
+    aten.view, aten._unsafe_view, aten.reshape, aten.expand, aten.permute, aten.transpose, aten.t,
+    aten.squeeze, aten.unsqueeze, aten.clone, aten.alias, aten.detach, aten.lift_fresh,
+})  # fmt: skip
+"""The result has exactly the operand's numbers."""
+
+_ALONG_A_DIM = frozenset({
+    aten.gather, aten.index_add, aten.index_copy, aten.index_fill, aten.index_select, aten.scatter,
+    aten.scatter_add, aten.scatter_reduce,
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """``value`` must be in ``low..high``, or ``ignored``; ``origin`` is the user's line."""
+
+    value: fx.Node
+    low: int
+    high: int
+    ignored: int | None
+    operation: str
+    origin: str
+
+
+def lookups_in(graph: fx.Graph) -> list[Lookup]:
+    """Every check that the graph needs, each once."""
+    found: dict[tuple[Any, ...], Lookup] = {}
+    for node in graph.nodes:
+        for each in _of_node(node):
+            found.setdefault((each.value, each.low, each.high, each.ignored), each)
+    return list(found.values())
+
+
+def _of_node(node: fx.Node) -> Iterator[Lookup]:
+    if not isinstance(node.target, OpOverload):
+        return
+    packet, given = node.target.overloadpacket, arguments(node)
+    if packet is aten.embedding:
+        yield from _lookup(node, given["indices"], _extent(given["weight"], 0))
+    elif packet in (aten.nll_loss_forward, aten.nll_loss2d_forward):
+        classes = _extent(given["self"], min(1, len(_shape(given["self"])) - 1))
+        yield from _lookup(node, given["target"], classes, ignored=given["ignore_index"])
+    elif packet in _ALONG_A_DIM:
+        shape = _shape(given["self"])
+        extent = shape[given["dim"]] if shape else 1
+        yield from _lookup(node, given["index"], extent, wraps=packet is aten.index_fill)
+    elif packet in (aten.index, aten.index_put, aten._unsafe_index, aten._unsafe_index_put):
+        for dim, index in enumerate(given["indices"]):
+            if index is None or index.meta["val"].dtype in (torch.bool, torch.uint8):
+                continue
+            yield from _lookup(node, index, _extent(given["self"], dim), wraps=True)
+
+
+def _lookup(
+    node: fx.Node, index: fx.Node, extent: int, *, wraps: bool = False, ignored: int | None = None
+) -> Iterator[Lookup]:
+    value = _unmoved(index)
+    if _is_of_whole_numbers(value):
+        low = -extent if wraps else 0
+        name = str(node.target).removesuffix(".default")
+        yield Lookup(value, low, extent - 1, ignored, name, node.meta.get("where", ""))
+
+
+def _unmoved(node: fx.Node) -> fx.Node:
+    """The value that ``node`` shows in another shape, or as int64."""
+    while isinstance(node.target, OpOverload):
+        packet = node.target.overloadpacket
+        to_int64 = packet is aten._to_copy and node.kwargs.get("dtype") is torch.int64
+        if packet not in _MOVES and not (to_int64 and _is_whole(node.all_input_nodes[0])):
+            break
+        (node,) = node.all_input_nodes
+    return node
+
+
+def _is_whole(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
+
+
+def _is_of_whole_numbers(node: fx.Node) -> bool:
+    """Whether nothing but integers, and no random number, decides the value."""
+    for each in _cone(node):
+        called = each.op == "call_function" and isinstance(each.target, OpOverload)
+        if not _is_whole(each) or is_random(each) or is_mutable(each):
+            return False
+        if each.op != "placeholder" and not called:
+            return False
+    return True
+
+
+def _cone(node: fx.Node) -> list[fx.Node]:
+    """``node`` and all that it is computed from."""
+    seen: dict[fx.Node, None] = {}
+    pending = [node]
+    while pending:
+        each = pending.pop()
+        if each not in seen:
+            seen[each] = None
+            pending.extend(each.all_input_nodes)
+    return list(seen)
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    return layout_of(node.meta["val"])[0]
+
+
+def _extent(node: fx.Node, dim: int) -> int:
+    return _shape(node)[dim]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """``node = target(*args, **kwargs)``, a value on the way to an index."""
+
+    node: fx.Node
+    target: Callable[..., Any]
+    args: Any
+    kwargs: Any
+
+    def run(self, values: dict[fx.Node, Tensor]) -> None:
+        args = map_arg(self.args, values.__getitem__)
+        values[self.node] = self.target(*args, **map_arg(self.kwargs, values.__getitem__))
+
+
+class IndexCheck:
+    """The checks of a step, ready to run on its inputs. ``sizes``: those of dynamic dims."""
+
+    def __init__(self, step: StepGraph, sizes: Sizes | None = None) -> None:
+        self._step = step
+        self._sizes: Sizes = sizes or {}
+        self._take(lookups_in(step.graph))
+
+    def _take(self, lookups: Sequence[Lookup]) -> None:
+        """These are the checks from now on."""
+        self._lookups = lookups
+        needed = {node for each in lookups for node in _cone(each.value)}
+        self._inputs = {n: at for at, n in enumerate(self._step.placeholders) if n in needed}
+        self._fixed = any(self._is_fixed(each) for each in lookups)
+        self._made: list[_Made] = []
+        for node in self._step.graph.nodes:
+            if node in needed and node.op == "call_function":
+                args = at_sizes((tuple(node.args), dict(node.kwargs)), self._sizes)
+                self._made.append(_Made(node, node.target, *args))
+
+    def _is_fixed(self, each: Lookup) -> bool:
+        """Whether no input has a say: a range of positions, as long as the shapes make it."""
+        return self._inputs.keys().isdisjoint(_cone(each.value))
+
+    def require_fixed(self) -> None:
+        """Check what only the shapes decide, once and for all."""
+        fixed = [each for each in self._lookups if self._is_fixed(each)]
+        others = [each for each in self._lookups if not self._is_fixed(each)]
+        self._take(fixed)
+        self._check({})
+        self._take(others)
+
+    def require(self, inputs: Sequence[Tensor]) -> None:
+        """``BadIndex`` TR-407 if an input points outside what it indexes. On a GPU nothing waits:
+        there a bad index stops the device before anything is written, as it does in eager."""
+        if self._fixed:
+            self.require_fixed()
+        if self._lookups:
+            self._check({node: inputs[at] for node, at in self._inputs.items()})
+
+    def _check(self, values: dict[fx.Node, Tensor]) -> None:
+        with torch.no_grad():
+            for each in self._made:
+                each.run(values)
+            for each in self._lookups:
+                low, high = at_sizes((each.low, each.high), self._sizes)
+                self._require(each, values[each.value], low, high)
+
+    def _require(self, each: Lookup, value: Tensor, low: int, high: int) -> None:
+        if value.numel() == 0:
+            return
+        if value.is_cuda:
+            _assert_on_device(each, value, low, high)
+        elif not _is_inside(value, low, high, each.ignored):
+            raise self._error(each, value, low, high)
+
+    def _error(self, each: Lookup, value: Tensor, low: int, high: int) -> BadIndex:
+        inputs = self._step.signature.inputs
+        names = [inputs[self._inputs[n]].name for n in _cone(each.value) if n in self._inputs]
+        smallest, largest = (int(found) for found in torch.aminmax(value))
+        spared = "" if each.ignored is None else f" (or {each.ignored})"
+        return BadIndex(
+            f"an index in {', '.join(names) or 'the step'} is out of range: {each.operation} takes "
+            f"{low} to {high}{spared}, and was given {smallest} to {largest}",
+            code="TR-407",
+            where=each.origin,
+            remedy="correct the batch; nothing was changed, and the step can go on with the next",
+        )
+
+
+def _is_inside(value: Tensor, low: int, high: int, ignored: int | None) -> bool:
+    smallest, largest = torch.aminmax(value)
+    if smallest >= low and largest <= high:
+        return True
+    if ignored is None:
+        return False
+    return all(_all_inside(part, low, high, ignored) for part in _parts(value))
+
+
+def _parts(value: Tensor) -> Iterator[Tensor]:
+    """The tensor in slices of a bounded number of elements."""
+    if value.numel() <= _CHUNK:
+        yield value
+        return
+    if value.shape[0] == 1:
+        yield from _parts(value[0])
+        return
+    for half in value.tensor_split(2):
+        yield from _parts(half)
+
+
+def _all_inside(value: Tensor, low: int, high: int, ignored: int) -> bool:
+    return bool((((value >= low) & (value <= high)) | (value == ignored)).all())
+
+
+def _assert_on_device(each: Lookup, value: Tensor, low: int, high: int) -> None:
+    inside = (value >= low) & (value <= high)
+    if each.ignored is not None:
+        inside |= value == each.ignored
+    aten._assert_async.msg(inside.all(), f"TR-407: {each.operation} takes {low} to {high}")
+
+
+__all__ = ["IndexCheck", "Lookup", "lookups_in"]

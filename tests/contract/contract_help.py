@@ -1,0 +1,84 @@
+"""A compiled step beside an eager one: results, parameters, buffers, state and ``.grad``."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import treadle
+
+Parts = tuple[Callable[..., Any], Any, Any]
+"""The step's function, and its models and optimizers: one, a list or a dict of each."""
+
+
+def _listed(value: Any, kind: type) -> list[Any]:
+    if isinstance(value, kind):
+        return [value]
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, Sequence) else []
+
+
+def state_of(models: Any, optimizers: Any) -> dict[str, Tensor | None]:
+    """Everything a step may change, by name."""
+    found: dict[str, Tensor | None] = {}
+    for at, model in enumerate(_listed(models, nn.Module)):
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            found[f"{at}.{name}"] = tensor
+        for name, parameter in model.named_parameters():
+            found[f"{at}.{name}.grad"] = parameter.grad
+    for at, optimizer in enumerate(_listed(optimizers, Optimizer)):
+        for number, entry in optimizer.state_dict()["state"].items():
+            for name, value in entry.items():
+                if isinstance(value, Tensor):
+                    found[f"optimizer {at}.{number}.{name}"] = value
+    return found
+
+
+def assert_same_state(ours: Any, theirs: Any, *, rtol: float, atol: float) -> None:
+    """Equal names; values close; what is ``None`` is so on both sides."""
+    mine, others = state_of(*ours), state_of(*theirs)
+    assert mine.keys() == others.keys()
+    for name, value in mine.items():
+        other = others[name]
+        assert (value is None) == (other is None), f"{name}: {value} and {other}"
+        torch.testing.assert_close(
+            value, other, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def beside_eager(
+    make: Callable[[], Parts],
+    batches: Callable[[int], tuple[Any, ...]],
+    *,
+    steps: int = 5,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
+    between: Callable[[int, Any], None] | None = None,
+    **options: Any,
+) -> treadle.Step:
+    """``make`` twice from one seed, one of them compiled; ``steps`` calls, compared after each.
+
+    ``between``: called before each step with its number and the models, for both.
+    """
+    torch.manual_seed(0)
+    function, models, optimizers = make()
+    torch.manual_seed(0)
+    eager, twins, others = make()
+    compiled = treadle.compile(function, model=models, optimizer=optimizers, **options)
+    for number in range(steps):
+        batch = batches(number)
+        mirror = copy.deepcopy(batch)
+        if between is not None:
+            between(number, models)
+            between(number, twins)
+        torch.manual_seed(100 + number)
+        ours = compiled(*batch)
+        torch.manual_seed(100 + number)
+        theirs = eager(*mirror)
+        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
+        assert_same_state((models, optimizers), (twins, others), rtol=rtol, atol=atol)
+    return compiled
