@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treadle.capture.bind import apply_outputs, read_inputs
+from treadle.capture.bind import apply_outputs, read_inputs, step_eagerly
 from treadle.capture.dynamic import Dims
 from treadle.capture.guards import GuardKey, explain_difference, guard_key
 from treadle.capture.refuse import check_models, named_models, named_optimizers
@@ -113,6 +113,7 @@ class Step:
         undo = Undo.of(compiled, inputs)
         try:
             results = compiled.executable.run(inputs, seconds)
+            step_eagerly(compiled.captured, results)
         except BaseException as error:
             if undo.restore():
                 raise
@@ -352,6 +353,12 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def _refuse_fallbacks(compiled: Compiled) -> None:
+    for each in compiled.captured.eager:
+        raise LoweringError(
+            f"strict: an optimizer would step eagerly: {each.reason.words}",
+            code="TR-302",
+            remedy=f"leave strict off; {each.reason.code} says what to do",
+        )
     reasons = compiled.artifact.fallbacks
     if reasons:
         lines = "; ".join(f"{step.op}: {step.reason}" for step in reasons[:5])

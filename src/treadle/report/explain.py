@@ -80,6 +80,9 @@ def _timed(compiled: Compiled) -> str:
 
 def _fallbacks(compiled: Compiled) -> str:
     reasons = Counter((step.op, step.reason) for step in compiled.artifact.fallbacks)
+    for each in compiled.captured.eager:
+        words = f"{each.reason.code}: {each.reason.words}; it steps after the graph, and its memory"
+        reasons[type(each.optimizer).__name__ + ".step", f"{words} is not in the plan"] += 1
     if not reasons:
         return "fallbacks: none"
     lines = [f"  {op} x{count}: {why}" for (op, why), count in reasons.most_common()]
