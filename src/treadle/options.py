@@ -7,6 +7,7 @@ from pathlib import Path
 from treadle.util.errors import TreadleError
 
 PREFIX = "TREADLE_"
+NUMERICS = ("default", "eager")
 
 
 def _default_cache() -> Path:
@@ -34,6 +35,8 @@ class Options:
     ``memory``: bound on the peak bytes of the whole step (``"7GiB"``, bytes as an int), or a
     ratio in ``0.0..1.0`` between the two extreme plans, or ``None`` for the fastest plan.
     ``strict``: a fallback is an error. ``codegen``: generate kernels (otherwise PyTorch's run).
+    ``numerics="eager"``: round where eager rounds, at the price of fused multiply-adds and larger
+    products; the default only promises to be as near to the exact numbers as eager is.
     ``fuse``: let formulas share kernels. ``cache_dir``: where compiled code is kept.
     ``max_cached``: compiled variants kept per step. ``dump``: folder for every stage as text.
     ``debug``: 1 prints the time of each stage, 2 what each pass changed, 3 the loops and kernels,
@@ -43,6 +46,7 @@ class Options:
 
     memory: str | int | float | None = None
     strict: bool = False
+    numerics: str = "default"
     codegen: bool = True
     fuse: bool = True
     cache_dir: Path = field(default_factory=_default_cache)
@@ -54,6 +58,12 @@ class Options:
     def __post_init__(self) -> None:
         if self.max_cached < 1:
             raise TreadleError("max_cached must be at least 1", code="TR-001")
+        if self.numerics not in NUMERICS:
+            raise TreadleError(
+                f"numerics={self.numerics!r} is none of {', '.join(NUMERICS)}",
+                code="TR-001",
+                remedy='"eager" rounds where eager rounds',
+            )
 
     @property
     def watched(self) -> bool:

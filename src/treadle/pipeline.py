@@ -91,6 +91,11 @@ class Target:
     like: str = ""
 
     @property
+    def rounds_once(self) -> bool:
+        """Whether several of eager's operations may share one rounding."""
+        return self.options.numerics != "eager"
+
+    @property
     def hardware(self) -> Device:
         """The description that costs are estimated with."""
         return device_for(self.like or self.device)
@@ -199,7 +204,7 @@ def _generate(captured: StepGraph, target: Target, clock: Clock) -> tuple[Artifa
     watcher.made("loops", scheduled.program)
     watcher.made("kernels", scheduled.plan)
     with clock.stage("generate code"):
-        artifact = artifact_of(scheduled.plan, device=target.device)
+        artifact = artifact_of(scheduled.plan, device=target.device, contract=target.rounds_once)
     watcher.made("sources", artifact)
     return artifact, story
 
@@ -249,7 +254,8 @@ def planned(step: StepGraph, target: Target) -> Scheduled:
 
 def lowered(step: StepGraph, target: Target) -> Program:
     """The step as formulas and library calls."""
-    return simplify_program(lower(step, device=target.device, library=target.library))
+    program = lower(step, device=target.device, library=target.library, pad=target.rounds_once)
+    return simplify_program(program)
 
 
 def _verify(scheduled: Scheduled) -> None:
@@ -286,6 +292,7 @@ def artifact_facts(step: StepGraph, target: Target, build_: Build) -> dict[str, 
         "memory": repr(target.options.memory),
         "kernels": "PyTorch's" if target.library else "generated",
         "fuse": repr(target.options.fuse),
+        "numerics": target.options.numerics,
         "device": target.device,
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,

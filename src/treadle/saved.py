@@ -32,6 +32,7 @@ _WORDS = {
     "machine": "the kind of machine",
     "kernels": "whether kernels are generated",
     "fuse": "the option fuse",
+    "numerics": "the option numerics",
 }
 
 
@@ -64,7 +65,7 @@ def save(path: Path, variants: Iterable[Compiled], cache: Cache) -> None:
     facts: list[dict[str, str]] = []
     options: dict[str, Any] = {}
     for each in variants:
-        options = {name: vars(each.options)[name] for name in ("memory", "codegen", "fuse")}
+        options = {name: vars(each.options)[name] for name in ("memory", "codegen", "fuse", "numerics")}
         facts.append(dict(each.facts))
         entries[each.key] = saved_bytes(each.pattern or each.artifact, each.story)
         machine = build(cache, device=each.artifact.device)
