@@ -304,6 +304,7 @@ def compile(
     strict: bool | None = None,
     shapes: Dynamic | None = None,
     numerics: str | None = None,
+    rng: str | None = None,
     options: Options | None = None,
 ) -> Step:
     """Compile a whole training step: forward, loss, backward, clipping and optimizer.
@@ -312,8 +313,9 @@ def compile(
     that only evaluates or leaves gradients needs no optimizer. ``memory``
     bounds the peak bytes of the whole step, parameters and state included: ``"7GiB"``, bytes, or
     a ratio between the two extreme plans. ``shapes``: what ``dynamic`` returns, for dims that
-    change from call to call. ``numerics="eager"``: round where eager rounds. Nothing is compiled
-    until the first call.
+    change from call to call. ``numerics="eager"``: round where eager rounds;
+    ``rng="counter"``: dropout masks that need no memory (``Options``). Nothing is compiled until
+    the first call.
     Raises ``TreadleError`` kinds with a code and a remedy; see ``docs/errors.md``.
     """
     chosen = options or from_environment()
@@ -325,6 +327,8 @@ def compile(
         chosen = replace(chosen, strict=strict)
     if numerics is not None:
         chosen = replace(chosen, numerics=numerics)
+    if rng is not None:
+        chosen = replace(chosen, rng=rng)
     return Step(function, model, optimizer, chosen, shapes)
 
 
