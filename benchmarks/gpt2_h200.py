@@ -7,11 +7,12 @@
                                    [--dropout 0.1]
 
 All variants start from the same weights and see the same batches: bf16 autocast, float32
-parameters, AdamW (fused in eager and ``torch.compile``), dropouts 0 unless ``--dropout`` says
-otherwise (of embeddings and residuals; attention keeps none, so that its kernel is the same).
-``counter`` (only with ``--only``) is treadle with ``rng="counter"``. Losses are compared with
-eager's; with dropout those of ``compile`` and ``counter`` see other masks. Memory is the peak that PyTorch's allocator reports over the timed steps. Prints a table,
-and writes ``gpt2_h200.json`` into ``$OUT`` (or the current folder).
+parameters, AdamW (fused in eager and ``torch.compile``). Losses are compared with eager's. Memory
+is the peak that PyTorch's allocator reports over the timed steps. Prints a table, and writes
+``gpt2_h200.json`` into ``$OUT`` (or the current folder).
+
+``--dropout``: of embeddings and residuals; attention has none, so that its kernel stays the same.
+``--only counter`` is treadle with ``rng="counter"``. ``compile`` and ``counter`` draw other masks.
 """
 
 import argparse
