@@ -34,7 +34,7 @@ class Patterns:
         """
         fixed = frozenset(name for name, size in found.sizes.items() if size < 2)
         while len(fixed) < len(found.sizes):
-            general = _general(key, found, fixed)
+            general = _general(key, found, fixed, self.spec)
             if general is None:
                 return None
             pattern = self._known.get(general) or self._made(general, found, fixed, numbers, make)
@@ -66,16 +66,16 @@ class Patterns:
         self._known[general] = made
         kept = ", ".join(f"{name}={found.sizes[name]}" for name in sorted(fixed))
         open_ = ", ".join(
-            "{} in {}..{}".format(name, *self.spec.ranges[name])
-            for name in found.sizes
+            "{} in {}..{}".format(name, *self.spec.bucket(name, size))
+            for name, size in found.sizes.items()
             if name not in fixed
         )
         self.notes.append(f"compiled for {open_}" + (f", with {kept}" if kept else ""))
         return made
 
 
-def _general(key: GuardKey, found: Found, fixed: frozenset[str]) -> GuardKey | None:
-    """The key without dynamic sizes; ``None`` if such an argument is not contiguous."""
+def _general(key: GuardKey, found: Found, fixed: frozenset[str], spec: Dynamic) -> GuardKey | None:
+    """The key with buckets for dynamic sizes; ``None`` if such an argument is not contiguous."""
     arguments = list(key.arguments)
     for at, dims in found.leaves.items():
         path, (dtype, shape, strides, device) = arguments[at]
@@ -83,7 +83,8 @@ def _general(key: GuardKey, found: Found, fixed: frozenset[str]) -> GuardKey | N
             return None
         named = list(shape)
         for dim, name in dims:
-            named[dim] = named[dim] if name in fixed else name
+            size = named[dim]
+            named[dim] = size if name in fixed else (name, spec.bucket(name, size))
         arguments[at] = path, (dtype, tuple(named), "contiguous", device)
     return replace(key, arguments=tuple(arguments))
 

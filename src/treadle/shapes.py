@@ -1,6 +1,8 @@
 """Dims of the arguments that change from call to call, and what a call's shapes say of them."""
 
+import bisect
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,19 +15,25 @@ from treadle.util.errors import CaptureError, TreadleError, require
 from treadle.util.extents import Size
 from treadle.util.formulas import Sizes
 
-Range = tuple[int, int] | list[int]
 Named = Mapping[int, str] | Sequence[str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """What ``dynamic`` returns: names of dims by argument, and the range of each name."""
+    """What ``dynamic`` returns: names of dims by argument, and for each name its smallest size and
+    the largest of each bucket, in order."""
 
     arguments: Mapping[str, Mapping[int, str]]
-    ranges: Mapping[str, tuple[int, int]]
+    ranges: Mapping[str, tuple[int, ...]]
+
+    def bucket(self, name: str, size: int) -> tuple[int, int]:
+        """The smallest and the largest size that are compiled together with ``size``."""
+        low, *tops = self.ranges[name]
+        at = bisect.bisect_left(tops, size)
+        return (tops[at - 1] + 1 if at else low), tops[at]
 
 
-def dynamic(arguments: Mapping[str, Named], /, **ranges: tuple[int, int]) -> Dynamic:
+def dynamic(arguments: Mapping[str, Named], /, **ranges: Sequence[int]) -> Dynamic:
     """Which dims of a step's arguments change, and within which bounds.
 
     ::
@@ -40,16 +48,21 @@ def dynamic(arguments: Mapping[str, Named], /, **ranges: tuple[int, int]) -> Dyn
     dict), the names of its dims in order, ``None`` where a dim is fixed; or a dict from dim to
     name. Dims of one name are equal in every call. ``ranges``: smallest and largest size, both
     included. One compile serves the whole range where it can; a memory budget holds for the
-    largest sizes. Raises ``TreadleError`` TR-001 for a name without a range, or a bad range.
+    largest sizes. Numbers in between part the range into buckets: ``time=(16, 128, 512, 1024)``
+    compiles 16..128, 129..512 and 513..1024 apart, each planned for its own largest.
+    Raises ``TreadleError`` TR-001 for a name without a range, or a bad range.
     """
     named = {argument: _by_dim(dims) for argument, dims in arguments.items()}
     used = {name for dims in named.values() for name in dims.values()}
     require(used == set(ranges), _mismatch(used, set(ranges)))
-    for name, (low, high) in ranges.items():
-        fits = name.isidentifier() and 0 <= low <= high
-        why = f"dim {name} cannot range over {low}..{high}"
-        require(fits, TreadleError(why, code="TR-001", remedy="give the smallest and the largest"))
-    return Dynamic(named, dict(ranges))
+    found = {name: tuple(sizes) for name, sizes in ranges.items()}
+    for name, sizes in found.items():
+        ascending = all(a < b for a, b in itertools.pairwise(sizes[1:]))
+        fits = name.isidentifier() and len(sizes) > 1 and 0 <= sizes[0] <= sizes[1] and ascending
+        why = f"dim {name} cannot range over {', '.join(map(str, sizes))}"
+        remedy = "give the smallest and the largest size; those between them must ascend"
+        require(fits, TreadleError(why, code="TR-001", remedy=remedy))
+    return Dynamic(named, found)
 
 
 def _by_dim(dims: Named) -> dict[int, str]:
@@ -95,7 +108,7 @@ def find(
             known = sizes.setdefault(name, size)
             first = seen.setdefault(name, place)
             require(known == size, _refused(f"{name} is {known} in {first} and {size} in {place}"))
-            low, high = spec.ranges[name]
+            low, high = spec.ranges[name][0], spec.ranges[name][-1]
             inside = low <= size <= high
             require(inside, _refused(f"{name} is {size} in {place}, outside {low}..{high}"))
     for argument in spec.arguments:
@@ -147,7 +160,7 @@ def sampled_dims(
         if name in fixed:
             made[name] = size
             continue
-        low, high = spec.ranges[name]
+        low, high = spec.bucket(name, size)
         low = max(low, 2)  # steps of size 0 and 1 are other steps
         sample = _strange(size, low, high, taken)
         taken.add(sample)

@@ -238,3 +238,27 @@ def test_declarations_that_cannot_be(arguments, ranges, said):
     with pytest.raises(treadle.TreadleError, match=said) as caught:
         treadle.dynamic(arguments, **ranges)
     assert caught.value.code == "TR-001"
+
+
+def test_buckets_are_compiled_apart_and_planned_for_their_largest():
+    shapes = treadle.dynamic({"x": ("n", None), "y": ("n", None)}, n=(1, 8, 64, 300))
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(6)])
+    step, *rest = pair(model, F.mse_loss, shapes)
+    sizes = (8, 3, 64, 9, 65, 300, 1)
+    check(step, *rest, [(torch.randn(n, 8), torch.randn(n, 8)) for n in sizes])
+    assert step.recompiles[:3] == [
+        "compiled for n in 1..8",
+        "compiled for n in 9..64",
+        "compiled for n in 65..300",
+    ]
+    predicted = []
+    for n in (8, 64, 300):
+        step(torch.randn(n, 8), torch.randn(n, 8))
+        predicted.append(step.compiled.artifact.arena_bytes)
+    assert predicted[0] < predicted[1] < predicted[2]
+
+
+@pytest.mark.parametrize("sizes", [(3,), (), (5, 4), (2, 8, 8), (2, 8, 7), (-1, 3)])
+def test_ranges_that_are_none(sizes):
+    with pytest.raises(treadle.TreadleError, match="TR-001"):
+        treadle.dynamic({"x": ("n",)}, n=sizes)
