@@ -21,7 +21,9 @@ from treadle.capture.torch_private import flatten
 from treadle.options import Options, from_environment
 from treadle.patterns import Patterns, fixed_numbers
 from treadle.pipeline import Compiled, compile_graph
+from treadle.report.account import account_of
 from treadle.report.explain import explain
+from treadle.report.html import page
 from treadle.report.watch import watcher_for
 from treadle.runtime.cache import Cache
 from treadle.runtime.interrupt import uninterrupted
@@ -31,6 +33,7 @@ from treadle.shapes import Dynamic, find, parameter_names
 from treadle.stages import STAGES, Clock, text_of
 from treadle.undo import Undo
 from treadle.util.errors import LoweringError, RuntimeFailure, TreadleError
+from treadle.util.files import write_output
 from treadle.util.sizes import parse_bytes
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
@@ -152,6 +155,13 @@ class Step:
     def explain(self) -> str:
         """What was captured, fused and left to PyTorch and why; predicted and measured peak."""
         return explain(self.compiled, self.recompiles)
+
+    def report(self, path: str | Path) -> Path:
+        """Write what ``explain`` says and more as one HTML file; TR-004 if that cannot be done."""
+        compiled, chosen = self.compiled, Path(path)
+        account = account_of(compiled, name_of(self._function), self.recompiles)
+        write_output(chosen, page(account))
+        return chosen
 
     def graph(self, stage: str = "planned") -> str:
         """What a stage made: the graph ``captured``, ``clean`` or ``planned``, the memory plan's

@@ -88,7 +88,8 @@ def timeline_from(data: Mapping[str, Any]) -> Timeline:
     rows = {phase: tuple(row) for phase, row in data["temporaries"].items()}
     held = tuple(Held(**each) for each in data["held"])
     lists = {name: tuple(each) for name, each in data.items() if isinstance(each, list)}
-    return Timeline(**{**data, **lists, "temporaries": rows, "held": held})
+    fields: dict[str, Any] = {**data, **lists, "temporaries": rows, "held": held}
+    return Timeline(**fields)
 
 
 def _constants(plan: Plan) -> int:

@@ -94,11 +94,16 @@ def rows(table: Sequence[Decision]) -> list[Row]:
     return sorted(found, key=lambda row: -row.total)
 
 
+def shown(row: Row) -> str:
+    """``12 x  save  6.00 MiB  f32[..]  blocks.*.mlp  mul: why  (where)``."""
+    each = row.each
+    where = f"  ({each.where})" if each.where else ""
+    return (
+        f"{row.count:3} x {each.decision:9} {format_bytes(each.size):>10} "
+        f"{each.type:20} {each.module or '-'}  {each.operation}: {each.why}{where}"
+    )
+
+
 def folded(table: Sequence[Decision]) -> list[str]:
-    """``12 x  save  6.00 MiB each  f32[..]  blocks.*.mlp  mul: why``, largest total first."""
-    return [
-        f"{row.count:3} x {row.each.decision:9} {format_bytes(row.each.size):>10} "
-        f"{row.each.type:20} {row.each.module or '-'}  {row.each.operation}: {row.each.why}"
-        + (f"  ({row.each.where})" if row.each.where else "")
-        for row in rows(table)
-    ]
+    """Equal layers as one line, the largest total first."""
+    return [shown(row) for row in rows(table)]
