@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treadle.capture.bind import apply_outputs, read_inputs
+from treadle.capture.bind import apply_outputs, read_inputs, step_eagerly
 from treadle.capture.dynamic import Dims
 from treadle.capture.guards import GuardKey, explain_difference, guard_key
 from treadle.capture.refuse import check_models, named_models, named_optimizers
@@ -136,6 +136,7 @@ class Step:
     ) -> list[Tensor | None]:
         try:
             results = compiled.executable.run(inputs, seconds)
+            step_eagerly(compiled.captured, results)
         except BaseException as error:
             if undo.restore():
                 raise
@@ -334,6 +335,8 @@ def compile(
     memory: str | int | float | None = None,
     strict: bool | None = None,
     shapes: Dynamic | None = None,
+    numerics: str | None = None,
+    rng: str | None = None,
     options: Options | None = None,
 ) -> Step:
     """Compile a whole training step: forward, loss, backward, clipping and optimizer.
@@ -342,7 +345,9 @@ def compile(
     that only evaluates or leaves gradients needs no optimizer. ``memory``
     bounds the peak bytes of the whole step, parameters and state included: ``"7GiB"``, bytes, or
     a ratio between the two extreme plans. ``shapes``: what ``dynamic`` returns, for dims that
-    change from call to call. Nothing is compiled until the first call.
+    change from call to call. ``numerics="eager"``: round where eager rounds;
+    ``rng="counter"``: dropout masks that need no memory (``Options``). Nothing is compiled until
+    the first call.
     Raises ``TreadleError`` kinds with a code and a remedy; see ``docs/errors.md``.
     """
     chosen = options or from_environment()
@@ -352,6 +357,10 @@ def compile(
         chosen = replace(chosen, memory=memory)
     if strict is not None:
         chosen = replace(chosen, strict=strict)
+    if numerics is not None:
+        chosen = replace(chosen, numerics=numerics)
+    if rng is not None:
+        chosen = replace(chosen, rng=rng)
     return Step(function, model, optimizer, chosen, shapes)
 
 
@@ -384,6 +393,12 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def _refuse_fallbacks(compiled: Compiled) -> None:
+    for each in compiled.captured.eager:
+        raise LoweringError(
+            f"strict: an optimizer would step eagerly: {each.reason.words}",
+            code="TR-302",
+            remedy=f"leave strict off; {each.reason.code} says what to do",
+        )
     reasons = compiled.artifact.fallbacks
     if reasons:
         lines = "; ".join(f"{step.op}: {step.reason}" for step in reasons[:5])

@@ -7,11 +7,22 @@ from pathlib import Path
 from treadle.util.errors import TreadleError
 
 PREFIX = "TREADLE_"
+NUMERICS = ("default", "eager")
+STREAMS = ("eager", "counter")
 
 
 def _default_cache() -> Path:
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get(PREFIX + "CACHE_DIR") or Path(root) / "treadle")
+
+
+def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise TreadleError(
+            f"{name}={value!r} is none of {', '.join(known)}",
+            code="TR-001",
+            remedy="docs/howto/numerics.md says what each does",
+        )
 
 
 def _environment_flag(name: str) -> bool:
@@ -34,6 +45,10 @@ class Options:
     ``memory``: bound on the peak bytes of the whole step (``"7GiB"``, bytes as an int), or a
     ratio in ``0.0..1.0`` between the two extreme plans, or ``None`` for the fastest plan.
     ``strict``: a fallback is an error. ``codegen``: generate kernels (otherwise PyTorch's run).
+    ``numerics="eager"``: round where eager rounds, at the price of fused multiply-adds and larger
+    products; the default only promises to be as near to the exact numbers as eager is.
+    ``rng="counter"``: dropout masks are computed from a key and the position instead of drawn in
+    order: nothing of them is stored, and they are not eager's; the default reproduces eager's.
     ``fuse``: let formulas share kernels. ``cache_dir``: where compiled code is kept.
     ``max_cached``: compiled variants kept per step. ``dump``: folder for every stage as text.
     ``debug``: 1 prints the time of each stage, 2 what each pass changed, 3 the loops and kernels,
@@ -43,6 +58,8 @@ class Options:
 
     memory: str | int | float | None = None
     strict: bool = False
+    numerics: str = "default"
+    rng: str = "eager"
     codegen: bool = True
     fuse: bool = True
     cache_dir: Path = field(default_factory=_default_cache)
@@ -54,6 +71,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.max_cached < 1:
             raise TreadleError("max_cached must be at least 1", code="TR-001")
+        _require_one_of("numerics", self.numerics, NUMERICS)
+        _require_one_of("rng", self.rng, STREAMS)
 
     @property
     def watched(self) -> bool:

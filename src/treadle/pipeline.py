@@ -27,6 +27,7 @@ from treadle.loop.verify import verify_kernel, verify_program
 from treadle.lower.graph import lower
 from treadle.lower.library import RANDOM_NAMES
 from treadle.options import Options
+from treadle.passes.counted import CountDraws
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.dropout import ExpandDropout
@@ -49,6 +50,11 @@ CLEAN: tuple[GraphPass, ...] = (
     RemoveNoOps(),  # first: it makes equal what only a no-op told apart
     RemoveCommonSubexpressions(),
     RemoveDeadCode(),  # last: the others leave nodes without users
+)
+COUNTED: tuple[GraphPass, ...] = (
+    ExpandDropout(everywhere=True),  # first: it shows the draw inside a fused dropout
+    CountDraws(),
+    *CLEAN,
 )
 
 
@@ -89,6 +95,11 @@ class Target:
     library: bool = False
     workspaces: Workspaces | None = None
     like: str = ""
+
+    @property
+    def rounds_once(self) -> bool:
+        """Whether several of eager's operations may share one rounding."""
+        return self.options.numerics != "eager"
 
     @property
     def hardware(self) -> Device:
@@ -186,7 +197,7 @@ def _generate(captured: StepGraph, target: Target, clock: Clock) -> tuple[Artifa
     watcher = Watchers([story, clock.watcher])
     watcher.made("captured", captured)
     with clock.stage("clean"):
-        step = clean(captured, watcher)
+        step = clean(captured, watcher, counted=target.options.rng == "counter")
     watcher.made("clean", step)
     with clock.stage("plan memory"):
         memory, judged = plan_within(step, target)
@@ -199,15 +210,15 @@ def _generate(captured: StepGraph, target: Target, clock: Clock) -> tuple[Artifa
     watcher.made("loops", scheduled.program)
     watcher.made("kernels", scheduled.plan)
     with clock.stage("generate code"):
-        artifact = artifact_of(scheduled.plan, device=target.device)
+        artifact = artifact_of(scheduled.plan, device=target.device, contract=target.rounds_once)
     watcher.made("sources", artifact)
     return artifact, story
 
 
-def clean(step: StepGraph, watcher: Watcher | None = None) -> StepGraph:
-    """A cleaned copy of the captured graph."""
+def clean(step: StepGraph, watcher: Watcher | None = None, *, counted: bool = False) -> StepGraph:
+    """A cleaned copy of the captured graph. ``counted``: without draws that have an order."""
     result = step.copy()
-    run_passes(result, CLEAN, watcher or Watcher())
+    run_passes(result, COUNTED if counted else CLEAN, watcher or Watcher())
     return result
 
 
@@ -249,7 +260,8 @@ def planned(step: StepGraph, target: Target) -> Scheduled:
 
 def lowered(step: StepGraph, target: Target) -> Program:
     """The step as formulas and library calls."""
-    return simplify_program(lower(step, device=target.device, library=target.library))
+    program = lower(step, device=target.device, library=target.library, pad=target.rounds_once)
+    return simplify_program(program)
 
 
 def _verify(scheduled: Scheduled) -> None:
@@ -286,6 +298,8 @@ def artifact_facts(step: StepGraph, target: Target, build_: Build) -> dict[str, 
         "memory": repr(target.options.memory),
         "kernels": "PyTorch's" if target.library else "generated",
         "fuse": repr(target.options.fuse),
+        "numerics": target.options.numerics,
+        "rng": target.options.rng,
         "device": target.device,
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,

@@ -32,7 +32,11 @@ _WORDS = {
     "machine": "the kind of machine",
     "kernels": "whether kernels are generated",
     "fuse": "the option fuse",
+    "numerics": "the option numerics",
+    "rng": "the option rng",
 }
+_DECIDING = ("memory", "codegen", "fuse", "numerics", "rng")
+"""Options that a saved step brings along."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def save(path: Path, variants: Iterable[Compiled], cache: Cache) -> None:
     facts: list[dict[str, str]] = []
     options: dict[str, Any] = {}
     for each in variants:
-        options = {name: vars(each.options)[name] for name in ("memory", "codegen", "fuse")}
+        options = {name: vars(each.options)[name] for name in _DECIDING}
         facts.append(dict(each.facts))
         entries[each.key] = saved_bytes(each.pattern or each.artifact, each.story)
         machine = build(cache, device=each.artifact.device)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from treadle.capture.snapshot import Snapshot
 from treadle.pipeline import Compiled
 from treadle.util.sizes import parse_bytes
 
@@ -18,6 +19,7 @@ class Undo:
     random: Tensor
     cuda: tuple[Tensor, ...]
     complete: bool
+    eager: tuple[Snapshot, ...] = ()
 
     @staticmethod
     def of(compiled: Compiled, inputs: Sequence[Tensor]) -> "Undo":
@@ -27,7 +29,8 @@ class Undo:
         if compiled.has_run or not _has_room(compiled, inputs):
             return Undo((), random, cuda, complete=False)
         copies = tuple((t, t.detach().to("cpu", copy=True)) for t in _written(compiled, inputs))
-        return Undo(copies, random, cuda, complete=True)
+        eager = tuple(each.snapshot() for each in compiled.captured.eager)
+        return Undo(copies, random, cuda, complete=True, eager=eager)
 
     def restore(self) -> bool:
         """Put everything back that was kept; whether that is all the step may have changed."""
@@ -37,6 +40,8 @@ class Undo:
         with torch.no_grad():
             for tensor, value in self.values:
                 tensor.copy_(value)
+        for each in self.eager:
+            each.restore()
         return self.complete
 
 

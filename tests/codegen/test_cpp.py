@@ -28,6 +28,23 @@ def apply_all(fns, *tensors, dtypes=None):
     return run_plan(schedule(b.program(*outs)), *tensors)
 
 
+def test_whole_numbers_wrap_and_are_shifted():
+    x = torch.cat(
+        [torch.randint(-(2**62), 2**62, (1003,)), torch.tensor([0, 1, -1, 2**63 - 1, -(2**63)])]
+    )
+    y = x.flip(0)
+    fns = ("mul", "add", "sub", "floordiv")
+    b = Builder()
+    ref, other = b.input(*x.shape, dtype=x.dtype), b.input(*x.shape, dtype=x.dtype)
+    outs = [b.pointwise(fn, ref, other) for fn in fns[:3]]
+    for places in (0, 1, 32, 62):
+        outs.append(b.pointwise("floordiv", ref, 1 << places))
+    found = run_plan(schedule(b.program(*outs)), x, y)
+    expected = [x * y, x + y, x - y, *(x >> places for places in (0, 1, 32, 62))]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def inputs(n=4001):
     wide = torch.randn(n) * torch.tensor([1e-3, 1.0, 30.0])[torch.arange(n) % 3]
     return torch.cat([wide, SPECIAL])

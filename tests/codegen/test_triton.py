@@ -138,6 +138,15 @@ def function_cases() -> list[Case]:
     ]
 
 
+def whole_numbers_case(n: int) -> Case:
+    """What random numbers that are computed from a position are made of."""
+    extreme = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63)])
+    x = torch.cat([torch.randint(-(2**62), 2**62, (n - 5,)), extreme])
+    tensors = {"x": x, "key": torch.randint(1, 2**62, (1,)) | 1}
+    tensors |= {name: torch.full((n,), -7) for name in ("y_high", "y_swapped")}
+    return Case("whole numbers", [make.whole_numbers(n)], tensors | {"y_kept": poison(n)})
+
+
 def all_cases() -> list[Case]:
     update = adamw_tensors(1500, "0") | adamw_tensors(33, "1") | adamw_tensors(1, "2")
     many = [make.adamw(1500, "0"), make.adamw(33, "1"), make.adamw(1, "2")]
@@ -163,6 +172,7 @@ def all_cases() -> list[Case]:
         total_norm_case(40_000),
         transpose_case(9, 33),
         transpose_case(70, 3),
+        whole_numbers_case(1031),
         *function_cases(),
     ]
 

@@ -159,6 +159,23 @@ def counting_update(n: int) -> Kernel:
     return k.kernel("counting")
 
 
+def whole_numbers(n: int) -> Kernel:
+    """Products and sums that wrap at 64 bits, halves that are swapped, a comparison."""
+    k = Build(1, n)
+    half = Const(1 << 32, I64)
+    place = fn("add", load("x", k.cols, I64), Position(Index.of(k.cols)))
+    x = k.define(fn("mul", place, load("key", 0, I64)))
+    square = k.define(fn("add", fn("mul", x, x), x))
+    high = k.define(fn("floordiv", square, half))
+    low = Apply("bitand", (high, Const((1 << 32) - 1, I64)), I64)
+    swapped = k.define(Apply("bitor", (fn("mul", square, half), low), I64))
+    k.store("y_high", high, k.cols)
+    k.store("y_swapped", swapped, k.cols)
+    kept = Apply("lt", (low, Const(3 << 30, I64)), torch.bool)
+    k.store("y_kept", k.define(cast(kept, F32)), k.cols)
+    return k.kernel("whole_numbers")
+
+
 def column_sums(rows: int, cols: int) -> Kernel:
     """Gradients of a layer norm's weight and bias: two sums over the rows."""
     k = Build(rows, cols, KernelKind.COLUMNS)

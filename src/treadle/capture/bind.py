@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treadle.capture.eager import run_eagerly
 from treadle.capture.finish import Captured
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.run import ResultSlot
@@ -21,6 +22,15 @@ def read_inputs(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
         next(scalars) if isinstance(source, Scalar) else source.read(leaves, captured.pending)
         for source in captured.sources
     ]
+
+
+def step_eagerly(captured: Captured, results: Sequence[Tensor | None]) -> None:
+    """Optimizers that are not in the graph step now, with the gradients that it made."""
+    if captured.eager:
+        first = captured.result_leaves.count(ResultSlot) + len(captured.left_grads)
+        grads = [each for each in results[first:] if each is not None]
+        count = sum(len(each.parameters) for each in captured.eager)
+        run_eagerly(captured.eager, grads[:count])
 
 
 def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, fx, nn
 
+from treadle.capture.eager import EagerStep, drop_lost, refuse_lost
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.run import ResultSlot, Run, Trace
 from treadle.capture.sources import Clusters, Fixed, Parameter, Scalars, Source
@@ -27,7 +28,7 @@ class Captured:
 
     ``sources`` say where each input is found at a call, in the signature's order. Outputs are
     first the tensor leaves of the user's result, then gradients the user's code leaves in
-    ``.grad``, then write-backs.
+    ``.grad``, then those for optimizers that step eagerly, then write-backs.
     """
 
     step: StepGraph
@@ -37,6 +38,7 @@ class Captured:
     result_leaves: tuple[Any, ...]  # ``_TENSOR`` where a result tensor goes
     left_grads: tuple[nn.Parameter, ...]
     cleared_grads: tuple[nn.Parameter, ...]
+    eager: tuple[EagerStep, ...]  # optimizers that step after the graph
     clusters: Clusters
     stepped: frozenset[int]  # clusters whose counters advance
     scalars: Scalars
@@ -63,13 +65,16 @@ def finish(module: fx.GraphModule, run: Run, device: torch.device) -> Captured:
     outputs = [Output(f"result {at}") for at in range(run.trace.leaves.count(ResultSlot))]
     names = {id(s.parameter): i.name for i, s in sources if isinstance(s, Parameter)}
     outputs += [Output(f"grad of {names[id(p)]}") for p, _ in run.trace.grads]
-    for at, value in writes.items():
+    for each in run.trace.eager:
+        outputs += [Output(f"grad of {names[id(p)]}") for p in each.parameters]
+    for at, value in drop_lost(writes).items():
         outputs.append(Output(sources[at][0].name, writes=at))
         results.append(value)
     new.output(tuple(results))
     fx.GraphModule(module, new)
     _draw_once(new)
     _drop_dead(new)
+    refuse_lost(new, run.trace.eager)
     step, kept = _drop_unused(new, sources, outputs)
     return Captured(
         step=step,
@@ -79,6 +84,7 @@ def finish(module: fx.GraphModule, run: Run, device: torch.device) -> Captured:
         result_leaves=tuple(run.trace.leaves),
         left_grads=tuple(p for p, _ in run.trace.grads),
         cleared_grads=tuple(run.trace.cleared),
+        eager=tuple(run.trace.eager),
         clusters=run.clusters,
         stepped=frozenset(run.trace.stepped),
         scalars=Scalars(kept),
@@ -104,6 +110,7 @@ def _annotate(graph: fx.Graph, seen: Trace) -> None:
             "where": show_line(line.at(at)),
             "module": module.at(at) if phase == "forward" else "",
             "draw": draw.of(at, node),
+            "lost": at in seen.lost,
         }
 
 

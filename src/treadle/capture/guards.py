@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.optimizers.registry import form_of
+from treadle.capture.optimizers.registry import form_of, has_form
 from treadle.capture.torch_private import flatten_with_paths, step_hooks
 
 Facts = tuple[Any, ...]
@@ -54,7 +54,7 @@ def guard_key(
                 len(group["params"]),
                 step_hooks(each),
                 bool(group.get("differentiable")),
-                *form_of(each).structure(group),
+                *_structure(each, group),
             )
             for each in optimizers.values()
             for group in each.param_groups
@@ -67,6 +67,13 @@ def guard_key(
             update,
         ),
     )
+
+
+def _structure(optimizer: Optimizer, group: dict[str, Any]) -> Facts:
+    """What of the group's options decides the graph; nothing where the optimizer is not in it."""
+    if not has_form(optimizer):
+        return ("eager", type(optimizer))
+    return form_of(optimizer).structure(group)
 
 
 def _model_facts(

@@ -8,7 +8,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from treadle.capture.optimizers import adam, adaptive, matrices, sgd
-from treadle.capture.optimizers.registry import form_of
 from treadle.util.errors import CaptureError
 
 KNOWN_FORMS = (adam.FORMS, sgd.FORMS, adaptive.FORMS, matrices.FORMS)
@@ -46,13 +45,12 @@ def _named(value: Any, kind: type, word: str) -> dict[str, Any]:
 
 
 def check_models(models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
-    """Wrapped or spread models, foreign or unknown optimizers: ``CaptureError``."""
+    """Wrapped or spread models, foreign optimizers: ``CaptureError``."""
     for model in models.values():
         _check_wrapping(model)
     _check_devices(models)
     owned = {id(p) for model in models.values() for p in model.parameters()}
     for optimizer in optimizers.values():
-        form_of(optimizer)
         _check_owner(optimizer, owned)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.eager import EagerStep, Reason, why_eager
 from treadle.capture.optimizers.registry import Form, Values, check_step, form_of
 from treadle.capture.sources import (
     Batch,
@@ -44,6 +45,17 @@ class Trace:
     cleared: list[nn.Parameter] = field(default_factory=list[nn.Parameter])
     update: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     stepped: set[int] = field(default_factory=set[int])
+    eager: list[EagerStep] = field(default_factory=list[EagerStep])
+    lost: set[int] = field(default_factory=set[int])  # nodes that stand for what those leave
+
+
+@dataclass(frozen=True, slots=True)
+class _Handed:
+    """The gradient that an optimizer outside of the graph gets, and the one it was copied from."""
+
+    copy: Tensor
+    original: Tensor
+    version: int
 
 
 class Run:
@@ -77,6 +89,7 @@ class Run:
             self.trace.watch.after_backward = self._keep_gradients
         self._stand_ins: dict[int, Tensor] = {}
         self._values: dict[tuple[int, str], Tensor] = {}
+        self._handed: dict[int, _Handed] = {}
 
     def traced(self, inputs: list[Tensor]) -> list[Tensor]:
         """What ``make_fx`` traces: the step as a function of all it reads."""
@@ -116,15 +129,26 @@ class Run:
         leaves, self.trace.tree = flatten(result)
         tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
         self.trace.leaves = [ResultSlot if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        for _, source in self.sources:
-            if isinstance(source, Parameter):
-                grad = self._gradient(source.parameter)
-                if grad is not None:
-                    self.trace.grads.append((source.parameter, grad))
-                    tensors.append(grad.detach())
-                else:
-                    self.trace.cleared.append(source.parameter)
+        for parameter in self._parameters():
+            grad = self._gradient(parameter)
+            if self._is_as_handed(parameter):
+                continue
+            if grad is not None:
+                self.trace.grads.append((parameter, grad))
+                tensors.append(grad.detach())
+            else:
+                self.trace.cleared.append(parameter)
+        for each in self.trace.eager:
+            tensors += [self._handed[id(p)].copy for p in each.parameters]
         return tensors
+
+    def _is_as_handed(self, parameter: nn.Parameter) -> bool:
+        """Whether ``.grad`` is still what an optimizer outside of the graph was given."""
+        handed = self._handed.get(id(parameter))
+        grad = self._gradient(parameter)
+        if handed is None or grad is None or grad is not handed.original:
+            return False
+        return grad._version == handed.version
 
     def _gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """What the step leaves in ``.grad``."""
@@ -140,7 +164,7 @@ class Run:
 
     def _stepper(self, optimizer: Optimizer) -> Callable[..., None]:
         """``optimizer.step`` in functional form, on the traced parameters and state."""
-        form = form_of(optimizer)
+        reason = why_eager(optimizer)
         check_step(optimizer)
 
         def step(closure: object = None) -> None:
@@ -152,12 +176,39 @@ class Run:
                 )
             start = traced_nodes()
             with torch.no_grad():
-                for cluster in self.clusters if self._updates else ():
-                    if cluster.optimizer is optimizer:
-                        self._update(form, cluster)
+                if self._updates and reason is not None:
+                    self._hand_over(optimizer, reason)
+                elif self._updates:
+                    for cluster in self.clusters:
+                        if cluster.optimizer is optimizer:
+                            self._update(form_of(optimizer), cluster)
             self.trace.update.append((start, traced_nodes()))
 
         return step
+
+    def _hand_over(self, optimizer: Optimizer, reason: Reason) -> None:
+        """The optimizer steps after the graph: its gradients are results, and its parameters are
+        written with something that nobody may read."""
+        if any(each.optimizer is optimizer for each in self.trace.eager):
+            raise _steps_twice()
+        parameters: list[nn.Parameter] = []
+        stepped = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        for parameter in self._parameters():
+            leaf = self._stand_ins[id(parameter)]
+            if id(leaf) not in stepped:
+                continue
+            if leaf.grad is not None:
+                copy = leaf.grad.clone()
+                self._handed[id(parameter)] = _Handed(copy, leaf.grad, leaf.grad._version)
+                parameters.append(parameter)
+            self.trace.lost.add(traced_nodes())
+            lost = torch.empty_like(leaf)
+            leaf.detach().copy_(lost)
+        self.trace.eager.append(EagerStep(optimizer, reason, tuple(parameters)))
+
+    def _parameters(self) -> list[nn.Parameter]:
+        sources = [source for _, source in self.sources]
+        return [each.parameter for each in sources if isinstance(each, Parameter)]
 
     def _update(self, form: Form, cluster: Cluster) -> None:
         at = self.clusters.index(cluster)
@@ -165,11 +216,7 @@ class Run:
         if not with_grad:
             return
         if at in self.trace.stepped:
-            raise CaptureError(
-                "the optimizer steps twice in one step",
-                code="TR-109",
-                remedy="compile a function that calls optimizer.step() once",
-            )
+            raise _steps_twice()
         self.trace.stepped.add(at)
         cluster.active[:] = with_grad
         names = cluster.scalar_names()
@@ -183,3 +230,11 @@ class Run:
             }
             assert leaf.grad is not None
             form.update(leaf.detach(), leaf.grad, state, shared, cluster.group)
+
+
+def _steps_twice() -> CaptureError:
+    return CaptureError(
+        "the optimizer steps twice in one step",
+        code="TR-109",
+        remedy="compile a function that calls optimizer.step() once",
+    )

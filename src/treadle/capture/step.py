@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.dynamic import Dims, take_samples, with_symbols
+from treadle.capture.eager import in_graph
 from treadle.capture.finish import Captured, finish
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.place import autocast_on, check_values, described
@@ -52,7 +53,7 @@ def capture(
     """
     check_models(models, optimizers)
     device = place or device_of(models)
-    clusters = clusters_of(optimizers)
+    clusters = clusters_of(in_graph(optimizers))
     sources = _sources(models, optimizers, clusters, args, kwargs, device)
     leaves, spec = flatten((args, kwargs))
     if place is None:

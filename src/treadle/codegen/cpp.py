@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from treadle.codegen.common import bytes_moved, instances, reads_of, split_columns, writes_of
 from treadle.codegen.cpp_columns import BLOCK, Columns
 from treadle.codegen.cpp_expr import STORED_TYPES
-from treadle.codegen.cpp_prelude import PRELUDE
+from treadle.codegen.cpp_prelude import PRELUDE, ROUND_EACH
 from treadle.codegen.cpp_rows import Rows, rows_text
 from treadle.loop.expr import Reduce
 from treadle.loop.kernel import Definition, Kernel, KernelKind
@@ -94,10 +94,13 @@ def render_cpp(
     runs: Sequence[Sequence[Kernel]],
     buffers: Mapping[str, Buffer],
     offsets: Mapping[str, int],
+    *,
+    contract: bool = True,
 ) -> tuple[tuple[Source, ...], tuple[tuple[Launch, ...], ...]]:
     """All units, and for each run of kernels its launches, in order.
 
-    A run is a stretch of the plan without library calls.
+    A run is a stretch of the plan without library calls. ``contract``: let a product and a sum
+    round once.
     """
     names: dict[str, str] = {}
     launches: list[tuple[Launch, ...]] = []
@@ -120,15 +123,16 @@ def render_cpp(
                 )
             )
         launches.append(tuple(made))
-    return sources_of({name: text for text, name in names.items()}), tuple(launches)
+    head = PRELUDE if contract else ROUND_EACH + PRELUDE
+    return sources_of({name: text for text, name in names.items()}, head), tuple(launches)
 
 
 def _origin(kernel: Kernel) -> str:
     return next((origin.where or origin.module for origin in kernel.origins), "")
 
 
-def sources_of(texts: Mapping[str, str]) -> tuple[Source, ...]:
-    """Functions by name, spread over a few units of about equal length."""
+def sources_of(texts: Mapping[str, str], head: str = PRELUDE) -> tuple[Source, ...]:
+    """Functions by name, spread over a few units of about equal length, each after ``head``."""
     count = min(_UNITS, max(1, len(texts) // 4))
     units: list[list[str]] = [[] for _ in range(count)]
     sizes = [0] * count
@@ -139,7 +143,7 @@ def sources_of(texts: Mapping[str, str]) -> tuple[Source, ...]:
     return tuple(
         joined(
             Language.CPP,
-            PRELUDE + "\n",
+            head + "\n",
             {name: texts[name].replace("NAME", name, 1) + "\n" for name in unit},
         )
         for unit in units

@@ -49,6 +49,8 @@ _CALLS = {
     "round": "t_round", "trunc": "t_trunc", "sign": "t_sign", "floordiv": "t_floordiv",
     "mod": "t_mod", "pow": "t_pow", "minimum": "t_min", "maximum": "t_max", "fmod": "t_fmod",
 }  # fmt: skip
+_UNSIGNED = {torch.int64: "uint64_t", torch.int32: "uint32_t"}
+"""Where sums and products may wrap as in PyTorch; signed ones may not in C++."""
 _HALF = {torch.bfloat16: "to_bf16", torch.float16: "to_f16"}
 DEAR = frozenset(
     [
@@ -286,12 +288,27 @@ def _text(fn: str, values: list[str], expr: Apply) -> str:
             return f"({kind})1 / t_sqrt({x})"
         case "pow", [x, y]:
             return _power(x, y, expr)
+        case "floordiv", [x, _] if (places := _power_of_two(expr)) is not None:
+            return f"{x} >> {places}"
+        case "add" | "sub" | "mul", [x, y] if expr.dtype in _UNSIGNED:
+            kind = _UNSIGNED[expr.dtype]
+            return f"({kind}){x} {_INFIX[fn]} ({kind}){y}"
         case _, [x, y] if fn in _INFIX:
             return f"{x} {_INFIX[fn]} {y}"
         case _ if fn in _CALLS:
             return f"{_CALLS[fn]}({', '.join(values)})"
         case _:
             raise LoweringError(f"C++ code of {fn}", code="TR-392")
+
+
+def _power_of_two(expr: Apply) -> int | None:
+    """``k`` where whole numbers are divided by ``2^k``: an arithmetic shift rounds down as well."""
+    divisor = expr.operands[1]
+    if not isinstance(divisor, Const) or expr.dtype not in _UNSIGNED:
+        return None
+    value = int(divisor.value)
+    is_power = value > 0 and value & (value - 1) == 0 and not isinstance(divisor.value, Size)
+    return value.bit_length() - 1 if is_power else None
 
 
 def _power(x: str, y: str, expr: Apply) -> str:
@@ -314,6 +331,9 @@ def _power(x: str, y: str, expr: Apply) -> str:
 def _cast(text: str, source: torch.dtype, target: torch.dtype) -> str:
     if target is torch.bool:
         return text if source is torch.bool else f"{text} != 0"
+    if source is torch.bool and target.is_floating_point:  # GCC 12 has no lanes for the cast
+        kind = VALUE_TYPES[target]
+        return f"{text} ? ({kind})1 : ({kind})0"
     if target in _HALF:
         return text if source is target else f"{_HALF[target]}((float){text})"
     if source.is_floating_point and target in (torch.uint8, torch.int8, torch.int16):

@@ -10,6 +10,15 @@ _LN2 = log(2.0)
 _LN2_HIGH = 0.693359375  # few bits: its product with a small integer is exact
 _LN2_LOW = _LN2 - _LN2_HIGH
 
+ROUND_EACH = """\
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
+"""
+"""Before everything else: a product and a sum are rounded each, and never become one operation."""
+
 PRELUDE = f"""\
 #include <algorithm>
 #include <cmath>

@@ -21,12 +21,15 @@ from treadle.runtime.artifact import (
 from treadle.runtime.draws import OPERATOR
 
 
-def artifact_of(plan: Plan, *, device: str, language: Language | None = None) -> Artifact:
-    """``plan`` as sources and host steps; Triton for CUDA devices, C++ otherwise."""
+def artifact_of(
+    plan: Plan, *, device: str, language: Language | None = None, contract: bool = True
+) -> Artifact:
+    """``plan`` as sources and host steps; Triton for CUDA devices, C++ otherwise. ``contract``:
+    whether a product and a sum may round once."""
     chosen = language or (Language.TRITON if device.startswith("cuda") else Language.CPP)
     runs = _runs(plan.steps)
     kernels = [run for run in runs if isinstance(run, list)]
-    sources, launches = _render(kernels, plan, chosen)
+    sources, launches = _render(kernels, plan, chosen, contract)
     remaining = iter(launches)
     steps: list[Launch | CallStep] = []
     for run in runs:
@@ -53,13 +56,13 @@ def artifact_of(plan: Plan, *, device: str, language: Language | None = None) ->
 
 
 def _render(
-    runs: Sequence[Sequence[Kernel]], plan: Plan, language: Language
+    runs: Sequence[Sequence[Kernel]], plan: Plan, language: Language, contract: bool
 ) -> tuple[tuple[Source, ...], tuple[tuple[Launch, ...], ...]]:
     if not runs:
         return (), ()
     if language is Language.CPP:
-        return render_cpp(runs, plan.buffers, plan.offsets)
-    source, launches = render_triton(runs, plan.buffers, plan.offsets)
+        return render_cpp(runs, plan.buffers, plan.offsets, contract=contract)
+    source, launches = render_triton(runs, plan.buffers, plan.offsets, contract=contract)
     return (source,), launches
 
 

@@ -90,10 +90,13 @@ def render_triton(
     runs: Sequence[Sequence[Kernel]],
     buffers: Mapping[str, Buffer],
     offsets: Mapping[str, int] | None = None,
+    *,
+    contract: bool = True,
 ) -> tuple[Source, tuple[tuple[Launch, ...], ...]]:
     """One module for all kernels, and for each run of kernels its launches, in order.
 
-    A run is a stretch of the plan without library calls. ``offsets`` are the plan's places in
+    A run is a stretch of the plan without library calls. ``contract``: let a product and a sum
+    round once. ``offsets`` are the plan's places in
     the arena: kernels that share bytes are never instances of one launch.
     """
     module = _Module()
@@ -106,7 +109,7 @@ def render_triton(
         ]
         groups = _group(rendered, buffers, offsets or {})
         launches.append(tuple(_launch(module, group, buffers) for group in groups))
-    return module.source(), tuple(launches)
+    return module.source(contract), tuple(launches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +190,10 @@ class _Module:
             self.entries.append(_entry(name, function, table))
         return self.known[key]
 
-    def source(self) -> Source:
+    def source(self, contract: bool) -> Source:
         helpers = helpers_text(list(self.texts.values()))
         table = "\nFUNCTIONS = {\n" + "".join(self.entries) + "}\n"
+        table += f"CONTRACT = {contract}\n"
         return joined(Language.TRITON, _HEADER + helpers, self.texts, table)
 
 

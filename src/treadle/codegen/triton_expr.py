@@ -201,6 +201,9 @@ class Writer:
             wide = [self.name(f"{text}.to(tl.float32)") for text in texts]
             result = self.name(self._call(expr.fn, wide, torch.float32))
             return self.name(f"{result}.to({TYPES[source]})") if expr.dtype is source else result
+        places = _places(expr)
+        if places is not None:
+            return self.name(f"{texts[0]} >> {places}")
         return self.name(self._call(expr.fn, texts, source))
 
     def _call(self, fn: str, texts: list[str], dtype: torch.dtype) -> str:
@@ -254,6 +257,15 @@ class Writer:
                 value = done[id(atom.expr)]
                 kind = "tl.int64" if self.wide else "tl.int32"
                 return Value(self.name(f"{value.text}.to({kind})"), value.axes)
+
+
+def _places(expr: Apply) -> int | None:
+    """``k`` where whole numbers are divided by ``2^k``: an arithmetic shift rounds down as well."""
+    if expr.fn != "floordiv" or expr.dtype not in (torch.int32, torch.int64):
+        return None
+    divisor = expr.operands[1]
+    value = int(divisor.value) if isinstance(divisor, Const) else 0
+    return value.bit_length() - 1 if value > 0 and value & (value - 1) == 0 else None
 
 
 def _as_int64(text: str) -> str:

@@ -5,14 +5,32 @@ from typing import Any
 
 import torch
 
+from treadle.graph.masks import LOW, ROUNDS, WORD, counted_mask, limit
 from treadle.loop.expr import Array, Position
 from treadle.loop.index import Index
 from treadle.loop.program import TensorRef
 from treadle.lower.registry import Value, lowers
 from treadle.lower.scalars import Number, Operand, Term, cast, const
-from treadle.lower.site import Site
+from treadle.lower.site import Site, element
 
 aten = torch.ops.aten
+
+
+@lowers(counted_mask)
+def counted(site: Site, keys: Value, at: int, _size: Any, p: float, _dtype: torch.dtype) -> Array:
+    """``out[i] = squares(position of i, keys[at]) < p * 2^32``."""
+    axes = site.axes()
+    key = Term(element(keys, (at,)))
+    place = Index.of(0)
+    for axis in axes:
+        place = place * axis.extent + axis
+    first = Term(Position(place)) * key
+    x, terms = first, (first, first + key)
+    for number in range(ROUNDS):
+        x = x * x + terms[number % 2]
+        high = x.fn("floordiv", 1 << WORD).fn("bitand", LOW)
+        x = high if number == ROUNDS - 1 else (x * (1 << WORD)).fn("bitor", high)
+    return Array(axes, x.fn("lt", limit(p)).to(site.dtype).expr)
 
 
 def _filled(site: Site, value: Operand) -> Array:

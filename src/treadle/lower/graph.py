@@ -46,13 +46,16 @@ FAMILIES = (
 """The files whose import fills the registry."""
 
 
-def lower(step: StepGraph, *, device: str = "cpu", library: bool = False) -> Program:
+def lower(
+    step: StepGraph, *, device: str = "cpu", library: bool = False, pad: bool = True
+) -> Program:
     """The step as formulas and library calls, in the order of the graph.
 
     Write-backs stand as early as they may. Results never share storage with an input.
-    ``library``: views and library calls only, for machines that cannot compile.
+    ``library``: views and library calls only, for machines that cannot compile. ``pad``: let
+    products of odd sizes be larger ones with zeros.
     """
-    layouts = Layouts() if library else layouts_for(step, device)
+    layouts = layouts_for(step, device) if pad and not library else Layouts()
     builder = Builder(device, _is_placed(step, device), layouts, library)
     env: Environment = {}
     inputs = tuple(_bind_input(builder, node, env) for node in step.placeholders)

@@ -1,4 +1,4 @@
-"""Dropout on CPUs as what it is there: a draw and two products."""
+"""Dropout as what it is on CPUs: a draw and two products."""
 
 import operator
 from dataclasses import dataclass
@@ -23,21 +23,24 @@ class ExpandDropout(GraphPass):
     after:   m = bernoulli(x, 0.9); y = mul(mul(x, m), 1.11...); mask = bool(m)
 
     On CPUs alone, where the fused kernel draws the same numbers from the same stream; on GPUs
-    it has a stream of its own. A probability of 0 or 1 is left alone.
+    it has a stream of its own. ``everywhere``: on GPUs as well. A probability of 0 or 1 is left
+    alone.
     """
+
+    everywhere: bool = False
 
     def run(self, step: StepGraph) -> int:
         fused = [n for n in step.graph.nodes if n.target is aten.native_dropout.default]
-        matches = [node for node in fused if _draws_on_cpu(node)]
+        matches = [node for node in fused if self._matches(node)]
         for node in matches:
             _expand(node)
         return len(matches)
 
-
-def _draws_on_cpu(node: fx.Node) -> bool:
-    args: Any = node.args
-    p, train = args[1], args[2] if len(args) > 2 else True
-    return type_of(args[0]).device.type == "cpu" and 0.0 < p < 1.0 and train is not False
+    def _matches(self, node: fx.Node) -> bool:
+        args: Any = node.args
+        p, train = args[1], args[2] if len(args) > 2 else True
+        placed = self.everywhere or type_of(args[0]).device.type == "cpu"
+        return placed and 0.0 < p < 1.0 and train is not False
 
 
 def _expand(node: fx.Node) -> None:

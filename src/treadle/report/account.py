@@ -125,7 +125,7 @@ def account_of(compiled: Compiled, name: str = "", recompiles: Sequence[str] = (
         memory=_memory(compiled),
         kernels=_kernels(compiled),
         calls=tuple(each for each in calls if not each.reason),
-        fallbacks=tuple(each for each in calls if each.reason),
+        fallbacks=(*(each for each in calls if each.reason), *_eager_steps(compiled)),
         host_steps=len(artifact.steps),
         profiled_seconds=sum(compiled.kernel_seconds) if compiled.kernel_seconds else None,
         bandwidth=device_for(artifact.device).bandwidth,
@@ -216,9 +216,24 @@ def _calls(compiled: Compiled) -> tuple[CallUse, ...]:
     return tuple(sorted(found, key=lambda use: (-(use.seconds or 0.0), -use.count)))
 
 
+def _eager_steps(compiled: Compiled) -> list[CallUse]:
+    """Optimizers that step after the graph: not timed, and not in the plan."""
+    tail = "it steps after the graph, and its memory is not in the plan"
+    return [
+        CallUse(
+            f"{type(each.optimizer).__name__}.step",
+            1,
+            "",
+            f"{each.reason.code}: {each.reason.words}; {tail}",
+            None,
+        )
+        for each in compiled.captured.eager
+    ]
+
+
 def _versions(compiled: Compiled) -> tuple[tuple[str, str], ...]:
     facts = compiled.facts
-    shown = ("torch", "compiler", "device", "machine", "threads", "kernels")
+    shown = ("torch", "compiler", "device", "machine", "threads", "kernels", "numerics", "rng")
     return (
         ("treadle", f"{VERSION}, sources {facts['treadle'][:12]}"),
         ("python", platform.python_version()),

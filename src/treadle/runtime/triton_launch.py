@@ -56,7 +56,10 @@ class TritonLauncher:
         if digest not in _modules:
             path = _write(self.folder, f"triton_{digest}.py", source.text)
             _modules[digest] = _import(f"treadle_triton_{digest}", path)
-        table = _modules[digest].FUNCTIONS
+        module = _modules[digest]
+        table = {
+            name: {**each, "contract": module.CONTRACT} for name, each in module.FUNCTIONS.items()
+        }
         scratch = _Scratch([table[name]["scratch"] for name in source.functions])
         return {name: DeviceLaunch(table[name], scratch) for name in source.functions}
 
@@ -194,7 +197,9 @@ class _One:
         self._mirrors = _Mirrors(device)
         self._scratch = scratch
         self._stages = [
-            _Prepared(stage["jit"], _programs(stage, self._sizes), stage["warps"])
+            _Prepared(
+                stage["jit"], _programs(stage, self._sizes), stage["warps"], entry["contract"]
+            )
             for stage in entry["stages"]
         ]
 
@@ -224,7 +229,7 @@ class _Many:
         kind = torch.int32 if max(flat) < 2**31 else torch.int64
         self._sizes = torch.tensor(flat, dtype=kind, device=device)
         self._unit = _ALIGNED if all(size % _ALIGNED == 0 for size in flat) else 1
-        self._stage = _Prepared(stage["jit"], len(pairs), stage["warps"])
+        self._stage = _Prepared(stage["jit"], len(pairs), stage["warps"], entry["contract"])
         self._addresses: list[int] = []
         self._table = torch.empty(0, dtype=torch.int64, device=device)
         self._align = _ALIGNED
@@ -248,6 +253,7 @@ class _Prepared:
     jit: Any
     programs: int
     warps: int
+    contract: bool  # whether a product and a sum may round once
     compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any])
 
     def launch(
@@ -261,7 +267,8 @@ class _Prepared:
         if ready is not None:
             ready[(self.programs, 1, 1)](*arguments, *extra.values())
             return
-        made = self.jit[(self.programs,)](*arguments, **extra, num_warps=self.warps)
+        options = {"num_warps": self.warps, "enable_fp_fusion": self.contract}
+        made = self.jit[(self.programs,)](*arguments, **extra, **options)
         if made is not None:  # the interpreter compiles nothing
             self.compiled[key] = made
 

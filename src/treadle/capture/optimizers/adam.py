@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from treadle.capture.optimizers.registry import ZEROS, Form, Group, Start, Values, register
+from treadle.capture.optimizers.rounding import add, addcdiv, addcmul, lerp
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,16 @@ class AdamForm(Form):
             if group["decoupled_weight_decay"]:
                 value = value * shared["keep"]
             else:
-                grad = grad + value * shared["decay"]
+                grad = add(grad, value, shared["decay"])
         mean, square = state["exp_avg"], state["exp_avg_sq"]
-        mean.copy_(mean + (grad - mean) * shared["rate1"])
-        square.copy_(square * shared["beta2"] + grad * grad * shared["rate2"])
+        mean.copy_(lerp(mean, grad, shared["rate1"]))
+        square.copy_(addcmul(square * shared["beta2"], grad, grad, shared["rate2"]))
         largest = square
         if group["amsgrad"]:
             largest = state["max_exp_avg_sq"]
             largest.copy_(torch.maximum(largest, square))
         denominator = largest.sqrt() / shared["correction"] + shared["eps"]
-        parameter.copy_(value + mean * shared["step_size"] / denominator)
+        parameter.copy_(addcdiv(value, mean, denominator, shared["step_size"]))
 
 
 FORMS = {torch.optim.Adam: AdamForm(), torch.optim.AdamW: AdamForm()}

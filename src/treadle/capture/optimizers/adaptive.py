@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from treadle.capture.optimizers.registry import ZEROS, Form, Group, Start, Values, register
+from treadle.capture.optimizers.rounding import add, addcdiv, addcmul, lerp
 
 
 def decays(group: Group) -> bool:
@@ -26,7 +27,7 @@ def signed(grad: Tensor, group: Group) -> Tensor:
 
 def with_decay(grad: Tensor, parameter: Tensor, shared: Values, group: Group) -> Tensor:
     """``g + weight_decay * p``, where there is any."""
-    return grad + parameter * shared["weight_decay"] if decays(group) else grad
+    return add(grad, parameter, shared["weight_decay"]) if decays(group) else grad
 
 
 def read(group: Group, *names: str) -> dict[str, float]:
@@ -52,15 +53,15 @@ class AdagradForm(Form):
 
     def prepare(self, scalars: Values, group: Group) -> Values:
         rate = scalars["lr"] / (1.0 + (scalars["step"] - 1.0) * scalars["lr_decay"])
-        return {**scalars, "rate": -rate}
+        return {**scalars, "rate": -rate, "one": torch.ones_like(rate)}
 
     def update(
         self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
     ) -> None:
         grad = with_decay(signed(grad, group), parameter, shared, group)
         total = state["sum"]
-        total.copy_(total + grad * grad)
-        parameter.copy_(parameter + grad * shared["rate"] / (total.sqrt() + shared["eps"]))
+        total.copy_(addcmul(total, grad, grad, shared["one"]))
+        parameter.copy_(addcdiv(parameter, grad, total.sqrt() + shared["eps"], shared["rate"]))
 
 
 @dataclass(frozen=True)
@@ -80,25 +81,28 @@ class RMSpropForm(Form):
         return read(group, "lr", "alpha", "eps", "momentum", "weight_decay")
 
     def prepare(self, scalars: Values, group: Group) -> Values:
-        return {**scalars, "fresh": 1.0 - scalars["alpha"], "rate": -scalars["lr"]}
+        minus = -torch.ones_like(scalars["lr"])
+        fresh = 1.0 - scalars["alpha"]
+        return {**scalars, "fresh": fresh, "rate": -scalars["lr"], "minus": minus}
 
     def update(
         self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
     ) -> None:
         grad = with_decay(signed(grad, group), parameter, shared, group)
         square = state["square_avg"]
-        square.copy_(square * shared["alpha"] + grad * grad * shared["fresh"])
+        square.copy_(addcmul(square * shared["alpha"], grad, grad, shared["fresh"]))
         spread = square
         if group["centered"]:
             mean = state["grad_avg"]
-            mean.copy_(mean + (grad - mean) * shared["fresh"])
-            spread = square - mean * mean
-        change = grad / (spread.sqrt() + shared["eps"])
+            mean.copy_(lerp(mean, grad, shared["fresh"]))
+            spread = addcmul(square, mean, mean, shared["minus"])
+        root = spread.sqrt() + shared["eps"]
         if group["momentum"] > 0:
             buffer = state["momentum_buffer"]
-            buffer.copy_(buffer * shared["momentum"] + change)
-            change = buffer
-        parameter.copy_(parameter + change * shared["rate"])
+            buffer.copy_(addcdiv(buffer * shared["momentum"], grad, root, -shared["minus"]))
+            parameter.copy_(add(parameter, buffer, shared["rate"]))
+        else:
+            parameter.copy_(addcdiv(parameter, grad, root, shared["rate"]))
 
 
 @dataclass(frozen=True)
@@ -123,11 +127,11 @@ class AdadeltaForm(Form):
     ) -> None:
         grad = with_decay(signed(grad, group), parameter, shared, group)
         square, moved = state["square_avg"], state["acc_delta"]
-        square.copy_(square * shared["rho"] + grad * grad * shared["fresh"])
+        square.copy_(addcmul(square * shared["rho"], grad, grad, shared["fresh"]))
         eps = shared["eps"]
         change = (moved + eps).sqrt() / (square + eps).sqrt() * grad
-        moved.copy_(moved * shared["rho"] + change * change * shared["fresh"])
-        parameter.copy_(parameter + change * shared["rate"])
+        moved.copy_(addcmul(moved * shared["rho"], change, change, shared["fresh"]))
+        parameter.copy_(add(parameter, change, shared["rate"]))
 
 
 @dataclass(frozen=True)
@@ -152,9 +156,9 @@ class AdamaxForm(Form):
     ) -> None:
         grad = with_decay(signed(grad, group), parameter, shared, group)
         mean, largest = state["exp_avg"], state["exp_inf"]
-        mean.copy_(mean + (grad - mean) * shared["fresh"])
+        mean.copy_(lerp(mean, grad, shared["fresh"]))
         largest.copy_(torch.maximum(largest * shared["beta2"], grad.abs() + shared["eps"]))
-        parameter.copy_(parameter + mean * shared["rate"] / largest)
+        parameter.copy_(addcdiv(parameter, mean, largest, shared["rate"]))
 
 
 @dataclass(frozen=True)
@@ -208,11 +212,11 @@ class NAdamForm(Form):
         else:
             grad = with_decay(grad, value, shared, group)
         mean, square = state["exp_avg"], state["exp_avg_sq"]
-        mean.copy_(mean + (grad - mean) * shared["rate1"])
-        square.copy_(square * shared["beta2"] + grad * grad * shared["rate2"])
+        mean.copy_(lerp(mean, grad, shared["rate1"]))
+        square.copy_(addcmul(square * shared["beta2"], grad, grad, shared["rate2"]))
         spread = (square / shared["left"]).sqrt() + shared["eps"]
-        value = value + grad * shared["of_grad"] / spread
-        parameter.copy_(value + mean * shared["of_mean"] / spread)
+        value = addcdiv(value, grad, spread, shared["of_grad"])
+        parameter.copy_(addcdiv(value, mean, spread, shared["of_mean"]))
 
 
 @dataclass(frozen=True)
@@ -256,8 +260,8 @@ class RAdamForm(Form):
         else:
             grad = with_decay(grad, value, shared, group)
         mean, square = state["exp_avg"], state["exp_avg_sq"]
-        mean.copy_(mean + (grad - mean) * shared["rate1"])
-        square.copy_(square * shared["beta2"] + grad * grad * shared["rate2"])
+        mean.copy_(lerp(mean, grad, shared["rate1"]))
+        square.copy_(addcmul(square * shared["beta2"], grad, grad, shared["rate2"]))
         plain = mean / shared["left"] * shared["rate"]
         adaptive = plain * (shared["rectified"] / (square.sqrt() + shared["eps"]))
         parameter.copy_(value + torch.where(shared["known"], adaptive, plain))

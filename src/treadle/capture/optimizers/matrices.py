@@ -14,6 +14,7 @@ from torch import Tensor
 
 from treadle.capture.optimizers.adaptive import decays, read, signed, with_decay
 from treadle.capture.optimizers.registry import ZEROS, Form, Group, Start, Values, register
+from treadle.capture.optimizers.rounding import add, lerp
 
 
 @dataclass(frozen=True)
@@ -57,17 +58,17 @@ class AdafactorForm(Form):
         estimate = _variance(grad, state, shared["fresh"], small)
         update = estimate.clamp(min=small * small).rsqrt() * grad
         clipped = (update.norm(2).double() / (elements * shared["d"])).clamp(min=1.0)
-        parameter.copy_(value + update * (-rate / clipped))
+        parameter.copy_(add(value, update, -rate / clipped))
 
 
 def _variance(grad: Tensor, state: Values, fresh: Tensor, small: float) -> Tensor:
     if grad.ndim < 2:
         variance = state["variance"]
-        variance.copy_(variance + (grad * grad - variance) * fresh)
+        variance.copy_(lerp(variance, grad * grad, fresh))
         return variance
     for name, dim in (("row_var", -1), ("col_var", -2)):
         mean = torch.norm(grad, dim=dim, keepdim=True).square() / grad.shape[dim]
-        state[name].copy_(state[name] + (mean - state[name]) * fresh)
+        state[name].copy_(lerp(state[name], mean, fresh))
     rows = state["row_var"]
     return rows @ state["col_var"] / rows.mean(dim=-2, keepdim=True).clamp(min=small)
 
@@ -98,14 +99,14 @@ class MuonForm(Form):
         self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
     ) -> None:
         buffer = state["momentum_buffer"]
-        buffer.copy_(buffer + (grad - buffer) * shared["fresh"])
-        moved = grad + (buffer - grad) * shared["momentum"] if group["nesterov"] else buffer
+        buffer.copy_(lerp(buffer, grad, shared["fresh"]))
+        moved = lerp(grad, buffer, shared["momentum"]) if group["nesterov"] else buffer
         turned = _orthogonal(moved, group)
         rows, columns = parameter.shape
         ratio = math.sqrt(max(1.0, rows / columns))
         if group["adjust_lr_fn"] == "match_rms_adamw":
             ratio = 0.2 * math.sqrt(max(rows, columns))
-        parameter.copy_(parameter * shared["keep"] + turned * (shared["lr"] * -ratio))
+        parameter.copy_(add(parameter * shared["keep"], turned, shared["lr"] * -ratio))
 
 
 def _orthogonal(matrix: Tensor, group: Group) -> Tensor:
@@ -152,7 +153,7 @@ class ASGDForm(Form):
         self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
     ) -> None:
         grad = with_decay(signed(grad, group), parameter, shared, group)
-        value = parameter * shared["keep"] + grad * shared["rate"]
+        value = add(parameter * shared["keep"], grad, shared["rate"])
         mean = state["ax"]
         mean.copy_(torch.where(shared["first"], value, mean + (value - mean) * shared["mu"]))
         parameter.copy_(value)

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from treadle.capture.torch_private import step_hooks
 from treadle.util.errors import CaptureError
 
 Group = Mapping[str, Any]
@@ -73,29 +72,25 @@ def register(kind: type[Optimizer], form: Form) -> None:
     _FORMS[kind] = form
 
 
+def has_form(optimizer: Optimizer) -> bool:
+    """Whether the update can be part of a graph."""
+    return _find(type(optimizer)) is not None
+
+
 def form_of(optimizer: Optimizer) -> Form:
-    """The functional form, or ``CaptureError`` TR-105."""
-    kind = type(optimizer)
-    base = next((each for each in kind.__mro__ if each in _FORMS), None)  # the nearest
-    found = _FORMS[base] if base is not None and _steps_as(kind, base) else None
-    if found is None:
-        known = ", ".join(sorted(kind.__name__ for kind in _FORMS))
-        raise CaptureError(
-            f"{type(optimizer).__name__} has no form that can be captured",
-            code="TR-105",
-            remedy=f"use one of {known}, or treadle.register_optimizer",
-        )
+    """The functional form of an optimizer that has one."""
+    found = _find(type(optimizer))
+    assert found is not None, optimizer
     return found
 
 
+def _find(kind: type[Optimizer]) -> Form | None:
+    base = next((each for each in kind.__mro__ if each in _FORMS), None)  # the nearest
+    return _FORMS[base] if base is not None and _steps_as(kind, base) else None
+
+
 def check_step(optimizer: Optimizer) -> None:
-    """``CaptureError`` TR-114 for what ``step`` would do around or beside the update."""
-    if step_hooks(optimizer):
-        raise CaptureError(
-            f"{type(optimizer).__name__} has hooks around step(), which would not be called",
-            code="TR-114",
-            remedy="remove the hooks, and call what they do before or after the compiled step",
-        )
+    """``CaptureError`` TR-114 for an update that is to be differentiated."""
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise CaptureError(
             f"{type(optimizer).__name__}(differentiable=True): updates have no derivative",

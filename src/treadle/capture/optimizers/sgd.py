@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from treadle.capture.optimizers.registry import ZEROS, Form, Group, Start, Values, register
+from treadle.capture.optimizers.rounding import add
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,12 @@ class SGDForm(Form):
         if group["maximize"]:
             grad = -grad
         if float(group["weight_decay"]) != 0.0:
-            grad = grad + parameter * shared["decay"]
+            grad = add(grad, parameter, shared["decay"])
         if float(group["momentum"]) != 0.0:
             buffer = state["momentum_buffer"]
-            buffer.copy_(buffer * shared["momentum"] + grad * shared["fresh"])
-            grad = grad + buffer * shared["momentum"] if group["nesterov"] else buffer
-        parameter.copy_(parameter + grad * shared["rate"])
+            buffer.copy_(add(buffer * shared["momentum"], grad, shared["fresh"]))
+            grad = add(grad, buffer, shared["momentum"]) if group["nesterov"] else buffer
+        parameter.copy_(add(parameter, grad, shared["rate"]))
 
 
 FORMS = {torch.optim.SGD: SGDForm()}

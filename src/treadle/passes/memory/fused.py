@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from treadle.passes.memory.cost import CALLS, FUSIBLE, Device, Kind, slow_seconds
 from treadle.passes.memory.order import Facts
 
+_LITTLE = 64  # times the bytes of its operands make a value one that is made from little
 _READS = 0.05
 """Share of a pass over a value that computing it again costs inside another kernel."""
 
@@ -83,4 +84,23 @@ def _stages(facts: Facts) -> list[int]:
     for i, operands in enumerate(facts.operands):
         below = max((stages[each] for each in operands), default=0)
         stages.append(below + (facts.kinds[i] in CALLS))
+    made = _from_little(facts)
+    readers: dict[int, int] = {}  # the first stage of the same phase that reads a value
+    for i in range(len(stages) - 1, -1, -1):
+        if made[i]:
+            stages[i] = readers.get(i, stages[i])
+        for operand in facts.operands[i]:
+            if facts.phases[operand] == facts.phases[i]:
+                readers[operand] = min(readers.get(operand, stages[i]), stages[i])
     return stages
+
+
+def _from_little(facts: Facts) -> list[bool]:
+    """Whether a value is computed from next to nothing, such as a position and a key: it comes
+    about where it is read, however early that could have been."""
+    made: list[bool] = []
+    for i, kind in enumerate(facts.kinds):
+        least = facts.held_bytes(i) / _LITTLE
+        little = all(made[each] or facts.held_bytes(each) < least for each in facts.operands[i])
+        made.append(kind is Kind.POINTWISE and little)
+    return made

@@ -1,0 +1,103 @@
+"""Optimizers that are not in the graph: they step eagerly when the compiled part is done.
+
+The graph ends where they would begin: what their gradients are at that point becomes an output,
+and their parameters have no value afterwards that the rest of the step could read.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor, fx, nn
+from torch.optim import Optimizer
+
+from treadle.capture.optimizers.registry import has_form
+from treadle.capture.snapshot import Snapshot
+from treadle.capture.torch_private import step_hooks
+from treadle.util.errors import CaptureError
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why an optimizer is not in the graph, with the code of the page that explains it."""
+
+    code: str
+    words: str
+
+
+def why_eager(optimizer: Optimizer) -> Reason | None:
+    """``None`` for an optimizer that becomes part of the graph."""
+    kind = type(optimizer).__name__
+    if not has_form(optimizer):
+        words = f"{kind} has no form that can be captured (treadle.register_optimizer gives it one)"
+        return Reason("TR-105", words)
+    if step_hooks(optimizer):
+        return Reason("TR-114", f"{kind} has hooks around step(), which are called by it alone")
+    return None
+
+
+def in_graph(optimizers: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
+    """Those that become part of the graph."""
+    return {name: each for name, each in optimizers.items() if why_eager(each) is None}
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class EagerStep:
+    """``optimizer.step()`` after the compiled part, with the gradients that the graph made for
+    ``parameters``."""
+
+    optimizer: Optimizer
+    reason: Reason
+    parameters: tuple[nn.Parameter, ...]
+
+    def run(self, grads: Sequence[Tensor]) -> None:
+        """All gradients in their places for the time of the step; put back if it fails."""
+        everyone = [p for group in self.optimizer.param_groups for p in group["params"]]
+        before = [each.grad for each in everyone]
+        for each in everyone:
+            each.grad = None
+        for each, grad in zip(self.parameters, grads, strict=True):
+            each.grad = grad
+        try:
+            self.optimizer.step()
+        except BaseException:
+            for each, grad in zip(everyone, before, strict=True):
+                each.grad = grad
+            raise
+
+    def snapshot(self) -> Snapshot:
+        """What it changes, kept aside."""
+        groups = self.optimizer.param_groups
+        parameters = [p for group in groups for p in group["params"]]
+        return Snapshot({}, {"": self.optimizer}, parameters)
+
+
+def run_eagerly(steps: Sequence[EagerStep], grads: Sequence[Tensor]) -> None:
+    """Each optimizer in the order of the user's code; ``grads``: those of all, in that order."""
+    at = 0
+    for each in steps:
+        end = at + len(each.parameters)
+        each.run(grads[at:end])
+        at = end
+
+
+def drop_lost(writes: Mapping[int, fx.Node]) -> dict[int, fx.Node]:
+    """The write-backs without those of parameters that an optimizer outside of the graph writes.
+
+    ``meta["lost"]`` marks a value that stands for what such an optimizer leaves in a parameter.
+    """
+    return {at: value for at, value in writes.items() if not value.meta.get("lost")}
+
+
+def refuse_lost(graph: fx.Graph, steps: Sequence[EagerStep]) -> None:
+    """``CaptureError`` TR-115 if the step reads what such an optimizer leaves."""
+    readers = [user for node in graph.nodes if node.meta.get("lost") for user in node.users]
+    if readers:
+        raise CaptureError(
+            "the step reads a parameter after an optimizer that steps outside of the graph: "
+            + "; ".join(each.reason.words for each in steps),
+            code="TR-115",
+            where=readers[0].meta.get("where", ""),
+            remedy="read it after the compiled step, or register the optimizer's form",
+        )

@@ -1,0 +1,67 @@
+"""Dropout masks as a function of position: nothing to store, and nothing to draw in order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.graph.dynamic import layout_of
+from treadle.graph.masks import counted_mask
+from treadle.graph.passes import GraphPass
+from treadle.graph.signature import StepGraph
+from treadle.graph.types import type_of
+from treadle.graph.values import inherit
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class CountDraws(GraphPass):
+    """Let the mask of each draw be computed wherever it is read, from a key and the position.
+
+    before:  m = bernoulli(x, 0.9)
+    after:   keys = randint(...)[1]                  once a step, for all draws
+             m = counted_mask(keys, 0, [4, 8], 0.9)  as often as it is read
+
+    A draw and a step have a key of their own, from PyTorch's generator: the same seed gives the
+    same masks, which are not eager's.
+    """
+
+    def run(self, step: StepGraph) -> int:
+        draws = [node for node in step.graph.nodes if _is_counted(node)]
+        if not draws:
+            return 0
+        with step.graph.inserting_before(draws[0]):
+            keys = _keys(draws)
+        for at, node in enumerate(draws):
+            args: Any = node.args
+            shape, dtype = list(layout_of(node.meta["val"])[0]), type_of(node).dtype
+            with step.graph.inserting_before(node):
+                mask = _call(node, counted_mask, keys, at, shape, args[1], dtype)
+            node.replace_all_uses_with(mask)
+            step.graph.erase_node(node)
+        return len(draws)
+
+
+def _is_counted(node: fx.Node) -> bool:
+    """A draw of zeros and ones, neither of which is certain."""
+    args: Any = node.args
+    return node.target is aten.bernoulli.p and 0.0 < args[1] < 1.0
+
+
+def _keys(draws: Sequence[fx.Node]) -> fx.Node:
+    """An odd number of 62 bits for each draw: one draw of PyTorch's, whatever their number."""
+    kind = {"dtype": torch.int64, "device": type_of(draws[0]).device, "pin_memory": False}
+    drawn = _call(draws[0], aten.randint.low, 1, 1 << 62, [len(draws)], **kind)
+    return _call(draws[0], aten.bitwise_or.Scalar, drawn, 1)
+
+
+def _call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    made = like.graph.call_function(target, args, kwargs)
+    inherit(made, like)
+    return made
+
+
+__all__ = ["CountDraws"]

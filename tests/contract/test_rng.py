@@ -1,0 +1,138 @@
+"""Which random numbers a step draws: eager's, or those that need no memory."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import treadle
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+class Deep(nn.Module):
+    def __init__(self, width: int = 64, layers: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + F.dropout(F.gelu(layer(F.dropout(x, 0.2, self.training))), 0.1, self.training)
+        return x
+
+
+def made(**options):
+    torch.manual_seed(0)
+    model = Deep()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return model, train, treadle.compile(train, model=model, optimizer=optimizer, **options)
+
+
+def losses(step, seed):
+    torch.manual_seed(seed)
+    return [step(torch.randn(512, 64)).item() for _ in range(4)]
+
+
+def test_the_default_is_eager_s_stream():
+    _, _, step = made()
+    _, eager, _ = made()
+    torch.testing.assert_close(losses(step, 3), losses(eager, 3), rtol=1e-5, atol=0)
+
+
+def test_counted_masks_follow_the_seed_and_change_from_step_to_step():
+    first, again, other = (losses(made(rng="counter")[2], seed) for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+    _, eager, _ = made()
+    assert first != losses(eager, 3)
+    _, _, step = made(rng="counter")
+    x = torch.ones(512, 64)
+    assert step(x) != step(x)
+
+
+def test_the_generator_is_where_resuming_finds_it():
+    """The state after two steps gives the third step's masks."""
+    model, _, step = made(rng="counter")
+    x = torch.randn(512, 64)
+    step(x)
+    step(x)
+    state, kept = torch.get_rng_state(), {k: v.clone() for k, v in model.state_dict().items()}
+    third = step(x)
+    again, _, resumed = made(rng="counter")
+    again.load_state_dict(kept)
+    torch.set_rng_state(state)
+    assert resumed(x) == third
+
+
+@pytest.mark.parametrize("memory", [None, 1.0, 0.5, 0.0])
+def test_dropped_elements_have_no_gradient_at_any_budget(memory):
+    class Drop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(300, 101))
+
+        def forward(self):
+            y = F.dropout(self.w, 0.4)
+            return y, (F.gelu(y) * torch.sin(y) + y).sum()
+
+    model = Drop()
+
+    def run():
+        y, loss = model()
+        loss.backward()
+        return y.detach()
+
+    step = treadle.compile(run, model=model, memory=memory, rng="counter")
+    for _ in range(3):
+        model.w.grad = None
+        kept = step() != 0
+        assert torch.equal(model.w.grad != 0, kept)
+        assert abs(kept.float().mean() - 0.6) < 0.02
+
+
+def test_counted_masks_need_less_memory():
+    x = torch.randn(512, 64)
+    peaks = {}
+    for rng in ("eager", "counter"):
+        _, _, step = made(rng=rng)
+        step(x)
+        peaks[rng] = step.measure(x).peak_bytes
+    masks = 12 * 512 * 64  # one byte an element
+    assert peaks["counter"] < peaks["eager"] - masks / 2
+
+
+def test_dynamic_sizes():
+    torch.manual_seed(0)
+    model = Deep()
+    shapes = treadle.dynamic({"x": ("rows", None)}, rows=(2, 600))
+
+    def train(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    step = treadle.compile(train, model=model, shapes=shapes, rng="counter")
+    fixed = treadle.compile(train, model=model, rng="counter")
+    for rows in (512, 77, 3):
+        x, found = torch.randn(rows, 64), []
+        for each in (step, fixed):
+            model.zero_grad()
+            torch.manual_seed(rows)
+            found.append(each(x))
+        torch.testing.assert_close(*found)
+
+
+def test_an_unknown_value_is_refused():
+    with pytest.raises(treadle.TreadleError, match=r"TR-001.*none of eager, counter"):
+        made(rng="fast")
