@@ -1,6 +1,7 @@
 """``Step.report``: one file that stands alone, with the figures of the compiled step."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import accumulate
 
@@ -271,3 +272,52 @@ def test_paths_that_cannot_be_written(tmp_path):
     assert (tmp_path / "file").read_text() == "here"
     assert step.report(str(tmp_path / "file")).read_text().startswith("<!DOCTYPE html>")
     assert {each.name for each in tmp_path.iterdir()} == {"cache", "file"}
+
+
+def test_an_optimizer_that_steps_after_the_graph_is_a_fallback(tmp_path):
+    class Own(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    model = nn.Linear(6, 6)
+    optimizer = Own(model.parameters(), lr=0.1)
+
+    def train(x):
+        loss = model(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    options = Options(cache_dir=tmp_path / "cache")
+    step = treadle.compile(train, model=model, optimizer=optimizer, options=options)
+    step(torch.randn(3, 6))
+    step.profile(torch.randn(3, 6))
+    text = read(step, tmp_path).text
+    assert "Own.step" in text
+    assert "TR-105" in text
+    assert "Own.step x1: TR-105" in step.explain()
+
+
+def test_many_steps_share_columns_and_the_peak_keeps_its_own(tmp_path):
+    compiled = made(tmp_path).prepare(torch.randn(9, 33))
+    account = account_of(compiled)
+    line = account.memory.timeline
+    count, at = 5003, 3777
+    long = replace(
+        line,
+        names=tuple(f"k{i}" for i in range(count)),
+        phases=("forward",) * count,
+        temporaries={"forward": tuple(7 * line.arena if i == at else 3 for i in range(count))},
+        calls=(0,) * count,
+        workspace=(0,) * count,
+        peak_at=at,
+    )
+    drawn = chart(replace(account, memory=replace(account.memory, timeline=long)))
+    assert (drawn.steps, drawn.at_name) == (count, f"k{at}")
+    assert drawn.x == pytest.approx(WIDTH * at / count, abs=WIDTH / 400)
+    tip = drawn.layers[-1].points.split()
+    ys = {float(each.split(",")[1]) for each in tip}
+    assert min(ys) == drawn.y
+    nothing = replace(line, names=(), phases=())
+    assert chart(replace(account, memory=replace(account.memory, timeline=nothing))) is None
