@@ -47,7 +47,7 @@ def nothing():
     step, *rest = make()
     def silent(x):
         step(x)
-    return silent, *rest
+    return (silent, *rest)
 """
 
 
@@ -101,6 +101,19 @@ def test_a_step_that_returns_nothing_has_no_loss(script, capsys):
     for each in result.contestants:
         assert each.loss_first is each.loss_last is each.loss_distance is None
         assert each.step_ms_low == each.step_ms_median == each.step_ms_high
+
+
+def test_torch_compile_is_a_contestant_when_asked(script, tmp_path, capsys):
+    out = tmp_path / "bench.json"
+    command = ["bench", f"{script}:make", "--steps", "2", "--json", str(out)]
+    with torch.compiler.set_stance("force_eager"):  # what it compiles to is not the question
+        assert main([*command, "--against", "eager, torch.compile"]) == 0
+    eager, _, theirs = json.loads(out.read_text())["contestants"]
+    assert theirs["name"] == "torch.compile"
+    assert theirs["loss_distance"] == 0
+    assert theirs["peak_bytes"] == pytest.approx(eager["peak_bytes"], rel=0.05)
+    assert theirs["predicted_peak_bytes"] is None
+    assert "torch.compile" in capsys.readouterr().out
 
 
 def test_one_model_for_two_is_refused(script, capsys):

@@ -173,8 +173,11 @@ def bench(target: Target, *, memory: str | None, steps: int, with_torch: bool) -
 
 def _require_own_models(contestants: Sequence[Contestant]) -> None:
     """``PlanError`` TR-203 where two would train the same model."""
-    models = [set(map(id, named_models(each.job.model).values())) for each in contestants]
-    if len(set[int]().union(*models)) < sum(map(len, models)):
+    owned = [
+        {id(p) for model in named_models(each.job.model).values() for p in model.parameters()}
+        for each in contestants
+    ]
+    if len(set[int]().union(*owned)) < sum(map(len, owned)):
         raise PlanError(
             "the function returns the same model each time it is called",
             code="TR-203",

@@ -266,7 +266,8 @@ def test_paths_that_cannot_be_written(tmp_path):
     step = made(tmp_path)
     step.prepare(torch.randn(3, 33))
     (tmp_path / "file").write_text("here")
-    for path in (tmp_path, tmp_path / "file" / "report.html"):
+    long, null = tmp_path / ("x" * 300), tmp_path / "a\0b"
+    for path in (tmp_path, tmp_path / "file" / "report.html", long, null):
         with pytest.raises(treadle.TreadleError, match="TR-004"):
             step.report(path)
     assert (tmp_path / "file").read_text() == "here"

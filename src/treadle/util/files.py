@@ -1,7 +1,9 @@
 """Files that a user asked for: refused before the work, or written whole."""
 
+import errno
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 from treadle.util.errors import TreadleError
@@ -11,16 +13,16 @@ _REMEDY = "give the path of a file in a directory that can be written"
 
 def check_output(path: Path) -> None:
     """``TreadleError`` TR-004 if ``path`` cannot be written. Makes the directories it is in."""
-    if path.is_dir():
-        raise TreadleError(f"{path} is a directory", code="TR-004", remedy=_REMEDY)
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a directory")
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             with path.open("ab"):
                 return
         with tempfile.TemporaryFile(dir=path.parent):  # a mode bit does not tell
             return
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _cannot(path, error) from error
 
 
@@ -32,16 +34,16 @@ def write_output(path: Path, text: str) -> None:
         if path.exists() and not path.is_file():  # a device or a pipe
             path.write_bytes(data)
             return
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside = path.with_name(f".treadle-{os.getpid()}-{threading.get_ident()}")
         try:
             beside.write_bytes(data)
             beside.replace(path.resolve())
         finally:
             beside.unlink(missing_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _cannot(path, error) from error
 
 
-def _cannot(path: Path, error: OSError) -> TreadleError:
-    why = error.strerror or str(error)
+def _cannot(path: Path, error: OSError | ValueError) -> TreadleError:
+    why = (isinstance(error, OSError) and error.strerror) or str(error)
     return TreadleError(f"{path} cannot be written: {why}", code="TR-004", remedy=_REMEDY)
