@@ -4,10 +4,13 @@
 
     python benchmarks/gpt2_h200.py [--batch 16] [--length 1024] [--steps 20] [--timed 30]
                                    [--budget 7GiB] [--only eager,compile,treadle,budget] [--graphs]
+                                   [--dropout 0.1]
 
 All variants start from the same weights and see the same batches: bf16 autocast, float32
-parameters, AdamW (fused in eager and ``torch.compile``), dropouts 0. Losses are compared with
-eager's. Memory is the peak that PyTorch's allocator reports over the timed steps. Prints a table,
+parameters, AdamW (fused in eager and ``torch.compile``), dropouts 0 unless ``--dropout`` says
+otherwise (of embeddings and residuals; attention keeps none, so that its kernel is the same).
+``counter`` (only with ``--only``) is treadle with ``rng="counter"``. Losses are compared with
+eager's; with dropout those of ``compile`` and ``counter`` see other masks. Memory is the peak that PyTorch's allocator reports over the timed steps. Prints a table,
 and writes ``gpt2_h200.json`` into ``$OUT`` (or the current folder).
 """
 
@@ -50,11 +53,11 @@ class Result:
     error: str = ""
 
 
-def make_model(layers: int) -> nn.Module:
-    """GPT-2 with the default configuration (124M for 12 layers), random weights, no dropout."""
+def make_model(layers: int, dropout: float) -> nn.Module:
+    """GPT-2 with the default configuration (124M for 12 layers), random weights."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_layer=layers, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
+    config = GPT2Config(n_layer=layers, embd_pdrop=dropout, attn_pdrop=0.0, resid_pdrop=dropout)
     config.use_cache = False
     torch.manual_seed(0)
     return GPT2LMHeadModel(config)
@@ -97,11 +100,19 @@ def budgeted(model: nn.Module, args: argparse.Namespace, result: Result) -> Step
     return _treadle(model, args, result, args.budget)
 
 
+def counter(model: nn.Module, args: argparse.Namespace, result: Result) -> Step:
+    return _treadle(model, args, result, None, "counter")
+
+
 def _treadle(
-    model: nn.Module, args: argparse.Namespace, result: Result, budget: str | None
+    model: nn.Module,
+    args: argparse.Namespace,
+    result: Result,
+    budget: str | None,
+    rng: str = "eager",
 ) -> Step:
     optimizer = make_optimizer(model, fused=False)
-    options = treadle.Options(memory=budget, cache_dir=Path(args.cache))
+    options = treadle.Options(memory=budget, rng=rng, cache_dir=Path(args.cache))
     step = treadle.compile(
         make_step(model, optimizer, model), model=model, optimizer=optimizer, options=options
     )
@@ -222,6 +233,7 @@ def show(results: list[Result]) -> str:
 
 
 VARIANTS = {"eager": eager, "compile": inductor, "treadle": ours, "budget": budgeted}
+EXTRA = {"counter": counter}
 
 
 def parse() -> argparse.Namespace:
@@ -232,6 +244,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--timed", type=int, default=30)
     parser.add_argument("--budget", default="7GiB")
+    parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--only", default=",".join(VARIANTS))
     parser.add_argument("--graphs", action="store_true", help="CUDA graphs in torch.compile")
     parser.add_argument("--profile", action="store_true")
@@ -245,12 +258,12 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     args = parse()
     torch.set_float32_matmul_precision("high")
-    start = make_model(args.layers)
+    start = make_model(args.layers, args.dropout)
     results: list[Result] = []
     out = Path(os.environ.get("OUT", ".")) / "gpt2_h200.json"
     for name in args.only.split(","):
         try:
-            result = measure(name, VARIANTS[name], start, args)
+            result = measure(name, (VARIANTS | EXTRA)[name], start, args)
         except Exception:
             result = Result(name, error=traceback.format_exc())
             print(result.error, file=sys.stderr, flush=True)

@@ -2,7 +2,11 @@
 
 from treadle.api import Difference, Step, compile, load
 from treadle.capture.optimizers.registry import ZEROS, Form, Start, register_optimizer
+from treadle.graph.passes import GraphPass
+from treadle.graph.rewrite import NoMatch, Rewrite, Rule
+from treadle.graph.signature import StepGraph
 from treadle.options import Options
+from treadle.passes.registered import register_lowering, register_pass
 from treadle.planning import Plan, Point, plan
 from treadle.shapes import Dynamic, dynamic
 from treadle.util.errors import (
@@ -23,19 +27,26 @@ __all__ = [
     "Difference",
     "Dynamic",
     "Form",
+    "GraphPass",
     "LoweringError",
+    "NoMatch",
     "Options",
     "Plan",
     "PlanError",
     "Point",
+    "Rewrite",
+    "Rule",
     "RuntimeFailure",
     "Start",
     "Step",
+    "StepGraph",
     "TreadleError",
     "VerifyError",
     "compile",
     "dynamic",
     "load",
     "plan",
+    "register_lowering",
     "register_optimizer",
+    "register_pass",
 ]

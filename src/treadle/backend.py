@@ -19,7 +19,7 @@ from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.options import Options, from_environment
 from treadle.passes.memory.choose import fastest_plan
 from treadle.passes.memory.split import Halves, extract, split
-from treadle.pipeline import Built, Target, clean, compile_step, plan_within
+from treadle.pipeline import Built, Target, clean, compile_step, extended, plan_within
 from treadle.runtime.build import build
 from treadle.runtime.cache import Cache
 from treadle.util.errors import LoweringError, TreadleError
@@ -148,7 +148,7 @@ def _planned(step: StepGraph, options: Options) -> StepGraph:
     cache = Cache(options.cache_dir)
     library = not build(cache, device=device).generates or not options.codegen
     target = Target(device, options, library=library)
-    step = clean(step)
+    step = clean(extended(step))
     if options.memory is None:
         return fastest_plan(step, target.hardware).step
     return plan_within(step, target)[0].step

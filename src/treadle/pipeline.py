@@ -34,6 +34,7 @@ from treadle.passes.dropout import ExpandDropout
 from treadle.passes.memory.choose import MemoryPlan, fastest_plan, plan_memory
 from treadle.passes.memory.cost import Device, device_for
 from treadle.passes.noops import RemoveNoOps
+from treadle.passes.registered import registered
 from treadle.runtime.artifact import Artifact, call_at, spec_at
 from treadle.runtime.cache import Cache
 from treadle.runtime.execute import Build, Executable, build
@@ -151,6 +152,7 @@ def compile_step(
 ) -> Built:
     """A graph to something that runs on ``device``. ``domain``: what was asked of its sizes."""
     clock = clock or Clock()
+    step = extended(step, clock.watcher)
     dims = dims_of_graph(step.graph)
     checks = IndexCheck(step, {dim.name: dim.sample for dim in dims})
     if not dims:  # otherwise each call's sizes have a check of their own
@@ -213,6 +215,16 @@ def _generate(captured: StepGraph, target: Target, clock: Clock) -> tuple[Artifa
         artifact = artifact_of(scheduled.plan, device=target.device, contract=target.rounds_once)
     watcher.made("sources", artifact)
     return artifact, story
+
+
+def extended(step: StepGraph, watcher: Watcher | None = None) -> StepGraph:
+    """The step after what users registered. Before the cache is asked: their code may change."""
+    passes = registered()
+    if not passes:
+        return step
+    result = clean(step)
+    run_passes(result, passes, watcher or Watcher())
+    return result
 
 
 def clean(step: StepGraph, watcher: Watcher | None = None, *, counted: bool = False) -> StepGraph:

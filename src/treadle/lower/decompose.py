@@ -16,10 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import map_arg
 
-from treadle.graph.dynamic import mode_of, sampled, symbols_of, twin_of
+from treadle.graph.inline import traced_call
 from treadle.lower.library import CHOSEN
 from treadle.lower.registry import rule_for
 
@@ -31,35 +29,11 @@ def decomposition_of(node: fx.Node) -> fx.GraphModule | None:
     op = node.target
     if not isinstance(op, OpOverload) or op not in _table() or _draws(op):
         return None
-    operands = node.all_input_nodes
-    symbols = symbols_of([operand.meta["val"] for operand in operands])
-
-    def run(*tensors: torch.Tensor) -> Any:
-        values = dict(zip(operands, tensors, strict=True))
-        args: Any = map_arg(node.args, values.__getitem__)
-        kwargs: Any = map_arg(node.kwargs, values.__getitem__)
-        if symbols is not None:
-            args, kwargs = symbols.symints(args), symbols.symints(kwargs)
-        return op(*args, **kwargs)
-
     chosen = {op: _table()[op]} | _without_rules()
-    module = _traced(run, [operand.meta["val"] for operand in operands], chosen)
+    module = traced_call(node, op, chosen)
     calls = [each for each in module.graph.nodes if each.op == "call_function"]
     if any(each.target is op for each in calls) or any(_is_unfit(each) for each in calls):
         return None
-    return module
-
-
-def _traced(
-    run: Decomposition, fakes: list[torch.Tensor], table: Mapping[OpOverload, Decomposition]
-) -> fx.GraphModule:
-    symbols = symbols_of(fakes)
-    if symbols is None:
-        return make_fx(run, decomposition_table=table, tracing_mode="fake")(*fakes)
-    twins = [twin_of(each) for each in fakes]
-    with symbols.replaying():
-        module = make_fx(run, decomposition_table=table, tracing_mode="symbolic")(*twins)
-    sampled(module.graph, symbols, mode_of(fakes))
     return module
 
 

@@ -1,0 +1,73 @@
+"""One call as a graph of its own, and such a graph in the place of the call."""
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+
+from treadle.graph.dynamic import mode_of, sampled, symbols_of, twin_of
+from treadle.graph.values import inherit
+
+
+def traced_call(
+    node: fx.Node,
+    function: Callable[..., Any],
+    table: Mapping[OpOverload, Callable[..., Any]] | None = None,
+) -> fx.GraphModule:
+    """``function`` with the arguments of ``node``, as a graph of the node's tensor operands.
+    ``table``: operations to trace as others."""
+    operands = node.all_input_nodes
+    symbols = symbols_of([operand.meta["val"] for operand in operands])
+
+    def run(*tensors: torch.Tensor) -> Any:
+        values = dict(zip(operands, tensors, strict=True))
+        args: Any = map_arg(node.args, values.__getitem__)
+        kwargs: Any = map_arg(node.kwargs, values.__getitem__)
+        if symbols is not None:
+            args, kwargs = symbols.symints(args), symbols.symints(kwargs)
+        return function(*args, **kwargs)
+
+    fakes = [operand.meta["val"] for operand in operands]
+    if symbols is None:
+        return make_fx(run, decomposition_table=table, tracing_mode="fake")(*fakes)
+    twins = [twin_of(each) for each in fakes]
+    with symbols.replaying():
+        module = make_fx(run, decomposition_table=table, tracing_mode="symbolic")(*twins)
+    sampled(module.graph, symbols, mode_of(fakes))
+    return module
+
+
+def put_in_place(node: fx.Node, inner: fx.Graph) -> None:
+    """The operations of ``inner`` instead of ``node``; its placeholders are the node's operands."""
+    values: dict[fx.Node, Any] = {}
+    operands = iter(node.all_input_nodes)
+    for each in inner.nodes:
+        match each.op:
+            case "placeholder":
+                values[each] = next(operands)
+            case "call_function":
+                with node.graph.inserting_before(node):
+                    values[each] = node.graph.node_copy(each, values.__getitem__)
+                values[each].meta = {}
+                inherit(values[each], node)
+            case _:
+                _read_instead(node, map_arg(each.args[0], values.__getitem__))
+
+
+def _read_instead(node: fx.Node, result: Any) -> None:
+    if isinstance(result, fx.Node):
+        node.replace_all_uses_with(result)
+    else:
+        for item in list(node.users):
+            assert item.target is operator.getitem, item
+            item.replace_all_uses_with(result[item.args[1]])  # type: ignore[index]
+            node.graph.erase_node(item)
+    node.graph.erase_node(node)
+
+
+__all__ = ["put_in_place", "traced_call"]

@@ -1,0 +1,126 @@
+"""What users add: passes of their own, and operations as other operations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from treadle.graph.inline import put_in_place, traced_call
+from treadle.graph.operators import OpOverload, is_mutable, is_random
+from treadle.graph.passes import GraphPass
+from treadle.graph.signature import StepGraph
+from treadle.graph.types import show_type, tensors_in
+from treadle.util.errors import LoweringError
+
+Meaning = Callable[..., Any]
+
+_passes: list[GraphPass] = []
+_meanings: dict[OpOverload, Meaning] = {}
+
+
+def register_pass(each: GraphPass) -> None:
+    """Run ``each`` on every step that is compiled or planned from now on, after PyTorch's no-ops
+    and repetitions are gone and before memory is planned.
+
+    Passes run in the order of their registration. The graph is verified after each. A second run
+    must find nothing to do. ``LoweringError`` TR-307 for what is no pass, or is registered.
+    """
+    given: Any = each  # users' code is not always typed
+    if not isinstance(given, GraphPass) or each in _passes:
+        raise LoweringError(
+            f"{each!r} is no GraphPass, or is registered already",
+            code="TR-307",
+            remedy="register an instance of a subclass of treadle.GraphPass, once",
+        )
+    _passes.append(each)
+
+
+def register_lowering(op: OpOverload, meaning: Meaning) -> None:
+    """Let ``op`` be fused: ``meaning(*args, **kwargs)``, with the operation's own arguments,
+    computes the same from PyTorch's operations on tensors, without writing to any of them.
+
+    ``LoweringError`` TR-307 for what is no operation (``torch.ops.library.name.overload``), or has
+    a meaning already; at compile time, if the meaning's type is not the operation's.
+    """
+    given: Any = op
+    if not isinstance(given, OpOverload) or not callable(meaning) or op in _meanings:
+        raise LoweringError(
+            f"{op!r} is no operation with an overload, or has a meaning already",
+            code="TR-307",
+            remedy="register torch.ops.<library>.<name>.<overload> with a function, once",
+        )
+    _meanings[op] = meaning
+
+
+def registered() -> tuple[GraphPass, ...]:
+    """The passes for what is registered now; none if nothing is."""
+    expansion = (ExpandRegistered(),) if _meanings else ()
+    return (*expansion, *_passes)
+
+
+@dataclass(frozen=True)
+class ExpandRegistered(GraphPass):
+    """Each operation with a registered meaning becomes that.
+
+    before:  y = mine.scale(x, 2.0)
+    after:   y = mul(x, 2.0)              register_lowering(torch.ops.mine.scale.default, ...)
+    """
+
+    def run(self, step: StepGraph) -> int:
+        found = [node for node in step.graph.nodes if node.target in _meanings]
+        for node in found:
+            put_in_place(node, _meaning_of(node))
+        return len(found)
+
+
+def _meaning_of(node: fx.Node) -> fx.Graph:
+    assert isinstance(node.target, OpOverload)
+    graph = traced_call(node, _meanings[node.target]).graph
+    for each in graph.nodes:
+        fault = _fault(each, node)
+        if fault:
+            raise _unfit(node, fault)
+    (output,) = graph.find_nodes(op="output")
+    result: Any = output.args[0]
+    new = [each for value in _listed(result) for each in tensors_in(_val(value))]
+    old = tensors_in(node.meta["val"])
+    if [_kind(each) for each in new] != [_kind(each) for each in old]:
+        shown = [", ".join(map(show_type, each)) for each in (new, old)]
+        raise _unfit(node, f"gives {shown[0]} instead of {shown[1]}")
+    return graph
+
+
+def _listed(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, list | tuple) else [result]
+
+
+def _val(value: Any) -> Any:
+    return value.meta["val"] if isinstance(value, fx.Node) else None
+
+
+def _kind(value: Any) -> tuple[Any, ...]:
+    return value.dtype, tuple(value.shape), value.device
+
+
+def _fault(each: fx.Node, node: fx.Node) -> str:
+    """What keeps a node out of a meaning, in words."""
+    if each.op == "get_attr":
+        return "makes a tensor from numbers (use torch.full)"
+    if each.op == "call_function" and (is_mutable(each) or is_random(each)):
+        return f"writes or draws: {each.target}"
+    if each.target is node.target:
+        return "calls the operation itself"
+    return ""
+
+
+def _unfit(node: fx.Node, words: str) -> LoweringError:
+    return LoweringError(
+        f"the registered lowering of {node.target} {words}",
+        code="TR-307",
+        where=node.meta.get("where", ""),
+        remedy="register a function of the same arguments and results, in operations on tensors",
+    )
+
+
+__all__ = ["ExpandRegistered", "register_lowering", "register_pass", "registered"]

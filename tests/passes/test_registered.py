@@ -1,0 +1,221 @@
+"""Passes and lowerings that users register, in whole steps and in the backend."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import treadle
+from treadle.passes import registered
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setattr(registered, "_passes", [])
+    monkeypatch.setattr(registered, "_meanings", {})
+
+
+@torch.library.custom_op("treadle_tests::soft_clip", mutates_args=())
+def soft_clip(x: torch.Tensor, limit: float = 1.0) -> torch.Tensor:
+    return limit * torch.tanh(x / limit)
+
+
+@soft_clip.register_fake
+def _(x, limit=1.0):
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("treadle_tests::soft_clip_backward", mutates_args=())
+def soft_clip_backward(grad: torch.Tensor, y: torch.Tensor, limit: float) -> list[torch.Tensor]:
+    return [grad * (1 - (y / limit) ** 2), y.sum()]
+
+
+@soft_clip_backward.register_fake
+def _(grad, y, limit):
+    return [torch.empty_like(grad), grad.new_empty(())]
+
+
+def _keep(ctx, inputs, output):
+    ctx.limit = inputs[1]
+    ctx.save_for_backward(output)
+
+
+def _back(ctx, grad):
+    (y,) = ctx.saved_tensors
+    return soft_clip_backward(grad, y, ctx.limit)[0], None
+
+
+soft_clip.register_autograd(_back, setup_context=_keep)
+FORWARD = torch.ops.treadle_tests.soft_clip.default
+BACKWARD = torch.ops.treadle_tests.soft_clip_backward.default
+
+
+def clip(x, limit=1.0):
+    return limit * torch.tanh(x / limit)
+
+
+def clip_back(grad, y, limit):
+    return [grad * (1 - (y / limit) ** 2), y.sum()]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(7, 33), nn.Linear(33, 5)
+
+    def forward(self, x):
+        return self.second(soft_clip(F.relu(self.first(x)), 0.7))
+
+
+def training():
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return model, optimizer, train
+
+
+def compare(steps=3, **options):
+    (model, optimizer, train), (twin, _, eager) = training(), training()
+    step = treadle.compile(train, model=model, optimizer=optimizer, **options)
+    for _ in range(steps):
+        x = torch.randn(11, 7)
+        torch.testing.assert_close(step(x), eager(x), rtol=1e-5, atol=1e-6)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+    return step
+
+
+def test_an_operation_of_ones_own_is_a_call_until_it_has_a_lowering():
+    step = compare()
+    assert "treadle_tests.soft_clip.default" in step.explain()
+    assert "fallbacks: 2" in step.explain()
+    treadle.register_lowering(FORWARD, clip)
+    treadle.register_lowering(BACKWARD, clip_back)
+    step = compare(strict=True)
+    assert "fallbacks: none" in step.explain()
+    assert "t_tanh" in step.graph("sources")
+    assert "treadle_tests.soft_clip" not in step.graph("clean")
+
+
+def test_with_dynamic_sizes_budgets_and_plans():
+    treadle.register_lowering(FORWARD, clip)
+    treadle.register_lowering(BACKWARD, clip_back)
+    compare(memory=0.5, strict=True)
+    model, optimizer, train = training()
+    shapes = treadle.dynamic({"x": ("rows", None)}, rows=(2, 40))
+    step = treadle.compile(train, model=model, optimizer=optimizer, shapes=shapes, strict=True)
+    _, _, eager = training()
+    for rows in (11, 2, 40):
+        x = torch.randn(rows, 7)
+        torch.testing.assert_close(step(x), eager(x), rtol=1e-5, atol=1e-6)
+    assert treadle.plan(train, torch.randn(11, 7), model=model, optimizer=optimizer).fits
+
+
+def test_in_the_backend():
+    treadle.register_lowering(FORWARD, clip)
+    treadle.register_lowering(BACKWARD, clip_back)
+    model, twin = training()[0], training()[0]
+    compiled = torch.compile(model, backend="treadle", options={"strict": True})
+    x = torch.randn(11, 7)
+    compiled(x).sum().backward()
+    twin(x).sum().backward()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("meaning", "words"),
+    [
+        (lambda x, limit: x.sum(), "gives f32"),
+        (lambda x, limit: x.double(), "gives f64"),
+        (lambda x, limit: x.add_(1), "writes or draws: aten.add_"),
+        (lambda x, limit: x + torch.rand_like(x), "writes or draws: aten.rand"),
+        (lambda x, limit: FORWARD(x, limit), "calls the operation itself"),
+        (lambda x, limit: x * torch.tensor([2.0]), "makes a tensor from numbers"),
+    ],
+)
+def test_a_lowering_that_is_something_else_is_refused(meaning, words):
+    treadle.register_lowering(FORWARD, meaning)
+    with pytest.raises(treadle.LoweringError, match="TR-307") as caught:
+        compare(1)
+    assert words in str(caught.value)
+    assert "test_registered.py" in caught.value.where
+
+
+@dataclass(frozen=True)
+class SumsInsteadOfMeans(treadle.GraphPass):
+    """A pass that changes numbers, so that a test can see it ran."""
+
+    def run(self, step: treadle.StepGraph) -> int:
+        found = [n for n in step.graph.nodes if n.target is aten.mean.default]
+        for node in found:
+            with step.graph.inserting_before(node):
+                total = step.graph.call_function(aten.sum.default, node.args)
+            total.meta = dict(node.meta)
+            node.replace_all_uses_with(total)
+            step.graph.erase_node(node)
+        return len(found)
+
+
+def test_a_pass_runs_in_every_compile_and_is_part_of_the_key():
+    model, optimizer, train = training()
+    x = torch.randn(11, 7)
+    before = treadle.compile(train, model=model, optimizer=optimizer)(x)
+    treadle.register_pass(SumsInsteadOfMeans())
+    model, optimizer, train = training()
+    step = treadle.compile(train, model=model, optimizer=optimizer)
+    torch.testing.assert_close(step(x), before * 55)  # the mean of 11 x 5 became a sum
+    assert "= mean(" not in step.graph("captured")
+
+
+def test_a_rule_of_ones_own():
+    def pattern(x):
+        return aten.neg.default(aten.neg.default(x))
+
+    rule = treadle.Rule("twice-negated", pattern, lambda x: aten.alias.default(x))
+    treadle.register_pass(treadle.Rewrite((rule,)))
+    model = nn.Linear(3, 3)
+    step = treadle.compile(lambda x: torch.neg(-model(x)) * 2.0, model=model)
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(step(x), model(x) * 2.0)
+    assert "= neg(" not in step.graph("clean")
+
+
+def test_a_pass_that_breaks_the_graph_is_named():
+    @dataclass(frozen=True)
+    class Breaks(treadle.GraphPass):
+        def run(self, step):
+            node = next(n for n in step.graph.nodes if n.op == "call_function")
+            node.meta.pop("val")
+            return 1
+
+    treadle.register_pass(Breaks())
+    with pytest.raises(treadle.VerifyError, match=r"after .*Breaks"):
+        compare(1)
+
+
+def test_what_cannot_be_registered():
+    treadle.register_pass(SumsInsteadOfMeans())
+    treadle.register_lowering(FORWARD, clip)
+    for wrong in (
+        lambda: treadle.register_pass(SumsInsteadOfMeans()),
+        lambda: treadle.register_pass(SumsInsteadOfMeans),
+        lambda: treadle.register_lowering(FORWARD, clip),
+        lambda: treadle.register_lowering(torch.ops.treadle_tests.soft_clip, clip),
+        lambda: treadle.register_lowering(BACKWARD, "clip"),
+    ):
+        with pytest.raises(treadle.LoweringError, match="TR-307"):
+            wrong()
