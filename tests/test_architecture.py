@@ -18,6 +18,8 @@ FLOORS = (
     {"undo", "saved", "shapes"},
     {"patterns"},
     {"api", "backend", "planning", "target"},
+    {"commands"},
+    {"bench"},
     {"demo"},
     {"cli"},
     {"__main__", "__init__"},
@@ -28,7 +30,7 @@ FORBIDDEN = {
     "codegen": {"graph"},
     "runtime": {"graph", "loop", "options"},
 }
-MAY_REPORT = {"api", "cli", "__main__", "report"}
+MAY_REPORT = {"api", "cli", "commands", "__main__", "report"}
 # The type of the public ``torch.ops.aten.add.Tensor``, which has no public name.
 NO_PUBLIC_NAME = {"torch._ops.OpOverload"}
 PRIVATE_TORCH = PACKAGE / "capture" / "torch_private.py"

@@ -17,8 +17,9 @@ from treadle.util.errors import (
     TreadleError,
     VerifyError,
 )
+from treadle.util.software import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "ZEROS",

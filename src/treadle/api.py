@@ -21,7 +21,9 @@ from treadle.capture.torch_private import flatten
 from treadle.options import Options, from_environment
 from treadle.patterns import Patterns, fixed_numbers
 from treadle.pipeline import Compiled, compile_graph
+from treadle.report.account import account_of
 from treadle.report.explain import explain
+from treadle.report.html import page
 from treadle.report.watch import watcher_for
 from treadle.runtime.cache import Cache
 from treadle.runtime.interrupt import uninterrupted
@@ -31,6 +33,7 @@ from treadle.shapes import Dynamic, find, parameter_names
 from treadle.stages import STAGES, Clock, text_of
 from treadle.undo import Undo
 from treadle.util.errors import LoweringError, RuntimeFailure, TreadleError
+from treadle.util.files import write_output
 from treadle.util.sizes import parse_bytes
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
@@ -86,31 +89,51 @@ class Step:
         that name: gradients stay in ``.grad``, no optimizer steps, and the next call with an
         update includes them."""
         with self._lock:
-            update = kwargs.pop("update", True) if self._takes_update else True
-            compiled = self._variant(args, kwargs, update=update)
-            inputs = read_inputs(compiled.captured, args, kwargs)
-            with uninterrupted():
-                results = self._run(compiled, inputs)
-                return apply_outputs(compiled.captured, results)
+            compiled, inputs = self._ready(args, kwargs)
+            return self._run(compiled, inputs, self._undo(compiled, inputs))
 
     def profile(self, *args: Any, **kwargs: Any) -> Any:
         """Run one real step, each kernel and library call timed; ``explain`` then shows it."""
         with self._lock:
-            compiled = self._variant(args, kwargs)
-            inputs = read_inputs(compiled.captured, args, kwargs)
+            compiled, inputs = self._ready(args, kwargs)
             seconds = [0.0] * len(compiled.artifact.steps)
-            with uninterrupted():
-                results = self._run(compiled, inputs, seconds)
-                compiled.kernel_seconds = tuple(seconds)
-                return apply_outputs(compiled.captured, results)
+            result = self._run(compiled, inputs, self._undo(compiled, inputs), seconds)
+            compiled.kernel_seconds = tuple(seconds)
+            return result
+
+    def _ready(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Compiled, list[Tensor]]:
+        """The variant for this call, and its inputs."""
+        update = kwargs.pop("update", True) if self._takes_update else True
+        compiled = self._variant(args, kwargs, update=update)
+        return compiled, read_inputs(compiled.captured, args, kwargs)
+
+    def _undo(self, compiled: Compiled, inputs: Sequence[Tensor]) -> Undo:
+        """Until a variant has run once, what it overwrites is kept aside, where the budget
+        allows."""
+        compiled.checks.require(inputs)
+        return Undo.of(compiled, inputs)
 
     def _run(
-        self, compiled: Compiled, inputs: Sequence[Tensor], seconds: list[float] | None = None
+        self,
+        compiled: Compiled,
+        inputs: Sequence[Tensor],
+        undo: Undo,
+        seconds: list[float] | None = None,
+    ) -> Any:
+        """All of the step or nothing; after a first run only memory can fail, and says so."""
+        with uninterrupted():
+            results = self._perform(compiled, inputs, undo, seconds)
+            return apply_outputs(compiled.captured, results)
+
+    def _perform(
+        self,
+        compiled: Compiled,
+        inputs: Sequence[Tensor],
+        undo: Undo,
+        seconds: list[float] | None,
     ) -> list[Tensor | None]:
-        """All of the step or nothing. Until a variant has run once, what it overwrites is kept
-        aside, where the budget allows; after that only memory can fail, and says so."""
-        compiled.checks.require(inputs)
-        undo = Undo.of(compiled, inputs)
         try:
             results = compiled.executable.run(inputs, seconds)
             step_eagerly(compiled.captured, results)
@@ -134,6 +157,13 @@ class Step:
         """What was captured, fused and left to PyTorch and why; predicted and measured peak."""
         return explain(self.compiled, self.recompiles)
 
+    def report(self, path: str | Path) -> Path:
+        """Write what ``explain`` says and more as one HTML file; TR-004 if that cannot be done."""
+        compiled, chosen = self.compiled, Path(path)
+        account = account_of(compiled, name_of(self._function), self.recompiles)
+        write_output(chosen, page(account))
+        return chosen
+
     def graph(self, stage: str = "planned") -> str:
         """What a stage made: the graph ``captured``, ``clean`` or ``planned``, the memory plan's
         ``decisions``, the ``loops`` and ``kernels``, or the generated ``sources``."""
@@ -152,12 +182,14 @@ class Step:
             save(Path(path), self._cache.values(), self._store)
 
     def measure(self, *args: Any, **kwargs: Any) -> PeakReport:
-        """Run one real step and measure the peak of all tensor bytes alive during it."""
+        """Run one real step and measure the peak of all tensor bytes alive during it.
+
+        The copies that a variant's first run keeps for undoing it are not counted."""
         with self._lock:
-            compiled = self._variant(args, kwargs)
-            inputs = read_inputs(compiled.captured, args, kwargs)
+            compiled, inputs = self._ready(args, kwargs)
             held = [*inputs, *compiled.executable.held()]
-            report = measure_peak(lambda: self(*args, **kwargs), held)
+            undo = self._undo(compiled, inputs)  # before the meter starts
+            report = measure_peak(lambda: self._run(compiled, inputs, undo), held)
             compiled.measured_peak = report.peak_bytes
             return report
 

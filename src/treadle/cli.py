@@ -4,16 +4,15 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from treadle.api import Step, compile
+from treadle.commands import compiled, observed, write_report
 from treadle.options import from_environment
 from treadle.planning import plan
 from treadle.runtime.cache import Cache
-from treadle.target import Job, Target
+from treadle.target import Target
 from treadle.util.errors import TreadleError
 from treadle.util.sizes import format_bytes
 
@@ -52,6 +51,14 @@ def _parser() -> argparse.ArgumentParser:
     verify.set_defaults(run=_verify)
     explain = _with_target(commands, "explain", "what becomes of a step, its kernels timed")
     explain.set_defaults(run=_explain)
+    report = _with_target(commands, "report", "write what becomes of a step as one HTML file")
+    report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE")
+    report.set_defaults(run=_report)
+    bench = _with_target(commands, "bench", "time and peak of a step, eager and compiled, in turns")
+    bench.add_argument("--steps", type=_positive, default=20, help="timed steps of each (20)")
+    bench.add_argument("--json", type=Path, default=None, metavar="FILE", help="write figures here")
+    bench.add_argument("--against", default="eager", help="eager, or eager,torch.compile")
+    bench.set_defaults(run=_bench)
     doctor = commands.add_parser("doctor", help="what this machine has and what treadle will use")
     doctor.set_defaults(run=_doctor)
     cache = commands.add_parser("cache", help="where compiled code is kept, and how much")
@@ -87,12 +94,6 @@ def _demo(parsed: argparse.Namespace, console: Console) -> int:
     return run_demo(steps=steps, json_file=parsed.json, console=console)
 
 
-def _compiled(parsed: argparse.Namespace) -> tuple[Job, Step]:
-    job = Target(parsed.target).make()
-    options = replace(from_environment(), memory=parsed.memory)
-    return job, compile(job.step, model=job.model, optimizer=job.optimizer, options=options)
-
-
 def _plan(parsed: argparse.Namespace, console: Console) -> int:
     """1 when the step does not fit."""
     job = Target(parsed.target).make(fake=parsed.fake)
@@ -110,7 +111,7 @@ def _plan(parsed: argparse.Namespace, console: Console) -> int:
 
 def _verify(parsed: argparse.Namespace, console: Console) -> int:
     """1 when a value differs."""
-    job, step = _compiled(parsed)
+    job, step = compiled(Target(parsed.target), parsed.memory)
     for number in range(parsed.steps):
         found = step.verify([job.batch])
         if found is not None:
@@ -123,12 +124,26 @@ def _verify(parsed: argparse.Namespace, console: Console) -> int:
 
 
 def _explain(parsed: argparse.Namespace, console: Console) -> int:
-    job, step = _compiled(parsed)
-    step(*job.batch)
-    step.profile(*job.batch)
-    step.measure(*job.batch)
-    _say(console, step.explain())
+    _say(console, observed(Target(parsed.target), parsed.memory).explain())
     return 0
+
+
+def _report(parsed: argparse.Namespace, console: Console) -> int:
+    _say(console, str(write_report(parsed.target, parsed.out, parsed.memory)))
+    return 0
+
+
+def _bench(parsed: argparse.Namespace, console: Console) -> int:
+    from treadle.bench import run_bench
+
+    return run_bench(
+        parsed.target,
+        console=console,
+        memory=parsed.memory,
+        steps=parsed.steps,
+        json_file=parsed.json,
+        against=[each.strip() for each in parsed.against.split(",")],
+    )
 
 
 def _doctor(parsed: argparse.Namespace, console: Console) -> int:

@@ -19,8 +19,9 @@ from rich.table import Table
 from torch import Tensor
 
 from treadle.api import Step, compile
+from treadle.bench import eager_peak
 from treadle.options import from_environment
-from treadle.runtime.meter import measure_peak
+from treadle.util.files import check_output, write_output
 from treadle.util.sizes import format_bytes
 
 BUDGET = 0.6
@@ -59,7 +60,7 @@ def run_demo(*, steps: int, json_file: Path | None, console: Console) -> int:
     """Train three times from the same seed, print a table, write ``json_file`` if given."""
     gpt = _example()
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
+        check_output(json_file)
     with _progress(console) as progress:
         eager = _train(gpt, "eager", steps, progress, None)
         compiled = _train(gpt, "compiled", steps, progress, {"memory": None})
@@ -76,7 +77,7 @@ def run_demo(*, steps: int, json_file: Path | None, console: Console) -> int:
         )
     if json_file is not None:
         data = {"runs": [asdict(each.run) for each in runs], "max_loss_diff_50": difference}
-        json_file.write_text(json.dumps(data, indent=2) + "\n")
+        write_output(json_file, json.dumps(data, indent=2) + "\n")
     return 0
 
 
@@ -152,14 +153,7 @@ def _peak(
     """The measured peak of one more step, everything alive counted."""
     if isinstance(step, Step):
         return step.measure(*batch).peak_bytes
-    state = [
-        value
-        for entries in optimizer.state.values()
-        for value in entries.values()
-        if isinstance(value, Tensor)
-    ]
-    held = [*model.parameters(), *model.buffers(), *state, *batch]
-    return measure_peak(lambda: step(*batch), held).peak_bytes
+    return eager_peak(step, model, optimizer, batch).peak_bytes
 
 
 def _counts(step: Callable[..., Tensor]) -> tuple[int, int, int | None]:

@@ -6,8 +6,10 @@ import time
 import zlib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
+from treadle.graph.operators import operation_name
 from treadle.graph.passes import GraphPass, Observer, PassReport
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
@@ -17,6 +19,7 @@ from treadle.loop.program import Program
 from treadle.passes.memory.decisions import Decision, folded
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.serialize import artifact_from_dict, artifact_to_dict
+from treadle.schedule.timeline import Timeline, timeline, timeline_from
 from treadle.util.errors import RuntimeFailure
 
 Product = StepGraph | Program | Plan | Artifact | tuple[Decision, ...]
@@ -107,20 +110,58 @@ def text_of(product: Product) -> str:
             return "\n".join(folded(product))
 
 
-class Story(Watcher):
-    """The text of every product but the sources, which the artifact holds."""
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """What one kernel is made of: the operations of the planned graph, and where they stand."""
 
-    def __init__(self, texts: Mapping[str, str] | None = None) -> None:
+    operations: tuple[str, ...]
+    phase: str
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What a compile knows beside its texts: a report is made of it, also of a cached step."""
+
+    decisions: tuple[Decision, ...] = ()
+    kernels: Mapping[str, Fused] = field(default_factory=dict[str, Fused])
+    timeline: Timeline | None = None
+
+
+class Story(Watcher):
+    """The text of every product but the sources, which the artifact holds, and notes."""
+
+    def __init__(self, texts: Mapping[str, str] | None = None, notes: Notes | None = None) -> None:
         self.texts: dict[str, str] = dict(texts or {})
+        self.notes = notes or Notes()
+        self._operations: dict[str, str] = {}
 
     def made(self, name: str, product: Product) -> None:
         if not isinstance(product, Artifact):
             self.texts[name] = text_of(product)
+        match product:
+            case StepGraph():
+                nodes = product.graph.nodes
+                self._operations = {str(node): operation_name(node.target) for node in nodes}
+            case Plan():
+                kernels = {k.name: self._fused(k) for k in product.steps if isinstance(k, Kernel)}
+                self.notes = replace(self.notes, kernels=kernels, timeline=timeline(product))
+            case tuple():
+                self.notes = replace(self.notes, decisions=product)
+            case _:
+                pass
+
+    def _fused(self, kernel: Kernel) -> Fused:
+        nodes = dict.fromkeys(node for origin in kernel.origins for node in origin.nodes)
+        operations = tuple(self._operations.get(node, node) for node in nodes)
+        module = next((each.module for each in kernel.origins if each.module), "")
+        return Fused(operations, kernel.origins[-1].phase if kernel.origins else "", module)
 
 
 def saved_bytes(artifact: Artifact, story: Story) -> bytes:
     """An artifact and its story as one JSON document: what a cache and a saved step hold."""
-    packed = zlib.compress(json.dumps(story.texts).encode())
+    told = {"texts": story.texts, "notes": asdict(story.notes)}
+    packed = zlib.compress(json.dumps(told).encode())
     data = {"artifact": artifact_to_dict(artifact), "story": base64.b64encode(packed).decode()}
     return json.dumps(data, separators=(",", ":")).encode()
 
@@ -129,9 +170,20 @@ def read_saved(blob: bytes) -> tuple[Artifact, Story] | None:
     """The inverse; ``None`` for what another version wrote, or anything else."""
     try:
         data = json.loads(blob)
-        texts = json.loads(zlib.decompress(base64.b64decode(data["story"])))
-        return artifact_from_dict(data["artifact"]), Story({str(k): str(texts[k]) for k in texts})
+        told = json.loads(zlib.decompress(base64.b64decode(data["story"])))
+        texts = {str(name): str(text) for name, text in told["texts"].items()}
+        return artifact_from_dict(data["artifact"]), Story(texts, _notes(told["notes"]))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, zlib.error):
         return None
     except RuntimeFailure:
         return None
+
+
+def _notes(data: Mapping[str, Any]) -> Notes:
+    kernels = {
+        name: Fused(tuple(each["operations"]), each["phase"], each["module"])
+        for name, each in data["kernels"].items()
+    }
+    decisions = tuple(Decision(**each) for each in data["decisions"])
+    line = data["timeline"]
+    return Notes(decisions, kernels, None if line is None else timeline_from(line))

@@ -190,6 +190,10 @@ def test_same_structure_shares_one_function():
     assert source.text.count("def adamw") == 1
     assert launch.sizes == ((64,), (1024,))
     assert len(launch.buffers) == 2
+    (name,) = source.functions
+    assert source.function(name).count("@triton.jit") == 1
+    assert source.function(name).strip().startswith(f"@triton.jit\ndef {name}_0(")
+    assert "FUNCTIONS" not in source.function(name)
 
 
 def test_a_later_user_keeps_launches_apart():

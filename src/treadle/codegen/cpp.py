@@ -20,7 +20,7 @@ from treadle.codegen.cpp_rows import Rows, rows_text
 from treadle.loop.expr import Reduce
 from treadle.loop.kernel import Definition, Kernel, KernelKind
 from treadle.loop.program import Buffer
-from treadle.runtime.artifact import Language, Launch, Source
+from treadle.runtime.artifact import Language, Launch, Source, joined
 from treadle.util.extents import dims_in, sample_of
 
 _SMALL = 1 << 14  # elements below which one thread is faster
@@ -141,10 +141,10 @@ def sources_of(texts: Mapping[str, str], head: str = PRELUDE) -> tuple[Source, .
         units[least].append(name)
         sizes[least] += len(text)
     return tuple(
-        Source(
+        joined(
             Language.CPP,
-            "\n".join([head, *(texts[name].replace("NAME", name, 1) for name in unit), ""]),
-            tuple(unit),
+            head + "\n",
+            {name: texts[name].replace("NAME", name, 1) + "\n" for name in unit},
         )
         for unit in units
         if unit

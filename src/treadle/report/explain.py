@@ -1,107 +1,98 @@
 """What became of a step, in words."""
 
-from collections import Counter
 from collections.abc import Sequence
 
-from treadle.graph.signature import Role
+from treadle.passes.memory.decisions import shown
 from treadle.pipeline import Compiled
-from treadle.runtime.artifact import CallStep, Launch
+from treadle.report.account import Account, CallUse, KernelUse, account_of
 from treadle.util.sizes import format_bytes
 
 
 def explain(compiled: Compiled, recompiles: Sequence[str] = ()) -> str:
     """Capture, kernels, library calls, fallbacks, memory and compile time as one text."""
+    account = account_of(compiled, recompiles=recompiles)
     parts = [
-        _captured(compiled),
-        _kernels(compiled),
-        _timed(compiled),
-        _fallbacks(compiled),
-        _memory(compiled),
-        _times(compiled),
+        _captured(account),
+        _kernels(account),
+        _timed(account),
+        _fallbacks(account),
+        _memory(account),
+        _times(account),
     ]
     if recompiles:
         parts.append("recompiled because\n" + "\n".join(f"  {why}" for why in recompiles))
     return "\n\n".join(part for part in parts if part)
 
 
-def _captured(compiled: Compiled) -> str:
-    step = compiled.captured.step
-    roles = Counter(entry.role for entry in step.signature.inputs)
-    counts = ", ".join(f"{roles[role]} {role}" for role in Role if roles[role])
-    phases = Counter(node.meta["phase"] for node in step.graph.nodes if node.op == "call_function")
-    nodes = ", ".join(f"{count} {phase}" for phase, count in phases.items())
-    writes = sum(out.writes is not None for out in step.signature.outputs)
+def _captured(account: Account) -> str:
+    counts = ", ".join(f"{each.count} {each.role}" for each in account.inputs)
+    phases = ", ".join(f"{count} {phase}" for phase, count in account.operations)
+    total = sum(count for _, count in account.operations)
     return (
-        f"captured: one graph of {sum(phases.values())} operations ({nodes})\n"
-        f"  inputs: {counts}; {writes} written back in place"
+        f"captured: one graph of {total} operations ({phases})\n"
+        f"  inputs: {counts}; {account.written_back} written back in place"
     )
 
 
-def _kernels(compiled: Compiled) -> str:
-    steps = compiled.artifact.steps
-    launches = [step for step in steps if isinstance(step, Launch)]
-    instances = sum(len(launch.buffers) for launch in launches)
-    functions = {launch.function for launch in launches}
-    calls = Counter(step.op for step in steps if isinstance(step, CallStep) and not step.reason)
+def _kernels(account: Account) -> str:
+    kernels = account.kernels
     lines = [
-        f"kernels: {len(launches)} launches of {len(functions)} generated functions "
-        f"({instances} loops); {sum(calls.values())} library calls"
+        f"kernels: {account.launches} launches of {len(kernels)} generated functions "
+        f"({sum(each.loops for each in kernels)} loops); "
+        f"{sum(each.count for each in account.calls)} library calls"
     ]
-    if compiled.library:
+    if account.library:
         lines.append("  no compiler was found or wanted: everything is PyTorch's kernels")
-    for launch in sorted(launches, key=lambda each: -each.bytes_moved)[:8]:
-        moved = format_bytes(launch.bytes_moved)
-        lines.append(f"  {launch.function:28} {moved:>11}  x{len(launch.buffers)} {launch.origin}")
-    lines += [f"  {op:40} x{count}" for op, count in calls.most_common(8)]
-    return "\n".join(lines)
+    for each in sorted(kernels, key=lambda use: -use.bytes_moved)[:8]:
+        moved = format_bytes(each.bytes_moved)
+        lines.append(f"  {each.function:28} {moved:>11}  x{each.loops} {each.where}")
+    most = sorted(account.calls, key=lambda use: -use.count)[:8]
+    return "\n".join(lines + [f"  {each.op:40} x{each.count}" for each in most])
 
 
-def _timed(compiled: Compiled) -> str:
+def _timed(account: Account) -> str:
     """Kernels and library calls by measured time, if ``Step.profile`` has measured them."""
-    if not compiled.kernel_seconds:
+    total = account.profiled_seconds
+    if total is None:
         return ""
-    found: dict[str, list[tuple[float, int]]] = {}
-    for step, seconds in zip(compiled.artifact.steps, compiled.kernel_seconds, strict=True):
-        is_launch = isinstance(step, Launch)
-        name, moved = (step.function, step.bytes_moved) if is_launch else (step.op, 0)
-        found.setdefault(name, []).append((seconds, moved))
-    total = sum(compiled.kernel_seconds)
-    lines = [f"measured: {1e3 * total:.2f} ms in {len(compiled.kernel_seconds)} steps, one by one"]
-    sums = {
-        name: (sum(s for s, _ in each), sum(b for _, b in each)) for name, each in found.items()
-    }
-    for name, (seconds, moved) in sorted(sums.items(), key=lambda item: -item[1][0])[:16]:
-        rate = f"{moved / max(seconds, 1e-12) / 1e9:8.1f} GB/s" if moved else " " * 13
-        share = 100 * seconds / max(total, 1e-12)
-        count = len(found[name])
-        lines.append(f"  {name:46} {1e3 * seconds:9.3f} ms {share:5.1f} % {rate} x{count}")
+    lines = [f"measured: {1e3 * total:.2f} ms in {account.host_steps} steps, one by one"]
+    uses = [*account.kernels, *account.calls, *account.fallbacks]
+    for use in sorted(uses, key=lambda use: -(use.seconds or 0.0))[:16]:
+        lines.append(_time_line(use, total))
     return "\n".join(lines)
 
 
-def _fallbacks(compiled: Compiled) -> str:
-    reasons = Counter((step.op, step.reason) for step in compiled.artifact.fallbacks)
-    for each in compiled.captured.eager:
-        words = f"{each.reason.code}: {each.reason.words}; it steps after the graph, and its memory"
-        reasons[type(each.optimizer).__name__ + ".step", f"{words} is not in the plan"] += 1
+def _time_line(use: KernelUse | CallUse, total: float) -> str:
+    seconds = use.seconds or 0.0
+    share = 100 * seconds / max(total, 1e-12)
+    if isinstance(use, KernelUse):
+        name, count = use.function, use.launches
+        rate = f"{use.bytes_moved / max(seconds, 1e-12) / 1e9:8.1f} GB/s"
+    else:
+        name, count, rate = use.op, use.count, " " * 13
+    return f"  {name:46} {1e3 * seconds:9.3f} ms {share:5.1f} % {rate} x{count}"
+
+
+def _fallbacks(account: Account) -> str:
+    reasons = account.fallbacks
     if not reasons:
         return "fallbacks: none"
-    lines = [f"  {op} x{count}: {why}" for (op, why), count in reasons.most_common()]
-    return f"fallbacks: {sum(reasons.values())}\n" + "\n".join(lines)
+    lines = [f"  {each.op} x{each.count}: {each.reason}" for each in reasons]
+    return f"fallbacks: {sum(each.count for each in reasons)}\n" + "\n".join(lines)
 
 
-def _memory(compiled: Compiled) -> str:
-    artifact = compiled.artifact
-    measured = compiled.measured_peak
+def _memory(account: Account) -> str:
+    memory = account.memory
+    measured = memory.measured_bytes
     lines = [
-        f"memory: predicted peak {format_bytes(artifact.peak_bytes)}, "
-        f"arena {format_bytes(artifact.arena_bytes)}"
+        f"memory: predicted peak {format_bytes(memory.predicted_bytes)}, "
+        f"arena {format_bytes(memory.arena_bytes)}"
         + (f", measured peak {format_bytes(measured)}" if measured else "")
     ]
-    lines += [f"  {row}" for row in compiled.story.texts.get("decisions", "").splitlines()[:12]]
-    return "\n".join(lines)
+    return "\n".join(lines + [f"  {shown(row)}" for row in memory.decisions[:12]])
 
 
-def _times(compiled: Compiled) -> str:
-    source = "from the cache" if compiled.from_cache else "compiled"
-    stages = ", ".join(f"{name} {value:.2f} s" for name, value in compiled.seconds.items())
+def _times(account: Account) -> str:
+    source = "from the cache" if account.from_cache else "compiled"
+    stages = ", ".join(f"{name} {value:.2f} s" for name, value in account.stages)
     return f"time: {source}; {stages}"

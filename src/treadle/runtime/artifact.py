@@ -54,11 +54,32 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One translation unit (C++) or module (Triton) and the functions it defines."""
+    """One translation unit (C++) or module (Triton) and the functions it defines.
+
+    ``spans``: where in ``text`` each function begins and ends, if that is known."""
 
     language: Language
     text: str
     functions: tuple[str, ...]
+    spans: tuple[tuple[int, int], ...] = ()
+
+    def function(self, name: str) -> str:
+        """The text of one function; all of it where spans are not known."""
+        if not self.spans:
+            return self.text
+        begin, end = self.spans[self.functions.index(name)]
+        return self.text[begin:end]
+
+
+def joined(language: Language, head: str, functions: Mapping[str, str], tail: str = "") -> Source:
+    """A source of these functions, one after another between ``head`` and ``tail``."""
+    spans: list[tuple[int, int]] = []
+    at = len(head)
+    for text in functions.values():
+        spans.append((at, at + len(text)))
+        at += len(text)
+    whole = "".join((head, *functions.values(), tail))
+    return Source(language, whole, tuple(functions), tuple(spans))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from treadle.util.errors import RuntimeFailure, require
 from treadle.util.extents import Question, Size, as_int
 from treadle.util.formulas import from_data, to_data
 
-FORMAT = 2
+FORMAT = 3
 
 _TYPES = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 _TORCH_NAMES: Mapping[str, Mapping[str, Any]] = {
@@ -62,7 +62,9 @@ def artifact_to_dict(artifact: Artifact) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "device": artifact.device,
-        "sources": [[s.language.value, s.text, list(s.functions)] for s in artifact.sources],
+        "sources": [
+            [s.language.value, s.text, list(s.functions), list(s.spans)] for s in artifact.sources
+        ],
         "buffers": [_from_spec(spec) for spec in artifact.buffers.values()],
         "steps": [_from_step(step) for step in artifact.steps],
         "releases": [list(names) for names in artifact.releases],
@@ -82,7 +84,7 @@ def artifact_from_dict(data: Mapping[str, Any]) -> Artifact:
     specs = [_to_spec(entry) for entry in data["buffers"]]
     return Artifact(
         device=data["device"],
-        sources=tuple(Source(Language(s[0]), s[1], tuple(s[2])) for s in data["sources"]),
+        sources=tuple(_to_source(entry) for entry in data["sources"]),
         buffers={spec.name: spec for spec in specs},
         steps=tuple(_to_step(entry) for entry in data["steps"]),
         releases=tuple(tuple(names) for names in data["releases"]),
@@ -93,6 +95,11 @@ def artifact_from_dict(data: Mapping[str, Any]) -> Artifact:
         constants={name: _to_tensor(entry) for name, entry in data["constants"].items()},
         questions=tuple(Question(from_data(q[0]), q[1], q[2]) for q in data["questions"]),
     )
+
+
+def _to_source(data: Sequence[Any]) -> Source:
+    language, text, functions, spans = data
+    return Source(Language(language), text, tuple(functions), tuple((a, b) for a, b in spans))
 
 
 def encode(value: Any) -> Any:

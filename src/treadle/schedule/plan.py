@@ -4,6 +4,7 @@ The order of the work is the order of ``schedule``: normal form, dependencies, g
 kernels, arena.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -137,16 +138,19 @@ def _peak(
     fixed = sum(
         largest(each.nbytes) for each in buffers.values() if each.kind is not BufferKind.TEMPORARY
     )
+    held = held_by_calls(steps, calls)
+    work = [step.workspace if isinstance(step, Call) else 0 for step in steps]
+    worst = max(a + b for a, b in zip(held, (*work, 0), strict=True))
+    return fixed + arena_bytes + worst
+
+
+def held_by_calls(steps: Sequence[PlanStep], calls: Mapping[str, Interval]) -> list[int]:
+    """Bytes of the results of calls that are alive at each step, and after the last."""
     change = [0] * (len(steps) + 2)
     for interval in calls.values():
         change[interval.first] += interval.nbytes
         change[interval.last + 1] -= interval.nbytes
-    alive, worst = 0, 0
-    for i in range(len(steps) + 1):
-        alive += change[i]
-        step = steps[i] if i < len(steps) else None
-        worst = max(worst, alive + (step.workspace if isinstance(step, Call) else 0))
-    return fixed + arena_bytes + worst
+    return list(itertools.accumulate(change[: len(steps) + 1]))
 
 
 def _reuse(

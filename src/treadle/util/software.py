@@ -4,6 +4,8 @@ import functools
 import hashlib
 from pathlib import Path
 
+VERSION = "0.1.0"
+
 
 @functools.cache
 def own_digest() -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treadle.graph.operators import operation_name
 from treadle.graph.types import show_type
@@ -34,11 +34,11 @@ def decisions(order: Order, saved: frozenset[int]) -> tuple[Decision, ...]:
     again = {i for i, second in zip(order.origin, order.again, strict=True) if second}
     needed = classify(facts).needed
     kept = {i for i in saved | needed if i not in again and facts.new_bytes(i)}
-    rows: list[Decision] = []
+    table: list[Decision] = []
     for i in sorted(kept | again):
         if facts.kinds[i] is not Kind.VIEW:
-            rows.append(_decision(facts, i, i in again))
-    return tuple(rows)
+            table.append(_decision(facts, i, i in again))
+    return tuple(table)
 
 
 def _decision(facts: Facts, i: int, again: bool) -> Decision:
@@ -70,19 +70,40 @@ def _why_saved(facts: Facts, i: int) -> str:
     return "keeping it is cheaper than what it is computed from"
 
 
-def folded(table: Sequence[Decision]) -> list[str]:
-    """``12 x  save  6.00 MiB each  f32[..]  blocks.*.mlp  mul: why``, largest total first.
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Decisions that differ only in a layer's number: ``each`` with ``*`` in its module."""
 
-    Entries that differ only in a layer's number are one row.
-    """
+    count: int
+    each: Decision
+
+    @property
+    def total(self) -> int:
+        """Bytes of all of them."""
+        return self.count * self.each.size
+
+
+def rows(table: Sequence[Decision]) -> list[Row]:
+    """Equal layers folded, the largest total first."""
     groups: dict[tuple[str, ...], list[Decision]] = {}
     for each in table:
         layer = _NUMBER.sub("*", each.module)
         key = (each.decision, each.operation, each.type, layer, each.where, each.why)
-        groups.setdefault(key, []).append(each)
-    ordered = sorted(groups.items(), key=lambda item: -sum(each.size for each in item[1]))
-    return [
-        f"{len(same):3} x {decision:9} {format_bytes(same[0].size):>10} {kind:20} "
-        f"{layer or '-'}  {operation}: {why}" + (f"  ({where})" if where else "")
-        for (decision, operation, kind, layer, where, why), same in ordered
-    ]
+        groups.setdefault(key, []).append(replace(each, module=layer))
+    found = [Row(len(same), same[0]) for same in groups.values()]
+    return sorted(found, key=lambda row: -row.total)
+
+
+def shown(row: Row) -> str:
+    """``12 x  save  6.00 MiB  f32[..]  blocks.*.mlp  mul: why  (where)``."""
+    each = row.each
+    where = f"  ({each.where})" if each.where else ""
+    return (
+        f"{row.count:3} x {each.decision:9} {format_bytes(each.size):>10} "
+        f"{each.type:20} {each.module or '-'}  {each.operation}: {each.why}{where}"
+    )
+
+
+def folded(table: Sequence[Decision]) -> list[str]:
+    """Equal layers as one line, the largest total first."""
+    return [shown(row) for row in rows(table)]

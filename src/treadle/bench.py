@@ -1,0 +1,314 @@
+"""``treadle bench``: a user's step by several compilers, interleaved in one run.
+
+Each contestant trains a job of its own, made from the same seed, and takes its turn in every
+round, so that other work on the machine slows all of them alike. A ratio is the median over the
+rounds of the contestant's time over eager's in the same round.
+"""
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from treadle.api import Step
+from treadle.capture.refuse import named_models, named_optimizers
+from treadle.capture.torch_private import flatten
+from treadle.commands import compiled, progress
+from treadle.runtime.meter import PeakReport, measure_peak
+from treadle.target import Job, Target
+from treadle.util.errors import PlanError, TreadleError
+from treadle.util.files import check_output, write_output
+from treadle.util.sizes import format_bytes
+from treadle.util.software import VERSION
+
+EAGER, OURS, TORCH = "eager", "treadle", "torch.compile"
+WARMUP = 3
+"""Rounds left out of the times: first touches of memory, and caches of other compilers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One contestant. ``loss_distance``: the largest distance of a result from eager's in the
+    same round, over all rounds; ``None`` where the step returns no numbers. ``compile_s``: until
+    its first step was done, less the time of a step."""
+
+    name: str
+    step_ms_median: float
+    step_ms_low: float
+    step_ms_high: float
+    ratio_to_eager: float
+    peak_bytes: int
+    predicted_peak_bytes: int | None
+    peak_ratio_to_eager: float
+    compile_s: float
+    loss_first: float | None
+    loss_last: float | None
+    loss_distance: float | None
+    step_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A run of the benchmark; times low and high are the quartiles."""
+
+    target: str
+    steps: int
+    warmup_steps: int
+    device: str
+    threads: int
+    torch: str
+    treadle: str
+    machine: str
+    memory: str | None
+    contestants: tuple[Figures, ...]
+
+
+@dataclass
+class Contestant:
+    """A job of its own, how it is run, and what was seen of it. ``random``: where its generators
+    stand, on the CPU and on each GPU."""
+
+    name: str
+    job: Job
+    run: Callable[..., Any]
+    random: tuple[Tensor, list[Tensor]]
+    seconds: list[float] = field(default_factory=list[float])
+    losses: list[float | None] = field(default_factory=list[float | None])
+    gaps: list[Tensor] = field(default_factory=list[Tensor])
+    compile_s: float = 0.0
+
+    def turn(self) -> list[Tensor]:
+        """One step, timed to its end, with random numbers as if nobody else drew any."""
+        state, devices = self.random
+        torch.set_rng_state(state)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+        start = time.perf_counter()
+        result = self.run(*self.job.batch)
+        _wait()
+        self.seconds.append(time.perf_counter() - start)
+        self.random = _random()
+        numbers = _numbers(result)
+        self.losses.append(next((each.item() for each in numbers if each.numel() == 1), None))
+        return numbers
+
+
+def _random() -> tuple[Tensor, list[Tensor]]:
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.get_rng_state(), devices
+
+
+def _round(contestants: Sequence[Contestant], number: int) -> None:
+    """Everyone's turn; every other round from the last to the first."""
+    order = contestants if number % 2 == 0 else contestants[::-1]
+    results = {each.name: each.turn() for each in order}
+    for each in contestants:
+        pairs = zip(results[each.name], results[EAGER], strict=True)
+        each.gaps += [_gap(a, b) for a, b in pairs if a.numel()]
+
+
+def run_bench(
+    target: str,
+    *,
+    console: Console,
+    memory: str | None = None,
+    steps: int = 20,
+    json_file: Path | None = None,
+    against: Sequence[str] = (EAGER,),
+) -> int:
+    """Time the target's step, print a table, and write ``json_file`` if given."""
+    found = Target(target)
+    unknown = [each for each in against if each not in (EAGER, TORCH)]
+    if unknown:
+        raise TreadleError(
+            f"{unknown[0]!r} is nothing to compare with",
+            code="TR-001",
+            remedy=f"--against {EAGER} or --against {EAGER},{TORCH}",
+        )
+    if json_file is not None:
+        check_output(json_file)
+    result = bench(found, memory=memory, steps=steps, with_torch=TORCH in against)
+    _print(console, result)
+    if json_file is not None:
+        write_output(json_file, json.dumps(asdict(result), indent=2) + "\n")
+    return 0
+
+
+def bench(target: Target, *, memory: str | None, steps: int, with_torch: bool) -> Result:
+    """Every contestant ``steps`` times after a warm-up, in turns. Eager is always among them."""
+    contestants = [_eager(target), _ours(target, memory)]
+    with progress() as clock:
+        if with_torch:
+            contestants.append(_torch(target))
+        _require_own_models(contestants)
+        for number in range(WARMUP + steps):
+            with clock.stage(f"round {number + 1} of {WARMUP + steps}"):
+                _round(contestants, number)
+        with clock.stage("measure the peaks"):
+            peaks = [_peak(each) for each in contestants]
+    figures = [_figures(each, contestants[0], peaks[i]) for i, each in enumerate(contestants)]
+    ratios = [replace(each, peak_ratio_to_eager=each.peak_bytes / peaks[0]) for each in figures]
+    return Result(
+        target.text,
+        steps,
+        WARMUP,
+        _device(contestants[0].job),
+        torch.get_num_threads(),
+        torch.__version__,
+        VERSION,
+        platform.machine(),
+        memory,
+        tuple(ratios),
+    )
+
+
+def _require_own_models(contestants: Sequence[Contestant]) -> None:
+    """``PlanError`` TR-203 where two would train the same model."""
+    owned = [
+        {id(p) for model in named_models(each.job.model).values() for p in model.parameters()}
+        for each in contestants
+    ]
+    if len(set[int]().union(*owned)) < sum(map(len, owned)):
+        raise PlanError(
+            "the function returns the same model each time it is called",
+            code="TR-203",
+            remedy="make the model inside the function: each contestant trains its own",
+        )
+
+
+def _eager(target: Target) -> Contestant:
+    job = target.make()
+    return Contestant(EAGER, job, job.step, _random())
+
+
+def _ours(target: Target, memory: str | None) -> Contestant:
+    job, step = compiled(target, memory)
+    made = Contestant(OURS, job, step, _random())
+    start = time.perf_counter()
+    step.prepare(*job.batch)
+    made.compile_s = time.perf_counter() - start
+    return made
+
+
+def _torch(target: Target) -> Contestant:
+    """Its models compiled in place, which leaves the step as it is."""
+    job = target.make()
+    for model in named_models(job.model).values():
+        model.compile()
+    return Contestant(TORCH, job, job.step, _random())
+
+
+def _figures(each: Contestant, eager: Contestant, peak: int) -> Figures:
+    times, base = each.seconds[WARMUP:], eager.seconds[WARMUP:]
+    low, middle, high = _quartiles(times)
+    compile_s = each.compile_s
+    if each.name == TORCH:
+        compile_s = max(0.0, each.seconds[0] - middle)
+    return Figures(
+        name=each.name,
+        step_ms_median=1e3 * middle,
+        step_ms_low=1e3 * low,
+        step_ms_high=1e3 * high,
+        ratio_to_eager=statistics.median(a / b for a, b in zip(times, base, strict=True)),
+        peak_bytes=peak,
+        predicted_peak_bytes=(
+            each.run.compiled.artifact.peak_bytes if isinstance(each.run, Step) else None
+        ),
+        peak_ratio_to_eager=1.0,
+        compile_s=compile_s,
+        loss_first=each.losses[0],
+        loss_last=each.losses[-1],
+        loss_distance=torch.stack(each.gaps).max().item() if each.gaps else None,  # a NaN wins
+        step_ms=tuple(1e3 * seconds for seconds in times),
+    )
+
+
+def _quartiles(times: Sequence[float]) -> tuple[float, float, float]:
+    if len(times) == 1:
+        return times[0], times[0], times[0]
+    low, _, high = statistics.quantiles(times, method="inclusive")
+    return low, statistics.median(times), high
+
+
+def _numbers(result: Any) -> list[Tensor]:
+    """What a step returned that is a number or has numbers, as float64 copies."""
+    leaves = [leaf for leaf in flatten(result)[0] if isinstance(leaf, Tensor | int | float)]
+    tensors = [torch.as_tensor(leaf).detach() for leaf in leaves]
+    return [each.double().cpu() for each in tensors if not each.is_complex()]
+
+
+def _gap(a: Tensor, b: Tensor) -> Tensor:
+    """The largest distance; NaN where one of the two is NaN and the other is not."""
+    same = (a == b) | (a.isnan() & b.isnan())  # infinities as well
+    return torch.where(same, 0.0, (a - b).abs()).max()
+
+
+def _peak(each: Contestant) -> int:
+    """The measured peak of one more step. On a GPU the meter sees the memory of all contestants:
+    what was there and is not this one's is taken off."""
+    job, there = each.job, torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+    if isinstance(each.run, Step):
+        report = each.run.measure(*job.batch)
+    else:
+        report = eager_peak(each.run, job.model, job.optimizer, job.batch)
+    others = there - report.before_bytes if report.device.startswith("cuda") else 0
+    return report.peak_bytes - others
+
+
+def eager_peak(
+    run: Callable[..., Any], models: Any, optimizers: Any, batch: tuple[Any, ...]
+) -> PeakReport:
+    """The peak of ``run(*batch)``: parameters, gradients, state and batch counted."""
+    modules: Sequence[nn.Module] = list(named_models(models).values())
+    parameters = [each for model in modules for each in model.parameters()]
+    held = [*parameters, *(each for model in modules for each in model.buffers())]
+    held += [each.grad for each in parameters if each.grad is not None]
+    for optimizer in named_optimizers(optimizers).values():
+        for entries in optimizer.state.values():
+            held += [value for value in entries.values() if isinstance(value, Tensor)]
+    held += [leaf for leaf in flatten(batch)[0] if isinstance(leaf, Tensor)]
+    return measure_peak(lambda: run(*batch), held)
+
+
+def _device(job: Job) -> str:
+    models = named_models(job.model).values()
+    return str(next((p.device for model in models for p in model.parameters()), "cpu"))
+
+
+def _wait() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _print(console: Console, result: Result) -> None:
+    table = Table(
+        title=f"{result.target}: {result.steps} steps each, in turns, on {result.device}",
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    columns = ("", "ms/step", "quartiles", "x eager", "peak", "x eager", "compile", "loss distance")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for each in result.contestants:
+        distance = each.loss_distance
+        table.add_row(
+            each.name,
+            f"{each.step_ms_median:.2f}",
+            f"{each.step_ms_low:.2f} to {each.step_ms_high:.2f}",
+            f"{each.ratio_to_eager:.2f}",
+            format_bytes(each.peak_bytes),
+            f"{each.peak_ratio_to_eager:.2f}",
+            f"{each.compile_s:.1f} s",
+            "" if distance is None else f"{distance:.1e}",
+        )
+    console.print(table, highlight=False)

@@ -1,0 +1,60 @@
+"""What ``treadle explain`` and ``treadle report`` do with a user's step."""
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from treadle.api import Step, compile
+from treadle.options import from_environment
+from treadle.report.watch import ProgressLine
+from treadle.stages import Clock, Watcher
+from treadle.target import Job, Target
+from treadle.util.files import check_output
+
+_STEPS = 2
+"""Run before anything is timed: first touches of memory, and state that the optimizer makes."""
+
+
+def compiled(target: Target, memory: str | None) -> tuple[Job, Step]:
+    """A new job of the user's file, and its step; nothing is compiled before it is called."""
+    job = target.make()
+    return job, compile(
+        job.step,
+        model=job.model,
+        optimizer=job.optimizer,
+        memory=memory,
+        options=from_environment(),
+    )
+
+
+@contextmanager
+def progress() -> Generator[Clock]:
+    """Stages of this clock are shown while they last; silent where the output is no terminal."""
+    watcher = ProgressLine(sys.stderr) if sys.stderr.isatty() else Watcher()
+    try:
+        yield Clock(watcher)
+    finally:
+        watcher.closes()
+
+
+def observed(target: Target, memory: str | None) -> Step:
+    """The target's step after a few calls, with its kernels timed and its peak measured."""
+    job, step = compiled(target, memory)
+    step.prepare(*job.batch)  # shows its own stages
+    with progress() as clock:
+        with clock.stage(f"run {_STEPS} steps"):
+            for _ in range(_STEPS):
+                step(*job.batch)
+        with clock.stage("time each kernel"):
+            step.profile(*job.batch)
+        with clock.stage("measure the peak"):
+            step.measure(*job.batch)
+    return step
+
+
+def write_report(target: str, path: Path, memory: str | None) -> Path:
+    """Run the target's step and write what became of it to ``path``."""
+    found = Target(target)
+    check_output(path)
+    return observed(found, memory).report(path)

@@ -1,0 +1,147 @@
+"""How many bytes are alive at each step of a plan, and whose they are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.loop.kernel import Kernel, Plan
+from treadle.loop.printing import dtype_name
+from treadle.loop.program import Buffer, BufferKind, Call, Origin
+from treadle.schedule.arena import Interval
+from treadle.schedule.plan import PlanStep, held_by_calls, lifetimes, plan_writes
+from treadle.util.extents import largest
+
+_SHOWN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A temporary that is alive at the peak."""
+
+    name: str
+    type: str
+    size_bytes: int
+    phase: str
+    module: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Bytes alive during each kernel and call of a plan; of dynamic shapes, at the largest sizes.
+
+    ::
+
+        peak  =  sum(inputs) + constants + arena + max(calls + workspace) + reserve
+
+    ``temporaries`` are the bytes of the arena in use, by the phase that wrote them. The arena is
+    one block, there all the time; ``peak_at`` is the step where most of it and of the calls' bytes
+    is in use, and ``held`` names the largest temporaries there.
+    """
+
+    names: tuple[str, ...]
+    phases: tuple[str, ...]
+    inputs: tuple[int, ...]
+    constants: int
+    arena: int
+    reserve: int
+    temporaries: Mapping[str, tuple[int, ...]]
+    calls: tuple[int, ...]
+    workspace: tuple[int, ...]
+    peak_at: int
+    held: tuple[Held, ...]
+
+
+def timeline(plan: Plan) -> Timeline:
+    """What ``plan`` holds, step by step."""
+    kept = frozenset(ref.buffer for ref in plan.results if ref is not None)
+    lives = lifetimes(plan.steps, plan.buffers, kept)
+    ours = [lives[name] for name in lives if name in plan.offsets]
+    theirs = {name: each for name, each in lives.items() if name not in plan.offsets}
+    writers = _writers(plan.steps)
+    temporaries = _in_arena(plan, ours, writers)
+    workspace = tuple(each.workspace if isinstance(each, Call) else 0 for each in plan.steps)
+    held = held_by_calls(plan.steps, theirs)
+    sums = [sum(each[i] for each in temporaries.values()) for i in range(len(plan.steps))]
+    alive = [sums[i] + held[i] + workspace[i] for i in range(len(plan.steps))]
+    at = alive.index(max(alive)) if alive else 0
+    inputs = tuple(largest(plan.buffers[name].nbytes) for name in plan.inputs)
+    constants = _constants(plan)
+    worst = max((*(a + b for a, b in zip(held, (*workspace, 0), strict=True)),), default=0)
+    return Timeline(
+        names=tuple(each.name if isinstance(each, Kernel) else each.op for each in plan.steps),
+        phases=tuple(_origin(each).phase for each in plan.steps),
+        inputs=inputs,
+        constants=constants,
+        arena=plan.arena_bytes,
+        reserve=plan.peak_bytes - sum(inputs) - constants - plan.arena_bytes - worst,
+        temporaries=temporaries,
+        calls=tuple(held[:-1]),
+        workspace=workspace,
+        peak_at=at,
+        held=_alive_at(at, plan, lives, writers),
+    )
+
+
+def timeline_from(data: Mapping[str, Any]) -> Timeline:
+    """The inverse of ``dataclasses.asdict``, after a way through JSON."""
+    rows = {phase: tuple(row) for phase, row in data["temporaries"].items()}
+    held = tuple(Held(**each) for each in data["held"])
+    lists = {name: tuple(each) for name, each in data.items() if isinstance(each, list)}
+    fields: dict[str, Any] = {**data, **lists, "temporaries": rows, "held": held}
+    return Timeline(**fields)
+
+
+def _constants(plan: Plan) -> int:
+    """What is neither a temporary nor an input."""
+    kinds = {name: each for name, each in plan.buffers.items() if name not in plan.inputs}
+    fixed = [each for each in kinds.values() if each.kind is not BufferKind.TEMPORARY]
+    return sum(largest(each.nbytes) for each in fixed)
+
+
+def _in_arena(
+    plan: Plan, ours: Sequence[Interval], writers: Mapping[str, Origin]
+) -> dict[str, tuple[int, ...]]:
+    """A value that takes over another's bytes counts from the step after; they are one block."""
+    phases = dict.fromkeys(writers[each.name].phase for each in ours)
+    rows = {phase: [0] * len(plan.steps) for phase in phases}
+    followed = {(plan.offsets[each.name], each.first) for each in ours}
+    for each in ours:
+        heir = each.last > each.first and (plan.offsets[each.name], each.last) in followed
+        end = each.last - 1 if heir else each.last
+        row = rows[writers[each.name].phase]
+        for i in range(each.first, min(end + 1, len(row))):
+            row[i] += each.nbytes
+    return {phase: tuple(row) for phase, row in rows.items()}
+
+
+def _alive_at(
+    at: int, plan: Plan, lives: Mapping[str, Interval], writers: Mapping[str, Origin]
+) -> tuple[Held, ...]:
+    alive = [each for each in lives.values() if each.first <= at <= each.last]
+    alive.sort(key=lambda each: (-each.nbytes, each.name))
+    return tuple(_held(plan.buffers[each.name], writers[each.name]) for each in alive[:_SHOWN])
+
+
+def _held(buffer: Buffer, origin: Origin) -> Held:
+    shape = ", ".join(str(largest(size)) for size in buffer.shape)
+    kind = f"{dtype_name(buffer.dtype)}[{shape}]"
+    size = largest(buffer.nbytes)
+    return Held(buffer.name, kind, size, origin.phase, origin.module, origin.where)
+
+
+def _writers(steps: Sequence[PlanStep]) -> dict[str, Origin]:
+    """The origin of the first step that writes each buffer."""
+    found: dict[str, Origin] = {}
+    for step in steps:
+        for name in plan_writes(step):
+            found.setdefault(name, _origin(step, name))
+    return found
+
+
+def _origin(step: PlanStep, name: str = "") -> Origin:
+    """Of a kernel's origins that of the value called ``name``, else that of its last."""
+    if isinstance(step, Call):
+        return step.origin
+    named = (origin for origin in step.origins if name in origin.nodes)
+    return next(named, step.origins[-1] if step.origins else Origin(()))
