@@ -84,6 +84,13 @@ class Step:
         self._lock = threading.RLock()
         check_models(self._models, self._optimizers)
 
+    def __reduce__(self) -> Any:
+        raise TreadleError(
+            "a compiled step cannot be copied or pickled: it is bound to its model's tensors",
+            code="TR-005",
+            remedy="compile the copy's own step; step.save(path) keeps what was compiled",
+        )
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function on this batch. ``update=False``, for a function without a parameter of
         that name: gradients stay in ``.grad``, no optimizer steps, and the next call with an

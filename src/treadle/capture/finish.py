@@ -13,7 +13,7 @@ from treadle.capture.functionalize import Functionalizer
 from treadle.capture.run import ResultSlot, Run, Trace
 from treadle.capture.sources import Clusters, Fixed, Parameter, Scalars, Source
 from treadle.capture.torch_private import TreeSpec
-from treadle.capture.words import show_line
+from treadle.capture.words import looks_at_value, show_line
 from treadle.graph.operators import is_random
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.types import tensors_in
@@ -54,6 +54,10 @@ def finish(module: fx.GraphModule, run: Run, device: torch.device) -> Captured:
     """The traced module as a functional graph with roles, and how to call it."""
     graph = module.graph
     _annotate(graph, run.trace)
+    for node in graph.find_nodes(
+        op="call_function", target=torch.ops.aten._local_scalar_dense.default
+    ):
+        raise looks_at_value(node.meta["where"])
     sources = list(run.sources)
     _constants_to_inputs(module, sources)
     for node, (entry, _) in zip(graph.find_nodes(op="placeholder"), sources, strict=True):

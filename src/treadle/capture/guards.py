@@ -9,7 +9,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.optimizers.registry import form_of, has_form
-from treadle.capture.torch_private import flatten_with_paths, step_hooks
+from treadle.capture.torch_private import (
+    flatten_with_paths,
+    module_hooks,
+    step_hooks,
+    tensor_hooks,
+)
 
 Facts = tuple[Any, ...]
 
@@ -26,6 +31,7 @@ class GuardKey:
     same: tuple[int, ...]
     identity: tuple[int, ...]
     training: tuple[bool, ...]
+    hooks: Facts
     parameters: Facts
     optimizers: Facts
     modes: Facts
@@ -42,12 +48,13 @@ def guard_key(
     """The key of a call. Python values among the arguments are part of it as they are; ``update``:
     whether the optimizers step."""
     leaves = flatten_with_paths((args, kwargs))
-    training, identity, tensors = _model_facts(models)
+    training, identity, tensors, hooks = _model_facts(models)
     return GuardKey(
         tuple((path, _fact(value)) for path, value in leaves),
         _same([value for _, value in leaves]),
         identity,
         training,
+        hooks,
         tensors,
         tuple(
             (
@@ -78,24 +85,40 @@ def _structure(optimizer: Optimizer, group: dict[str, Any]) -> Facts:
 
 def _model_facts(
     models: Mapping[str, nn.Module],
-) -> tuple[tuple[bool, ...], tuple[int, ...], Facts]:
-    """Modes of modules, parameters as objects, and the types of parameters and buffers."""
+) -> tuple[tuple[bool, ...], tuple[int, ...], Facts, Facts]:
+    """Modes of modules, parameters as objects, the types of parameters and buffers, hooks."""
     training: list[bool] = []
     identity: list[int] = []
     tensors: list[Any] = []
+    hooks: list[Any] = []
     for model in models.values():
         for module in model.modules():  # one walk: ``parameters()`` and ``buffers()`` cost thrice
             training.append(module.training)
+            hooks += module_hooks(module)
             for p in module._parameters.values():
                 if p is not None:
                     identity.append(id(p))
+                    hooks += tensor_hooks(p)
                     tensors.append(
                         (p.requires_grad, p.grad is None, p.dtype, p.shape, p.stride(), p.device)
                     )
             tensors += [
                 (b.dtype, b.shape, b.device) for b in module._buffers.values() if b is not None
             ]
-    return tuple(training), tuple(identity), tuple(tensors)
+    return tuple(training), tuple(identity), tuple(tensors), tuple(map(_Same, hooks))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Same:
+    """Equal to what holds the same object; hooks need not be hashable."""
+
+    held: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.held is self.held
+
+    def __hash__(self) -> int:
+        return id(self.held)
 
 
 def _same(values: list[Any]) -> tuple[int, ...]:
@@ -134,6 +157,8 @@ def explain_difference(old: GuardKey, new: GuardKey) -> str:
         return "parameters were replaced by other objects"
     if old.training != new.training:
         return "a module was switched between train() and eval()"
+    if old.hooks != new.hooks:
+        return "a hook of a module or a parameter was added or removed"
     if old.modes[-1] != new.modes[-1]:
         return f"update={old.modes[-1]} became update={new.modes[-1]}"
     if old.parameters != new.parameters:

@@ -23,7 +23,7 @@ from treadle.capture.sources import (
     State,
 )
 from treadle.capture.swap import Watch, swapped
-from treadle.capture.torch_private import TreeSpec, flatten, traced_nodes, unflatten
+from treadle.capture.torch_private import TreeSpec, copy_hooks, flatten, traced_nodes, unflatten
 from treadle.graph.signature import Input
 from treadle.util.errors import CaptureError
 
@@ -99,6 +99,7 @@ class Run:
             match source:
                 case Parameter(parameter):
                     leaf = value.detach().requires_grad_(parameter.requires_grad)
+                    copy_hooks(parameter, leaf)
                     self._stand_ins[id(parameter)] = leaf
                 case BufferSlot(owner, key):
                     buffers.append((owner, key, value))

@@ -1,5 +1,6 @@
 """A training step to one functional graph, by running it once on fake tensors."""
 
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -29,6 +30,9 @@ from treadle.capture.sources import (
 from treadle.capture.torch_private import flatten, trace
 from treadle.capture.words import words_for_values
 from treadle.graph.signature import Input, Role
+
+_tracing = threading.RLock()
+"""One trace at a time in a process: PyTorch's modes and patches are everyone's."""
 
 
 def capture(
@@ -67,7 +71,7 @@ def capture(
         inputs, symbolic = with_symbols([source for _, source in sources], inputs, dims)
     run = Run(function, models, optimizers, clusters, sources, leaves, spec, update=update)
     casts = nullcontext() if place is None else autocast_on(place)
-    with torch.random.fork_rng(devices=[]), words_for_values(), casts:
+    with _tracing, torch.random.fork_rng(devices=[]), words_for_values(), casts:
         module = trace(run.traced, inputs, symbolic=symbolic is not None)
         captured = finish(module, run, device)
     if symbolic is not None:

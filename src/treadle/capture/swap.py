@@ -1,6 +1,7 @@
 """Traced tensors in the place of the user's, and eyes on what runs: all undone afterwards."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,10 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 
+from treadle.capture.averaging import update_parameters
 from treadle.capture.torch_private import FakeTensor, flatten, traced_nodes, unflatten
 from treadle.capture.words import Line, here, looks_at_value, running_line
 from treadle.util.errors import CaptureError
@@ -137,14 +140,18 @@ class Watch:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         with contextlib.ExitStack() as undo:
-            autograd = vars(torch.autograd)
-            for name in ("backward", "grad"):
-                _put(undo, autograd, name, self._noting(autograd[name]))
-            _put(undo, vars(torch), "get_rng_state", self._keeping(torch.get_rng_state))
-            _put(undo, vars(torch), "set_rng_state", self._putting_back(torch.set_rng_state))
-            _put_attribute(undo, torch.amp.GradScaler, "scale", _refuse_scaler)
-            undo.callback(register_module_forward_pre_hook(self._enter).remove)
-            undo.callback(register_module_forward_hook(self._leave, always_call=True).remove)
+            for owner, name, ours in (
+                (torch.autograd, "backward", self._noting(torch.autograd.backward)),
+                (torch.autograd, "grad", self._noting(torch.autograd.grad)),
+                (torch, "get_rng_state", self._keeping(torch.get_rng_state)),
+                (torch, "set_rng_state", self._putting_back(torch.set_rng_state)),
+                (torch.amp.GradScaler, "scale", _refuse_scaler),
+                (AveragedModel, "update_parameters", update_parameters),
+            ):
+                _put_attribute(undo, owner, name, _here_only(ours, vars(owner)[name]))
+            enter, leave = (_here_only(each, _nothing) for each in (self._enter, self._leave))
+            undo.callback(register_module_forward_pre_hook(enter).remove)
+            undo.callback(register_module_forward_hook(leave, always_call=True).remove)
             yield
 
     def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -188,7 +195,21 @@ class Watch:
         self.modules.append((traced_nodes(), self._stack[-1]))
 
 
-def _put_attribute(undo: contextlib.ExitStack, owner: type, name: str, value: Any) -> None:
+def _here_only(ours: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """``ours`` in this thread; other threads, which train other models meanwhile, see nothing."""
+    thread = threading.get_ident()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (ours if threading.get_ident() == thread else original)(*args, **kwargs)
+
+    return call
+
+
+def _nothing(*_: Any) -> None:
+    """A hook that does nothing."""
+
+
+def _put_attribute(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
     undo.callback(setattr, owner, name, vars(owner)[name])
     setattr(owner, name, value)
 

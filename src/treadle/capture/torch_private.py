@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -62,6 +62,27 @@ def step_hooks(optimizer: Optimizer) -> bool:
     everywhere = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
     own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
     return any(len(each) > 0 for each in (*everywhere, *own))
+
+
+def tensor_hooks(tensor: Tensor) -> tuple[Callable[..., Any], ...]:
+    """What is called with the tensor's gradient, and what after it was accumulated."""
+    own, after = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    return (*(own or {}).values(), *(after or {}).values())
+
+
+def copy_hooks(source: Tensor, target: Tensor) -> None:
+    """Let the gradient hooks of ``source`` see that of ``target``."""
+    for hook in (source._backward_hooks or {}).values():
+        target.register_hook(hook)
+    for hook in (source._post_accumulate_grad_hooks or {}).values():
+        target.register_post_accumulate_grad_hook(hook)
+
+
+def module_hooks(module: nn.Module) -> tuple[Callable[..., Any], ...]:
+    """What is called before and after the module's forward and backward."""
+    hooks = module._forward_pre_hooks, module._forward_hooks
+    back = module._backward_pre_hooks, module._backward_hooks
+    return tuple(hook for each in (*hooks, *back) if each for hook in each.values())
 
 
 def note_stepped(optimizer: Optimizer) -> None:

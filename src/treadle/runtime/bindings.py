@@ -121,6 +121,29 @@ class Bindings:
             container[key] = value
 
 
+class Live:
+    """The buffers of ``Place.CALL`` of the call that runs now. Not a part of the executable, so
+    that its actions do not hold it: the arena goes with the last reference to a step."""
+
+    def __init__(self, bindings: Bindings, device: torch.device) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._bindings = bindings
+        self._device = device
+
+    def allocate(self, spec: BufferSpec) -> None:
+        new = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self._device)
+        self.define(spec, new)
+
+    def define(self, spec: BufferSpec, tensor: Tensor) -> None:
+        self.tensors[spec.name] = tensor
+        self._bindings.uses[spec.name].bind(tensor, spec)
+
+    def release(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            self.tensors.pop(name, None)
+            self._bindings.uses[name].drop()
+
+
 def sizes_array(rows: tuple[tuple[int, ...], ...]) -> Any:
     """The sizes of all instances as one C array of ``int64_t``."""
     flat = [size for row in rows for size in row]

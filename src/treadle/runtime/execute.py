@@ -19,6 +19,7 @@ from torch import Tensor
 from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Place, View
 from treadle.runtime.bindings import (
     Bindings,
+    Live,
     laid_out,
     same_strides,
     sizes_array,
@@ -72,7 +73,7 @@ class Executable:
         self._kept = [False] * len(self._specs)  # are views of the input bound?
         self._arena: Tensor | None = None
         self._constants: dict[str, Tensor] = {}
-        self._live: dict[str, Tensor] = {}  # buffers of Place.CALL, this call only
+        self._live = Live(self._bindings, self.device)
         self._bound: Sequence[Tensor] = ()  # inputs, this call only
         self._actions: list[Callable[[], Any]] = []
         self._owners: list[int] = []
@@ -125,7 +126,7 @@ class Executable:
             actions = self._launch(step, filled) if launch else self._call(step, filled)
             dead = tuple(name for name in releases[index] if name not in kept)
             if dead:
-                actions.append(functools.partial(self._release, dead))
+                actions.append(functools.partial(self._live.release, dead))
             self._actions += actions
             self._owners += [index] * len(actions)
 
@@ -158,7 +159,7 @@ class Executable:
             return [*actions, _CallInto(self._operator(step.out), args, kwargs, spec)]
         filled.update(output for output in step.outputs if output is not None)
         specs = tuple(self.artifact.buffers[o] if o is not None else None for o in step.outputs)
-        return [_CallAllocating(resolve(step.op), args, kwargs, specs, self._define)]
+        return [_CallAllocating(resolve(step.op), args, kwargs, specs, self._live.define)]
 
     def _operator(self, name: str) -> Any:
         """PyTorch's operator, or our own on top of a function of the artifact."""
@@ -169,7 +170,7 @@ class Executable:
         specs = [self.artifact.buffers[name] for name in dict.fromkeys(names)]
         new = [s for s in specs if s.place is Place.CALL and s.name not in filled]
         filled.update(spec.name for spec in new)
-        return [functools.partial(self._new, spec) for spec in new]
+        return [functools.partial(self._live.allocate, spec) for spec in new]
 
     # One call.
 
@@ -244,23 +245,8 @@ class Executable:
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def _new(self, spec: BufferSpec) -> None:
-        self._define(
-            spec,
-            torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self.device),
-        )
-
-    def _define(self, spec: BufferSpec, tensor: Tensor) -> None:
-        self._live[spec.name] = tensor
-        self._bindings.uses[spec.name].bind(tensor, spec)
-
-    def _release(self, names: tuple[str, ...]) -> None:
-        for name in names:
-            self._live.pop(name, None)
-            self._bindings.uses[name].drop()
-
     def _clear(self) -> None:
-        self._release(tuple(self._live))
+        self._live.release(tuple(self._live.tensors))
         for spec, kept in zip(self._specs, self._kept, strict=True):
             if not kept:
                 self._bindings.uses[spec.name].drop()
@@ -276,7 +262,7 @@ class Executable:
             case Place.CONSTANT:
                 base = self._constants[view.buffer]
             case Place.CALL:
-                base = self._live[view.buffer]
+                base = self._live.tensors[view.buffer]
             case Place.ARENA:
                 base = self._in_arena(spec)
         if spec.place is Place.CALL and view == whole(spec):

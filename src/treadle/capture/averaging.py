@@ -1,0 +1,64 @@
+"""``AveragedModel.update_parameters`` without a look at how many models it has averaged."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_swa_multi_avg_fn
+
+
+def update_parameters(averaged: Any, model: nn.Module) -> None:
+    """``a = m`` at the first update and ``a = f(a, m, n)`` at every later one, decided by a select.
+
+    ``averaged``: an ``AveragedModel``; ``f``: its ``multi_avg_fn`` or ``avg_fn``, by default the
+    mean of all models so far. Buffers are averaged with ``use_buffers``, copied otherwise.
+    """
+    with torch.no_grad():
+        mine, theirs = list(averaged.module.parameters()), list(model.parameters())
+        own, others = list(averaged.module.buffers()), list(model.buffers())
+        if averaged.use_buffers:
+            mine, theirs = [*mine, *own], [*theirs, *others]
+        count, old = averaged.n_averaged, [each.detach() for each in mine]
+        new = [each.detach().to(a.device) for a, each in zip(old, theirs, strict=False)]
+        first = count == 0
+        for a, m, mean in zip(old, new, _means(averaged, old, new, count), strict=False):
+            a.copy_(torch.where(first.to(a.device), m.to(a.dtype), mean.to(a.dtype)))
+        if not averaged.use_buffers:
+            for a, m in zip(own, others, strict=True):
+                a.detach().copy_(m.detach().to(a.device))
+        count.add_(1)
+
+
+def _means(averaged: Any, old: list[Tensor], new: list[Tensor], count: Tensor) -> Sequence[Tensor]:
+    """The averages after this model; nothing is written to."""
+    if averaged.multi_avg_fn is not None and not _is_mean(averaged.multi_avg_fn):
+        return _all_at_once(averaged.multi_avg_fn, old, new, count)
+    if averaged.avg_fn is not None:
+        fn = averaged.avg_fn
+        return [fn(a.clone(), m, count.to(a.device)) for a, m in zip(old, new, strict=False)]
+    pairs = zip(old, new, strict=False)
+    return [a + (m - a) / (count.to(a.device) + 1).to(a.dtype) for a, m in pairs]
+
+
+def _is_mean(fn: Any) -> bool:
+    """PyTorch's own mean of all models, which turns the count into a number."""
+    made_by = get_swa_multi_avg_fn.__qualname__
+    is_torch_s = fn.__module__ == get_swa_multi_avg_fn.__module__
+    return is_torch_s and fn.__qualname__.startswith(f"{made_by}.")
+
+
+def _all_at_once(fn: Any, old: list[Tensor], new: list[Tensor], count: Tensor) -> list[Tensor]:
+    """``fn`` writes its first list in place, and gets tensors of one device and dtype."""
+    copies = [each.clone() for each in old]
+    kinds = [(each.device, each.dtype) for each in old]
+    order = sorted(range(len(new)), key=lambda at: str(kinds[at]))
+    for _, group in itertools.groupby(order, key=lambda at: str(kinds[at])):
+        places = list(group)
+        device = kinds[places[0]][0]
+        fn([copies[at] for at in places], [new[at] for at in places], count.to(device))
+    return copies
+
+
+__all__ = ["update_parameters"]

@@ -1,0 +1,182 @@
+"""What modules may bring along, beside eager: hooks, functions of one's own, parametrizations."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+import treadle
+from contract.contract_help import beside_eager
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def stepping(model, forward=None):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        loss = (forward or model)(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step, model, optimizer
+
+
+def net():
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 5))
+
+
+def batch(_):
+    return (torch.randn(6, 5),)
+
+
+def halve(p):
+    p.grad.mul_(0.5)
+
+
+HOOKS = {
+    "forward pre": lambda m: m[0].register_forward_pre_hook(lambda _, a: (a[0] * 2,)),
+    "forward": lambda m: m[0].register_forward_hook(lambda _, a, r: r + a[0].sum()),
+    "backward": lambda m: m[2].register_full_backward_hook(lambda _, gi, go: (gi[0] * 0.5,)),
+    "backward pre": lambda m: m[2].register_full_backward_pre_hook(lambda _, go: (go[0] * 3,)),
+    "of a parameter": lambda m: m[0].weight.register_hook(lambda g: g * 0.1),
+    "after accumulation": lambda m: m[2].weight.register_post_accumulate_grad_hook(halve),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks(name):
+    def make():
+        model = net()
+        HOOKS[name](model)
+        return stepping(model)
+
+    beside_eager(make, batch)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_that_come_and_go(name):
+    """A variant without a hook is not run where there is one, nor the other way round."""
+    handles = {}
+
+    def between(number, model):
+        if number in (2, 4):
+            handles[id(model)] = HOOKS[name](model)
+        elif number == 3:
+            handles[id(model)].remove()
+
+    step = beside_eager(lambda: stepping(net()), batch, steps=5, between=between)
+    assert "a hook of a module or a parameter was added or removed" in step.recompiles
+
+
+def test_hooks_with_keywords_and_of_values_in_between():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(5, 5)
+
+        def forward(self, x, scale=1.0):
+            return self.inner(x) * scale
+
+    def make():
+        model = Scaled()
+        model.register_forward_pre_hook(
+            lambda _, a, k: (a, {"scale": k["scale"] * 2}), with_kwargs=True
+        )
+        model.register_forward_hook(lambda _, a, k, r: r * k["scale"], with_kwargs=True)
+
+        def forward(x):
+            y = model(x, scale=0.5)
+            y.register_hook(lambda g: g.clamp(-0.01, 0.01))
+            return y
+
+        return stepping(model, forward)
+
+    beside_eager(make, batch)
+
+
+class Kept(torch.autograd.Function):
+    """Two results, one without a gradient, and a backward pass that is not forward's derivative."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        product = x * w
+        positive = product > 0
+        ctx.mark_non_differentiable(positive)
+        return product, positive
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad, _):
+        x, w = ctx.saved_tensors
+        return grad * w * 2, (grad * x).sum(0)
+
+
+def test_custom_functions():
+    class Uses(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.inner = nn.Parameter(torch.randn(5)), nn.Linear(5, 5)
+
+        def forward(self, x):
+            product, positive = Kept.apply(self.inner(x), self.w)
+            return torch.where(positive, product, product * 0.1)
+
+    beside_eager(lambda: stepping(Uses()), batch)
+
+
+class Symmetric(nn.Module):
+    def forward(self, x):
+        return x.triu() + x.triu(1).mT
+
+
+PARAMETRIZED = {
+    "weight norm": nn.utils.parametrizations.weight_norm,
+    "spectral norm": nn.utils.parametrizations.spectral_norm,
+    "orthogonal": nn.utils.parametrizations.orthogonal,
+    "of one's own": lambda m: nn.utils.parametrize.register_parametrization(
+        m, "weight", Symmetric()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETRIZED)
+def test_parametrizations(name):
+    def make():
+        first = nn.Linear(5, 5)
+        PARAMETRIZED[name](first)
+        return stepping(nn.Sequential(first, nn.ReLU(), nn.Linear(5, 2)))
+
+    beside_eager(make, batch)
+
+
+@pytest.mark.parametrize("form", ["reentrant", "not reentrant", "sequential"])
+@pytest.mark.parametrize("memory", [None, 0.0])
+def test_checkpointing_with_dropout(form, memory):
+    def make():
+        blocks = [nn.Sequential(nn.Linear(5, 5), nn.GELU(), nn.Dropout(0.2)) for _ in range(3)]
+        model = nn.Sequential(*blocks)
+
+        def forward(x):
+            if form == "sequential":
+                return checkpoint_sequential(model, 2, x, use_reentrant=False)
+            x = x.clone().requires_grad_()
+            for block in model:
+                x = checkpoint(block, x, use_reentrant=form == "reentrant")
+            return x
+
+        return stepping(model, forward)
+
+    beside_eager(make, batch, memory=memory)
+
+
+def test_a_parameter_without_hooks_is_compiled_once():
+    step = beside_eager(lambda: stepping(net()), batch)
+    assert step.recompiles == []
+    assert isinstance(step, treadle.Step)
