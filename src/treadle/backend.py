@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 from torch import SymInt, Tensor, fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.capture.torch_private import outside_modes, retraced, through_autograd
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.options import Options, from_environment
+from treadle.passes.checkpoints import as_marked
 from treadle.passes.memory.choose import fastest_plan
 from treadle.passes.memory.split import Halves, extract, split
-from treadle.pipeline import Built, Target, clean, compile_step, extended, plan_within
+from treadle.pipeline import Built, Target, clean, compile_step, extended, plan_within, settled
 from treadle.runtime.build import build
 from treadle.runtime.cache import Cache
 from treadle.util.errors import LoweringError, TreadleError
@@ -139,7 +141,10 @@ def _places(graph: fx.Graph) -> list[fx.Node]:
 def _annotate(node: fx.Node, phase: str) -> None:
     lines = [line for line in (node.meta.get("stack_trace") or "").splitlines() if "File" in line]
     where = lines[-1].strip() if lines else ""
+    mark, region = node.meta.get("recompute"), node.meta.get("ac_graph_id")
     node.meta = {"val": node.meta.get("val"), "phase": phase, "where": where, "module": ""}
+    if isinstance(mark, CheckpointPolicy):
+        node.meta["asked"], node.meta["checkpoint"] = mark.name.lower(), region
 
 
 def _planned(step: StepGraph, options: Options) -> StepGraph:
@@ -148,7 +153,8 @@ def _planned(step: StepGraph, options: Options) -> StepGraph:
     cache = Cache(options.cache_dir)
     library = not build(cache, device=device).generates or not options.codegen
     target = Target(device, options, library=library)
-    step = clean(extended(step))
+    step = clean(settled(extended(step), budgeted=options.memory is not None))
+    step = as_marked(step, budgeted=options.memory is not None)
     if options.memory is None:
         return fastest_plan(step, target.hardware).step
     return plan_within(step, target)[0].step

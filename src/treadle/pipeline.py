@@ -27,6 +27,7 @@ from treadle.loop.verify import verify_kernel, verify_program
 from treadle.lower.graph import lower
 from treadle.lower.library import RANDOM_NAMES
 from treadle.options import Options
+from treadle.passes.checkpoints import SettleCheckpoints, marks_of
 from treadle.passes.counted import CountDraws
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
@@ -199,7 +200,8 @@ def _generate(captured: StepGraph, target: Target, clock: Clock) -> tuple[Artifa
     watcher = Watchers([story, clock.watcher])
     watcher.made("captured", captured)
     with clock.stage("clean"):
-        step = clean(captured, watcher, counted=target.options.rng == "counter")
+        asked = settled(captured, budgeted=target.options.memory is not None)
+        step = clean(asked, watcher, counted=target.options.rng == "counter")
     watcher.made("clean", step)
     with clock.stage("plan memory"):
         memory, judged = plan_within(step, target)
@@ -224,6 +226,13 @@ def extended(step: StepGraph, watcher: Watcher | None = None) -> StepGraph:
         return step
     result = clean(step)
     run_passes(result, passes, watcher or Watcher())
+    return result
+
+
+def settled(step: StepGraph, *, budgeted: bool) -> StepGraph:
+    """The step with what checkpointing asks for decided: wishes give way to a budget."""
+    result = step.copy()
+    run_passes(result, (SettleCheckpoints(budgeted),))
     return result
 
 
@@ -304,7 +313,7 @@ def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
 def artifact_facts(step: StepGraph, target: Target, build_: Build) -> dict[str, str]:
     """Everything an artifact depends on, by name: the graph by its digest."""
     return {
-        "graph": hashlib.sha256(show(step).encode()).hexdigest(),
+        "graph": hashlib.sha256((show(step) + marks_of(step)).encode()).hexdigest(),
         "sizes": ", ".join(f"{dim!r}" for dim in dims_of_graph(step.graph)),
         "treadle": own_digest(),
         "memory": repr(target.options.memory),

@@ -14,7 +14,7 @@ from treadle.capture.torch_private import is_fake
 from treadle.options import from_environment
 from treadle.passes.memory.cost import Device, device_for
 from treadle.passes.memory.search import frontier
-from treadle.pipeline import Target, clean, extended, planned
+from treadle.pipeline import Target, clean, extended, planned, settled
 from treadle.runtime.cache import Cache
 from treadle.runtime.workspace import Workspaces
 from treadle.util.sizes import format_bytes, parse_bytes
@@ -88,7 +88,7 @@ def plan(
         target = replace(target, workspaces=Workspaces(cache, captured.device))
     points = [
         Point(planned(each.step, target).plan.peak_bytes, 1e3 * each.seconds)
-        for each in frontier(clean(extended(captured.step)), hardware)
+        for each in frontier(clean(settled(extended(captured.step), budgeted=True)), hardware)
     ]
     return _chosen(_useful(points), hardware, None if memory is None else parse_bytes(memory))
 

@@ -97,10 +97,14 @@ def finish(module: fx.GraphModule, run: Run, device: torch.device) -> Captured:
 
 
 def _annotate(graph: fx.Graph, seen: Trace) -> None:
-    """Who made each node: its ``phase``, ``module``, user's line, and which draw it is."""
+    """Who made each node: its ``phase``, ``module``, user's line, and which draw it is; of
+    checkpointed regions that run again the ``region``, and a selective policy's word
+    (``asked``): ``must_save``, ``prefer_save``, ``must_recompute`` or ``prefer_recompute``."""
     watch = seen.watch
     last = max((end for _, end in watch.backward), default=1 << 60)
     module, line, draw = _Following(watch.modules), _Following(watch.lines), _Draws(watch.draws)
+    regions = {at: n for n, span in enumerate(watch.again) for at in range(*span)}
+    marks = {at: policy.name.lower() for span, policy in watch.marks for at in range(*span)}
     for at, node in enumerate(graph.nodes):
         if any(start <= at < end for start, end in watch.backward):
             phase = "backward"
@@ -116,6 +120,10 @@ def _annotate(graph: fx.Graph, seen: Trace) -> None:
             "draw": draw.of(at, node),
             "lost": at in seen.lost,
         }
+        if at in regions:
+            node.meta["region"] = regions[at]
+        if at in marks:
+            node.meta["asked"] = marks[at]
 
 
 class _Following(Generic[T]):

@@ -14,9 +14,16 @@ from torch.nn.modules.module import (
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.capture.averaging import update_parameters
-from treadle.capture.torch_private import FakeTensor, flatten, traced_nodes, unflatten
+from treadle.capture.torch_private import (
+    FakeTensor,
+    flatten,
+    traced_nodes,
+    unflatten,
+    watched_checkpointing,
+)
 from treadle.capture.words import Line, here, looks_at_value, running_line
 from treadle.util.errors import CaptureError
 
@@ -127,6 +134,9 @@ class Watch:
         self.backward: list[Span] = []
         self.lines: list[tuple[int, Line]] = [(0, ("", 0))]
         self.draws: list[tuple[int, bool, int]] = []  # node, whether the state is put back, which
+        self.again: list[Span] = []  # a checkpointed region runs again
+        self.marks: list[tuple[Span, CheckpointPolicy]] = []  # what a policy says of nodes
+        self._began: int | None = None
         self.after_backward: Callable[[], None] = lambda: None
         self._states: dict[int, Tensor] = {}
         self.modules: list[tuple[int, str]] = [(0, "")]
@@ -149,6 +159,10 @@ class Watch:
                 (AveragedModel, "update_parameters", update_parameters),
             ):
                 _put_attribute(undo, owner, name, _here_only(ours, vars(owner)[name]))
+            for owner, name, value in watched_checkpointing(
+                self._begin_again, self._end_again, self._mark
+            ):
+                _put_attribute(undo, owner, name, value)
             enter, leave = (_here_only(each, _nothing) for each in (self._enter, self._leave))
             undo.callback(register_module_forward_pre_hook(enter).remove)
             undo.callback(register_module_forward_hook(leave, always_call=True).remove)
@@ -156,6 +170,7 @@ class Watch:
 
     def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
+            self._end_again()
             start = traced_nodes()
             result = original(*args, **kwargs)
             self.after_backward()
@@ -163,6 +178,18 @@ class Watch:
             return result
 
         return call
+
+    def _begin_again(self) -> None:
+        self._end_again()  # a region within a region
+        self._began = traced_nodes()
+
+    def _end_again(self) -> None:
+        if self._began is not None:
+            self.again.append((self._began, traced_nodes()))
+        self._began = None
+
+    def _mark(self, start: int, policy: CheckpointPolicy) -> None:
+        self.marks.append(((start, traced_nodes()), policy))
 
     def _keeping(self, original: Callable[[], Tensor]) -> Callable[[], Tensor]:
         def call() -> Tensor:

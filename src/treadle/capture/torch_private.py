@@ -20,8 +20,10 @@ from torch.optim.optimizer import (
     _global_optimizer_pre_hooks,
 )
 from torch.utils import _pytree as pytree
+from torch.utils import checkpoint as checkpointing
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.util.extents import Size
 
@@ -38,6 +40,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch.fx.experimental.symbolic_shapes.ShapeEnv": ("2.11", "2.13", "2.15"),
     "torch.optim.optimizer._global_optimizer_pre_hooks": ("2.11", "2.13", "2.15"),
     "torch.optim.optimizer._global_optimizer_post_hooks": ("2.11", "2.13", "2.15"),
+    "torch.utils.checkpoint._is_compiling": ("2.11", "2.13", "2.15"),
+    "torch.utils.checkpoint._CachingTorchDispatchMode": ("2.11", "2.13", "2.15"),
+    "torch.utils.checkpoint._recomputation_hook": ("2.11", "2.13", "2.15"),
     "torch.utils._python_dispatch._disable_current_modes": ("2.11", "2.13", "2.15"),
     "torch.utils._pytree.tree_flatten": ("2.11", "2.13", "2.15"),
     "torch.utils._pytree.tree_unflatten": ("2.11", "2.13", "2.15"),
@@ -83,6 +88,69 @@ def module_hooks(module: nn.Module) -> tuple[Callable[..., Any], ...]:
     hooks = module._forward_pre_hooks, module._forward_hooks
     back = module._backward_pre_hooks, module._backward_hooks
     return tuple(hook for each in (*hooks, *back) if each for hook in each.values())
+
+
+def watched_checkpointing(
+    begins: Callable[[], None],
+    ends: Callable[[], None],
+    marked: Callable[[int, CheckpointPolicy], None],
+) -> tuple[tuple[Any, str, Any], ...]:
+    """What to put where (owner, name, value) while a step is traced: ``begins`` and ``ends`` hear
+    when a checkpointed region runs again, ``marked`` what a selective policy says of the nodes
+    from one on."""
+
+    class Again(checkpointing._recomputation_hook):
+        def __enter__(self) -> Any:
+            begins()
+            return super().__enter__()
+
+        def __exit__(self, *error: Any) -> Any:
+            ends()
+            return super().__exit__(*error)
+
+    class Caching(checkpointing._CachingTorchDispatchMode):
+        def __init__(self, policy_fn: Callable[..., Any], *rest: Any, **named: Any) -> None:
+            def policy(*args: Any, **kwargs: Any) -> Any:
+                said = policy_fn(*args, **kwargs)
+                self.said = _policy(said)
+                return said
+
+            super().__init__(policy, *rest, **named)
+            self.said: CheckpointPolicy | None = None
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            start, self.said = traced_nodes(), None
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            if self.said is not None:
+                marked(start, self.said)
+            return result
+
+    reentrant = checkpointing.CheckpointFunction
+    original = vars(reentrant)["backward"].__func__
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        begins()  # the inner call of ``torch.autograd.backward`` ends it
+        return original(ctx, *grads)
+
+    return (
+        (checkpointing, "_recomputation_hook", Again),
+        (checkpointing, "_CachingTorchDispatchMode", Caching),
+        (checkpointing, "_is_compiling", _never),  # it would keep all, for a compiler to choose
+        (reentrant, "backward", staticmethod(backward)),
+    )
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+def _policy(said: Any) -> CheckpointPolicy:
+    """A policy, or what a boolean stands for."""
+    if isinstance(said, CheckpointPolicy):
+        return said
+    return CheckpointPolicy.MUST_SAVE if said else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def note_stepped(optimizer: Optimizer) -> None:

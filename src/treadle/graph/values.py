@@ -56,8 +56,9 @@ def _fake_mode(graph: fx.Graph) -> Any:
 
 
 def inherit(node: fx.Node, root: fx.Node) -> None:
-    """Give a new node its value, and phase, source line, module and region from ``root``."""
-    for key in ("phase", "where", "module", "region"):
+    """Give a new node its value, and phase, source line, module, region and what a checkpoint
+    policy says from ``root``."""
+    for key in ("phase", "where", "module", "region", "asked"):
         if key in root.meta:
             node.meta[key] = root.meta[key]
     node.meta["val"] = compute(node)

@@ -57,7 +57,7 @@ def must_save(facts: Facts, i: int, *, products: bool) -> str:
     kind = facts.kinds[i]
     if facts.keep[i]:
         return "random: drawn once" if kind is Kind.RANDOM else "has an effect"
-    if facts.nodes[i].meta.get("recompute") == "must_save":
+    if facts.nodes[i].meta.get("asked") == "must_save":
         return "marked must-save"
     if kind is Kind.PRODUCT and not products:
         return "products are kept at this budget"

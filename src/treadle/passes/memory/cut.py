@@ -100,7 +100,7 @@ def _keeping_costs(
         else:
             weight = 1.0 if stored[i] else weights.removed
             costs[i] = size * weight * (1 + weights.age * (1 - i / last))
-        if facts.nodes[i].meta.get("recompute") == "must_recompute" and not facts.keep[i]:
+        if facts.nodes[i].meta.get("asked") == "must_recompute" and not facts.keep[i]:
             costs[i] = math.inf
     return costs
 

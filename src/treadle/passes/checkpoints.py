@@ -1,0 +1,124 @@
+"""What activation checkpointing asks for, and how far a memory budget may overrule it.
+
+A checkpointed region is traced twice: in the forward pass, and again in the backward pass, where
+its nodes have ``meta["region"]``. As long as they have it, nothing merges the two, and what the
+region computes is not kept. A selective policy's word is in ``meta["asked"]``.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+from torch.fx.node import map_arg
+
+from treadle.graph.operators import arguments
+from treadle.graph.passes import GraphPass
+from treadle.graph.signature import StepGraph
+from treadle.passes.memory.rematerialise import rematerialise
+
+
+@dataclass(frozen=True)
+class SettleCheckpoints(GraphPass):
+    """Turn wishes into rules, or drop them.
+
+    ::
+
+        asked for                        without a budget      with one (``budgeted``)
+        must_save                        kept                  kept
+        prefer_save                      kept                  the planner decides
+        must_recompute                   computed again        computed again
+        prefer_recompute, checkpoint()   computed again        the planner decides
+
+    What is computed again keeps its ``region``; what is kept has ``must_save``.
+    """
+
+    budgeted: bool = False
+
+    def run(self, step: StepGraph) -> int:
+        changes = 0
+        for node in step.graph.nodes:
+            if node.meta.get("asked") == "prefer_save":
+                changes += 1
+                if self.budgeted:
+                    del node.meta["asked"]
+                else:
+                    node.meta["asked"] = "must_save"
+        changes += _forget(step) if self.budgeted else 0
+        if any("region" in node.meta for node in step.graph.nodes):
+            changes += _drop_marks(step)
+        return changes
+
+
+def _drop_marks(step: StepGraph) -> int:
+    """The graph computes again what was asked for: nothing is left to ask."""
+    marks = ("must_recompute", "prefer_recompute")
+    first = (node for node in step.graph.nodes if "region" not in node.meta)
+    done = [node for node in first if node.meta.get("asked") in marks]
+    for node in done:
+        del node.meta["asked"]
+    return len(done)
+
+
+def _forget(step: StepGraph) -> int:
+    """Regions that only a wish keeps apart; a node is computed again if its first self must be."""
+    first: dict[Hashable, fx.Node] = {}
+    alike: dict[fx.Node, fx.Node] = {}
+    forgotten = 0
+    for node in step.graph.nodes:
+        if node.op != "call_function":
+            continue
+        original = first.setdefault(_key(node, alike), node)
+        alike[node] = original
+        if "region" not in node.meta:
+            continue
+        if "must_recompute" in (node.meta.get("asked"), original.meta.get("asked")):
+            node.meta["asked"] = "must_recompute"
+        else:
+            del node.meta["region"]
+            forgotten += 1
+    return forgotten
+
+
+def _key(node: fx.Node, alike: dict[fx.Node, fx.Node]) -> Hashable:
+    given: Any = arguments(node)
+    return node.target, repr(map_arg(given, lambda each: alike.get(each, each)))
+
+
+def as_marked(step: StepGraph, *, budgeted: bool) -> StepGraph:
+    """The step of a graph that was traced once, with what is marked for it computed again.
+
+    before:  h = mm(x, w); a = relu(h); ...; g = f(a)           | a: prefer_recompute
+    after:   h = mm(x, w); a = relu(h); ...; a' = relu(h); g = f(a')
+
+    A value that another region or the rest of the forward pass reads is kept, as the input of
+    what reads it, whatever its mark.
+    """
+    again = {"must_recompute"} if budgeted else {"must_recompute", "prefer_recompute"}
+    marked = {node for node in step.graph.nodes if node.meta.get("asked") in again}
+    if not marked:
+        return step
+    forward = [node for node in step.graph.nodes if node.meta.get("phase") == "forward"]
+    kept = [node for node in forward if node not in marked or _is_read_outside(node)]
+    result = rematerialise(step, kept)
+    _drop_marks(result)
+    return result
+
+
+def _is_read_outside(node: fx.Node) -> bool:
+    region = node.meta.get("checkpoint")
+    readers = [user for user in node.users if user.meta.get("phase") == "forward"]
+    return any(user.meta.get("checkpoint") != region for user in readers)
+
+
+def marks_of(step: StepGraph) -> str:
+    """Every region and mark by the position of its node, as text for a key."""
+    words = (
+        f"{at}:{node.meta.get('region', '')}:{node.meta.get('asked', '')}"
+        for at, node in enumerate(step.graph.nodes)
+        if "region" in node.meta or "asked" in node.meta
+    )
+    return " ".join(words)
+
+
+__all__ = ["SettleCheckpoints", "as_marked", "marks_of"]

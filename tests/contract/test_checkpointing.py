@@ -1,0 +1,162 @@
+"""``torch.utils.checkpoint`` in a step: what it asks for reaches the memory plan."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy as Policy
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+import treadle
+
+aten = torch.ops.aten
+PRODUCTS = (aten.addmm.default, aten.mm.default)
+ROWS, WIDTH, LAYERS = 256, 32, 4
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def selective(of_products, of_others):
+    def policy(ctx, op, *args, **kwargs):
+        return of_products if op in PRODUCTS else of_others
+
+    return functools.partial(create_selective_checkpoint_contexts, policy)
+
+
+ASKED = {
+    "nothing": None,
+    "all": {},
+    "reentrant": {"use_reentrant": True},
+    "must save": {"context_fn": selective(Policy.MUST_SAVE, Policy.PREFER_RECOMPUTE)},
+    "prefer save": {"context_fn": selective(Policy.PREFER_SAVE, Policy.PREFER_RECOMPUTE)},
+    "must recompute": {"context_fn": selective(Policy.MUST_RECOMPUTE, Policy.MUST_RECOMPUTE)},
+    "by name": {"context_fn": functools.partial(create_selective_checkpoint_contexts, [*PRODUCTS])},
+}
+
+
+def made(asked):
+    torch.manual_seed(0)
+    blocks = [
+        nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * WIDTH, WIDTH)
+        )
+        for _ in range(LAYERS)
+    ]
+    model = nn.ModuleList(blocks)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = ASKED[asked]
+
+    def forward(x):
+        x = x.clone().requires_grad_()
+        for block in model:
+            if options is None:
+                x = x + block(x)
+            else:
+                x = x + checkpoint(block, x, **{"use_reentrant": False, **options})
+        return x
+
+    def step(x):
+        loss = forward(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return model, optimizer, step, forward
+
+
+def compiled(asked, memory=None):
+    """The step after two calls equal to eager's, its measured peak, and its products."""
+    model, optimizer, function, _ = made(asked)
+    step = treadle.compile(function, model=model, optimizer=optimizer, memory=memory)
+    twin, _, eager, _ = made(asked)
+    for seed in range(2):
+        x = torch.randn(ROWS, WIDTH)
+        torch.manual_seed(seed)
+        ours = step(x)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(ours, eager(x), rtol=1e-5, atol=1e-6)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+    peak = step.measure(torch.randn(ROWS, WIDTH)).peak_bytes
+    assert peak <= step.compiled.artifact.peak_bytes
+    calls = (each.op for each in step.compiled.artifact.steps if not hasattr(each, "function"))
+    return peak, sum(op.startswith(("aten.mm", "aten.addmm")) for op in calls)
+
+
+AGAIN = LAYERS  # the first product of each block; the second one's result is not needed
+
+
+def test_without_a_budget_what_is_asked_for_is_done():
+    found = {asked: compiled(asked) for asked in ASKED}
+    free_peak, free = found["nothing"]
+    for asked in ("all", "reentrant", "must recompute"):
+        assert found[asked][1] == free + AGAIN, asked
+        assert found[asked][0] < 0.75 * free_peak, asked
+    for asked in ("must save", "prefer save", "by name"):
+        assert found[asked][1] == free, asked
+        assert found["all"][0] < found[asked][0] <= free_peak, asked
+
+
+@pytest.mark.parametrize("memory", [1.0, 0.0])
+def test_wishes_give_way_to_a_budget(memory):
+    free = compiled("nothing", memory)
+    for asked in ("all", "reentrant", "prefer save"):
+        assert compiled(asked, memory) == free, asked
+
+
+def test_rules_do_not_give_way():
+    loose, tight = compiled("nothing", 1.0), compiled("nothing", 0.0)
+    assert compiled("must recompute", 1.0)[1] == loose[1] + AGAIN
+    saved = compiled("must save", 0.0)
+    assert saved[1] == loose[1] < tight[1]
+    with pytest.raises(treadle.PlanError, match="TR-2"):
+        compiled("must save", (saved[0] + tight[0]) // 2)
+
+
+def test_regions_inside_regions():
+    def make():
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+
+        def inner(a, b, x):
+            return torch.tanh(b(torch.tanh(a(x))))
+
+        def outer(x):
+            for a, b in ((model[0], model[1]), (model[2], model[3])):
+                x = checkpoint(inner, a, b, x, use_reentrant=False)
+            return x
+
+        def step(x):
+            loss = checkpoint(outer, x, use_reentrant=False).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        return model, step
+
+    (model, function), (twin, eager) = make(), make()
+    step = treadle.compile(function, model=model)
+    x = torch.randn(16, 8)
+    torch.testing.assert_close(step(x), eager(x))
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("asked", ["all", "must save", "prefer save", "must recompute"])
+@pytest.mark.parametrize("memory", [None, 0.5])
+def test_in_the_backend(asked, memory):
+    torch.compiler.reset()
+    model, _, _, forward = made(asked)
+    twin, _, _, eager = made(asked)
+    options = {} if memory is None else {"memory": memory}
+    run = torch.compile(forward, backend="treadle", options=options)
+    x = torch.randn(ROWS, WIDTH)
+    for function in (run, eager):
+        torch.manual_seed(0)
+        function(x).square().mean().backward()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
