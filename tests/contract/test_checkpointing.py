@@ -9,6 +9,7 @@ from torch.utils.checkpoint import CheckpointPolicy as Policy
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import treadle
+import treadle.backend
 
 aten = torch.ops.aten
 PRODUCTS = (aten.addmm.default, aten.mm.default)
@@ -153,7 +154,7 @@ def test_in_the_backend(asked, memory):
     model, _, _, forward = made(asked)
     twin, _, _, eager = made(asked)
     options = {} if memory is None else {"memory": memory}
-    run = torch.compile(forward, backend="treadle", options=options)
+    run = torch.compile(forward, backend=treadle.backend.treadle, options=options)
     x = torch.randn(ROWS, WIDTH)
     for function in (run, eager):
         torch.manual_seed(0)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
+import treadle.backend
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +178,7 @@ def test_large_labels_are_looked_at_in_parts():
 
 def test_the_backend_checks_as_well():
     model = nn.Sequential(nn.Embedding(11, 4), nn.Linear(4, 2))
-    compiled = torch.compile(model, backend="treadle")
+    compiled = torch.compile(model, backend=treadle.backend.treadle)
     tokens = torch.randint(11, (3, 5))
     compiled(tokens).sum().backward()
     tokens[1, 1] = 11

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
+import treadle.backend
 from treadle.passes import registered
 
 aten = torch.ops.aten
@@ -128,7 +129,7 @@ def test_in_the_backend():
     treadle.register_lowering(FORWARD, clip)
     treadle.register_lowering(BACKWARD, clip_back)
     model, twin = training()[0], training()[0]
-    compiled = torch.compile(model, backend="treadle", options={"strict": True})
+    compiled = torch.compile(model, backend=treadle.backend.treadle, options={"strict": True})
     x = torch.randn(11, 7)
     compiled(x).sum().backward()
     twin(x).sum().backward()
