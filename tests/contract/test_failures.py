@@ -184,3 +184,73 @@ def test_the_backend_checks_as_well():
     tokens[1, 1] = 11
     with pytest.raises(IndexError, match="TR-407"):
         compiled(tokens)
+
+
+STAGES = ("capture", "clean", "fastest_plan", "lower", "schedule", "artifact_of", "Executable")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_compile_that_is_broken_off_changes_nothing(stage, error, monkeypatch, tmp_path):
+    """At any stage, with a state that eager made; the next call is eager's next step."""
+    options = treadle.Options(cache_dir=tmp_path, codegen=False)  # nothing is found, all is quick
+    model, optimizer, step = made(options=options)
+    twin = copy.deepcopy(model)
+    other = torch.optim.AdamW(twin.parameters(), lr=1e-2)
+    for each, function in ((model, optimizer), (twin, other)):
+        torch.manual_seed(3)
+        make_step(each, function)(*batch())
+    before = everything(model, optimizer)
+    given = batch()
+    before[-1] = torch.get_rng_state()
+
+    def broken(*_args, **_kwargs):
+        raise error("broken off")
+
+    owner = "treadle.api" if stage == "capture" else "treadle.pipeline"
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{owner}.{stage}", broken)
+        with pytest.raises(error, match="broken off"):
+            step(*given)
+    assert_unchanged(before, model, optimizer)
+    torch.manual_seed(4)
+    ours = step(*given)
+    torch.manual_seed(4)
+    torch.testing.assert_close(ours, make_step(twin, other)(*given))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("call", range(6))
+def test_code_of_the_user_s_that_raises_while_it_is_captured_changes_nothing(call, error):
+    """In a hook of the forward or the backward pass, at one call after another."""
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(3)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    seen = []
+
+    def hook(*_):
+        seen.append(1)
+        if len(seen) == call + 1:
+            raise error("of the user's")
+
+    for block in model:
+        block[0].register_forward_hook(hook)
+        block[1].register_full_backward_hook(hook)
+
+    def train(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    step = treadle.compile(train, model=model, optimizer=optimizer)
+    before, x = everything(model, optimizer), torch.randn(5, 4)
+    before[-1] = torch.get_rng_state()
+    parameters = [*model.parameters()]
+    with pytest.raises(error, match="of the user's"):
+        step(x)
+    assert_unchanged(before, model, optimizer)
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    assert optimizer.param_groups[0]["params"][0] is parameters[0]
+    assert step(x).isfinite()
+    assert model(x).isfinite().all()
