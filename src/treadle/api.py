@@ -194,8 +194,8 @@ class Step:
         The copies that a variant's first run keeps for undoing it are not counted."""
         with self._lock:
             compiled, inputs = self._ready(args, kwargs)
-            held = [*inputs, *compiled.executable.held()]
             undo = self._undo(compiled, inputs)  # before the meter starts
+            held = [*inputs, *compiled.executable.held(), undo.random]
             report = measure_peak(lambda: self._run(compiled, inputs, undo), held)
             compiled.measured_peak = report.peak_bytes
             return report

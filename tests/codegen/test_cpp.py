@@ -94,6 +94,8 @@ def test_binary_functions(dtype):
         fns = {k: v for k, v in BINARY.items() if k not in ("div", "pow")}
     for (name, fn), mine in zip(fns.items(), apply_all(fns, x, y), strict=True):
         want = fn(x, y)
+        if dtype is torch.bfloat16 and name == "floordiv":  # PyTorch rounds on the way to the floor
+            want = fn(x.double(), y.double()).to(dtype)
         rtol = 1e-2 if dtype is torch.bfloat16 else 1e-6
         torch.testing.assert_close(
             mine, want, rtol=rtol, atol=1e-37, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"

@@ -16,11 +16,6 @@ PRODUCTS = (aten.addmm.default, aten.mm.default)
 ROWS, WIDTH, LAYERS = 256, 32, 4
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 def selective(of_products, of_others):
     def policy(ctx, op, *args, **kwargs):
         return of_products if op in PRODUCTS else of_others

@@ -11,11 +11,6 @@ import treadle
 import treadle.backend
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 class Words(nn.Module):
     """Tokens, positions and a gather: three ways in which a batch chooses places."""
 

@@ -15,11 +15,6 @@ import treadle
 from contract.contract_help import assert_same_state, beside_eager
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 def mlp(*widths):
     layers = [nn.Sequential(nn.Linear(a, b), nn.GELU()) for a, b in itertools.pairwise(widths)]
     return nn.Sequential(*layers)

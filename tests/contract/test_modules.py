@@ -9,11 +9,6 @@ import treadle
 from contract.contract_help import beside_eager
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 def stepping(model, forward=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -11,11 +11,6 @@ import treadle
 from treadle.codegen.cpp_prelude import ROUND_EACH
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 class Chain(nn.Module):
     """Products and sums that a compiler would like to contract."""
 

@@ -13,11 +13,6 @@ from torch import nn
 import treadle
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 def stepping(model, optimizer, scale=1.0):
     def step(x):
         loss = (model(x) * scale).square().mean()

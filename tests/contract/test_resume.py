@@ -86,11 +86,6 @@ class Run:
         self.data.set_state(saved["data"])
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("before", ["eager", "compiled"])
 @pytest.mark.parametrize("after", ["eager", "compiled"])

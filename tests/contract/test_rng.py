@@ -8,11 +8,6 @@ from torch.nn import functional as F
 import treadle
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 class Deep(nn.Module):
     def __init__(self, width: int = 64, layers: int = 6) -> None:
         super().__init__()

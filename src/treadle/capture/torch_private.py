@@ -1,5 +1,6 @@
 """The only file that names private parts of torch. ``NAMES`` says which versions have them."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -187,12 +188,23 @@ def trace(
     def flat(*values: Tensor) -> Any:
         return function(list(values))
 
-    with without_onednn():
+    with without_onednn(), without_words():
         return make_fx(
             flat,
             tracing_mode="symbolic" if symbolic else "fake",
             _allow_non_fake_inputs=True,
         )(*inputs)
+
+
+@contextmanager
+def without_words() -> Iterator[None]:
+    """Fake tensors log what they then raise as well; the error says it all."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was
 
 
 @contextmanager

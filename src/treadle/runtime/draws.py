@@ -20,7 +20,8 @@ OPERATOR = "treadle.bernoulli.out"
 """What an artifact calls it: ``(x, p, *, out)``, as ``aten.bernoulli.p``."""
 FUNCTION = "treadle_bernoulli"
 _WORDS = 624
-_BYTES = 5056
+STATE_BYTES = 5056
+"""Of PyTorch's generator, which is read into a tensor for each call."""
 _HEAD = struct.Struct("<Qiiq")  # seed, words left and one more, whether seeded, next word
 _ONE = {
     torch.bool: 1,
@@ -46,7 +47,7 @@ def drawer(native: Callable[..., None]) -> Callable[..., Tensor]:
         if n == 0:
             return out
         state = torch.get_rng_state()
-        blob = (ctypes.c_char * _BYTES).from_address(state.data_ptr())
+        blob = (ctypes.c_char * STATE_BYTES).from_address(state.data_ptr())
         seed, left, seeded, at = _HEAD.unpack_from(blob)
         after = ctypes.c_int64(0)
         base = state.data_ptr() + _HEAD.size
@@ -79,7 +80,7 @@ def is_known() -> bool:
     mask = torch.empty(len(found), dtype=torch.bool).bernoulli_(0.3, generator=generator).tolist()
     return (
         expected == found == mask
-        and len(state) == _BYTES
+        and len(state) == STATE_BYTES
         and (left, at) == (_WORDS + 1 - used, used)
     )
 
