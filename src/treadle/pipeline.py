@@ -38,7 +38,6 @@ from treadle.passes.noops import RemoveNoOps
 from treadle.passes.registered import registered
 from treadle.runtime.artifact import Artifact, call_at, spec_at
 from treadle.runtime.cache import Cache
-from treadle.runtime.draws import OPERATOR, STATE_BYTES
 from treadle.runtime.execute import Build, Executable, build
 from treadle.runtime.workspace import Workspaces
 from treadle.schedule.plan import schedule
@@ -294,8 +293,8 @@ def _verify(scheduled: Scheduled) -> None:
 
 
 def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
-    """The program with the measured workspace on every call that allocates its own results (of
-    dynamic shapes the largest), and the generator's state on every draw of ours."""
+    """The program with the measured workspace on every call that allocates its own results;
+    of dynamic shapes the largest."""
     every = [size for each in program.buffers.values() for size in each.shape]
     largest = {dim.name: dim.high for each in dims_in(every) for dim in each.formula.dims}
     specs = {name: spec_at(spec_of(b, {}), largest) for name, b in program.buffers.items()}
@@ -305,12 +304,7 @@ def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
         if isinstance(step, Call) and not step.out and step.op not in RANDOM_NAMES
     }
     sizes = workspaces.of([call_at(call_step(each), largest) for each in calls.values()], specs)
-    steps = [
-        replace(step, workspace=STATE_BYTES)
-        if isinstance(step, Call) and step.out == OPERATOR
-        else step
-        for step in program.steps
-    ]
+    steps = list(program.steps)
     for (at, step), size in zip(calls.items(), sizes, strict=True):
         steps[at] = replace(step, workspace=size)
     return replace(program, steps=tuple(steps))

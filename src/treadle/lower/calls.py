@@ -14,7 +14,7 @@ from treadle.lower.library import OUT_VARIANTS
 from treadle.lower.registry import Value
 from treadle.lower.site import Site, contiguous_strides, is_dense
 from treadle.lower.workspace import workspace_of
-from treadle.runtime.draws import OPERATOR, can_draw
+from treadle.runtime.draws import OPERATOR, STATE_BYTES, can_draw
 
 _BY_STORAGE = frozenset(
     {
@@ -64,7 +64,7 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
             site.origin,
             out,
             reason,
-            workspace_of(op, plain_args, site.builder.device),
+            STATE_BYTES if out == OPERATOR else workspace_of(op, plain_args, site.builder.device),
         )
     )
     return results[0] if single else tuple(results)
