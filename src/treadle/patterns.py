@@ -78,14 +78,14 @@ def _general(key: GuardKey, found: Found, fixed: frozenset[str], spec: Dynamic) 
     """The key with buckets for dynamic sizes; ``None`` if such an argument is not contiguous."""
     arguments = list(key.arguments)
     for at, dims in found.leaves.items():
-        path, (dtype, shape, strides, device) = arguments[at]
+        path, (dtype, shape, strides, *rest) = arguments[at]
         if strides != _contiguous(shape):
             return None
         named = list(shape)
         for dim, name in dims:
             size = named[dim]
             named[dim] = size if name in fixed else (name, spec.bucket(name, size))
-        arguments[at] = path, (dtype, tuple(named), "contiguous", device)
+        arguments[at] = path, (dtype, tuple(named), "contiguous", *rest)
     return replace(key, arguments=tuple(arguments))
 
 

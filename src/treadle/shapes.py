@@ -96,7 +96,8 @@ def find(
     shapes: dict[int, tuple[int, ...]] = {}
     sizes: dict[str, int] = {}
     seen: dict[str, str] = {}
-    for at, (path, leaf) in enumerate(flatten_with_paths((args, kwargs))):
+    given, _ = flatten_with_paths((args, kwargs))
+    for at, (path, leaf) in enumerate(given):
         argument = _readable(path, names)
         dims = spec.arguments.get(argument)
         if dims is None or not isinstance(leaf, Tensor):
@@ -112,7 +113,7 @@ def find(
             inside = low <= size <= high
             require(inside, _refused(f"{name} is {size} in {place}, outside {low}..{high}"))
     for argument in spec.arguments:
-        found = any(_readable(p, names) == argument for p, _ in flatten_with_paths((args, kwargs)))
+        found = any(_readable(path, names) == argument for path, _ in given)
         require(found, _refused(f"the call has no argument {argument}"))
     return Found(leaves, shapes, sizes)
 

@@ -1,5 +1,6 @@
 """What a compiled variant depends on, and in words what changed."""
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,13 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.opened import held_values
 from treadle.capture.optimizers.registry import form_of, has_form
 from treadle.capture.torch_private import (
+    TreeSpec,
     flatten_with_paths,
     module_hooks,
     step_hooks,
     tensor_hooks,
 )
+from treadle.util.errors import CaptureError
 
 Facts = tuple[Any, ...]
 
@@ -23,11 +27,13 @@ Facts = tuple[Any, ...]
 class GuardKey:
     """Equal keys run the same compiled variant.
 
-    ``same``: for each argument the first one that is the same tensor object. ``identity``: the
-    parameters as objects, which a variant is bound to.
+    ``structure``: of lists, tuples, dicts and other containers among the arguments. ``same``: for
+    each argument the first one that is the same tensor object. ``identity``: the parameters as
+    objects, which a variant is bound to.
     """
 
     arguments: tuple[tuple[str, Any], ...]
+    structure: TreeSpec
     same: tuple[int, ...]
     identity: tuple[int, ...]
     training: tuple[bool, ...]
@@ -47,10 +53,11 @@ def guard_key(
 ) -> GuardKey:
     """The key of a call. Python values among the arguments are part of it as they are; ``update``:
     whether the optimizers step."""
-    leaves = flatten_with_paths((args, kwargs))
+    leaves, structure = flatten_with_paths((args, kwargs))
     training, identity, tensors, hooks = _model_facts(models)
     return GuardKey(
         tuple((path, _fact(value)) for path, value in leaves),
+        structure,
         _same([value for _, value in leaves]),
         identity,
         training,
@@ -132,13 +139,33 @@ def _same(values: list[Any]) -> tuple[int, ...]:
 
 
 def _fact(value: Any) -> Any:
+    """What of an argument decides the graph. Objects without a value of their own are themselves,
+    with the plain values that they hold now."""
     if isinstance(value, Tensor):
-        return (value.dtype, tuple(value.shape), value.stride(), value.device)
+        shape = tuple(value.shape)
+        return (value.dtype, shape, value.stride(), value.device, value.requires_grad)
+    kind = type(value)
+    if kind in (float, complex):
+        return (kind.__name__, repr(value))  # 0.0 is not -0.0, and nan is nan
     try:
         hash(value)
     except TypeError:
-        return (type(value).__name__, repr(value))
-    return (type(value).__name__, value)
+        return (kind.__name__, _contents(value))
+    if kind.__hash__ is object.__hash__:
+        return (kind.__name__, value, held_values(value))
+    return (kind.__name__, value)
+
+
+def _contents(value: Any) -> bytes:
+    """Of a set or an array: equal bytes are equal values."""
+    try:
+        return pickle.dumps(value)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise CaptureError(
+            f"an argument of type {type(value).__name__} can be neither compared nor read",
+            code="TR-116",
+            remedy="pass tensors, Python values, or lists, dicts and data classes of them",
+        ) from error
 
 
 def explain_difference(old: GuardKey, new: GuardKey) -> str:
@@ -151,6 +178,8 @@ def explain_difference(old: GuardKey, new: GuardKey) -> str:
             return f"argument {path}: {_change(before[path], fact)}"
     if set(before) - set(after):
         return f"argument {sorted(set(before) - set(after))[0]} is gone"
+    if old.structure != new.structure:
+        return "lists, tuples or other containers among the arguments changed their kind"
     if old.same != new.same:
         return "arguments that were one tensor are several, or the other way round"
     if old.identity != new.identity:
@@ -172,8 +201,8 @@ def explain_difference(old: GuardKey, new: GuardKey) -> str:
 
 
 def _change(old: Any, new: Any) -> str:
-    if len(old) != 4 or len(new) != 4:
-        return f"{old[-1]!r} became {new[-1]!r}"
+    if len(old) != 5 or len(new) != 5:
+        return _change_of_value(old, new)
     if old[0] != new[0]:
         return f"dtype {old[0]} became {new[0]}"
     if old[1] != new[1]:
@@ -184,4 +213,19 @@ def _change(old: Any, new: Any) -> str:
         ]
         changed = f" ({', '.join(dims)})" if len(old[1]) == len(new[1]) else ""
         return f"shape {list(old[1])} became {list(new[1])}{changed}"
+    if old[4] != new[4]:
+        return f"requires_grad={old[4]} became {new[4]}"
     return f"strides or device: {old[2]}, {old[3]} became {new[2]}, {new[3]}"
+
+
+def _change_of_value(old: Any, new: Any) -> str:
+    if len(old) == len(new) == 3 and old[1] == new[1]:
+        return f"what the {new[0]} holds changed"
+    if isinstance(old[1], bytes) and isinstance(new[1], bytes) and old[0] == new[0] != "bytes":
+        return f"the contents of the {new[0]} changed"
+    said = [each[0] if len(each) == 5 else _shown(each) for each in (old, new)]
+    return f"{said[0]} became {said[1]}"
+
+
+def _shown(fact: Any) -> str:
+    return fact[1] if fact[0] in ("float", "complex") else repr(fact[1])

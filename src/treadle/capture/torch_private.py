@@ -1,6 +1,7 @@
 """The only file that names private parts of torch. ``NAMES`` says which versions have them."""
 
 import logging
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils.checkpoint import CheckpointPolicy
 
+from treadle.capture.opened import Opened, Shell, is_value, opened
 from treadle.util.extents import Size
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -45,6 +47,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch.utils.checkpoint._CachingTorchDispatchMode": ("2.11", "2.13", "2.15"),
     "torch.utils.checkpoint._recomputation_hook": ("2.11", "2.13", "2.15"),
     "torch.utils._python_dispatch._disable_current_modes": ("2.11", "2.13", "2.15"),
+    "torch.utils._pytree.register_pytree_node": ("2.11", "2.13", "2.15"),
     "torch.utils._pytree.tree_flatten": ("2.11", "2.13", "2.15"),
     "torch.utils._pytree.tree_unflatten": ("2.11", "2.13", "2.15"),
 }
@@ -54,8 +57,37 @@ __all__ = ["NAMES", "DataDependentOutputException", "FakeTensor", "TreeSpec", "d
 
 
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
-    """Leaves of nested lists, tuples, dicts and registered classes, and their structure."""
-    return pytree.tree_flatten(tree)
+    """Leaves of nested lists, tuples, dicts, registered classes and objects that hold tensors, and
+    their structure."""
+    leaves, spec = pytree.tree_flatten(tree)
+    if all(map(is_value, leaves)):
+        return leaves, spec
+    return pytree.tree_flatten(_open(tree))
+
+
+def _open(tree: Any) -> Any:
+    """``tree`` with objects that hold tensors as nodes."""
+
+    def each(leaf: Any) -> Any:
+        found = opened(leaf, pytree.tree_leaves)
+        return leaf if found is None else Opened(found.shell, tuple(map(_open, found.values)))
+
+    return pytree.tree_map(each, tree)
+
+
+def _keys(node: Opened) -> tuple[list[tuple[Any, Any]], Shell]:
+    named = issubclass(node.shell.kind, dict | list | UserDict)
+    key: Any = pytree.MappingKey if named else pytree.GetAttrKey
+    pairs = zip(node.shell.names, node.values, strict=True)
+    return [(key(name), value) for name, value in pairs], node.shell
+
+
+pytree.register_pytree_node(
+    Opened,
+    lambda node: (list(node.values), node.shell),
+    lambda values, shell: shell.filled(list(values)),
+    flatten_with_keys_fn=_keys,
+)
 
 
 def unflatten(leaves: list[Any], spec: TreeSpec) -> Any:
@@ -263,15 +295,17 @@ def returns_written(target: Any) -> bool:
     return all(each.alias_info is not None for each in target._schema.returns)
 
 
-def flatten_with_paths(tree: Any) -> list[tuple[str, Any]]:
-    """Leaves with readable paths: ``args[0]``, ``kwargs['x']``."""
-    pairs, _ = pytree.tree_flatten_with_path(tree)
+def flatten_with_paths(tree: Any) -> tuple[list[tuple[str, Any]], TreeSpec]:
+    """Leaves with readable paths: ``args[0]``, ``kwargs['x']``, and their structure."""
+    pairs, spec = pytree.tree_flatten_with_path(tree)
+    if not all(is_value(value) for _, value in pairs):
+        pairs, spec = pytree.tree_flatten_with_path(_open(tree))
     words = ("args", "kwargs")
     at: Any
     named: list[tuple[str, Any]] = []
     for (at, *rest), value in pairs:
         named.append((words[at.idx] + pytree.keystr(tuple(rest)), value))
-    return named
+    return named, spec
 
 
 def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple[Any, Size]]]:

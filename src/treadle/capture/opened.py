@@ -1,0 +1,113 @@
+"""Objects that hold tensors, among arguments and results: taken apart and put together again."""
+
+import copy
+import dataclasses
+import operator
+from collections import UserDict
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
+_VALUES = _PLAIN | {slice, range, type(...), torch.Size, torch.memory_format, torch.layout}
+_CLOSED = (nn.Module, Optimizer, Enum, type, torch.Generator)
+
+Flatten = Callable[[Any], list[Any]]
+
+
+def is_value(leaf: Any) -> bool:
+    """A tensor, or a Python value that is what it is."""
+    return type(leaf) in _VALUES or isinstance(leaf, Tensor)
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shell:
+    """An object without its parts: equal to another that takes the same parts."""
+
+    kind: type
+    names: tuple[Any, ...]
+    blank: Any = dataclasses.field(compare=False, repr=False)
+
+    def filled(self, values: Sequence[Any]) -> Any:
+        """A new object with these parts."""
+        return _with_parts(self.blank, dict(zip(self.names, values, strict=True)))
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Opened:
+    """``Batch(x=tensor, n=3)  ->  Opened(Shell(Batch, ("x", "n")), (tensor, 3))``."""
+
+    shell: Shell
+    values: tuple[Any, ...]
+
+
+def opened(value: Any, flatten: Flatten) -> Opened | None:
+    """What ``value`` holds, by name; ``None`` for what is no container of tensors and values.
+
+    Data classes, ``UserDict`` (the batches of tokenizers), ``SimpleNamespace``, subclasses of
+    ``dict`` and ``list`` are opened always, other objects if an attribute holds a tensor.
+    ``flatten``: gives the leaves of nested lists, tuples and dicts.
+    """
+    if is_value(value) or isinstance(value, _CLOSED) or callable(value):
+        return None
+    parts = _parts(value)
+    if parts is None:
+        return None
+    always = isinstance(value, dict | list | UserDict | SimpleNamespace)
+    if not (always or dataclasses.is_dataclass(value)):
+        leaves = {name: flatten(each) for name, each in parts.items()}
+        parts = {k: v for k, v in parts.items() if all(is_value(leaf) for leaf in leaves[k])}
+        if not any(isinstance(leaf, Tensor) for name in parts for leaf in leaves[name]):
+            return None
+    blank = _with_parts(value, dict.fromkeys(parts))
+    return Opened(Shell(type(value), tuple(parts), blank), tuple(parts.values()))
+
+
+def _parts(value: Any) -> dict[Any, Any] | None:
+    match value:
+        case dict():
+            return dict(cast(dict[Any, Any], value))
+        case list():
+            return dict(enumerate(cast(list[Any], value)))
+        case UserDict():
+            return dict(cast(UserDict[Any, Any], value).data)
+        case _ if dataclasses.is_dataclass(value):
+            names = [field.name for field in dataclasses.fields(value)]
+            return {name: operator.attrgetter(name)(value) for name in names}
+        case _:
+            return dict(_vars(value)) or None
+
+
+def held_values(value: Any) -> tuple[tuple[str, Any], ...]:
+    """The attributes of an object that are numbers, texts and the like, and no others."""
+    return tuple(item for item in _vars(value).items() if type(item[1]) in _PLAIN)
+
+
+def _vars(value: Any) -> Mapping[str, Any]:
+    try:
+        return vars(value)
+    except TypeError:  # it has none: an object of a class with slots, or made in C
+        return {}
+
+
+def _with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
+    """A shallow copy of ``value`` with ``parts`` in it; no method of the user's class runs."""
+    twin = copy.copy(value)
+    for name, part in parts.items():
+        match twin:
+            case dict():
+                dict.__setitem__(cast(dict[Any, Any], twin), name, part)
+            case list():
+                list.__setitem__(cast(list[Any], twin), name, part)
+            case UserDict():
+                cast(UserDict[Any, Any], twin).data[name] = part
+            case _:
+                object.__setattr__(twin, name, part)
+    return twin

@@ -1,0 +1,234 @@
+"""What may stand among the arguments and results of a step, beside eager."""
+
+import collections
+import copy
+import dataclasses
+import math
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import treadle
+from contract.contract_help import beside_eager
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@dataclasses.dataclass
+class Batch:
+    x: Tensor
+    times: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: Tensor
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    x: Tensor
+
+
+@dataclasses.dataclass
+class Nested:
+    inner: dict[str, list[Batch]]
+
+    @property
+    def x(self):
+        return self.inner["a"][0].x
+
+
+class Dotted(dict[str, Tensor]):
+    @property
+    def x(self):
+        return self["x"]
+
+
+class Listed(list[Tensor]):
+    @property
+    def x(self):
+        return self[0]
+
+
+class Words(collections.UserDict[str, Tensor]):
+    """What tokenizers return."""
+
+    def __init__(self, data=None, encodings=None):
+        super().__init__(data)
+        self.encodings = encodings
+
+    @property
+    def x(self):
+        return self["x"]
+
+
+class Plain:
+    def __init__(self, x):
+        self.x, self.source = x, object()
+
+
+OBJECTS = {
+    "data class": Batch,
+    "frozen": Frozen,
+    "slots": Slotted,
+    "nested": lambda x: Nested({"a": [Batch(x)]}),
+    "dict": lambda x: Dotted(x=x),
+    "list": lambda x: Listed([x]),
+    "user dict": lambda x: Words({"x": x}, encodings=[object()]),
+    "namespace": lambda x: types.SimpleNamespace(x=x, name="a"),
+    "object": Plain,
+}
+
+
+def long(number: int) -> Tensor:
+    """Its printed form is that of any other: only the middle differs."""
+    x = torch.zeros(500, 5)
+    x[200:210] = number + 1.0
+    return x
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_tensors_in_objects_are_read_at_every_call(kind):
+    def make():
+        model = nn.Linear(5, 5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(batch):
+            loss = model(batch.x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step, model, optimizer
+
+    step = beside_eager(make, lambda number: (OBJECTS[kind](long(number)),))
+    assert step.recompiles == []
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_objects_are_results_as_well(kind):
+    model = nn.Linear(5, 5)
+    step = treadle.compile(lambda x: OBJECTS[kind](model(x) * 2), model=model)
+    for number in range(2):
+        found = step(long(number))
+        assert type(found) is type(OBJECTS[kind](torch.zeros(1)))
+        assert type(found.x) is Tensor
+        torch.testing.assert_close(found.x, model(long(number)) * 2)
+
+
+def test_an_object_of_the_user_s_is_left_alone():
+    model, batch = nn.Linear(5, 5), Batch(long(0), times=2.0)
+    x, held = batch.x, dict(vars(batch))
+    treadle.compile(lambda b: model(b.x).sum() * b.times, model=model)(batch)
+    assert vars(batch) == held
+    assert batch.x is x
+
+
+def test_one_object_may_change_between_calls():
+    model = nn.Linear(5, 5)
+
+    def step(batch):
+        return model(batch.x).sum() * batch.times
+
+    compiled = treadle.compile(step, model=model)
+    batch = Batch(long(0))
+    for number, times in ((0, 1.0), (1, 1.0), (2, 3.0)):
+        batch.x, batch.times = long(number), times
+        torch.testing.assert_close(compiled(batch), step(batch))
+    assert compiled.recompiles == ["argument args[0].times: 1.0 became 3.0"]
+
+
+class Settings:
+    def __init__(self):
+        self.scale = 1.0
+
+
+def test_an_object_without_tensors_is_itself_and_what_it_holds():
+    model, settings = nn.Linear(5, 5), Settings()
+
+    def step(x, settings):
+        return model(x).sum() * settings.scale
+
+    compiled = treadle.compile(step, model=model)
+    for scale in (1.0, 2.0, 1.0):
+        settings.scale = scale
+        torch.testing.assert_close(compiled(long(0), settings), step(long(0), settings))
+    assert compiled.recompiles == ["argument args[1]: what the Settings holds changed"]
+
+
+def middle(number: int) -> Any:
+    array = np.zeros(2000, dtype=np.float32)
+    array[1000] = number
+    return array
+
+
+CHANGES = {
+    "zeros": (0.0, -0.0, lambda s: math.copysign(1.0, s)),
+    "one and true": (1, True, lambda s: 2.0 if s is True else 3.0),
+    "one and one": (1, 1.0, lambda s: 2.0 if isinstance(s, int) else 3.0),
+    "list and tuple": ([1], (1,), lambda s: 2.0 if isinstance(s, list) else 3.0),
+    "none of both": ([], {}, lambda s: 2.0 if isinstance(s, list) else 3.0),
+    "order of keys": ({"a": 1, "b": 2}, {"b": 2, "a": 1}, lambda s: float(next(iter(s.values())))),
+    "sets": ({1}, {1, 2}, lambda s: float(len(s))),
+    "arrays": (middle(0), middle(1), lambda s: torch.from_numpy(s).sum()),
+    "slices": (slice(0, 2), slice(0, 3), lambda s: float(s.stop)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_values_that_look_alike_are_not_one(name):
+    first, second, use = CHANGES[name]
+    model = nn.Linear(5, 5)
+
+    def step(x, value):
+        return model(x).sum() * use(value)
+
+    compiled = treadle.compile(step, model=model)
+    for value in (first, second, copy.copy(first), copy.copy(second)):
+        torch.testing.assert_close(compiled(long(0), value), step(long(0), value))
+    assert len(compiled.recompiles) == 1
+
+
+def test_nan_is_nan():
+    model = nn.Linear(5, 5)
+    step = treadle.compile(lambda x, s: model(x).sum() * s, model=model)
+    for _ in range(3):
+        assert step(long(0), float("nan")).isnan()
+    assert step.recompiles == []
+
+
+def test_whether_an_argument_needs_a_gradient_is_part_of_the_key():
+    model = nn.Linear(5, 5)
+
+    def step(x):
+        loss = model(x).square().sum()
+        return torch.autograd.grad(loss, x)[0] if x.requires_grad else x * 0
+
+    compiled = treadle.compile(step, model=model)
+    for needs in (False, True, False, True):
+        x = torch.randn(4, 5, requires_grad=needs)
+        torch.testing.assert_close(compiled(x), step(x).detach())
+    assert compiled.recompiles == ["argument args[0]: requires_grad=False became True"]
+
+
+def test_what_can_be_neither_compared_nor_read_is_refused():
+    model = nn.Linear(5, 5)
+
+    class Odd:
+        __slots__ = ()
+        __hash__ = None
+
+        def __reduce_ex__(self, protocol):
+            raise TypeError("no")
+
+    with pytest.raises(treadle.CaptureError, match=r"TR-116.*Odd"):
+        treadle.compile(lambda x, odd: model(x).sum(), model=model)(long(0), Odd())
