@@ -27,7 +27,7 @@ from treadle.loop.verify import verify_kernel, verify_program
 from treadle.lower.graph import lower
 from treadle.lower.library import RANDOM_NAMES
 from treadle.options import Options
-from treadle.passes.checkpoints import SettleCheckpoints, marks_of
+from treadle.passes.checkpoints import SettleCheckpoints, as_marked, marks_of
 from treadle.passes.counted import CountDraws
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
@@ -202,6 +202,7 @@ def _generate(captured: StepGraph, target: Target, clock: Clock) -> tuple[Artifa
     with clock.stage("clean"):
         asked = settled(captured, budgeted=target.options.memory is not None)
         step = clean(asked, watcher, counted=target.options.rng == "counter")
+        step = as_marked(step, budgeted=target.options.memory is not None)
     watcher.made("clean", step)
     with clock.stage("plan memory"):
         memory, judged = plan_within(step, target)

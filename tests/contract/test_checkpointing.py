@@ -156,3 +156,96 @@ def test_in_the_backend(asked, memory):
         function(x).square().mean().backward()
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+
+
+class Block(nn.Module):
+    """Its norm and its attention are operations with several results."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        b, n, w = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(b, n, 3, 4, w // 4).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + torch.native_dropout(self.out(y.transpose(1, 2).reshape(b, n, w)), 0.2, True)[0]
+
+
+def only_attention(ctx, op, *args, **kwargs):
+    flash = op is aten._scaled_dot_product_flash_attention_for_cpu.default
+    return Policy.MUST_RECOMPUTE if flash else Policy.PREFER_SAVE
+
+
+SEVERAL = {
+    **ASKED,
+    "all must save": {"context_fn": selective(Policy.MUST_SAVE, Policy.MUST_SAVE)},
+    "only attention": {
+        "context_fn": functools.partial(create_selective_checkpoint_contexts, only_attention)
+    },
+}
+
+
+def attending(asked):
+    torch.manual_seed(0)
+    model = nn.ModuleList([Block() for _ in range(3)])
+    options = SEVERAL[asked]
+
+    def forward(x):
+        x = x.clone().requires_grad_()
+        for block in model:
+            if options is None:
+                x = block(x)
+            else:
+                x = checkpoint(block, x, **{"use_reentrant": False, **options})
+        return x
+
+    def step(x):
+        loss = forward(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    return model, step, forward
+
+
+def same_as_eager(run, model, asked):
+    twin, _, eager = attending(asked)
+    x = torch.randn(8, 24, WIDTH)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        run(x)
+        torch.manual_seed(seed)
+        eager(x).square().mean().backward()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("asked", "memory"),
+    [
+        *((asked, None) for asked in SEVERAL),
+        *((asked, 0.5) for asked in ("all", "must save", "only attention")),
+    ],
+)
+def test_operations_with_several_results(asked, memory):
+    model, function, _ = attending(asked)
+    step = treadle.compile(function, model=model, memory=memory)
+    x = same_as_eager(step, model, asked)
+    peak = step.measure(x).peak_bytes
+    assert peak <= step.compiled.artifact.peak_bytes
+    if memory is None and asked in ("all", "must recompute"):
+        free_model, free, _ = attending("nothing")
+        plain = treadle.compile(free, model=free_model)
+        plain.prepare(x)
+        assert peak < plain.compiled.artifact.peak_bytes
+
+
+@pytest.mark.parametrize("asked", ["all", "must recompute", "only attention"])
+def test_operations_with_several_results_in_the_backend(asked):
+    torch.compiler.reset()
+    model, _, forward = attending(asked)
+    run = torch.compile(forward, backend=treadle.backend.treadle)
+    same_as_eager(lambda x: run(x).square().mean().backward(), model, asked)

@@ -17,6 +17,7 @@ from treadle.capture.words import looks_at_value, show_line
 from treadle.graph.operators import is_random
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.types import tensors_in
+from treadle.graph.values import gather_results, refresh
 from treadle.util.extents import Domain
 
 T = TypeVar("T")
@@ -170,6 +171,7 @@ def _draw_once(graph: fx.Graph) -> None:
     after:   m = bernoulli(e, 0.9); ...; m is read instead of m2
     """
     first: dict[tuple[Any, ...], fx.Node] = {}
+    again: list[fx.Node] = []
     for node in list(graph.nodes):
         draw = node.meta.get("draw", -1)
         if draw < 0 or not is_random(node):
@@ -180,6 +182,9 @@ def _draw_once(graph: fx.Graph) -> None:
         if original is not node and (_only_draws(node) or _is_second_run(original, node)):
             node.replace_all_uses_with(original)
             graph.erase_node(node)
+            again.append(original)
+    gather_results(again)
+    refresh(graph, again)
 
 
 def _only_draws(node: fx.Node) -> bool:

@@ -10,9 +10,14 @@ from torch._ops import OpOverload
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the node advances a random number generator: its order and count matter."""
+    """Whether the node advances a random number generator: its order and count matter.
+
+    Attention draws for its dropout alone; with ``dropout_p=0.0`` it gives the same every time.
+    """
     target = node.target
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    return arguments(node).get("dropout_p") != 0
 
 
 def is_mutable(node: fx.Node) -> bool:

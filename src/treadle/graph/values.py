@@ -1,5 +1,6 @@
 """Fake values of new and changed nodes: shapes, strides and storages without any data."""
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -55,13 +56,37 @@ def _fake_mode(graph: fx.Graph) -> Any:
     raise ValueError("no value of the graph is a tensor")
 
 
+_BELONGS = ("phase", "where", "module", "region", "asked", "checkpoint")
+
+
 def inherit(node: fx.Node, root: fx.Node) -> None:
     """Give a new node its value, and phase, source line, module, region and what a checkpoint
     policy says from ``root``."""
-    for key in ("phase", "where", "module", "region", "asked"):
+    _belong(node, root)
+    node.meta["val"] = compute(node)
+
+
+def _belong(node: fx.Node, root: fx.Node) -> None:
+    for key in _BELONGS:
+        node.meta.pop(key, None)
         if key in root.meta:
             node.meta[key] = root.meta[key]
-    node.meta["val"] = compute(node)
+
+
+def gather_results(makers: Iterable[fx.Node]) -> None:
+    """Each result of an operation with several stands behind it, and is of the same pass.
+
+    before:  n = layer_norm(x); y = n[0]; ...; backward: r = n[2]; dx = f(r)
+    after:   n = layer_norm(x); y = n[0]; r = n[2]; ...; backward: dx = f(r)
+
+    Results are made together: the forward pass can keep them, and the operation never is kept.
+    """
+    for maker in dict.fromkeys(makers):
+        last = maker
+        for item in [user for user in maker.users if user.target is operator.getitem]:
+            _belong(item, maker)
+            last.append(item)
+            last = item
 
 
 def refresh(graph: fx.Graph, changed: Iterable[fx.Node]) -> None:

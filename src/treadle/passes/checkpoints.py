@@ -72,11 +72,10 @@ def _forget(step: StepGraph) -> int:
         alike[node] = original
         if "region" not in node.meta:
             continue
-        if "must_recompute" in (node.meta.get("asked"), original.meta.get("asked")):
-            node.meta["asked"] = "must_recompute"
-        else:
-            del node.meta["region"]
-            forgotten += 1
+        region = node.meta.pop("region")
+        forgotten += 1
+        if original.meta.get("asked") == "must_recompute":
+            original.meta["checkpoint"] = region
     return forgotten
 
 

@@ -10,7 +10,7 @@ from treadle.graph.alias import Aliases, analyse
 from treadle.graph.operators import arguments, has_effect, is_random
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
-from treadle.graph.values import refresh
+from treadle.graph.values import gather_results, refresh
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class RemoveCommonSubexpressions(GraphPass):
 
     Phase and source line are those of the first. Random operations are never merged. Nodes
     whose ``meta["region"]`` differ stay apart: recomputation for memory's sake is not undone.
-    Two results that the caller gets as separate tensors stay separate tensors.
+    Two results that the caller gets as separate tensors stay separate tensors. A result that
+    only the second of two equal operations had read becomes one of the first.
     """
 
     def run(self, step: StepGraph) -> int:
@@ -39,6 +40,7 @@ class RemoveCommonSubexpressions(GraphPass):
             node.replace_all_uses_with(kept)
         for node in reversed(alike):
             step.graph.erase_node(node)
+        gather_results(alike.values())
         refresh(step.graph, alike.values())
         return len(alike)
 

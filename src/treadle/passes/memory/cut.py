@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treadle.passes.memory.classify import Claims, must_save
-from treadle.passes.memory.cost import Kind
+from treadle.passes.memory.classify import Claims, can_keep, is_result, must_save
 from treadle.passes.memory.fused import stored_anyway
 from treadle.passes.memory.order import Facts
 from treadle.util.errors import VerifyError
@@ -92,22 +91,22 @@ def _keeping_costs(
     costs: dict[int, float] = {}
     for i in members:
         size = facts.held_bytes(i)
-        container = isinstance(facts.nodes[i].meta["val"], tuple | list)
-        if container or (facts.kinds[i] is Kind.VIEW and not _is_result(facts, i)):
+        if not can_keep(facts, i):
             costs[i] = math.inf
         elif i in leaving:
             costs[i] = 0.0
         else:
             weight = 1.0 if stored[i] else weights.removed
             costs[i] = size * weight * (1 + weights.age * (1 - i / last))
-        if facts.nodes[i].meta.get("asked") == "must_recompute" and not facts.keep[i]:
+        if facts.nodes[i].meta.get("asked") == "must_recompute" and not _is_drawn(facts, i):
             costs[i] = math.inf
     return costs
 
 
-def _is_result(facts: Facts, i: int) -> bool:
-    """One unpacked result of an operation with several."""
-    return isinstance(facts.nodes[i].all_input_nodes[0].meta["val"], tuple | list)
+def _is_drawn(facts: Facts, i: int) -> bool:
+    """A random operation or one of its results: there is no second time."""
+    maker = facts.operands[i][0] if is_result(facts, i) else i
+    return facts.keep[maker]
 
 
 def minimum_cut(edges: Edges, count: int) -> NDArray[np.bool_]:
