@@ -18,10 +18,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 from treadle.capture.torch_private import outside_modes, retraced, through_autograd
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.options import Options, from_environment
-from treadle.passes.checkpoints import as_marked
 from treadle.passes.memory.choose import fastest_plan
 from treadle.passes.memory.split import Halves, extract, split
-from treadle.pipeline import Built, Target, clean, compile_step, extended, plan_within, settled
+from treadle.pipeline import Built, Target, compile_step, extended, plan_within, settled
 from treadle.runtime.build import build
 from treadle.runtime.cache import Cache
 from treadle.util.errors import LoweringError, TreadleError
@@ -153,8 +152,7 @@ def _planned(step: StepGraph, options: Options) -> StepGraph:
     cache = Cache(options.cache_dir)
     library = not build(cache, device=device).generates or not options.codegen
     target = Target(device, options, library=library)
-    step = clean(settled(extended(step), budgeted=options.memory is not None))
-    step = as_marked(step, budgeted=options.memory is not None)
+    step = settled(extended(step), options)
     if options.memory is None:
         return fastest_plan(step, target.hardware).step
     return plan_within(step, target)[0].step

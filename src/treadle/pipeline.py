@@ -200,9 +200,7 @@ def _generate(captured: StepGraph, target: Target, clock: Clock) -> tuple[Artifa
     watcher = Watchers([story, clock.watcher])
     watcher.made("captured", captured)
     with clock.stage("clean"):
-        asked = settled(captured, budgeted=target.options.memory is not None)
-        step = clean(asked, watcher, counted=target.options.rng == "counter")
-        step = as_marked(step, budgeted=target.options.memory is not None)
+        step = settled(captured, target.options, watcher)
     watcher.made("clean", step)
     with clock.stage("plan memory"):
         memory, judged = plan_within(step, target)
@@ -230,11 +228,14 @@ def extended(step: StepGraph, watcher: Watcher | None = None) -> StepGraph:
     return result
 
 
-def settled(step: StepGraph, *, budgeted: bool) -> StepGraph:
-    """The step with what checkpointing asks for decided: wishes give way to a budget."""
+def settled(step: StepGraph, options: Options, watcher: Watcher | None = None) -> StepGraph:
+    """A cleaned copy, ready to be planned, in which what checkpointing asks for is decided: its
+    wishes give way to a budget."""
+    budgeted = options.memory is not None
     result = step.copy()
     run_passes(result, (SettleCheckpoints(budgeted),))
-    return result
+    result = clean(result, watcher, counted=options.rng == "counter")
+    return as_marked(result, budgeted=budgeted)
 
 
 def clean(step: StepGraph, watcher: Watcher | None = None, *, counted: bool = False) -> StepGraph:

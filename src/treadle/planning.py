@@ -14,7 +14,7 @@ from treadle.capture.torch_private import is_fake
 from treadle.options import from_environment
 from treadle.passes.memory.cost import Device, device_for
 from treadle.passes.memory.search import frontier
-from treadle.pipeline import Target, clean, extended, planned, settled
+from treadle.pipeline import Target, extended, planned, settled
 from treadle.runtime.cache import Cache
 from treadle.runtime.workspace import Workspaces
 from treadle.util.sizes import format_bytes, parse_bytes
@@ -86,9 +86,10 @@ def plan(
     if here.type == place.type and not any(_is_described(each) for each in models.values()):
         cache = Cache(target.options.cache_dir)  # the step could run here: what it would be
         target = replace(target, workspaces=Workspaces(cache, captured.device))
+    step = settled(extended(captured.step), replace(target.options, memory=memory or math.inf))
     points = [
         Point(planned(each.step, target).plan.peak_bytes, 1e3 * each.seconds)
-        for each in frontier(clean(settled(extended(captured.step), budgeted=True)), hardware)
+        for each in frontier(step, hardware)
     ]
     return _chosen(_useful(points), hardware, None if memory is None else parse_bytes(memory))
 
