@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treadle.capture.bind import apply_outputs, read_inputs, step_eagerly
+from treadle.capture.bind import apply_outputs, named_state, read_inputs, step_eagerly
 from treadle.capture.dynamic import Dims
 from treadle.capture.guards import GuardKey, explain_difference, guard_key
+from treadle.capture.places import tensors_held
 from treadle.capture.refuse import check_models, named_models, named_optimizers
 from treadle.capture.snapshot import Snapshot
 from treadle.capture.step import capture
@@ -82,6 +83,7 @@ class Step:
         self._patterns: Patterns | None = None
         self._takes_update = "update" not in parameter_names(function)
         self._lock = threading.RLock()
+        self._parted = False  # whether a variant has just been given up, and the reason noted
         check_models(self._models, self._optimizers)
 
     def __reduce__(self) -> Any:
@@ -230,40 +232,63 @@ class Step:
         self, number: int, batch: tuple[Any, ...], rtol: float, atol: float
     ) -> Difference | None:
         compiled = self._variant(batch, {})
-        names = [entry.name for entry in compiled.captured.step.signature.inputs]
-        start = Snapshot(self._models, self._optimizers, _leaves(batch))
+        captured = compiled.captured
+        held = [tensors_held(each.place.get()) for each in captured.left]
+        others = [*_leaves(batch), *(tensor for each in held for tensor in each)]
+        places = [each.place for each in captured.left]
+        start = Snapshot(self._models, self._optimizers, others, places)
         try:
             ours = _tensors(self(*batch))
-            after = [each.detach().clone() for each in read_inputs(compiled.captured, batch, {})]
+            after = named_state(captured, batch)
             start.restore()
             theirs = _tensors(self._function(*batch))
-            eager = [each.detach().clone() for each in read_inputs(compiled.captured, batch, {})]
+            eager = named_state(captured, batch)
         finally:
             start.restore()
         pairs = [(f"result {i}", a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True))]
-        pairs += list(zip(names, after, eager, strict=True))
+        pairs += [(name, value, eager[name]) for name, value in after.items() if name in eager]
         return _first_difference(number, pairs, rtol, atol)
 
     def _variant(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
     ) -> Compiled:
         key = guard_key(self._models, self._optimizers, args, kwargs, update=update)
-        found = self._cache.get(key)
-        if found is not None and not found.captured.agrees():
-            self.recompiles.append("step counts of an optimizer's parameters came apart")
-            self._cache.pop(key).executable.release()
-            found = self._cache[key] = self._compile(args, kwargs, update=update)
-        if found is None:
+        known = self._known(key)
+        if known is None:
             self._forget_replaced(key)
             found = self._from_pattern(key, args, kwargs, update)
-            if found is None and self._cache:
-                self.recompiles.append(explain_difference(next(reversed(self._cache)), key))
+            if found is None and self._cache and not self._parted:
+                self.recompiles.append(explain_difference(self._nearest(key), key))
+            self._parted = False
             found = found or self._compile(args, kwargs, update=update)
-            self._cache[key] = found
+            known = replace(key, outside=found.captured.reads)
+            self._cache[known] = found
             self._evict()
-        self._cache.move_to_end(key)
-        self._last = found
-        return found
+        self._cache.move_to_end(known)
+        self._last = self._cache[known]
+        return self._last
+
+    def _known(self, key: GuardKey) -> GuardKey | None:
+        """The whole key of a variant for this call, with what it read outside when it was captured,
+        where that is as it was; ``None`` if there is none."""
+        for reads in dict.fromkeys(each.outside for each in reversed(self._cache)):
+            whole = replace(key, outside=reads)
+            found = self._cache.get(whole)
+            if found is None or (reads is not None and not reads.hold()):
+                continue
+            if found.captured.agrees():
+                return whole
+            self.recompiles.append("step counts of an optimizer's parameters came apart")
+            self._parted = True
+            self._cache.pop(whole).executable.release()
+            return None
+        return None
+
+    def _nearest(self, key: GuardKey) -> GuardKey:
+        """A variant that differs only in what it read outside, or the one that ran last."""
+        keys = list(reversed(self._cache))
+        alike = (each for each in keys if replace(each, outside=None) == key)
+        return next(alike, keys[0])
 
     def _forget_replaced(self, key: GuardKey) -> None:
         """Variants for parameters that the model no longer has go, and say so once."""

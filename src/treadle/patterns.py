@@ -21,7 +21,7 @@ class Patterns:
 
     spec: Dynamic
     notes: list[str]
-    _known: dict[GuardKey, Compiled] = field(default_factory=dict[GuardKey, Compiled])
+    _known: dict[GuardKey, list[Compiled]] = field(default_factory=dict[GuardKey, list[Compiled]])
     _failed: set[GuardKey] = field(default_factory=set[GuardKey])
 
     def variant(
@@ -37,7 +37,7 @@ class Patterns:
             general = _general(key, found, fixed, self.spec)
             if general is None:
                 return None
-            pattern = self._known.get(general) or self._made(general, found, fixed, numbers, make)
+            pattern = self._valid(general) or self._made(general, found, fixed, numbers, make)
             if pattern is None:
                 return None
             broken = [q for q in pattern.artifact.questions if not q.holds(found.sizes)]
@@ -45,6 +45,11 @@ class Patterns:
                 return _instance(pattern, found)
             fixed |= {dim.name for question in broken for dim in question.formula.dims}
         return None
+
+    def _valid(self, general: GuardKey) -> Compiled | None:
+        """A pattern that read outside of the step what is there now."""
+        known = self._known.get(general, [])
+        return next((each for each in known if each.captured.reads.hold()), None)
 
     def _made(
         self,
@@ -63,7 +68,7 @@ class Patterns:
             self._failed.add(general)
             self.notes.append(f"each size is compiled by itself: {error.message}")
             return None
-        self._known[general] = made
+        self._known.setdefault(general, []).append(made)
         kept = ", ".join(f"{name}={found.sizes[name]}" for name in sorted(fixed))
         open_ = ", ".join(
             "{} in {}..{}".format(name, *self.spec.bucket(name, size))

@@ -9,8 +9,9 @@ from torch import Tensor
 from treadle.capture.eager import run_eagerly
 from treadle.capture.finish import Captured
 from treadle.capture.optimizers.registry import form_of
+from treadle.capture.places import tensors_held
 from treadle.capture.run import ResultSlot
-from treadle.capture.sources import Scalar, State
+from treadle.capture.sources import Held, Scalar, State
 from treadle.capture.torch_private import flatten, unflatten
 
 
@@ -24,24 +25,45 @@ def read_inputs(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     ]
 
 
+def named_state(captured: Captured, args: tuple[Any, ...]) -> dict[str, Tensor]:
+    """Copies of what a step reads and leaves, by the user's names: parameters, buffers, state,
+    the batch, and what is in places outside of it."""
+    leaves, _ = flatten((args, {}))
+    entries = zip(captured.step.signature.inputs, captured.sources, strict=True)
+    found = {
+        entry.name: source.read(leaves, captured.pending)
+        for entry, source in entries
+        if not isinstance(source, Held)
+    }
+    for each in captured.left:
+        tensors = tensors_held(each.place.get())
+        found |= {f"{each.place.label} {at}": tensor for at, tensor in enumerate(tensors)}
+    return {name: tensor.detach().clone() for name, tensor in found.items()}
+
+
 def step_eagerly(captured: Captured, results: Sequence[Tensor | None]) -> None:
     """Optimizers that are not in the graph step now, with the gradients that it made."""
     if captured.eager:
-        first = captured.result_leaves.count(ResultSlot) + len(captured.left_grads)
+        slots = (captured.result_leaves, *(each.leaves for each in captured.left))
+        first = sum(each.count(ResultSlot) for each in slots) + len(captured.left_grads)
         grads = [each for each in results[first:] if each is not None]
         count = sum(len(each.parameters) for each in captured.eager)
         run_eagerly(captured.eager, grads[:count])
 
 
 def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> Any:
-    """After a step that succeeded: the result, gradients, new state and counters."""
-    count = captured.result_leaves.count(ResultSlot)
-    tensors = iter(results[:count])
+    """After a step that succeeded: the result, what it leaves outside, gradients, new state and
+    counters."""
+    tensors = iter(results)
     leaves = [next(tensors) if leaf is ResultSlot else leaf for leaf in captured.result_leaves]
-    for parameter, grad in zip(captured.left_grads, results[count:], strict=False):
-        parameter.grad = grad
+    for left in captured.left:
+        left.put(tensors)
+    for parameter in captured.left_grads:
+        parameter.grad = next(tensors)
     for parameter in captured.cleared_grads:
         parameter.grad = None
+    for parameter, flag in captured.toggled:
+        parameter.requires_grad_(flag)
     _adopt_state(captured)
     _count_steps(captured)
     return unflatten(leaves, captured.result_tree)

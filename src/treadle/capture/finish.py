@@ -1,7 +1,7 @@
 """From a traced run to a captured step: functional, annotated, with a role for every input."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -10,8 +10,9 @@ from torch import Tensor, fx, nn
 
 from treadle.capture.eager import EagerStep, drop_lost, refuse_lost
 from treadle.capture.functionalize import Functionalizer
-from treadle.capture.run import ResultSlot, Run, Trace
-from treadle.capture.sources import Clusters, Fixed, Parameter, Scalars, Source
+from treadle.capture.places import Place, Reads
+from treadle.capture.run import Left, ResultSlot, Run, Toggle, Trace
+from treadle.capture.sources import Clusters, Fixed, Held, Parameter, Scalars, Source
 from treadle.capture.torch_private import TreeSpec
 from treadle.capture.words import looks_at_value, show_line
 from treadle.graph.operators import is_random
@@ -28,8 +29,9 @@ class Captured:
     """A step's graph and how its inputs and outputs meet the user's objects.
 
     ``sources`` say where each input is found at a call, in the signature's order. Outputs are
-    first the tensor leaves of the user's result, then gradients the user's code leaves in
-    ``.grad``, then those for optimizers that step eagerly, then write-backs.
+    first the tensor leaves of the user's result, then those of what is ``left`` outside, then
+    gradients the user's code leaves in ``.grad``, then those for optimizers that step eagerly,
+    then write-backs. ``reads``: what the step depends on outside of it.
     """
 
     step: StepGraph
@@ -37,6 +39,9 @@ class Captured:
     sources: tuple[Source, ...]
     result_tree: TreeSpec
     result_leaves: tuple[Any, ...]  # ``_TENSOR`` where a result tensor goes
+    reads: Reads
+    left: tuple[Left, ...]
+    toggled: tuple[Toggle, ...]
     left_grads: tuple[nn.Parameter, ...]
     cleared_grads: tuple[nn.Parameter, ...]
     eager: tuple[EagerStep, ...]  # optimizers that step after the graph
@@ -60,7 +65,7 @@ def finish(module: fx.GraphModule, run: Run, device: torch.device) -> Captured:
     ):
         raise looks_at_value(node.meta["where"])
     sources = list(run.sources)
-    _constants_to_inputs(module, sources)
+    _constants_to_inputs(module, sources, run.trace.held)
     for node, (entry, _) in zip(graph.find_nodes(op="placeholder"), sources, strict=True):
         node.meta["name"] = entry.name  # for words about it
     _strip(graph)
@@ -68,6 +73,8 @@ def finish(module: fx.GraphModule, run: Run, device: torch.device) -> Captured:
     returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
     new, results, writes = Functionalizer(graph).run(list(returned))
     outputs = [Output(f"result {at}") for at in range(run.trace.leaves.count(ResultSlot))]
+    for each in run.trace.left:
+        outputs += [Output(each.place.label)] * each.leaves.count(ResultSlot)
     names = {id(s.parameter): i.name for i, s in sources if isinstance(s, Parameter)}
     outputs += [Output(f"grad of {names[id(p)]}") for p, _ in run.trace.grads]
     for each in run.trace.eager:
@@ -87,6 +94,9 @@ def finish(module: fx.GraphModule, run: Run, device: torch.device) -> Captured:
         sources=tuple(kept),
         result_tree=run.trace.tree,  # type: ignore[arg-type]
         result_leaves=tuple(run.trace.leaves),
+        reads=run.trace.reads,
+        left=tuple(run.trace.left),
+        toggled=tuple(run.trace.toggled),
         left_grads=tuple(p for p, _ in run.trace.grads),
         cleared_grads=tuple(run.trace.cleared),
         eager=tuple(run.trace.eager),
@@ -198,7 +208,11 @@ def _is_second_run(original: fx.Node, node: fx.Node) -> bool:
     return original.meta["phase"] == "forward" and node.meta["phase"] == "backward"
 
 
-def _constants_to_inputs(module: fx.GraphModule, sources: list[tuple[Input, Source]]) -> None:
+def _constants_to_inputs(
+    module: fx.GraphModule,
+    sources: list[tuple[Input, Source]],
+    held: Mapping[int, tuple[Place, int]],
+) -> None:
     """Tensors that the step reads from outside the model become inputs, read at every call."""
     graph = module.graph
     found: dict[int, fx.Node] = {}
@@ -210,9 +224,19 @@ def _constants_to_inputs(module: fx.GraphModule, sources: list[tuple[Input, Sour
                 place = graph.placeholder(f"constant_{len(found)}")
             place.meta = dict(node.meta)
             last = found[id(tensor)] = place
-            sources.append((Input(Role.BUFFER, f"constant {len(found) - 1}"), Fixed(tensor)))
+            sources.append(_outside(tensor, held, f"constant {len(found) - 1}"))
         node.replace_all_uses_with(found[id(tensor)])
         graph.erase_node(node)
+
+
+def _outside(
+    tensor: Tensor, held: Mapping[int, tuple[Place, int]], name: str
+) -> tuple[Input, Source]:
+    """``held``: by its id, where a tensor was found when the step was captured."""
+    if id(tensor) not in held:
+        return Input(Role.BUFFER, name), Fixed(tensor)
+    place, at = held[id(tensor)]
+    return Input(Role.BUFFER, place.label), Held(place, at)
 
 
 def _strip(graph: fx.Graph) -> None:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.opened import held_values
 from treadle.capture.optimizers.registry import form_of, has_form
+from treadle.capture.places import Reads, Same, first_of_each, tensor_fact
 from treadle.capture.torch_private import (
     TreeSpec,
     flatten_with_paths,
@@ -41,6 +42,7 @@ class GuardKey:
     parameters: Facts
     optimizers: Facts
     modes: Facts
+    outside: Reads | None = None  # known once a variant has been captured
 
 
 def guard_key(
@@ -58,7 +60,7 @@ def guard_key(
     return GuardKey(
         tuple((path, _fact(value)) for path, value in leaves),
         structure,
-        _same([value for _, value in leaves]),
+        first_of_each(value for _, value in leaves if isinstance(value, Tensor)),
         identity,
         training,
         hooks,
@@ -112,38 +114,14 @@ def _model_facts(
             tensors += [
                 (b.dtype, b.shape, b.device) for b in module._buffers.values() if b is not None
             ]
-    return tuple(training), tuple(identity), tuple(tensors), tuple(map(_Same, hooks))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Same:
-    """Equal to what holds the same object; hooks need not be hashable."""
-
-    held: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.held is self.held
-
-    def __hash__(self) -> int:
-        return id(self.held)
-
-
-def _same(values: list[Any]) -> tuple[int, ...]:
-    """``f(x, x)`` is traced as a function of one tensor, and is none of two."""
-    first: dict[int, int] = {}
-    return tuple(
-        first.setdefault(id(value), at)
-        for at, value in enumerate(values)
-        if isinstance(value, Tensor)
-    )
+    return tuple(training), tuple(identity), tuple(tensors), tuple(map(Same, hooks))
 
 
 def _fact(value: Any) -> Any:
     """What of an argument decides the graph. Objects without a value of their own are themselves,
     with the plain values that they hold now."""
     if isinstance(value, Tensor):
-        shape = tuple(value.shape)
-        return (value.dtype, shape, value.stride(), value.device, value.requires_grad)
+        return tensor_fact(value)
     kind = type(value)
     if kind in (float, complex):
         return (kind.__name__, repr(value))  # 0.0 is not -0.0, and nan is nan
@@ -197,6 +175,8 @@ def explain_difference(old: GuardKey, new: GuardKey) -> str:
         )
     if old.optimizers != new.optimizers:
         return "an optimizer's options or parameter groups changed"
+    if old.modes == new.modes and old.outside is not None:
+        return old.outside.changed()
     return "grad mode, autocast or the default dtype changed"
 
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
-_VALUES = _PLAIN | {slice, range, type(...), torch.Size, torch.memory_format, torch.layout}
+from treadle.capture.places import PLAIN
+
+_VALUES = PLAIN | {slice, range, type(...), torch.Size, torch.memory_format, torch.layout}
 _CLOSED = (nn.Module, Optimizer, Enum, type, torch.Generator)
 
 Flatten = Callable[[Any], list[Any]]
@@ -87,7 +88,7 @@ def _parts(value: Any) -> dict[Any, Any] | None:
 
 def held_values(value: Any) -> tuple[tuple[str, Any], ...]:
     """The attributes of an object that are numbers, texts and the like, and no others."""
-    return tuple(item for item in _vars(value).items() if type(item[1]) in _PLAIN)
+    return tuple(item for item in _vars(value).items() if type(item[1]) in PLAIN)
 
 
 def _vars(value: Any) -> Mapping[str, Any]:

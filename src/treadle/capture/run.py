@@ -1,8 +1,8 @@
 """The one run of the user's function on traced tensors, with all it touches swapped in."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,8 @@ from torch.optim import Optimizer
 
 from treadle.capture.eager import EagerStep, Reason, why_eager
 from treadle.capture.optimizers.registry import Form, Values, check_step, form_of
+from treadle.capture.outside import Outside, refuse_new_tensors
+from treadle.capture.places import Place, Reads
 from treadle.capture.sources import (
     Batch,
     BufferSlot,
@@ -17,19 +19,46 @@ from treadle.capture.sources import (
     Clusters,
     Fixed,
     Grad,
+    Held,
     Parameter,
     Scalar,
     Source,
     State,
 )
 from treadle.capture.swap import Watch, swapped
-from treadle.capture.torch_private import TreeSpec, copy_hooks, flatten, traced_nodes, unflatten
+from treadle.capture.torch_private import (
+    FakeTensor,
+    TreeSpec,
+    copy_hooks,
+    flatten,
+    traced_nodes,
+    unflatten,
+)
+from treadle.capture.variables import Variables
 from treadle.graph.signature import Input
 from treadle.util.errors import CaptureError
+
+Toggle = tuple[nn.Parameter, bool]
+"""A parameter, and whether it needs a gradient from then on."""
 
 
 class ResultSlot:
     """Marks the place of a tensor among the leaves of the user's result."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What the step leaves in a place outside of it. ``leaves``: ``ResultSlot`` for a tensor."""
+
+    place: Place
+    leaves: tuple[Any, ...]
+    tree: TreeSpec
+
+    def put(self, tensors: Iterator[Tensor | None]) -> None:
+        """``tensors``: the values of the slots, taken from the front."""
+        leaves = [next(tensors) if leaf is ResultSlot else leaf for leaf in self.leaves]
+        self.place.put(unflatten(leaves, self.tree))
 
 
 @dataclass
@@ -46,6 +75,10 @@ class Trace:
     update: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     stepped: set[int] = field(default_factory=set[int])
     eager: list[EagerStep] = field(default_factory=list[EagerStep])
+    reads: Reads = field(default_factory=lambda: Reads(()))
+    held: Mapping[int, tuple[Place, int]] = field(default_factory=dict[int, tuple[Place, int]])
+    left: list[Left] = field(default_factory=list[Left])
+    toggled: list[Toggle] = field(default_factory=list[Toggle])
     lost: set[int] = field(default_factory=set[int])  # nodes that stand for what those leave
 
 
@@ -111,15 +144,38 @@ class Run:
                     self._stand_ins[id(parameter)].grad = value
                 case Batch(at):
                     batch[at] = value
-                case Fixed():
+                case Fixed() | Held():
                     raise AssertionError("constants are found after the trace")
         args, kwargs = unflatten(batch, self.spec)
         watch = self.trace.watch
         table = self._table(buffers)
         inside = swapped(self.models, self.optimizers, table, self._stepper, watch)
         with inside, watch.watching():
-            result = self.function(*args, **kwargs)
+            variables = Variables(self.function)
+            outside = Outside(variables, self.models, self.optimizers, self.leaves)
+            with outside.watching():
+                result = self.function(*args, **kwargs)
+                self._note_left(outside.changes(), table)
+                refuse_new_tensors(args, kwargs, batch)
+        self.trace.reads = outside.reads()
+        self.trace.held = outside.places_of_tensors()
         return self._returned(result)
+
+    def _note_left(
+        self, changes: list[tuple[Place, Any, Any]], stand_ins: Mapping[int, Tensor]
+    ) -> None:
+        """``self.mean = 0.9 * self.mean + ...`` of a buffer is a write to the buffer that was
+        there; what is left elsewhere is a result that is put there."""
+        written = {id(each) for each in stand_ins.values()}
+        rebound: list[tuple[Tensor, Tensor]] = []
+        for place, old, new in changes:
+            if id(old) in written and _is_alike(old, new):
+                rebound.append((old, new.detach().clone()))
+                continue
+            leaves, tree = flatten(new)
+            self.trace.left.append(Left(place, tuple(leaves), tree))
+        for old, new in rebound:  # all are read before one is written
+            old.detach().copy_(new)
 
     def _table(self, buffers: list[tuple[nn.Module, str, Tensor]]) -> dict[int, Tensor]:
         """The traced tensor for each of the user's, by its id."""
@@ -130,6 +186,11 @@ class Run:
         leaves, self.trace.tree = flatten(result)
         tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
         self.trace.leaves = [ResultSlot if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        tensors += self._left_tensors()
+        for parameter in self._parameters():
+            flag = self._stand_ins[id(parameter)].requires_grad
+            if flag != parameter.requires_grad:
+                self.trace.toggled.append((parameter, flag))
         for parameter in self._parameters():
             grad = self._gradient(parameter)
             if self._is_as_handed(parameter):
@@ -142,6 +203,18 @@ class Run:
         for each in self.trace.eager:
             tensors += [self._handed[id(p)].copy for p in each.parameters]
         return tensors
+
+    def _left_tensors(self) -> list[Tensor]:
+        """The tensors that go to places outside, which get slots; the user's own go as they are."""
+        own = {id(self._stand_ins[id(p)]): p for p in self._parameters()}
+        found: list[Tensor] = []
+        for at, each in enumerate(self.trace.left):
+            leaves = [own.get(id(leaf), leaf) for leaf in each.leaves]
+            made = [leaf.detach() for leaf in leaves if isinstance(leaf, FakeTensor)]
+            slots = [ResultSlot if isinstance(leaf, FakeTensor) else leaf for leaf in leaves]
+            self.trace.left[at] = Left(each.place, tuple(slots), each.tree)
+            found += made
+        return found
 
     def _is_as_handed(self, parameter: nn.Parameter) -> bool:
         """Whether ``.grad`` is still what an optimizer outside of the graph was given."""
@@ -231,6 +304,11 @@ class Run:
             }
             assert leaf.grad is not None
             form.update(leaf.detach(), leaf.grad, state, shared, cluster.group)
+
+
+def _is_alike(old: Any, new: Any) -> bool:
+    alike = isinstance(old, Tensor) and isinstance(new, Tensor)
+    return alike and (old.shape, old.dtype) == (new.shape, new.dtype)
 
 
 def _steps_twice() -> CaptureError:

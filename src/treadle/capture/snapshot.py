@@ -7,17 +7,28 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.places import Place
+
 
 class Snapshot:
-    """Parameters, buffers, gradients, optimizer state and hyper-parameters, other tensors that
-    are given, and the random generators. ``restore`` keeps every tensor object as it was."""
+    """Parameters, buffers, gradients, optimizer state and hyper-parameters, other tensors and
+    places that are given, and the random generators. ``restore`` keeps every tensor object as it
+    was."""
 
     def __init__(
         self,
         models: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
         others: Sequence[Tensor] = (),
+        places: Sequence[Place] = (),
     ) -> None:
+        slots = [
+            Place(module._buffers, name, name)
+            for model in models.values()
+            for module in model.modules()
+            for name in module._buffers
+        ]
+        self._places = [(place, place.get()) for place in (*slots, *places)]
         parameters = [p for model in models.values() for p in model.parameters()]
         buffers = [b for model in models.values() for b in model.buffers()]
         self._grads = [(p, p.grad) for p in parameters]
@@ -45,6 +56,8 @@ class Snapshot:
         with torch.no_grad():
             for tensor, value in self._values:
                 tensor.copy_(value)
+        for place, value in self._places:
+            place.put(value)
         for parameter, grad in self._grads:
             parameter.grad = grad
         for optimizer, entries in self._states:

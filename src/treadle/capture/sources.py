@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.optimizers.registry import Start, form_of
+from treadle.capture.places import Place, tensors_held
 from treadle.capture.torch_private import note_stepped
 
 Pending = dict[tuple[int, str], Tensor]
@@ -182,6 +183,19 @@ class Fixed:
         return self.tensor
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor that an object, a container or a variable outside of the step holds: the one that
+    is there at a call."""
+
+    place: Place
+    at: int  # among the tensors of what is there
+
+    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+        return tensors_held(self.place.get())[self.at]
+
+
 class Scalars:
     """All scalars of a step in one block, filled by one copy per call that waits for nothing."""
 
@@ -199,4 +213,4 @@ class Scalars:
         return list(self._views)
 
 
-Source = Parameter | BufferSlot | State | Scalar | Grad | Batch | Fixed
+Source = Parameter | BufferSlot | State | Scalar | Grad | Batch | Fixed | Held
