@@ -16,7 +16,7 @@ FLOORS = (
     {"pipeline"},
     {"report"},  # reads what the pipeline made; the pipeline does not know it
     {"undo", "saved", "shapes"},
-    {"patterns"},
+    {"patterns", "variants"},
     {"api", "backend", "planning", "target"},
     {"commands"},
     {"bench"},

@@ -1,7 +1,6 @@
 """``treadle.compile`` and what it returns."""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from treadle.capture.bind import apply_outputs, named_state, read_inputs, step_eagerly
 from treadle.capture.dynamic import Dims
-from treadle.capture.guards import GuardKey, explain_difference, guard_key
+from treadle.capture.guards import GuardKey, guard_key
 from treadle.capture.places import tensors_held
 from treadle.capture.refuse import check_models, named_models, named_optimizers
 from treadle.capture.snapshot import Snapshot
@@ -36,13 +35,12 @@ from treadle.undo import Undo
 from treadle.util.errors import LoweringError, RuntimeFailure, TreadleError
 from treadle.util.files import write_output
 from treadle.util.sizes import parse_bytes
+from treadle.variants import Variants
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 Optimizers = (
     torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
 )
-
-_SHARED = 8  # variants of patterns kept per variant of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class Step:
         self._function = function
         self._models = named_models(models)
         self._optimizers = named_optimizers(optimizers)
-        self._cache: OrderedDict[GuardKey, Compiled] = OrderedDict()
+        self._variants = Variants(options.max_cached)
         self._last: Compiled | None = None
         self._store = Cache(options.cache_dir)
         self._saved: Saved | None = None
@@ -83,7 +81,6 @@ class Step:
         self._patterns: Patterns | None = None
         self._takes_update = "update" not in parameter_names(function)
         self._lock = threading.RLock()
-        self._parted = False  # whether a variant has just been given up, and the reason noted
         check_models(self._models, self._optimizers)
 
     def __reduce__(self) -> Any:
@@ -186,9 +183,9 @@ class Step:
     def save(self, path: str | Path) -> None:
         """Write what was compiled so far to a file that ``treadle.load`` takes."""
         with self._lock:
-            if not self._cache:
+            if not self._variants:
                 _ = self.compiled  # says that there is nothing yet
-            save(Path(path), self._cache.values(), self._store)
+            save(Path(path), self._variants, self._store)
 
     def measure(self, *args: Any, **kwargs: Any) -> PeakReport:
         """Run one real step and measure the peak of all tensor bytes alive during it.
@@ -253,61 +250,18 @@ class Step:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
     ) -> Compiled:
         key = guard_key(self._models, self._optimizers, args, kwargs, update=update)
-        known = self._known(key)
-        if known is None:
-            self._forget_replaced(key)
+        found = self._variants.get(key)
+        if found is None:
+            if self._variants.forget_replaced(key):
+                self.recompiles.append("parameters were replaced by other objects")
+                self._patterns = None
             found = self._from_pattern(key, args, kwargs, update)
-            if found is None and self._cache and not self._parted:
-                self.recompiles.append(explain_difference(self._nearest(key), key))
-            self._parted = False
-            found = found or self._compile(args, kwargs, update=update)
-            known = replace(key, outside=found.captured.reads)
-            self._cache[known] = found
-            self._evict()
-        self._cache.move_to_end(known)
-        self._last = self._cache[known]
-        return self._last
-
-    def _known(self, key: GuardKey) -> GuardKey | None:
-        """The whole key of a variant for this call, with what it read outside when it was captured,
-        where that is as it was; ``None`` if there is none."""
-        for reads in dict.fromkeys(each.outside for each in reversed(self._cache)):
-            whole = replace(key, outside=reads)
-            found = self._cache.get(whole)
-            if found is None or (reads is not None and not reads.hold()):
-                continue
-            if found.captured.agrees():
-                return whole
-            self.recompiles.append("step counts of an optimizer's parameters came apart")
-            self._parted = True
-            self._cache.pop(whole).executable.release()
-            return None
-        return None
-
-    def _nearest(self, key: GuardKey) -> GuardKey:
-        """A variant that differs only in what it read outside, or the one that ran last."""
-        keys = list(reversed(self._cache))
-        alike = (each for each in keys if replace(each, outside=None) == key)
-        return next(alike, keys[0])
-
-    def _forget_replaced(self, key: GuardKey) -> None:
-        """Variants for parameters that the model no longer has go, and say so once."""
-        stale = [old for old in self._cache if old.identity != key.identity]
-        if stale:
-            self.recompiles.append("parameters were replaced by other objects")
-            self._patterns = None
-        for old in stale:
-            self._cache.pop(old).executable.release()
-
-    def _evict(self) -> None:
-        """Variants beyond the bound go, the least recently used first. Those of a pattern are
-        small: they share its code and its arena."""
-        own = [key for key, each in self._cache.items() if each.pattern is None]
-        for key in own[: max(0, len(own) - self.options.max_cached)]:
-            self._cache.pop(key).executable.release()
-        shared = [key for key, each in self._cache.items() if each.pattern is not None]
-        for key in shared[: max(0, len(shared) - _SHARED * self.options.max_cached)]:
-            del self._cache[key]
+            if found is None:
+                self.recompiles += self._variants.why_not(key)
+                found = self._compile(args, kwargs, update=update)
+            self._variants.add(key, found)
+        self._last = found
+        return found
 
     def _from_pattern(
         self, key: GuardKey, args: tuple[Any, ...], kwargs: dict[str, Any], update: bool

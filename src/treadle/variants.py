@@ -1,0 +1,74 @@
+"""The compiled variants of a step, by what each of them depends on."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+
+from treadle.capture.guards import GuardKey, explain_difference
+from treadle.pipeline import Compiled
+
+_SHARED = 8  # variants of patterns kept per variant of its own
+
+
+class Variants:
+    """At most ``limit`` variants with code of their own; the least recently used one goes first.
+
+    A call's key does not say what a step reads outside, which is only known of captured ones: a
+    variant serves a call if that is as it was.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: OrderedDict[GuardKey, Compiled] = OrderedDict()
+        self._parted = False  # whether the last search gave a variant up
+
+    def __iter__(self) -> Iterator[Compiled]:
+        return iter(self._known.values())
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, key: GuardKey) -> Compiled | None:
+        """The variant for a call; it counts as used."""
+        self._parted = False
+        for reads in dict.fromkeys(each.outside for each in reversed(self._known)):
+            whole = replace(key, outside=reads)
+            found = self._known.get(whole)
+            if found is None or not found.captured.reads.hold():
+                continue
+            if found.captured.agrees():
+                self._known.move_to_end(whole)
+                return found
+            self._parted = True
+            self._known.pop(whole).executable.release()
+            return None
+        return None
+
+    def add(self, key: GuardKey, compiled: Compiled) -> None:
+        """``key``: that of the call which ``compiled`` was made for."""
+        self._known[replace(key, outside=compiled.captured.reads)] = compiled
+        self._evict()
+
+    def why_not(self, key: GuardKey) -> list[str]:
+        """Why there was none for a call, in words; nothing where there is none at all."""
+        if self._parted:
+            return ["step counts of an optimizer's parameters came apart"]
+        keys = list(reversed(self._known))
+        alike = [each for each in keys if replace(each, outside=None) == key]
+        return [explain_difference(each, key) for each in (alike or keys)[:1]]
+
+    def forget_replaced(self, key: GuardKey) -> bool:
+        """Variants for parameters that the model no longer has go; whether there were any."""
+        stale = [old for old in self._known if old.identity != key.identity]
+        for old in stale:
+            self._known.pop(old).executable.release()
+        return bool(stale)
+
+    def _evict(self) -> None:
+        """Those of a pattern are small: they share its code and its arena."""
+        own = [key for key, each in self._known.items() if each.pattern is None]
+        for key in own[: max(0, len(own) - self._limit)]:
+            self._known.pop(key).executable.release()
+        shared = [key for key, each in self._known.items() if each.pattern is not None]
+        for key in shared[: max(0, len(shared) - _SHARED * self._limit)]:
+            del self._known[key]
