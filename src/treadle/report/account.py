@@ -80,6 +80,7 @@ class Account:
     operations: tuple[tuple[str, int], ...]
     inputs: tuple[Inputs, ...]
     written_back: int
+    left: tuple[str, ...]  # places outside that get what the step leaves there
     results: int
     stages: tuple[tuple[str, float], ...]
     from_cache: bool
@@ -117,6 +118,7 @@ def account_of(compiled: Compiled, name: str = "", recompiles: Sequence[str] = (
         operations=tuple(phases.items()),
         inputs=_inputs(compiled),
         written_back=sum(out.writes is not None for out in step.signature.outputs),
+        left=tuple(each.place.label for each in compiled.captured.left),
         results=sum(out.writes is None for out in step.signature.outputs),
         stages=tuple(compiled.seconds.items()),
         from_cache=compiled.from_cache,

@@ -28,9 +28,10 @@ def _captured(account: Account) -> str:
     counts = ", ".join(f"{each.count} {each.role}" for each in account.inputs)
     phases = ", ".join(f"{count} {phase}" for phase, count in account.operations)
     total = sum(count for _, count in account.operations)
+    left = f"\n  left outside: {', '.join(account.left)}" if account.left else ""
     return (
         f"captured: one graph of {total} operations ({phases})\n"
-        f"  inputs: {counts}; {account.written_back} written back in place"
+        f"  inputs: {counts}; {account.written_back} written back in place{left}"
     )
 
 
