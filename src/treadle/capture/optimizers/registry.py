@@ -1,8 +1,9 @@
 """Which functional form serves which optimizer."""
 
 import abc
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +87,7 @@ def form_of(optimizer: Optimizer) -> Form:
 
 def _find(kind: type[Optimizer]) -> Form | None:
     base = next((each for each in kind.__mro__ if each in _FORMS), None)  # the nearest
-    return _FORMS[base] if base is not None and _steps_as(kind, base) else None
+    return _FORMS[base] if base is not None and _steps_as(kind, base, kind.step) else None
 
 
 def check_step(optimizer: Optimizer) -> None:
@@ -99,12 +100,14 @@ def check_step(optimizer: Optimizer) -> None:
         )
 
 
-def _steps_as(kind: type[Optimizer], base: type[Optimizer]) -> bool:
-    """Whether ``kind`` is a ``base`` that steps as its base does."""
+@functools.lru_cache(maxsize=256)
+def _steps_as(kind: type[Optimizer], base: type[Optimizer], step: Callable[..., Any]) -> bool:
+    """Whether ``kind`` is a ``base`` that steps as its base does. ``step``: that of ``kind``, which
+    is asked for at every call, and may be another one tomorrow."""
     between = kind.__mro__[: kind.__mro__.index(base)]
     if any("_init_group" in vars(each) for each in between):
         return False
-    return inspect.unwrap(kind.step) is inspect.unwrap(base.step)
+    return inspect.unwrap(step) is inspect.unwrap(base.step)
 
 
 def register_optimizer(kind: type[Optimizer], form: Form) -> None:
