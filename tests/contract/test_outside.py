@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import functools
 import types
 
 import pytest
@@ -416,3 +417,66 @@ def test_dynamic_sizes_and_what_is_read_outside():
         found = compiled(x)
         torch.testing.assert_close(found, (model(x) * gain).square().mean().detach())
         assert model.rows == rows
+
+
+temperature, factor, offset = 1.0, 1.0, 1.0
+
+
+def shifted(function):
+    @functools.wraps(function)
+    def call(*args):
+        return function(*args) + offset
+
+    return call
+
+
+class Heated(nn.Linear):
+    def forward(self, x):
+        return self.scaled(super().forward(x))
+
+    def scaled(self, y):
+        return y / temperature
+
+    def unused(self):
+        return factor
+
+
+def test_globals_that_forwards_helpers_and_decorated_functions_read():
+    global temperature, factor, offset
+    model = Heated(3, 3)
+    holders = [{"inner": types.SimpleNamespace(power=1)}]
+
+    @shifted
+    def step(x):
+        return model(x) ** holders[0]["inner"].power
+
+    compiled = treadle.compile(step, model=model)
+    x = torch.rand(2, 3)
+    for call in range(6):
+        temperature = 2.0 if call == 1 else 1.0
+        offset = 3.0 if call == 2 else 1.0
+        holders[0]["inner"].power = 2 if call == 3 else 1
+        factor = float(call)  # read by nothing that runs
+        torch.testing.assert_close(compiled(x), step(x))
+    assert [each.split(":")[0] for each in compiled.recompiles] == [
+        "temperature",
+        "offset",
+        "holders[0]['inner'].power",
+    ]
+
+
+def test_objects_that_are_left_are_the_same_objects():
+    model, pool = nn.Linear(3, 3), [Meter(), Meter()]
+    for each in pool:
+        each.tensor = torch.ones(1)
+    model.pool, model.current = pool, None
+
+    def step(x, which):
+        model.current = model.pool[which]
+        return model(x) * model.current.tensor
+
+    compiled = treadle.compile(step, model=model)
+    for which in (0, 1, 0):
+        x = torch.rand(2, 3)
+        torch.testing.assert_close(compiled(x, which), step(x, which))
+        assert model.current is pool[which]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from treadle.capture.places import MISSING, PLAIN, Place, Reads, tensors_held
+from treadle.capture.places import MANY, MISSING, PLAIN, Place, Reads, tensors_held
 from treadle.capture.torch_private import FakeTensor, flatten
 from treadle.capture.variables import Variables
 from treadle.util.errors import CaptureError
@@ -25,6 +25,7 @@ _OWN = _SILENT - {"training"}
 """Those that other code than this looks after."""
 
 _CLOSED = (ModuleType, FunctionType, MethodType, BuiltinFunctionType, type, Enum, Tensor, Optimizer)
+_CONTAINERS = (list, tuple, set, deque, dict)
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of a type: made by Python code; sealed
 
 
@@ -68,6 +69,7 @@ class Outside:
         self._held: dict[int, _Held] = {}
         self._lists: list[tuple[str, Any, list[Any]]] = []
         self._read: dict[tuple[int, Any], tuple[Place, Any]] = {}
+        self._containers: set[int] = set()
         self._classes: dict[type, Any] = {}
         self._thread = threading.get_ident()
         for prefix, model in models.items():
@@ -90,14 +92,12 @@ class Outside:
 
     def _meet(self, value: Any, label: str) -> None:
         """Keep what ``value`` holds, if it can be changed in place."""
-        if isinstance(value, dict):
-            self._keep(_Held(label, value, dict(value), entries=True))
-        elif isinstance(value, list | set | deque):
-            self._lists.append((label, value, list(value)))
+        if isinstance(value, _CONTAINERS):
+            self._meet_container(cast(Any, value), label)
         elif (held := _vars(value)) is not None and id(held) not in self._held:
             self._keep(_Held(label, held, dict(held)))
             for name, each in list(held.items()):
-                if name not in _OWN and isinstance(each, list | set | deque | dict):
+                if name not in _OWN and isinstance(each, _CONTAINERS):
                     self._meet(each, f"{label}.{name}".lstrip("."))
             if isinstance(value, nn.Module):
                 self._meet_module(value, label)
@@ -105,6 +105,19 @@ class Outside:
                 self._patch(type(value))
             else:
                 self._read_all(held)
+
+    def _meet_container(self, value: Any, label: str) -> None:
+        if id(value) in self._containers:
+            return
+        self._containers.add(id(value))
+        if isinstance(value, dict):
+            self._keep(_Held(label, cast(Any, value), dict(cast(Any, value)), entries=True))
+        elif not isinstance(value, tuple):
+            self._lists.append((label, value, list(value)))
+        if len(value) <= MANY:
+            entries: Iterable[Any] = value.items() if isinstance(value, dict) else enumerate(value)
+            for name, each in entries:
+                self._meet(each, f"{label}[{name!r}]")
 
     def _meet_module(self, module: nn.Module, label: str) -> None:
         self._keep(_Held(label, module._buffers, dict(module._buffers)))
@@ -154,8 +167,7 @@ class Outside:
         if value is MISSING or name in held.before:
             place = held.place(name)
             self._read.setdefault(place.identity, (place, value))
-            if not isinstance(value, list | set | deque | dict):  # those are known
-                self._meet(value, place.label)
+            self._meet(value, place.label)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:

@@ -1,7 +1,8 @@
 """Where Python keeps values between calls: attributes, entries of dicts, variables; and what of
 such a value decides a graph."""
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import CellType
 from typing import Any, cast, final
@@ -16,7 +17,10 @@ PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtyp
 """Types whose values are what they are."""
 
 _CHANGES: Any = object()  # no value of the user's
-_MANY = 64  # entries of a container beyond which it is taken as it is when captured
+_CONTAINERS = (list, tuple, deque, dict, set, frozenset)
+MANY = 64
+"""Entries of a container beyond which it is taken as it is when captured."""
+
 _DEEP = 4  # containers within containers
 
 
@@ -76,10 +80,10 @@ def fact(value: Any, depth: int = 0) -> Any:
         return kind, value
     if isinstance(value, Tensor):
         return tensor_fact(value)
-    if kind in (list, tuple, dict, set) and len(value) <= _MANY and depth < _DEEP:
-        if kind is set:
+    if isinstance(value, _CONTAINERS) and len(value) <= MANY and depth < _DEEP:
+        if isinstance(value, set | frozenset):
             return kind, frozenset(fact(each, depth + 1) for each in value)
-        entries: Iterable[Any] = value.items() if kind is dict else value
+        entries: Iterable[Any] = value.items() if isinstance(value, dict) else value
         return kind, tuple(fact(each, depth + 1) for each in entries)
     return kind, Same(value)
 
@@ -99,8 +103,8 @@ def tensors_held(value: Any, depth: int = 0) -> list[Tensor]:
     """The tensors whose types are in ``fact(value)``, in its order."""
     if isinstance(value, Tensor):
         return [value]
-    if type(value) in (list, tuple, dict) and len(value) <= _MANY and depth < _DEEP:
-        entries: Iterable[Any] = value.values() if isinstance(value, Mapping) else value
+    if isinstance(value, list | tuple | deque | dict) and len(value) <= MANY and depth < _DEEP:
+        entries: Iterable[Any] = value.values() if isinstance(value, dict) else value
         return [each for entry in entries for each in tensors_held(entry, depth + 1)]
     return []
 
@@ -147,7 +151,7 @@ def _stays(value: Any) -> bool:
     """Whether the same object has the same fact for ever."""
     if isinstance(value, tuple):
         return all(type(each) in PLAIN for each in cast(tuple[Any, ...], value))
-    return not isinstance(value, Tensor | list | dict | set)
+    return not isinstance(value, Tensor | list | deque | dict | set)
 
 
 def _words(found: Any) -> str:

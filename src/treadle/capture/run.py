@@ -151,7 +151,7 @@ class Run:
         table = self._table(buffers)
         inside = swapped(self.models, self.optimizers, table, self._stepper, watch)
         with inside, watch.watching():
-            variables = Variables(self.function)
+            variables = Variables(self.function, self.models.values())
             outside = Outside(variables, self.models, self.optimizers, self.leaves)
             with outside.watching():
                 result = self.function(*args, **kwargs)
@@ -173,6 +173,8 @@ class Run:
                 rebound.append((old, new.detach().clone()))
                 continue
             leaves, tree = flatten(new)
+            if not any(isinstance(leaf, FakeTensor) for leaf in leaves):
+                leaves, tree = [new], flatten(None)[1]  # as it is
             self.trace.left.append(Left(place, tuple(leaves), tree))
         for old, new in rebound:  # all are read before one is written
             old.detach().copy_(new)
