@@ -88,6 +88,31 @@ def test_roles_phases_modules_and_lines():
     loss = next(node for node in nodes if "mse_loss.default" in str(node.target))
     assert loss.meta["module"] == ""
     assert "F.mse_loss(model(x), y)" in loss.meta["where"]
+    for maker, name in ((tanh, "tanh_backward"), (loss, "mse_loss_backward")):
+        gradient = next(node for node in nodes if name in str(node.target))
+        assert gradient.meta["phase"] == "backward"
+        assert gradient.meta["where"] == maker.meta["where"]
+        assert gradient.meta["module"] == maker.meta["module"]
+
+
+def test_gradients_have_the_lines_of_what_they_are_gradients_of():
+    model = nn.Linear(3, 3)
+
+    def step(x):
+        y = model(x)
+        loss = F.cross_entropy(y, torch.zeros(2, dtype=torch.int64))
+        first, _ = torch.autograd.grad(loss, tuple(model.parameters()), create_graph=True)
+        (loss + first.square().sum()).backward()
+        return loss.detach()
+
+    found = captured(step, model, [], torch.randn(2, 3))
+    lines: dict[str, set[str]] = {}
+    for node in found.step.graph.nodes:
+        if node.meta.get("phase") == "backward" and node.op == "call_function":
+            lines.setdefault(str(node.target), set()).add(node.meta["where"].split(": ")[-1])
+    line = "loss = F.cross_entropy(y, torch.zeros(2, dtype=torch.int64))"
+    assert lines["aten._log_softmax_backward_data.default"] == {line}
+    assert "y = model(x)" in lines["aten.mm.default"]
 
 
 def test_capturing_changes_nothing():

@@ -127,7 +127,7 @@ def _annotate(graph: fx.Graph, seen: Trace) -> None:
             "val": node.meta.get("val"),
             "phase": phase,
             "where": show_line(line.at(at)),
-            "module": module.at(at) if phase == "forward" else "",
+            "module": "" if phase == "optimizer" else module.at(at),
             "draw": draw.of(at, node),
             "lost": at in seen.lost,
         }

@@ -1,12 +1,14 @@
 """Traced tensors in the place of the user's, and eyes on what runs: all undone afterwards."""
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node as GradientNode
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -73,7 +75,9 @@ class StandIns(TorchFunctionMode):
             raise looks_at_value(here())
         if any(self._is_outside(leaf) for leaf in leaves):
             args, kwargs = unflatten([self._inside(leaf) for leaf in leaves], spec)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        self._watch.note_made(result)
+        return result
 
     def _is_outside(self, leaf: Any) -> bool:
         fake = isinstance(leaf, FakeTensor)  # the user's own may be, when a step is only planned
@@ -137,6 +141,8 @@ class Watch:
         self.again: list[Span] = []  # a checkpointed region runs again
         self.marks: list[tuple[Span, CheckpointPolicy]] = []  # what a policy says of nodes
         self._began: int | None = None
+        self._made: dict[GradientNode, tuple[Line, str]] = {}
+        self._followed: set[GradientNode] = set()
         self.after_backward: Callable[[], None] = lambda: None
         self._states: dict[int, Tensor] = {}
         self.modules: list[tuple[int, str]] = [(0, "")]
@@ -171,8 +177,10 @@ class Watch:
     def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             self._end_again()
+            self._follow([*args, *kwargs.values()])
             start = traced_nodes()
             result = original(*args, **kwargs)
+            self.modules.append((traced_nodes(), self._stack[-1]))
             self.after_backward()
             self.backward.append((start, traced_nodes()))
             return result
@@ -212,6 +220,33 @@ class Watch:
         line = running_line()
         if line != self.lines[-1][1]:
             self.lines.append((traced_nodes(), line))
+
+    def note_made(self, result: Any) -> None:
+        """The line and the module that run now made these tensors: their gradients are their
+        doing as well."""
+        for each in flatten(result)[0]:
+            if isinstance(each, Tensor) and each.grad_fn is not None:
+                self._made.setdefault(each.grad_fn, (self.lines[-1][1], self._stack[-1]))
+
+    def _follow(self, roots: Sequence[Any]) -> None:
+        """When a gradient is computed, the line of its forward operation is the one that runs,
+        and so is its module. What a composite operation did inside has those of what reads it."""
+        tensors = [each for each in flatten(list(roots))[0] if isinstance(each, Tensor)]
+        left = [(each.grad_fn, (self.lines[-1][1], self._stack[-1])) for each in tensors]
+        while left:
+            node, maker = left.pop()
+            if node is None or node in self._followed:
+                continue
+            self._followed.add(node)
+            maker = self._made.get(node, maker)
+            node.register_prehook(functools.partial(self._at_gradient, *maker))
+            left += [(each, maker) for each, _ in node.next_functions]
+
+    def _at_gradient(self, line: Line, module: str, _: Any) -> None:
+        if line != self.lines[-1][1]:
+            self.lines.append((traced_nodes(), line))
+        if module != self.modules[-1][1]:
+            self.modules.append((traced_nodes(), module))
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         self._stack.append(self._names.get(id(module), self._stack[-1]))
