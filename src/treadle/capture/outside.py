@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from treadle.capture.places import MANY, MISSING, PLAIN, Place, Reads, tensors_held
-from treadle.capture.torch_private import FakeTensor, flatten
+from treadle.capture.torch_private import FakeTensor, flatten, works_for
 from treadle.capture.variables import Variables
 from treadle.util.errors import CaptureError
 
@@ -156,7 +156,7 @@ class Outside:
         type.__setattr__(kind, "__getattribute__", get)
 
     def _note(self, owner: Any, name: str, value: Any) -> None:
-        if name in _SILENT or name.startswith("__") or threading.get_ident() != self._thread:
+        if name in _SILENT or name.startswith("__") or not works_for(self._thread):
             return
         attributes = object.__getattribute__(owner, "__dict__")
         if id(attributes) not in self._held:

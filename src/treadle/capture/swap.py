@@ -25,6 +25,7 @@ from treadle.capture.torch_private import (
     traced_nodes,
     unflatten,
     watched_checkpointing,
+    works_for,
 )
 from treadle.capture.words import Line, here, looks_at_value, running_line
 from treadle.util.errors import CaptureError
@@ -164,12 +165,12 @@ class Watch:
                 (torch.amp.GradScaler, "scale", _refuse_scaler),
                 (AveragedModel, "update_parameters", update_parameters),
             ):
-                _put_attribute(undo, owner, name, _here_only(ours, vars(owner)[name]))
+                _put_attribute(undo, owner, name, _traced_only(ours, vars(owner)[name]))
             for owner, name, value in watched_checkpointing(
                 self._begin_again, self._end_again, self._mark
             ):
                 _put_attribute(undo, owner, name, value)
-            enter, leave = (_here_only(each, _nothing) for each in (self._enter, self._leave))
+            enter, leave = (_traced_only(each, _nothing) for each in (self._enter, self._leave))
             undo.callback(register_module_forward_pre_hook(enter).remove)
             undo.callback(register_module_forward_hook(leave, always_call=True).remove)
             yield
@@ -257,12 +258,13 @@ class Watch:
         self.modules.append((traced_nodes(), self._stack[-1]))
 
 
-def _here_only(ours: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """``ours`` in this thread; other threads, which train other models meanwhile, see nothing."""
+def _traced_only(ours: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """``ours`` where a trace runs; other threads, which train other models meanwhile, see nothing
+    of it."""
     thread = threading.get_ident()
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return (ours if threading.get_ident() == thread else original)(*args, **kwargs)
+        return (ours if works_for(thread) else original)(*args, **kwargs)
 
     return call
 

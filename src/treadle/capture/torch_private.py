@@ -1,6 +1,7 @@
 """The only file that names private parts of torch. ``NAMES`` says which versions have them."""
 
 import logging
+import threading
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -130,15 +131,18 @@ def watched_checkpointing(
 ) -> tuple[tuple[Any, str, Any], ...]:
     """What to put where (owner, name, value) while a step is traced: ``begins`` and ``ends`` hear
     when a checkpointed region runs again, ``marked`` what a selective policy says of the nodes
-    from one on."""
+    from one on. Nothing of other threads is heard."""
+    thread = threading.get_ident()
 
     class Again(checkpointing._recomputation_hook):
         def __enter__(self) -> Any:
-            begins()
+            if works_for(thread):
+                begins()
             return super().__enter__()
 
         def __exit__(self, *error: Any) -> Any:
-            ends()
+            if works_for(thread):
+                ends()
             return super().__exit__(*error)
 
     class Caching(checkpointing._CachingTorchDispatchMode):
@@ -156,7 +160,7 @@ def watched_checkpointing(
         ) -> Any:
             start, self.said = traced_nodes(), None
             result = super().__torch_dispatch__(func, types, args, kwargs)
-            if self.said is not None:
+            if self.said is not None and works_for(thread):
                 marked(start, self.said)
             return result
 
@@ -164,7 +168,8 @@ def watched_checkpointing(
     original = vars(reentrant)["backward"].__func__
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        begins()  # the inner call of ``torch.autograd.backward`` ends it
+        if works_for(thread):
+            begins()  # the inner call of ``torch.autograd.backward`` ends it
         return original(ctx, *grads)
 
     return (
@@ -248,6 +253,12 @@ def without_onednn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(was)
+
+
+def works_for(thread: int) -> bool:
+    """Whether this is the thread (by its identity) that traces, or one of the autograd engine's,
+    which runs the backward pass of a GPU for it."""
+    return threading.get_ident() == thread or get_proxy_mode() is not None
 
 
 def traced_nodes() -> int:
