@@ -132,6 +132,32 @@ def test_the_default_is_as_near_to_the_exact_numbers_as_eager(dtype):
     assert ours <= 1.1 * theirs
 
 
+SUMS = {
+    "rows": lambda x: x.sum(1),
+    "columns": lambda x: x.sum(0),
+    "middle": lambda x: x.view(len(x), -1, 4).sum(1),
+    "everything": lambda x: x.abs().sum(),
+    "norms": lambda x: F.layer_norm(x, x.shape[1:]),
+    "softmax": lambda x: x.softmax(-1),
+    "squares": lambda x: x.square().mean(0),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("shape", [(24, 4096), (5000, 12), (3, 70_000), (40_001, 4)])
+def test_long_sums_are_as_near_to_the_exact_ones_as_eager(name, shape):
+    """Eager adds in cascades; here float32 sums of a few hundred terms are added in float64."""
+    function, model = SUMS[name], nn.Linear(1, 1)
+    step = treadle.compile(function, model=model)
+    ours = theirs = 0.0
+    for _ in range(6):
+        x = torch.randn(shape)
+        exact = function(x.double())
+        ours += float((step(x) - exact).norm() / exact.norm())
+        theirs += float((function(x) - exact).norm() / exact.norm())
+    assert ours <= 1.2 * theirs + 6 * 2**-24  # half a unit in the last place, each time
+
+
 def test_an_unknown_value_is_refused():
     with pytest.raises(treadle.TreadleError, match=r"TR-001.*none of default, eager"):
         treadle.compile(lambda: None, model=Chain(), numerics="exact")

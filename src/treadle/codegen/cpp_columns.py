@@ -10,7 +10,7 @@ Chunks are fixed by the shape, so that sums do not depend on the number of threa
 partial sums keep rounding errors small.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from treadle.codegen.cpp_body import Body
 from treadle.codegen.cpp_expr import VALUE_TYPES, Writer
@@ -23,6 +23,7 @@ from treadle.util.extents import Size, ceil_div, divides, sample_of, surely_less
 BLOCK = 256  # columns that a thread runs down together
 _ROWS = 64  # fewest rows of a chunk
 _TASKS = 64  # chunks times blocks worth having
+_PIECE = 32  # rows that are added up in float32
 
 
 class Columns(Body):
@@ -75,7 +76,7 @@ class Columns(Body):
             return []
         size = self.chunks * self.cols
         return [
-            f"std::unique_ptr<{fold.type}[]> part_{name}(new {fold.type}[{size} * instances]);"
+            f"std::unique_ptr<{fold.total}[]> part_{name}(new {fold.total}[{size} * instances]);"
             for name, fold in self.folds.items()
         ]
 
@@ -87,10 +88,11 @@ class Columns(Body):
             for name, fold in self.folds.items():
                 if self.levels.of[name] == level:
                     lines += self._start(name, fold)
-            lines += self._down(level, "0", f"{self.rows}")
+            long = [name for name in self._long(self.rows) if self.levels.of[name] == level]
+            lines += self._down(level, "0", f"{self.rows}", long)
             for name, fold in self.folds.items():
                 if self.levels.of[name] == level:
-                    lines += self._finish(name, fold)
+                    lines += self._finish(name, fold, "t" if name in long else "a")
             lines += self._narrow(level + 1)
         return [*lines, "}"]
 
@@ -106,13 +108,15 @@ class Columns(Body):
         ]
         for name, fold in self.folds.items():
             lines += self._start(name, fold)
-        lines += self._down(0, "rb", "re")
+        long = self._long(self.chunk)
+        lines += self._down(0, "rb", "re", long)
         for name in self.folds:
-            lines.append(f"for (int64_t l = 0; l < w; ++l) {self._part(name)} = a_{name}[l];")
+            found = "t" if name in long else "a"
+            lines.append(f"for (int64_t l = 0; l < w; ++l) {self._part(name)} = {found}_{name}[l];")
         lines += ["}", *self._begin("nowait")]
         lines += [line for line in self._narrow(0) if line]
         for name, fold in self.folds.items():
-            lines += self._start(name, fold)
+            lines += self._start(name, fold, fold.total)
             join = fold.join(f"a_{name}[l]", self._part(name))
             lines += [
                 f"for (int64_t k = 0; k < {self.chunks}; ++k) {{",
@@ -160,26 +164,31 @@ class Columns(Body):
             "}",
         ]
 
-    def _start(self, name: str, fold: Fold) -> list[str]:
-        lines = [f"{fold.type} a_{name}[{self.block}];"]
+    def _long(self, rows: int) -> list[str]:
+        """Sums of so many rows that pieces of them are added up first."""
+        many = sample_of(rows) > _PIECE
+        return [name for name, fold in self.folds.items() if many and fold.long]
+
+    def _start(self, name: str, fold: Fold, kind: str = "") -> list[str]:
+        lines = [f"{kind or fold.type} a_{name}[{self.block}];"]
         set_ = f"a_{name}[l] = {fold.start};"
         if not fold.clause and fold.kind.startswith("arg"):
             lines.append(f"int64_t at_{name}[{self.block}];")
             set_ += f" at_{name}[l] = -1;"
         return [*lines, f"for (int64_t l = 0; l < w; ++l) {{ {set_} }}"]
 
-    def _finish(self, name: str, fold: Fold) -> list[str]:
+    def _finish(self, name: str, fold: Fold, found: str = "a") -> list[str]:
         if fold.kind.startswith("arg"):
             self.outer[name] = f"at_{name}[l]"
             return []
         self.outer[name] = f"y_{name}[l]"
         return [
             f"{VALUE_TYPES[fold.dtype]} y_{name}[{self.block}];",
-            *self._across([f"y_{name}[l] = {fold.finish(f'a_{name}[l]')};"]),
+            *self._across([f"y_{name}[l] = {fold.finish(f'{found}_{name}[l]')};"]),
         ]
 
-    def _down(self, level: int, begin: str, end: str) -> list[str]:
-        """One loop down the rows, folding into arrays over the block."""
+    def _down(self, level: int, begin: str, end: str, long: Sequence[str]) -> list[str]:
+        """One loop down the rows, folding into arrays over the block; ``long`` sums in pieces."""
         writer = self._new_writer()
         self.current = {}
         roots = self.roots(level)
@@ -192,11 +201,21 @@ class Columns(Body):
                 self._fold(item.name, item.expr, writer)
             elif item.name in needed:
                 self.current[item.name] = writer.value(item.expr)
+        loop = [*writer.scopes[1].lines, *self._across(writer.inner), "}"]
+        if not long:
+            plain = f"for (int64_t r = {begin}; r < {end}; ++r) {{"
+            return [*writer.scopes[0].lines, plain, *loop]
+        add = " ".join(f"t_{name}[l] += a_{name}[l]; a_{name}[l] = 0;" for name in long)
         return [
             *writer.scopes[0].lines,
-            f"for (int64_t r = {begin}; r < {end}; ++r) {{",
-            *writer.scopes[1].lines,
-            *self._across(writer.inner),
+            *(f"double t_{name}[{self.block}];" for name in long),
+            *(f"for (int64_t l = 0; l < w; ++l) {{ t_{name}[l] = 0; }}" for name in long),
+            f"for (int64_t rs = {begin}; rs < {end}; rs += {_PIECE}) {{",
+            f"const int64_t rt = std::min<int64_t>(rs + {_PIECE}, {end});",
+            "for (int64_t r = rs; r < rt; ++r) {",
+            *loop,
+            "#pragma omp simd",
+            f"for (int64_t l = 0; l < w; ++l) {{ {add} }}",
             "}",
         ]
 

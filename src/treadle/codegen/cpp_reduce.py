@@ -29,6 +29,18 @@ class Fold:
     clause: str
 
     @property
+    def long(self) -> bool:
+        """Whether rounding errors of many terms add up: then sums of a few are added in float64,
+        which is as good as PyTorch's cascades."""
+        half = self.dtype in (torch.bfloat16, torch.float16)
+        return self.kind is ReduceKind.SUM and self.type == "float" and not half
+
+    @property
+    def total(self) -> str:
+        """The type of what pieces are joined in."""
+        return "double" if self.long else self.type
+
+    @property
     def keyed(self) -> bool:
         return self.type == "int32_t" and self.source in _FLOATS and self.kind in _EXTREME
 

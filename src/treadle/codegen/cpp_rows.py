@@ -23,6 +23,8 @@ _SCRATCH = 1 << 16  # longest row that is kept between passes
 _WIDE = 1 << 15  # columns from which few rows are shared by all threads
 _CHUNKS = 64  # pieces of a wide row; fixed, so that sums do not depend on the threads
 _TILE = 32
+_FEW = 256  # columns up to which sums are simply added up
+_PIECE = 256  # columns of longer rows that are added up in float32
 
 
 class Rows(Body):
@@ -152,7 +154,7 @@ class Rows(Body):
             for name, d in self.levels.definitions.items()
             if isinstance(d.expr, Reduce)
         ]
-        return [f"{fold.type} part_{name}[{_CHUNKS}];" for name, fold in folds]
+        return [f"{fold.total} part_{name}[{_CHUNKS}];" for name, fold in folds]
 
     def _kept(self) -> list[str]:
         """Values of every element that a later pass wants again and that are dear to compute."""
@@ -221,11 +223,16 @@ class Rows(Body):
         """The loop of a pass, run by one thread."""
         lines = [f"{fold.type} a_{name} = {fold.start};" for name, fold in folds.items()]
         lines += [f"int64_t at_{name} = -1;" for name in folds if self.outer[name][0] == "a"]
+        long = self._long(folds, self.cols)
+        lines += [f"double t_{name} = 0;" for name in long]
         pragma = simd([(f"a_{name}", fold) for name, fold in folds.items()])
+        add = [f"t_{name} += a_{name}; a_{name} = 0;" for name in long]
         if self.split is None:
-            lines += [*pragma, f"for (int64_t c = 0; c < {self.cols}; ++c) {{", *writer.inner, "}"]
+            lines += self._columns("0", f"{self.cols}", [*pragma], writer.inner, add)
         else:
             width = self.split.inner.extent
+            every = max(1, _PIECE // sample_of(width))
+            often = [f"if (co % {every} == {every - 1}) {{ {' '.join(add)} }}"] if add else []
             lines += [
                 f"for (int64_t co = 0; co < {self.split.outer.extent}; ++co) {{",
                 *writer.scopes[1].lines,
@@ -234,13 +241,37 @@ class Rows(Body):
                 f"const int64_t c = co * {width} + ci; (void)c;",
                 *writer.inner,
                 "}",
+                *often,
                 "}",
+                *add,
             ]
-        return [*lines, *self._finished(folds)]
+        return [*lines, *self._finished(folds, long)]
 
-    def _finished(self, folds: Mapping[str, Fold]) -> list[str]:
+    def _long(self, folds: Mapping[str, Fold], cols: int) -> list[str]:
+        """Sums of so many columns that pieces of them are added up first."""
+        return [name for name, fold in folds.items() if fold.long and sample_of(cols) > _FEW]
+
+    def _columns(
+        self, begin: str, end: str, pragma: list[str], inner: list[str], add: list[str]
+    ) -> list[str]:
+        """The loop over columns; ``add`` is done after each piece of them."""
+        if not add:
+            return [*pragma, f"for (int64_t c = {begin}; c < {end}; ++c) {{", *inner, "}"]
         return [
-            f"const {VALUE_TYPES[fold.dtype]} y_{name} = {fold.finish(f'a_{name}')};"
+            f"for (int64_t cb = {begin}; cb < {end}; cb += {_PIECE}) {{",
+            f"const int64_t cp = std::min<int64_t>(cb + {_PIECE}, {end});",
+            *pragma,
+            "for (int64_t c = cb; c < cp; ++c) {",
+            *inner,
+            "}",
+            *add,
+            "}",
+        ]
+
+    def _finished(self, folds: Mapping[str, Fold], long: Sequence[str]) -> list[str]:
+        return [
+            f"const {VALUE_TYPES[fold.dtype]} y_{name} = "
+            f"{fold.finish(f't_{name}' if name in long else f'a_{name}')};"
             for name, fold in folds.items()
             if self.outer[name][0] == "y"
         ]
@@ -249,30 +280,31 @@ class Rows(Body):
         """The loop of a pass in pieces that threads share, joined in the order of the pieces."""
         size = ceil_div(self.cols, _CHUNKS)
         count = _CHUNKS if isinstance(size, Size) else ceil_div(self.cols, size)
+        long = self._long(folds, size)
         start = [f"{fold.type} a_{name} = {fold.start};" for name, fold in folds.items()]
-        keep = [f"part_{name}[k] = a_{name};" for name in folds]
+        start += [f"double t_{name} = 0;" for name in long]
+        add = [f"t_{name} += a_{name}; a_{name} = 0;" for name in long]
+        keep = [f"part_{name}[k] = {'t' if name in long else 'a'}_{name};" for name in folds]
         join = [
             line
             for name, fold in folds.items()
             for line in (
-                f"{fold.type} a_{name} = {fold.start};",
+                f"{fold.total} a_{name} = {fold.start};",
                 f"for (int64_t k = 0; k < {count}; ++k) "
                 f"{{ {fold.join(f'a_{name}', f'part_{name}[k]')} }}",
             )
         ]
+        pragma = simd([(f"a_{name}", fold) for name, fold in folds.items()])
         return [
             "#pragma omp for schedule(static)",
             f"for (int64_t k = 0; k < {count}; ++k) {{",
             f"const int64_t ce = (k + 1) * {size} < {self.cols} ? (k + 1) * {size} : {self.cols};",
             *start,
-            *simd([(f"a_{name}", fold) for name, fold in folds.items()]),
-            f"for (int64_t c = k * {size}; c < ce; ++c) {{",
-            *writer.inner,
-            "}",
+            *self._columns(f"k * {size}", "ce", pragma, writer.inner, add),
             *keep,
             "}",
             *join,
-            *self._finished(folds),
+            *self._finished(folds, ()),
         ]
 
     def _narrow(self, level: int, writer: Writer, wide: bool) -> list[str]:
