@@ -18,6 +18,7 @@ import treadle
 SUMS: dict[str, Callable[[int], tuple[tuple[int, ...], Callable[[Tensor], Tensor]]]] = {
     "rows": lambda n: ((48, n), lambda x: x.sum(1)),
     "columns": lambda n: ((n, 48), lambda x: x.sum(0)),
+    "three columns": lambda n: ((n, 3), lambda x: x.sum(0)),
     "squares": lambda n: ((48, n), lambda x: x.square().sum(1)),
     "everything": lambda n: ((48, n), lambda x: x.abs().sum()),
     "layer norm": lambda n: ((48, n), lambda x: nn.functional.layer_norm(x, (n,))),
