@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treadle.capture.bind import apply_outputs, named_state, read_inputs, step_eagerly
+from treadle.capture.bind import apply_outputs, clear_fresh, named_state, read_inputs, step_eagerly
 from treadle.capture.dynamic import Dims
 from treadle.capture.guards import GuardKey, guard_key
 from treadle.capture.places import tensors_held
@@ -141,6 +141,7 @@ class Step:
         seconds: list[float] | None,
     ) -> list[Tensor | None]:
         try:
+            clear_fresh(compiled.captured)
             results = compiled.executable.run(inputs, seconds)
             step_eagerly(compiled.captured, results)
         except BaseException as error:
@@ -257,7 +258,7 @@ class Step:
                 self._patterns = None
             found = self._from_pattern(key, args, kwargs, update)
             if found is None:
-                self.recompiles += self._variants.why_not(key)
+                self.recompiles += self._variants.why_not(key, self._models)
                 found = self._compile(args, kwargs, update=update)
             self._variants.add(key, found)
         self._last = found

@@ -21,7 +21,7 @@ class Patterns:
 
     spec: Dynamic
     notes: list[str]
-    _known: dict[GuardKey, list[Compiled]] = field(default_factory=dict[GuardKey, list[Compiled]])
+    _known: list[tuple[GuardKey, Compiled]] = field(default_factory=list[tuple[GuardKey, Compiled]])
     _failed: set[GuardKey] = field(default_factory=set[GuardKey])
 
     def variant(
@@ -48,8 +48,14 @@ class Patterns:
 
     def _valid(self, general: GuardKey) -> Compiled | None:
         """A pattern that read outside of the step what is there now."""
-        known = self._known.get(general, [])
-        return next((each for each in known if each.captured.reads.hold()), None)
+        return next(
+            (
+                made
+                for key, made in self._known
+                if general.of(None, key.fresh) == key and made.captured.reads.hold()
+            ),
+            None,
+        )
 
     def _made(
         self,
@@ -68,7 +74,8 @@ class Patterns:
             self._failed.add(general)
             self.notes.append(f"each size is compiled by itself: {error.message}")
             return None
-        self._known.setdefault(general, []).append(made)
+        fresh = frozenset(map(id, made.captured.fresh))
+        self._known.append((general.of(None, fresh), made))
         kept = ", ".join(f"{name}={found.sizes[name]}" for name in sorted(fixed))
         open_ = ", ".join(
             "{} in {}..{}".format(name, *self.spec.bucket(name, size))

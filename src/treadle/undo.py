@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from treadle.capture.snapshot import Snapshot
 from treadle.pipeline import Compiled
@@ -20,6 +20,7 @@ class Undo:
     cuda: tuple[Tensor, ...]
     complete: bool
     eager: tuple[Snapshot, ...] = ()
+    grads: tuple[tuple[nn.Parameter, Tensor | None], ...] = ()
 
     @staticmethod
     def of(compiled: Compiled, inputs: Sequence[Tensor]) -> "Undo":
@@ -30,7 +31,8 @@ class Undo:
             return Undo((), random, cuda, complete=False)
         copies = tuple((t, t.detach().to("cpu", copy=True)) for t in _written(compiled, inputs))
         eager = tuple(each.snapshot() for each in compiled.captured.eager)
-        return Undo(copies, random, cuda, complete=True, eager=eager)
+        grads = tuple((each, each.grad) for each in compiled.captured.fresh)
+        return Undo(copies, random, cuda, complete=True, eager=eager, grads=grads)
 
     def restore(self) -> bool:
         """Put everything back that was kept; whether that is all the step may have changed."""
@@ -40,6 +42,8 @@ class Undo:
         with torch.no_grad():
             for tensor, value in self.values:
                 tensor.copy_(value)
+        for parameter, grad in self.grads:
+            parameter.grad = grad
         for each in self.eager:
             each.restore()
         return self.complete

@@ -1,10 +1,11 @@
 """The compiled variants of a step, by what each of them depends on."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 
-from treadle.capture.guards import GuardKey, explain_difference
+from torch import nn
+
+from treadle.capture.guards import GuardKey, explain_difference, names_of
 from treadle.pipeline import Compiled
 
 _SHARED = 8  # variants of patterns kept per variant of its own
@@ -31,8 +32,8 @@ class Variants:
     def get(self, key: GuardKey) -> Compiled | None:
         """The variant for a call; it counts as used."""
         self._parted = False
-        for reads in dict.fromkeys(each.outside for each in reversed(self._known)):
-            whole = replace(key, outside=reads)
+        for kind in dict.fromkeys((each.outside, each.fresh) for each in reversed(self._known)):
+            whole = key.of(*kind)
             found = self._known.get(whole)
             if found is None or not found.captured.reads.hold():
                 continue
@@ -46,16 +47,18 @@ class Variants:
 
     def add(self, key: GuardKey, compiled: Compiled) -> None:
         """``key``: that of the call which ``compiled`` was made for."""
-        self._known[replace(key, outside=compiled.captured.reads)] = compiled
+        fresh = frozenset(map(id, compiled.captured.fresh))
+        self._known[key.of(compiled.captured.reads, fresh)] = compiled
         self._evict()
 
-    def why_not(self, key: GuardKey) -> list[str]:
+    def why_not(self, key: GuardKey, models: Mapping[str, nn.Module]) -> list[str]:
         """Why there was none for a call, in words; nothing where there is none at all."""
         if self._parted:
             return ["step counts of an optimizer's parameters came apart"]
         keys = list(reversed(self._known))
-        alike = [each for each in keys if replace(each, outside=None) == key]
-        return [explain_difference(each, key) for each in (alike or keys)[:1]]
+        alike = [each for each in keys if key.of(each.outside, each.fresh) == each]
+        names = names_of(models)
+        return [explain_difference(each, key, names) for each in (alike or keys)[:1]]
 
     def forget_replaced(self, key: GuardKey) -> bool:
         """Variants for parameters that the model no longer has go; whether there were any."""

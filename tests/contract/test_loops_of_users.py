@@ -101,7 +101,7 @@ def test_train_and_eval_toggle_without_new_compiles():
     step = beside_eager(
         make, lambda _: (torch.randn(8, 5), torch.randn(8, 2)), steps=8, between=between
     )
-    assert step.recompiles == ["a module was switched between train() and eval()"]
+    assert step.recompiles == ["the model and 5 more: switched to eval()"]
 
 
 class Kind(enum.Enum):

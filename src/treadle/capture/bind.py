@@ -41,6 +41,12 @@ def named_state(captured: Captured, args: tuple[Any, ...]) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in found.items()}
 
 
+def clear_fresh(captured: Captured) -> None:
+    """Gradients that the step clears before it adds to them go before it runs, as they would."""
+    for parameter in captured.fresh:
+        parameter.grad = None
+
+
 def step_eagerly(captured: Captured, results: Sequence[Tensor | None]) -> None:
     """Optimizers that are not in the graph step now, with the gradients that it made."""
     if captured.eager:

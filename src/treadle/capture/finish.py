@@ -42,6 +42,7 @@ class Captured:
     reads: Reads
     left: tuple[Left, ...]
     toggled: tuple[Toggle, ...]
+    fresh: tuple[nn.Parameter, ...]  # what is in ``.grad`` at first does not matter
     left_grads: tuple[nn.Parameter, ...]
     cleared_grads: tuple[nn.Parameter, ...]
     eager: tuple[EagerStep, ...]  # optimizers that step after the graph
@@ -97,6 +98,7 @@ def finish(module: fx.GraphModule, run: Run, device: torch.device) -> Captured:
         reads=run.trace.reads,
         left=tuple(run.trace.left),
         toggled=tuple(run.trace.toggled),
+        fresh=tuple(run.trace.fresh),
         left_grads=tuple(p for p, _ in run.trace.grads),
         cleared_grads=tuple(run.trace.cleared),
         eager=tuple(run.trace.eager),

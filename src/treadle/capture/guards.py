@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,7 +42,15 @@ class GuardKey:
     parameters: Facts
     optimizers: Facts
     modes: Facts
+    grads: tuple[bool, ...]  # by parameter: whether ``.grad`` is there
     outside: Reads | None = None  # known once a variant has been captured
+    fresh: frozenset[int] = frozenset()  # parameters whose first ``.grad`` such a one ignores
+
+    def of(self, outside: Reads | None, fresh: frozenset[int]) -> "GuardKey":
+        """As the key of a variant that reads this outside, and ignores these gradients."""
+        there = zip(self.grads, self.identity, strict=True)
+        grads = tuple(each and at not in fresh for each, at in there) if fresh else self.grads
+        return replace(self, grads=grads, outside=outside, fresh=fresh)
 
 
 def guard_key(
@@ -56,7 +64,7 @@ def guard_key(
     """The key of a call. Python values among the arguments are part of it as they are; ``update``:
     whether the optimizers step."""
     leaves, structure = flatten_with_paths((args, kwargs))
-    training, identity, tensors, hooks = _model_facts(models)
+    training, identity, tensors, hooks, grads = _model_facts(models)
     return GuardKey(
         tuple((path, _fact(value)) for path, value in leaves),
         structure,
@@ -82,6 +90,7 @@ def guard_key(
             torch.get_default_dtype(),
             update,
         ),
+        grads,
     )
 
 
@@ -94,12 +103,14 @@ def _structure(optimizer: Optimizer, group: dict[str, Any]) -> Facts:
 
 def _model_facts(
     models: Mapping[str, nn.Module],
-) -> tuple[tuple[bool, ...], tuple[int, ...], Facts, Facts]:
-    """Modes of modules, parameters as objects, the types of parameters and buffers, hooks."""
+) -> tuple[tuple[bool, ...], tuple[int, ...], Facts, Facts, tuple[bool, ...]]:
+    """Modes of modules, parameters as objects, the types of parameters and buffers, hooks, and
+    which parameters have gradients."""
     training: list[bool] = []
     identity: list[int] = []
     tensors: list[Any] = []
     hooks: list[Any] = []
+    grads: list[bool] = []
     for model in models.values():
         for module in _modules(model):  # one walk: ``parameters()`` and ``buffers()`` cost thrice
             training.append(module.training)
@@ -108,13 +119,13 @@ def _model_facts(
                 if p is not None:
                     identity.append(id(p))
                     hooks += tensor_hooks(p)
-                    tensors.append(
-                        (p.requires_grad, p.grad is None, p.dtype, p.shape, p.stride(), p.device)
-                    )
+                    grads.append(p.grad is not None)
+                    tensors.append((p.requires_grad, p.dtype, p.shape, p.stride(), p.device))
             tensors += [
                 (b.dtype, b.shape, b.device) for b in module._buffers.values() if b is not None
             ]
-    return tuple(training), tuple(identity), tuple(tensors), tuple(map(Same, hooks))
+    facts = tuple(tensors), tuple(map(Same, hooks))
+    return tuple(training), tuple(identity), *facts, tuple(grads)
 
 
 def _modules(model: nn.Module) -> list[nn.Module]:
@@ -158,8 +169,36 @@ def _contents(value: Any) -> bytes:
         ) from error
 
 
-def explain_difference(old: GuardKey, new: GuardKey) -> str:
-    """Which argument and dim changed, or what else did."""
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The user's names in the order of a key's facts: of modules, and of their tensors."""
+
+    modules: tuple[str, ...]
+    tensors: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+
+def names_of(models: Mapping[str, nn.Module]) -> Names:
+    """In the order of ``guard_key``."""
+    modules: list[str] = []
+    tensors: list[str] = []
+    parameters: list[str] = []
+    for prefix, model in models.items():
+        paths = {id(module): path for path, module in model.named_modules()}
+        for module in _modules(model):
+            path = f"{prefix}.{paths[id(module)]}".strip(".")
+            modules.append(path or "the model")
+            own, buffers = (
+                [f"{path}.{name}".lstrip(".") for name, each in held.items() if each is not None]
+                for held in (module._parameters, module._buffers)
+            )
+            parameters += own
+            tensors += own + buffers
+    return Names(tuple(modules), tuple(tensors), tuple(parameters))
+
+
+def explain_difference(old: GuardKey, new: GuardKey, names: Names) -> str:
+    """Which argument and dim changed, or what else did. ``names``: of the models of ``new``."""
     before, after = dict(old.arguments), dict(new.arguments)
     for path, fact in after.items():
         if path not in before:
@@ -175,21 +214,53 @@ def explain_difference(old: GuardKey, new: GuardKey) -> str:
     if old.identity != new.identity:
         return "parameters were replaced by other objects"
     if old.training != new.training:
-        return "a module was switched between train() and eval()"
+        return _switched(old, new, names)
     if old.hooks != new.hooks:
         return "a hook of a module or a parameter was added or removed"
     if old.modes[-1] != new.modes[-1]:
         return f"update={old.modes[-1]} became update={new.modes[-1]}"
     if old.parameters != new.parameters:
-        return (
-            "a parameter's requires_grad, dtype, shape, strides or device, the presence of its "
-            ".grad, or the type of a buffer changed"
-        )
+        return _other_tensors(old, new, names)
+    if old.grads != new.of(None, old.fresh).grads:
+        return _other_grads(old, new, names)
     if old.optimizers != new.optimizers:
         return "an optimizer's options or parameter groups changed"
     if old.modes == new.modes and old.outside is not None:
         return old.outside.changed()
     return "grad mode, autocast or the default dtype changed"
+
+
+def _switched(old: GuardKey, new: GuardKey, names: Names) -> str:
+    changed = [
+        (name, now)
+        for name, before, now in zip(names.modules, old.training, new.training, strict=False)
+        if before != now
+    ]
+    if not changed or len(old.training) != len(new.training):
+        return "the model has other modules"
+    name, now = changed[0]
+    others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"{name}{others}: switched to {'train()' if now else 'eval()'}"
+
+
+def _other_tensors(old: GuardKey, new: GuardKey, names: Names) -> str:
+    if len(old.parameters) != len(new.parameters):
+        return "the model has other buffers"
+    pairs = zip(names.tensors, old.parameters, new.parameters, strict=True)
+    name, before, now = next((n, a, b) for n, a, b in pairs if a != b)
+    words = ("requires_grad", "dtype", "shape", "strides", "device")
+    if len(now) != len(words):
+        words = ("dtype", "shape", "device")
+    at = next(at for at, (a, b) in enumerate(zip(before, now, strict=True)) if a != b)
+    shown = [list(each[at]) if isinstance(each[at], tuple) else each[at] for each in (before, now)]
+    return f"{name}: {words[at]} {shown[0]} became {shown[1]}"
+
+
+def _other_grads(old: GuardKey, new: GuardKey, names: Names) -> str:
+    now = new.of(None, old.fresh).grads
+    rows = zip(names.parameters, old.grads, now, strict=True)
+    name, there = next((name, is_) for name, was, is_ in rows if was != is_)
+    return f"{name}.grad {'is there' if there else 'was there, and is not'}"
 
 
 def _change(old: Any, new: Any) -> str:

@@ -79,6 +79,7 @@ class Trace:
     held: Mapping[int, tuple[Place, int]] = field(default_factory=dict[int, tuple[Place, int]])
     left: list[Left] = field(default_factory=list[Left])
     toggled: list[Toggle] = field(default_factory=list[Toggle])
+    fresh: list[nn.Parameter] = field(default_factory=list[nn.Parameter])
     lost: set[int] = field(default_factory=set[int])  # nodes that stand for what those leave
 
 
@@ -190,6 +191,8 @@ class Run:
         self.trace.leaves = [ResultSlot if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         tensors += self._left_tensors()
         for parameter in self._parameters():
+            if id(self._stand_ins[id(parameter)]) in self.trace.watch.fresh:
+                self.trace.fresh.append(parameter)
             flag = self._stand_ins[id(parameter)].requires_grad
             if flag != parameter.requires_grad:
                 self.trace.toggled.append((parameter, flag))

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,10 @@ _VALUES = frozenset(
 """What gives a number or a text where there is none yet."""
 
 
+_GRAD = cast(Any, Tensor.grad)
+_READ_GRAD, _SET_GRAD = _GRAD.__get__, _GRAD.__set__
+
+
 class StandIns(TorchFunctionMode):
     """Every use of one of the user's own tensors becomes a use of the traced one.
 
@@ -71,6 +75,8 @@ class StandIns(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         self._watch.note_line()
+        if func in (_READ_GRAD, _SET_GRAD):
+            self._watch.note_gradient(args[0], cleared=func == _SET_GRAD and args[1] is None)
         leaves, spec = flatten((args, dict(kwargs or {})))
         if func in _VALUES and any(isinstance(leaf, FakeTensor) for leaf in leaves):
             raise looks_at_value(here())
@@ -146,6 +152,10 @@ class Watch:
         self._followed: set[GradientNode] = set()
         self.after_backward: Callable[[], None] = lambda: None
         self._states: dict[int, Tensor] = {}
+        self.fresh: set[int] = set()  # ids of leaves whose first gradients are cleared unread
+        self._used: set[int] = set()  # and of those whose gradients were looked at, or added to
+        self._clearing = False
+        self._began_backward = False
         self.modules: list[tuple[int, str]] = [(0, "")]
         self._names = {
             id(module): f"{prefix}.{name}".strip(".")
@@ -163,6 +173,8 @@ class Watch:
                 (torch, "get_rng_state", self._keeping(torch.get_rng_state)),
                 (torch, "set_rng_state", self._putting_back(torch.set_rng_state)),
                 (torch.amp.GradScaler, "scale", _refuse_scaler),
+                (Optimizer, "zero_grad", self._cleared(Optimizer.zero_grad)),
+                (nn.Module, "zero_grad", self._cleared(nn.Module.zero_grad)),
                 (AveragedModel, "update_parameters", update_parameters),
             ):
                 _put_attribute(undo, owner, name, _traced_only(ours, vars(owner)[name]))
@@ -179,6 +191,7 @@ class Watch:
         def call(*args: Any, **kwargs: Any) -> Any:
             self._end_again()
             self._follow([*args, *kwargs.values()])
+            self._began_backward = True
             start = traced_nodes()
             result = original(*args, **kwargs)
             self.modules.append((traced_nodes(), self._stack[-1]))
@@ -221,6 +234,34 @@ class Watch:
         line = running_line()
         if line != self.lines[-1][1]:
             self.lines.append((traced_nodes(), line))
+
+    def note_gradient(self, leaf: Any, *, cleared: bool) -> None:
+        """``leaf.grad`` is read or set. One that is set to ``None`` before anything is done with it
+        may as well not have been there."""
+        if self._clearing or id(leaf) in self.fresh:
+            return
+        if cleared and not self._began_backward and id(leaf) not in self._used:
+            self.fresh.add(id(leaf))
+        else:
+            self._used.add(id(leaf))
+
+    def _cleared(self, original: Callable[..., None]) -> Callable[..., None]:
+        """``zero_grad``, which looks at gradients only to clear them."""
+
+        def call(owner: Any, set_to_none: bool = True) -> None:
+            groups = [] if isinstance(owner, nn.Module) else owner.param_groups
+            leaves = [leaf for group in groups for leaf in group["params"]]
+            if isinstance(owner, nn.Module):
+                leaves = list(owner.parameters())
+            for leaf in leaves:
+                self.note_gradient(leaf, cleared=set_to_none)
+            self._clearing = True
+            try:
+                original(owner, set_to_none)
+            finally:
+                self._clearing = False
+
+        return call
 
     def note_made(self, result: Any) -> None:
         """The line and the module that run now made these tensors: their gradients are their

@@ -1,0 +1,128 @@
+"""``.grad`` before and after a step: what the step ignores of it is not part of the key."""
+
+import pytest
+import torch
+from torch import nn
+
+import treadle
+from contract.contract_help import beside_eager
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def clear_by_hand(model, optimizer):
+    for each in model.parameters():
+        each.grad = None
+
+
+def clear_some(model, optimizer):
+    for each in model[0].parameters():
+        each.grad = None
+
+
+CLEARING = {
+    "optimizer": lambda model, optimizer: optimizer.zero_grad(),
+    "model": lambda model, optimizer: model.zero_grad(),
+    "by hand": clear_by_hand,
+    "twice": lambda model, optimizer: (model.zero_grad(), optimizer.zero_grad()),
+}
+KEEPING = {
+    "nothing": lambda model, optimizer: None,
+    "some": clear_some,
+    "zeros": lambda model, optimizer: optimizer.zero_grad(set_to_none=False),
+    "looks first": lambda model, optimizer: (
+        sum(p.grad.sum() for p in model.parameters() if p.grad is not None),
+        optimizer.zero_grad(),
+    ),
+}
+
+
+def making(clear):
+    def make():
+        model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+        def step(x):
+            before = clear(model, optimizer)
+            loss = model(x).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            return loss.detach(), before[0] if isinstance(before, tuple) else None
+
+        return step, model, optimizer
+
+    return make
+
+
+@pytest.mark.parametrize("name", CLEARING)
+def test_gradients_that_are_cleared_first_do_not_compile_again(name):
+    step = beside_eager(making(CLEARING[name]), lambda _: (torch.randn(4, 5),), steps=4)
+    assert step.recompiles == []
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_gradients_that_are_used_do(name):
+    step = beside_eager(making(KEEPING[name]), lambda _: (torch.randn(4, 5),), steps=4)
+    where = "2.weight" if name == "some" else "0.weight"
+    assert step.recompiles == [f"{where}.grad is there"]
+
+
+def test_a_stale_gradient_of_a_frozen_parameter_counts_where_it_is_clipped():
+    def make():
+        model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 2))
+        model(torch.ones(1, 5)).sum().backward()
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            return loss.detach(), norm
+
+        return step, model, optimizer
+
+    def between(number, model):
+        if number == 2:
+            model[0].zero_grad()
+
+    step = beside_eager(make, lambda _: (torch.randn(4, 5),), steps=5, between=between)
+    assert step.recompiles == ["0.weight.grad was there, and is not"]
+
+
+def test_a_first_call_that_fails_puts_gradients_back(monkeypatch):
+    function, model, optimizer = making(CLEARING["optimizer"])()
+    model(torch.ones(1, 5)).sum().backward()
+    before = [each.grad for each in model.parameters()]
+    step = treadle.compile(function, model=model, optimizer=optimizer)
+    compiled = step.prepare(torch.randn(4, 5))
+
+    def fails(*_):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(type(compiled.executable), "run", fails)
+    with pytest.raises(RuntimeError, match="no"):
+        step(torch.randn(4, 5))
+    assert all(each.grad is old for each, old in zip(model.parameters(), before, strict=True))
+
+
+def test_old_gradients_are_gone_while_a_step_runs(monkeypatch):
+    function, model, optimizer = making(CLEARING["optimizer"])()
+    step = treadle.compile(function, model=model, optimizer=optimizer)
+    step(torch.randn(4, 5))
+    assert all(each.grad is not None for each in model.parameters())
+    run, seen = step.compiled.executable.run, []
+
+    def looking(*args):
+        seen.extend(each.grad for each in model.parameters())
+        return run(*args)
+
+    monkeypatch.setattr(step.compiled.executable, "run", looking)
+    step(torch.randn(4, 5))
+    assert seen == [None] * 4
