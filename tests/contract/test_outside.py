@@ -3,8 +3,10 @@
 import collections
 import copy
 import functools
+import random
 import types
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -480,3 +482,39 @@ def test_objects_that_are_left_are_the_same_objects():
         x = torch.rand(2, 3)
         torch.testing.assert_close(compiled(x, which), step(x, which))
         assert model.current is pool[which]
+
+
+def draws():
+    ours, theirs = random.Random(3), np.random.default_rng(3)
+    held = types.SimpleNamespace(legacy=np.random.RandomState(3))
+    return {
+        "python": random.random,
+        "numpy": np.random.rand,
+        "own": lambda: ours.random(),
+        "own generator": lambda: theirs.random(),
+        "held": lambda: held.legacy.rand(),
+    }
+
+
+@pytest.mark.parametrize("name", draws())
+def test_random_numbers_of_python_and_numpy_are_refused_and_put_back(name):
+    model, draw, twin = nn.Linear(3, 3), draws()[name], draws()[name]
+
+    def step(x):
+        return model(x) * draw()
+
+    random.seed(5), np.random.seed(5)
+    with pytest.raises(treadle.CaptureError, match="TR-119"):
+        treadle.compile(step, model=model)(torch.randn(2, 3))
+    after = draw()
+    random.seed(5), np.random.seed(5)
+    assert after == twin()
+
+
+def test_autocast_around_a_step_is_part_of_its_key():
+    model = nn.Linear(3, 3)
+    compiled = treadle.compile(lambda x: model(x), model=model)
+    for dtype in (torch.bfloat16, torch.float16, torch.bfloat16):
+        with torch.autocast("cpu", dtype=dtype):
+            assert compiled(torch.randn(2, 3)).dtype is dtype
+    assert len(compiled.recompiles) == 1

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from treadle.capture.dice import Dice
 from treadle.capture.places import MANY, MISSING, PLAIN, Place, Reads, tensors_held
 from treadle.capture.torch_private import FakeTensor, flatten, works_for
 from treadle.capture.variables import Variables
@@ -89,6 +90,11 @@ class Outside:
             self._meet(owner, "self")
         for each in arguments:
             self._meet(each, type(each).__name__)
+        found = [(place.label, value) for place, value in self._read.values()]
+        found += [
+            (held.label, each) for held in self._held.values() for each in held.before.values()
+        ]
+        self._dice = Dice(found)
 
     def _meet(self, value: Any, label: str) -> None:
         """Keep what ``value`` holds, if it can be changed in place."""
@@ -198,8 +204,9 @@ class Outside:
     def changes(self) -> list[tuple[Place, Any, Any]]:
         """Places whose values the run changed, with the old and the new ones.
 
-        ``CaptureError`` TR-117 or TR-118 for what cannot be made again at every call.
+        ``CaptureError`` TR-117 to TR-119 for what cannot be made again at every call.
         """
+        self._dice.refuse()
         for label, value, before in self._lists:
             if _differ(value, before):
                 raise _grows(label, type(value).__name__)
@@ -220,6 +227,7 @@ class Outside:
         return [(p, old, new) for p, old, new in found if not _are_equal(old, new)]
 
     def _restore(self) -> None:
+        self._dice.restore()
         for place, before in self._variables:
             if place.get() is not before:
                 place.put(before)
