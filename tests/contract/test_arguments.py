@@ -236,3 +236,24 @@ def test_what_can_be_neither_compared_nor_read_is_refused():
 
     with pytest.raises(treadle.CaptureError, match=r"TR-116.*Odd"):
         treadle.compile(lambda x, odd: model(x).sum(), model=model)(long(0), Odd())
+
+
+class Uncopied:
+    def __init__(self, x):
+        self.x = x
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("no copies")
+
+
+def test_an_object_with_tensors_that_cannot_be_copied_is_refused():
+    model, x = nn.Linear(5, 5), torch.randn(2, 5)
+    with pytest.raises(treadle.CaptureError, match=r"TR-116.*Uncopied.*no copies"):
+        treadle.compile(lambda batch: model(batch.x), model=model)(Uncopied(x))
+    with pytest.raises(treadle.CaptureError, match=r"TR-116.*Uncopied"):
+        treadle.compile(lambda x: Uncopied(model(x)), model=model)(x)
+    held = Uncopied(x)  # of the step's own: not copied
+    step = treadle.compile(lambda x: model(x) + held.x, model=model)
+    for _ in range(2):
+        held.x = torch.randn(2, 5)
+        torch.testing.assert_close(step(x), model(x) + held.x)

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import operator
+import pickle
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.places import PLAIN
+from treadle.util.errors import CaptureError
 
 _VALUES = PLAIN | {slice, range, type(...), torch.Size, torch.memory_format, torch.layout}
 _CLOSED = (nn.Module, Optimizer, Enum, type, torch.Generator)
@@ -100,7 +102,14 @@ def _vars(value: Any) -> Mapping[str, Any]:
 
 def _with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
     """A shallow copy of ``value`` with ``parts`` in it; no method of the user's class runs."""
-    twin = copy.copy(value)
+    try:
+        twin = copy.copy(value)
+    except (TypeError, pickle.PicklingError, copy.Error) as error:
+        raise CaptureError(
+            f"a {type(value).__name__} holds tensors and cannot be copied: {error}",
+            code="TR-116",
+            remedy="pass or return its tensors themselves, or give the class a __copy__",
+        ) from error
     for name, part in parts.items():
         match twin:
             case dict():

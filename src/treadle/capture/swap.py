@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from treadle.capture.averaging import update_parameters
 from treadle.capture.torch_private import (
     FakeTensor,
-    flatten,
+    flatten_containers,
     traced_nodes,
     unflatten,
     watched_checkpointing,
@@ -77,7 +77,7 @@ class StandIns(TorchFunctionMode):
         self._watch.note_line()
         if func in (_READ_GRAD, _SET_GRAD):
             self._watch.note_gradient(args[0], cleared=func == _SET_GRAD and args[1] is None)
-        leaves, spec = flatten((args, dict(kwargs or {})))
+        leaves, spec = flatten_containers((args, dict(kwargs or {})))
         if func in _VALUES and any(isinstance(leaf, FakeTensor) for leaf in leaves):
             raise looks_at_value(here())
         if any(self._is_outside(leaf) for leaf in leaves):
@@ -266,14 +266,14 @@ class Watch:
     def note_made(self, result: Any) -> None:
         """The line and the module that run now made these tensors: their gradients are their
         doing as well."""
-        for each in flatten(result)[0]:
+        for each in flatten_containers(result)[0]:
             if isinstance(each, Tensor) and each.grad_fn is not None:
                 self._made.setdefault(each.grad_fn, (self.lines[-1][1], self._stack[-1]))
 
     def _follow(self, roots: Sequence[Any]) -> None:
         """When a gradient is computed, the line of its forward operation is the one that runs,
         and so is its module. What a composite operation did inside has those of what reads it."""
-        tensors = [each for each in flatten(list(roots))[0] if isinstance(each, Tensor)]
+        tensors = [each for each in flatten_containers(list(roots))[0] if isinstance(each, Tensor)]
         left = [(each.grad_fn, (self.lines[-1][1], self._stack[-1])) for each in tensors]
         while left:
             node, maker = left.pop()

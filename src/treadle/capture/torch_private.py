@@ -57,6 +57,11 @@ TreeSpec = pytree.TreeSpec
 __all__ = ["NAMES", "DataDependentOutputException", "FakeTensor", "TreeSpec", "detect_fake_mode"]
 
 
+def flatten_containers(tree: Any) -> tuple[list[Any], TreeSpec]:
+    """Leaves of nested lists, tuples, dicts and registered classes, and their structure."""
+    return pytree.tree_flatten(tree)
+
+
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
     """Leaves of nested lists, tuples, dicts, registered classes and objects that hold tensors, and
     their structure."""
