@@ -16,11 +16,6 @@ import treadle
 from contract.contract_help import beside_eager
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 @dataclasses.dataclass
 class Batch:
     x: Tensor

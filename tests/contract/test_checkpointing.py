@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import treadle
 import treadle.backend
+from treadle.runtime.artifact import CallStep
 
 aten = torch.ops.aten
 PRODUCTS = (aten.addmm.default, aten.mm.default)
@@ -80,8 +81,8 @@ def compiled(asked, memory=None):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
     peak = step.measure(torch.randn(ROWS, WIDTH)).peak_bytes
     assert peak <= step.compiled.artifact.peak_bytes
-    calls = (each.op for each in step.compiled.artifact.steps if not hasattr(each, "function"))
-    return peak, sum(op.startswith(("aten.mm", "aten.addmm")) for op in calls)
+    calls = [each for each in step.compiled.artifact.steps if isinstance(each, CallStep)]
+    return peak, sum(each.op.startswith(("aten.mm", "aten.addmm")) for each in calls)
 
 
 AGAIN = LAYERS  # the first product of each block; the second one's result is not needed

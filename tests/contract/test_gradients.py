@@ -8,11 +8,6 @@ import treadle
 from contract.contract_help import beside_eager
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 def clear_by_hand(model, optimizer):
     for each in model.parameters():
         each.grad = None
@@ -69,6 +64,32 @@ def test_gradients_that_are_used_do(name):
     step = beside_eager(making(KEEPING[name]), lambda _: (torch.randn(4, 5),), steps=4)
     where = "2.weight" if name == "some" else "0.weight"
     assert step.recompiles == [f"{where}.grad is there"]
+
+
+@pytest.mark.parametrize("by_model", [False, True])
+@pytest.mark.parametrize(("looks", "times"), [(False, 0), (True, 1)])
+def test_gradients_of_parameters_that_the_step_holds_itself(looks, times, by_model):
+    def make():
+        model = nn.Linear(5, 2)
+        own = list(model.parameters())
+
+        def step(x):
+            before = torch.zeros(())
+            for each in own:
+                if looks and each.grad is not None:
+                    before = before + each.grad.abs().sum()
+                if not by_model:
+                    each.grad = None
+            if by_model:
+                model.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss.detach(), before
+
+        return step, model, []
+
+    step = beside_eager(make, lambda _: (torch.randn(4, 5),), steps=4)
+    assert len(step.recompiles) == times
 
 
 def test_a_stale_gradient_of_a_frozen_parameter_counts_where_it_is_clipped():

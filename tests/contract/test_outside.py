@@ -14,11 +14,6 @@ from torch import Tensor, nn
 import treadle
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 class Stateful(nn.Module):
     """Keeps an auxiliary loss, a hidden state, the last size, and an average as a buffer."""
 
@@ -157,6 +152,10 @@ def test_variables():
     assert [each.split(":")[0] for each in compiled.recompiles] == ["total", "alpha"]
 
 
+def squares(y):
+    return y.square().sum()
+
+
 def test_a_function_that_is_defined_again():
     model, settings = nn.Linear(3, 3), types.SimpleNamespace(inner=types.SimpleNamespace(power=2))
 
@@ -168,7 +167,7 @@ def test_a_function_that_is_defined_again():
     compiled = treadle.compile(step, model=model)
     x = torch.randn(2, 3)
     torch.testing.assert_close(compiled(x), step(x))
-    loss_of = lambda y: y.square().sum()  # noqa: E731
+    loss_of = squares
     torch.testing.assert_close(compiled(x), step(x))
     settings.inner.power = 3
     torch.testing.assert_close(compiled(x), step(x))

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from treadle.capture.words import here
 from treadle.util.errors import CaptureError
 
 
@@ -37,7 +36,6 @@ class Dice:
                     f"the step draws from {name}: that would happen when it is captured, and later "
                     "calls would use the same numbers",
                     code="TR-119",
-                    where=here(),
                     remedy="draw with torch (torch.rand, torch.randperm), or pass the numbers as "
                     "tensors",
                 )

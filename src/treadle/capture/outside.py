@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from treadle.capture.dice import Dice
-from treadle.capture.places import MANY, MISSING, PLAIN, Place, Reads, tensors_held
+from treadle.capture.places import CONTAINERS, MANY, MISSING, PLAIN, Place, Reads, tensors_held
 from treadle.capture.torch_private import FakeTensor, flatten, works_for
 from treadle.capture.variables import Variables
 from treadle.util.errors import CaptureError
@@ -26,7 +26,6 @@ _OWN = _SILENT - {"training"}
 """Those that other code than this looks after."""
 
 _CLOSED = (ModuleType, FunctionType, MethodType, BuiltinFunctionType, type, Enum, Tensor, Optimizer)
-_CONTAINERS = (list, tuple, set, deque, dict)
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of a type: made by Python code; sealed
 
 
@@ -74,8 +73,7 @@ class Outside:
         self._classes: dict[type, Any] = {}
         self._thread = threading.get_ident()
         for prefix, model in models.items():
-            for name, module in model.named_modules():
-                self._meet(module, f"{prefix}.{name}".strip("."))
+            self._meet(model, prefix)
         for prefix, optimizer in optimizers.items():
             for at, group in enumerate(optimizer.param_groups):
                 name = f"{prefix or 'optimizer'}.param_groups[{at}]"
@@ -98,12 +96,12 @@ class Outside:
 
     def _meet(self, value: Any, label: str) -> None:
         """Keep what ``value`` holds, if it can be changed in place."""
-        if isinstance(value, _CONTAINERS):
+        if isinstance(value, CONTAINERS):
             self._meet_container(cast(Any, value), label)
         elif (held := _vars(value)) is not None and id(held) not in self._held:
             self._keep(_Held(label, held, dict(held)))
             for name, each in list(held.items()):
-                if name not in _OWN and isinstance(each, _CONTAINERS):
+                if name not in _OWN and isinstance(each, CONTAINERS):
                     self._meet(each, f"{label}.{name}".lstrip("."))
             if isinstance(value, nn.Module):
                 self._meet_module(value, label)
@@ -118,7 +116,7 @@ class Outside:
         self._containers.add(id(value))
         if isinstance(value, dict):
             self._keep(_Held(label, cast(Any, value), dict(cast(Any, value)), entries=True))
-        elif not isinstance(value, tuple):
+        elif not isinstance(value, tuple | frozenset):
             self._lists.append((label, value, list(value)))
         if len(value) <= MANY:
             entries: Iterable[Any] = value.items() if isinstance(value, dict) else enumerate(value)
@@ -213,18 +211,20 @@ class Outside:
         found = [(p, old, p.get()) for p, old in self._variables if p.get() is not old]
         for held in self._held.values():
             changed = [each for each in held.changed() if each[0].name not in _OWN]
-            for place, old, new in changed:
-                if held.fixed:
-                    raise _grows(place.label, "part of a module")
-                if (held.entries or place.identity in self._read) and _counts(old, new):
-                    raise _counted(place.label, old, new)
+            if held.fixed and changed:
+                raise _grows(changed[0][0].label, "part of a module")
             found += changed
         for place, old, new in found:
-            if place.identity in self._read and _counts(old, new):
+            if self._is_read(place) and _counts(old, new):
                 raise _counted(place.label, old, new)
             if any(_hides_traced(leaf) for leaf in flatten(new)[0]):
                 raise _grows(place.label, type(new).__name__)
         return [(p, old, new) for p, old, new in found if not _are_equal(old, new)]
+
+    def _is_read(self, place: Place) -> bool:
+        """Entries of a dict are read with it."""
+        held = self._held.get(id(place.holder))
+        return place.identity in self._read or (held is not None and held.entries)
 
     def _restore(self) -> None:
         self._dice.restore()
@@ -324,4 +324,4 @@ def _counted(label: str, before: Any, now: Any) -> CaptureError:
     )
 
 
-__all__ = ["Outside"]
+__all__ = ["Outside", "refuse_new_tensors"]

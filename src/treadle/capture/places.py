@@ -17,7 +17,9 @@ PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtyp
 """Types whose values are what they are."""
 
 _CHANGES: Any = object()  # no value of the user's
-_CONTAINERS = (list, tuple, deque, dict, set, frozenset)
+CONTAINERS = (list, tuple, deque, dict, set, frozenset)
+"""Whose entries are looked into, in those of other classes that are made from them as well."""
+
 MANY = 64
 """Entries of a container beyond which it is taken as it is when captured."""
 
@@ -35,9 +37,11 @@ class Place:
 
     @property
     def identity(self) -> tuple[int, Any]:
+        """Equal for two that are the same place."""
         return id(self.holder), self.name
 
     def get(self) -> Any:
+        """What is there now, or ``MISSING``."""
         if isinstance(self.holder, CellType):
             try:
                 return self.holder.cell_contents
@@ -46,6 +50,7 @@ class Place:
         return self.holder.get(self.name, MISSING)
 
     def put(self, value: Any) -> None:
+        """From now on ``value`` is there; ``MISSING`` for nothing."""
         if isinstance(self.holder, CellType):
             if value is MISSING:
                 del self.holder.cell_contents
@@ -80,7 +85,7 @@ def fact(value: Any, depth: int = 0) -> Any:
         return kind, value
     if isinstance(value, Tensor):
         return tensor_fact(value)
-    if isinstance(value, _CONTAINERS) and len(value) <= MANY and depth < _DEEP:
+    if isinstance(value, CONTAINERS) and len(value) <= MANY and depth < _DEEP:
         if isinstance(value, set | frozenset):
             return kind, frozenset(fact(each, depth + 1) for each in value)
         entries: Iterable[Any] = value.items() if isinstance(value, dict) else value
@@ -89,6 +94,7 @@ def fact(value: Any, depth: int = 0) -> Any:
 
 
 def tensor_fact(value: Tensor) -> Any:
+    """What of a tensor decides a graph: all but its numbers."""
     shape = tuple(value.shape)
     return value.dtype, shape, value.stride(), value.device, value.requires_grad
 

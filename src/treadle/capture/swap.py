@@ -76,7 +76,8 @@ class StandIns(TorchFunctionMode):
     ) -> Any:
         self._watch.note_line()
         if func in (_READ_GRAD, _SET_GRAD):
-            self._watch.note_gradient(args[0], cleared=func == _SET_GRAD and args[1] is None)
+            leaf = self._table.get(id(args[0]), args[0])
+            self._watch.note_gradient(leaf, cleared=func == _SET_GRAD and args[1] is None)
         leaves, spec = flatten_containers((args, dict(kwargs or {})))
         if func in _VALUES and any(isinstance(leaf, FakeTensor) for leaf in leaves):
             raise looks_at_value(here())
@@ -249,10 +250,10 @@ class Watch:
         """``zero_grad``, which looks at gradients only to clear them."""
 
         def call(owner: Any, set_to_none: bool = True) -> None:
-            groups = [] if isinstance(owner, nn.Module) else owner.param_groups
-            leaves = [leaf for group in groups for leaf in group["params"]]
             if isinstance(owner, nn.Module):
                 leaves = list(owner.parameters())
+            else:
+                leaves = [leaf for group in owner.param_groups for leaf in group["params"]]
             for leaf in leaves:
                 self.note_gradient(leaf, cleared=set_to_none)
             self._clearing = True

@@ -23,8 +23,7 @@ _SCRATCH = 1 << 16  # longest row that is kept between passes
 _WIDE = 1 << 15  # columns from which few rows are shared by all threads
 _CHUNKS = 64  # pieces of a wide row; fixed, so that sums do not depend on the threads
 _TILE = 32
-_FEW = 256  # columns up to which sums are simply added up
-_PIECE = 256  # columns of longer rows that are added up in float32
+_PIECE = 256  # columns that are added up in float32
 
 
 class Rows(Body):
@@ -228,7 +227,7 @@ class Rows(Body):
         pragma = simd([(f"a_{name}", fold) for name, fold in folds.items()])
         add = [f"t_{name} += a_{name}; a_{name} = 0;" for name in long]
         if self.split is None:
-            lines += self._columns("0", f"{self.cols}", [*pragma], writer.inner, add)
+            lines += self._columns("0", f"{self.cols}", pragma, writer.inner, add)
         else:
             width = self.split.inner.extent
             every = max(1, _PIECE // sample_of(width))
@@ -249,7 +248,7 @@ class Rows(Body):
 
     def _long(self, folds: Mapping[str, Fold], cols: int) -> list[str]:
         """Sums of so many columns that pieces of them are added up first."""
-        return [name for name, fold in folds.items() if fold.long and sample_of(cols) > _FEW]
+        return [name for name, fold in folds.items() if fold.long and sample_of(cols) > _PIECE]
 
     def _columns(
         self, begin: str, end: str, pragma: list[str], inner: list[str], add: list[str]
