@@ -14,6 +14,19 @@ Parts = tuple[Callable[..., Any], Any, Any]
 """The step's function, and its models and optimizers: one, a list or a dict of each."""
 
 
+def training(loss_of: Callable[..., Tensor], optimizer: Optimizer) -> Callable[..., Tensor]:
+    """The ordinary step: loss, backward, update, and gradients cleared."""
+
+    def step(*batch: Any) -> Tensor:
+        loss = loss_of(*batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
 def _listed(value: Any, kind: type) -> list[Any]:
     if isinstance(value, kind):
         return [value]

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import treadle
 import treadle.backend
+from contract.contract_help import training
 from treadle.runtime.artifact import CallStep
 
 aten = torch.ops.aten
@@ -56,13 +57,7 @@ def made(asked):
                 x = x + checkpoint(block, x, **{"use_reentrant": False, **options})
         return x
 
-    def step(x):
-        loss = forward(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
+    step = training(lambda x: forward(x).square().mean(), optimizer)
     return model, optimizer, step, forward
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import treadle
 import treadle.backend
+from contract.contract_help import training
 
 
 class Words(nn.Module):
@@ -231,13 +232,7 @@ def test_code_of_the_user_s_that_raises_while_it_is_captured_changes_nothing(cal
         block[0].register_forward_hook(hook)
         block[1].register_full_backward_hook(hook)
 
-    def train(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
+    train = training(lambda x: model(x).square().mean(), optimizer)
     step = treadle.compile(train, model=model, optimizer=optimizer)
     before, x = everything(model, optimizer), torch.randn(5, 4)
     before[-1] = torch.get_rng_state()

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import enum
+import functools
 import itertools
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 import treadle
-from contract.contract_help import assert_same_state, beside_eager
+from contract.contract_help import assert_same_state, beside_eager, training
 
 
 def mlp(*widths):
@@ -21,14 +22,7 @@ def mlp(*widths):
 
 
 def stepping(loss_of, model, optimizer):
-    def step(*batch):
-        loss = loss_of(model, *batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step
+    return training(functools.partial(loss_of, model), optimizer)
 
 
 @pytest.mark.parametrize("kind", [list, dict])

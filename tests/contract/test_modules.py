@@ -6,20 +6,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import treadle
-from contract.contract_help import beside_eager
+from contract.contract_help import beside_eager, training
 
 
 def stepping(model, forward=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(x):
-        loss = (forward or model)(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step, model, optimizer
+    return training(lambda x: (forward or model)(x).square().mean(), optimizer), model, optimizer
 
 
 def net():

@@ -11,17 +11,11 @@ import torch
 from torch import nn
 
 import treadle
+from contract.contract_help import training
 
 
 def stepping(model, optimizer, scale=1.0):
-    def step(x):
-        loss = (model(x) * scale).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step
+    return training(lambda x: (model(x) * scale).square().mean(), optimizer)
 
 
 def pair():

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
+from contract.contract_help import training
 
 
 class Deep(nn.Module):
@@ -24,13 +25,7 @@ def made(**options):
     model = Deep()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def train(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
+    train = training(lambda x: model(x).square().mean(), optimizer)
     return model, train, treadle.compile(train, model=model, optimizer=optimizer, **options)
 
 

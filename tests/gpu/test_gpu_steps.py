@@ -7,10 +7,6 @@ from torch.utils.checkpoint import checkpoint
 
 import treadle
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
 FORMS = {
     "plain": lambda block, x: block(x),
     "checkpoint": lambda block, x: checkpoint(block, x, use_reentrant=False),

@@ -13,11 +13,6 @@ import treadle
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "codegen"))
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
-
 
 def test_kernels_agree_with_the_loop_interpreter(tmp_path):
     from test_triton import all_cases
