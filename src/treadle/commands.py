@@ -7,7 +7,7 @@ from pathlib import Path
 
 from treadle.api import Step, compile
 from treadle.options import from_environment
-from treadle.report.watch import ProgressLine
+from treadle.report.progress import ProgressLine, can_be_live
 from treadle.stages import Clock, Watcher
 from treadle.target import Job, Target
 from treadle.util.files import check_output
@@ -31,7 +31,8 @@ def compiled(target: Target, memory: str | None) -> tuple[Job, Step]:
 @contextmanager
 def progress() -> Generator[Clock]:
     """Stages of this clock are shown while they last; silent where the output is no terminal."""
-    watcher = ProgressLine(sys.stderr) if sys.stderr.isatty() else Watcher()
+    wanted = from_environment().progress and can_be_live(sys.stderr)
+    watcher = ProgressLine(sys.stderr) if wanted else Watcher()
     try:
         yield Clock(watcher)
     finally:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from treadle.api import Step, compile
 from treadle.bench import eager_peak
+from treadle.commands import can_be_live
 from treadle.options import from_environment
 from treadle.util.files import check_output, write_output
 from treadle.util.sizes import format_bytes
@@ -177,7 +178,7 @@ def _progress(console: Console) -> Progress:
         TimeElapsedColumn(),
         TextColumn("{task.fields[loss]}"),
         console=console,
-        disable=not console.is_terminal,
+        disable=not (from_environment().progress and can_be_live(console.file)),
     )
 
 

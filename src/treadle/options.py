@@ -82,12 +82,13 @@ class Options:
 
 def from_environment() -> Options:
     """The defaults, with ``TREADLE_STRICT``, ``TREADLE_NO_CODEGEN``, ``TREADLE_DUMP``,
-    ``TREADLE_DEBUG``, ``TREADLE_NO_PROGRESS`` and ``TREADLE_CACHE_DIR`` applied."""
+    ``TREADLE_DEBUG``, ``TREADLE_NO_PROGRESS`` and ``TREADLE_CACHE_DIR`` applied. Of the processes
+    that torchrun starts on a machine only the first shows progress."""
     dump = os.environ.get(PREFIX + "DUMP")
     return Options(
         strict=_environment_flag("STRICT"),
         codegen=not _environment_flag("NO_CODEGEN"),
         dump=Path(dump) if dump else None,
         debug=_environment_level("DEBUG"),
-        progress=not _environment_flag("NO_PROGRESS"),
+        progress=not _environment_flag("NO_PROGRESS") and os.environ.get("LOCAL_RANK", "0") == "0",
     )

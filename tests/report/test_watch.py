@@ -1,15 +1,19 @@
 """Observers of a compile: the debug ladder, dumps, the progress line, and silence."""
 
 import io
+import sys
 import time
 
 import pytest
 import torch
+from rich.console import Console
+from rich.progress import Progress
 from torch import nn
 
 import treadle
 from treadle.options import Options, from_environment
-from treadle.report.watch import ProgressLine, watcher_for
+from treadle.report.progress import ProgressLine, can_be_live
+from treadle.report.watch import watcher_for
 from treadle.stages import STAGES, Clock, Watcher, Watchers
 
 
@@ -90,6 +94,74 @@ def test_a_terminal_sees_a_line_after_a_while_and_then_nothing():
     line.closes()
     assert "treadle: plan memory ... 0 s" in stream.getvalue()
     assert stream.getvalue().endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize("drawn", [{}, {"auto_refresh": False}, {"redirect_stderr": False}])
+def test_the_line_gives_way_to_a_display_of_rich(drawn):
+    stream = Terminal()
+    console = Console(file=Terminal(), force_terminal=True)
+    line = ProgressLine(stream, after=0.02, every=0.02)
+    with Progress(console=console, **drawn), Clock(line).stage("plan memory"):
+        time.sleep(0.2)
+        assert stream.getvalue() == ""
+    time.sleep(0.2)
+    assert "plan memory" in stream.getvalue()
+    with Progress(console=console):
+        time.sleep(0.2)
+        before = stream.getvalue()
+        assert before.endswith("\r\x1b[K")
+        time.sleep(0.1)
+        assert stream.getvalue() == before
+    line.closes()
+
+
+def test_a_line_made_inside_a_display_writes_to_the_terminal_itself(monkeypatch):
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Progress(console=Console(file=Terminal(), force_terminal=True)):
+        line = ProgressLine(sys.stderr, after=0.02, every=0.02)
+    with Clock(line).stage("build"):
+        time.sleep(0.2)
+    line.closes()
+    assert "treadle: build" in stream.getvalue()
+
+
+def test_of_two_lines_one_is_shown():
+    outer, inner = Terminal(), Terminal()
+    lines = [ProgressLine(each, after=0.02, every=0.02) for each in (outer, inner)]
+    with Clock(lines[0]).stage("round 1"):
+        time.sleep(0.1)
+        with Clock(lines[1]).stage("capture"):
+            time.sleep(0.1)
+        lines[1].closes()
+    lines[0].closes()
+    assert "round 1" in outer.getvalue()
+    assert inner.getvalue() == ""
+
+
+def test_a_line_is_never_wider_than_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = Terminal()
+    line = ProgressLine(stream, after=0.01, every=0.01)
+    with Clock(line).stage("a stage with a long name"):
+        time.sleep(0.1)
+    line.closes()
+    assert {len(each) for each in stream.getvalue().split("\r\x1b[K")} == {0, 19}
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_go_back_is_left_alone(monkeypatch, term):
+    monkeypatch.setenv("TERM", "xterm")
+    assert can_be_live(Terminal())
+    monkeypatch.setenv("TERM", term)
+    assert not can_be_live(Terminal())
+
+
+def test_of_a_torchrun_only_the_first_process_shows_progress(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert not from_environment().progress
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert from_environment().progress
 
 
 def test_what_is_quick_stays_silent():

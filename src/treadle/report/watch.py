@@ -2,8 +2,6 @@
 
 import hashlib
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import TextIO
 
@@ -12,6 +10,7 @@ from treadle.graph.passes import DumpPasses, GraphPass, PassReport
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
 from treadle.options import Options
+from treadle.report.progress import ProgressLine, can_be_live
 from treadle.runtime.artifact import Artifact, Language
 from treadle.stages import STAGES, Product, Watcher, Watchers, text_of
 
@@ -28,7 +27,7 @@ def watcher_for(name: str, options: Options, stream: TextIO | None = None) -> Wa
         watchers.append(Printer(options.debug, out))
     if options.dump is not None:
         watchers.append(Dump(options.dump, name))
-    if options.progress and options.debug == 0 and out.isatty():
+    if options.progress and options.debug == 0 and can_be_live(out):
         watchers.append(ProgressLine(out))
     return Watchers(watchers)
 
@@ -106,38 +105,3 @@ class Dump(Watcher):
     def closes(self) -> None:
         if self._passes is not None:
             (self._folder / "times.txt").write_text("".join(self._times))
-
-
-class ProgressLine(Watcher):
-    """``treadle: plan memory ... 4 s`` on one line, from the first second on, then gone."""
-
-    def __init__(self, stream: TextIO, *, after: float = 1.0, every: float = 0.5) -> None:
-        self._stream = stream
-        self._after, self._every = after, every
-        self._stage = ""
-        self._shown = False
-        self._done = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def begins(self, stage: str) -> None:
-        self._stage = stage
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._show, name="treadle", daemon=True)
-            self._thread.start()
-
-    def closes(self) -> None:
-        self._done.set()
-        if self._thread is not None:
-            self._thread.join()
-        if self._shown:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-
-    def _show(self) -> None:
-        start = time.monotonic()
-        wait = self._after
-        while not self._done.wait(wait):
-            self._shown, wait = True, self._every
-            seconds = time.monotonic() - start
-            self._stream.write(f"\r\x1b[Ktreadle: {self._stage} ... {seconds:.0f} s")
-            self._stream.flush()
