@@ -12,7 +12,7 @@ FLOORS = (
     {"options"},
     {"graph", "loop", "runtime"},
     {"capture", "passes", "lower", "schedule", "codegen"},
-    {"stages", "generality"},
+    {"stages", "generality", "compiler"},
     {"pipeline"},
     {"report"},  # reads what the pipeline made; the pipeline does not know it
     {"undo", "saved", "shapes"},
@@ -30,6 +30,7 @@ FORBIDDEN = {
     "codegen": {"graph"},
     "runtime": {"graph", "loop", "options"},
 }
+STAGES = {"graph", "loop", "passes", "lower", "schedule", "codegen", "generality", "stages"}
 MAY_REPORT = {"api", "cli", "commands", "__main__", "report"}
 # The type of the public ``torch.ops.aten.add.Tensor``, which has no public name.
 NO_PUBLIC_NAME = {"torch._ops.OpOverload"}
@@ -93,6 +94,31 @@ def test_private_torch_is_named_in_one_file(path):
         if each.split(".")[0] == "torch" and any(part.startswith("_") for part in each.split("."))
     }
     assert not private - NO_PUBLIC_NAME, "move it to capture/torch_private.py"
+
+
+def ambient_reads(tree: ast.Module) -> list[str]:
+    """Where code asks the process and not its arguments: settings of PyTorch, the environment."""
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            settings = text.startswith(("torch.get_", "torch.are_", "torch.backends", "torch.cuda"))
+            asked = text.startswith("torch.is_") and text.endswith("enabled")
+            if settings or asked or text.startswith(("os.environ", "os.getenv", "platform.")):
+                found.append(text)
+    return found
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if room(p) in STAGES], ids=name_of)
+def test_stages_see_nothing_but_what_they_are_given(path):
+    """Otherwise the key of the cache would not tell: see ``compiler/request.py``."""
+    assert not ambient_reads(parse(path))
+
+
+def test_the_fence_sees_ambient_reads():
+    lines = ("torch.get_num_threads()", "torch.backends.mkldnn.enabled", "os.environ['X']")
+    assert all(ambient_reads(ast.parse(line)) for line in lines)
+    assert not ambient_reads(ast.parse("torch.is_tensor(x); torch.full((), 1)"))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

@@ -16,11 +16,12 @@ from torch import SymInt, Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.capture.torch_private import outside_modes, retraced, through_autograd
+from treadle.compiler.request import Target
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.options import Options, from_environment
 from treadle.passes.memory.choose import fastest_plan
 from treadle.passes.memory.split import Halves, extract, split
-from treadle.pipeline import Built, Target, compile_step, extended, plan_within, settled
+from treadle.pipeline import Built, compile_step, extended, plan_within, settled
 from treadle.runtime.build import build
 from treadle.runtime.cache import Cache
 from treadle.util.errors import LoweringError, TreadleError

@@ -1,14 +1,18 @@
 """Every knob of treadle, in one frozen dataclass, and the only reader of the environment."""
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from treadle.util.errors import TreadleError
 
 PREFIX = "TREADLE_"
 NUMERICS = ("default", "eager")
 STREAMS = ("eager", "counter")
+_DECIDES_NOTHING: Mapping[str, bool] = {"decides": False}
+"""Of an option that changes what is said, checked or kept, and never what is compiled."""
 
 
 def _default_cache() -> Path:
@@ -57,16 +61,16 @@ class Options:
     """
 
     memory: str | int | float | None = None
-    strict: bool = False
+    strict: bool = field(default=False, metadata=_DECIDES_NOTHING)
     numerics: str = "default"
     rng: str = "eager"
     codegen: bool = True
     fuse: bool = True
-    cache_dir: Path = field(default_factory=_default_cache)
-    max_cached: int = 8
-    dump: Path | None = None
-    debug: int = 0
-    progress: bool = True
+    cache_dir: Path = field(default_factory=_default_cache, metadata=_DECIDES_NOTHING)
+    max_cached: int = field(default=8, metadata=_DECIDES_NOTHING)
+    dump: Path | None = field(default=None, metadata=_DECIDES_NOTHING)
+    debug: int = field(default=0, metadata=_DECIDES_NOTHING)
+    progress: bool = field(default=True, metadata=_DECIDES_NOTHING)
 
     def __post_init__(self) -> None:
         if self.max_cached < 1:
@@ -74,10 +78,20 @@ class Options:
         _require_one_of("numerics", self.numerics, NUMERICS)
         _require_one_of("rng", self.rng, STREAMS)
 
+    def decisive(self) -> "Options":
+        """These options with every one that decides nothing of what is compiled at its default."""
+        return Options(cache_dir=Path(), **deciding(self))
+
     @property
     def watched(self) -> bool:
         """Whether every stage is to be seen: then the cache is not asked."""
         return self.dump is not None or self.debug > 1
+
+
+def deciding(options: Options) -> dict[str, Any]:
+    """By name, the options that decide what is compiled: all that do not say otherwise."""
+    chosen = (each.name for each in fields(options) if each.metadata.get("decides", True))
+    return {name: vars(options)[name] for name in chosen}
 
 
 def from_environment() -> Options:

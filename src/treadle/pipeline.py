@@ -3,22 +3,17 @@
 capture -> clean -> plan memory -> lower -> simplify -> schedule -> generate code -> build
 """
 
-import hashlib
-import json
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import torch
-
 from treadle.capture.step import Captured
 from treadle.codegen.host import artifact_of, call_step, spec_of
+from treadle.compiler.request import CompileRequest, Target, key_of, request_of
 from treadle.generality import require_general
 from treadle.graph.dynamic import dims_of_graph
 from treadle.graph.lookups import IndexCheck
 from treadle.graph.passes import GraphPass, run_passes
-from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
 from treadle.loop.kernel import Kernel, Plan
 from treadle.loop.program import Call, Program
@@ -27,13 +22,12 @@ from treadle.loop.verify import verify_kernel, verify_program
 from treadle.lower.graph import lower
 from treadle.lower.library import RANDOM_NAMES
 from treadle.options import Options
-from treadle.passes.checkpoints import SettleCheckpoints, as_marked, marks_of
+from treadle.passes.checkpoints import SettleCheckpoints, as_marked
 from treadle.passes.counted import CountDraws
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.dropout import ExpandDropout
 from treadle.passes.memory.choose import MemoryPlan, fastest_plan, plan_memory
-from treadle.passes.memory.cost import Device, device_for
 from treadle.passes.noops import RemoveNoOps
 from treadle.passes.registered import registered
 from treadle.runtime.artifact import Artifact, call_at, spec_at
@@ -41,11 +35,10 @@ from treadle.runtime.cache import Cache
 from treadle.runtime.execute import Build, Executable, build
 from treadle.runtime.workspace import Workspaces
 from treadle.schedule.plan import schedule
-from treadle.stages import Clock, Story, Watcher, Watchers, read_saved, saved_bytes
+from treadle.stages import Clock, Story, Watcher, Watchers, read_saved, saved_bytes, with_lines
 from treadle.util.collector import without_collector
 from treadle.util.extents import Domain, dims_in
 from treadle.util.sizes import parse_bytes
-from treadle.util.software import own_digest
 
 CLEAN: tuple[GraphPass, ...] = (
     ExpandDropout(),
@@ -64,7 +57,8 @@ COUNTED: tuple[GraphPass, ...] = (
 class Compiled:
     """One compiled variant of a step, and how it came about.
 
-    ``key`` names the artifact in the cache; ``facts`` are what the key is made of. ``library``:
+    ``key`` names the artifact in the cache; ``facts`` are what the key is made of, and ``entry`` is
+    what the cache holds: the artifact and its story without this run's source lines. ``library``:
     no compiler was found or wanted, all is PyTorch's kernels. ``checks``: what a call's inputs must
     be before anything runs.
     """
@@ -73,6 +67,7 @@ class Compiled:
     options: Options
     key: str
     facts: Mapping[str, str]
+    entry: bytes
     artifact: Artifact
     executable: Executable
     story: Story
@@ -84,29 +79,6 @@ class Compiled:
     has_run: bool = False
     kernel_seconds: tuple[float, ...] = ()
     pattern: Artifact | None = None  # the artifact for many shapes that this one was made from
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a step is to run: the device, the options, whether PyTorch's kernels must do
-    (``library``), and how to learn what library calls allocate inside (``None``: not at all).
-    ``like``: the device to estimate for, where it is another."""
-
-    device: str
-    options: Options
-    library: bool = False
-    workspaces: Workspaces | None = None
-    like: str = ""
-
-    @property
-    def rounds_once(self) -> bool:
-        """Whether several of eager's operations may share one rounding."""
-        return self.options.numerics != "eager"
-
-    @property
-    def hardware(self) -> Device:
-        """The description that costs are estimated with."""
-        return device_for(self.like or self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +105,7 @@ class Built:
 
     key: str
     facts: Mapping[str, str]
+    entry: bytes
     artifact: Artifact
     executable: Executable
     story: Story
@@ -160,47 +133,51 @@ def compile_step(
         checks.require_fixed()
     with clock.stage("look up"):
         build_ = build(cache, device=device) if options.codegen else Build.without_compiler(device)
-        workspaces = Workspaces(cache, device)
-        target = Target(device, options, library=not build_.generates, workspaces=workspaces)
-        facts = artifact_facts(step, target, build_)
-        key = artifact_key(facts)
-        found = None if options.watched else _look_up(cache, key)
-    if found is None:
-        with without_collector(), (domain or Domain()).noting() as asked:
-            artifact, story = _generate(step, target, clock)
-        artifact = replace(artifact, questions=tuple(asked.questions))
+        asked = domain or Domain()
+        request = request_of(
+            step, device, options, build_, cache=cache, asked=tuple(asked.questions)
+        )
+        facts = request.facts
+        key = key_of(facts)
+        entry = None if options.watched else cache.get(key)
+        found = None if entry is None else read_saved(entry)
+    lines = request.canonical.lines
+    if entry is None or found is None:  # what another version wrote is written again
+        with lines.in_errors(), without_collector(), asked.noting():
+            made = _generate(request, clock)
+        found = replace(made[0], questions=tuple(asked.questions)), made[1]
+        entry = saved_bytes(*found)
+        from_cache = False
     else:
-        artifact, story = found
+        from_cache = True
+    artifact, story = with_lines(*found, lines)
     with clock.stage("build"):
         executable = Executable(artifact, build_)
-    if found is None:
-        cache.put(key, saved_bytes(artifact, story))
+    if not from_cache:
+        cache.put(key, entry)
     return Built(
         key,
         facts,
+        entry,
         artifact,
         executable,
         story,
         clock.seconds,
-        from_cache=found is not None,
-        library=target.library,
+        from_cache=from_cache,
+        library=request.target.library,
         checks=checks,
     )
 
 
-def _look_up(cache: Cache, key: str) -> tuple[Artifact, Story] | None:
-    """A saved artifact; what another version wrote is a miss, and is written again."""
-    blob = cache.get(key)
-    return None if blob is None else read_saved(blob)
-
-
-def _generate(captured: StepGraph, target: Target, clock: Clock) -> tuple[Artifact, Story]:
-    """Every stage between the captured graph and the artifact."""
+def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, Story]:
+    """Every stage between the captured graph and the artifact. They see the request alone."""
+    target = request.target
     story = Story()
     watcher = Watchers([story, clock.watcher])
-    watcher.made("captured", captured)
+    watcher.locates(request.canonical.lines)
+    watcher.made("captured", request.step)
     with clock.stage("clean"):
-        step = settled(captured, target.options, watcher)
+        step = settled(request.step, target.options, watcher)
     watcher.made("clean", step)
     with clock.stage("plan memory"):
         memory, judged = plan_within(step, target)
@@ -310,27 +287,3 @@ def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
     for (at, step), size in zip(calls.items(), sizes, strict=True):
         steps[at] = replace(step, workspace=size)
     return replace(program, steps=tuple(steps))
-
-
-def artifact_facts(step: StepGraph, target: Target, build_: Build) -> dict[str, str]:
-    """Everything an artifact depends on, by name: the graph by its digest."""
-    return {
-        "graph": hashlib.sha256((show(step) + marks_of(step)).encode()).hexdigest(),
-        "sizes": ", ".join(f"{dim!r}" for dim in dims_of_graph(step.graph)),
-        "treadle": own_digest(),
-        "memory": repr(target.options.memory),
-        "kernels": "PyTorch's" if target.library else "generated",
-        "fuse": repr(target.options.fuse),
-        "numerics": target.options.numerics,
-        "rng": target.options.rng,
-        "device": target.device,
-        "threads": str(torch.get_num_threads()),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "compiler": build_.identity,
-    }
-
-
-def artifact_key(facts: Mapping[str, str]) -> str:
-    """Same graph, same options, same software: same artifact, in every process."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -10,12 +10,15 @@ from torch import nn
 
 from treadle.capture.refuse import device_of, named_models, named_optimizers
 from treadle.capture.step import capture
-from treadle.capture.torch_private import is_fake
+from treadle.capture.torch_private import is_fake, switches
+from treadle.compiler.request import Target
 from treadle.options import from_environment
 from treadle.passes.memory.cost import Device, device_for
 from treadle.passes.memory.search import frontier
-from treadle.pipeline import Target, extended, planned, settled
+from treadle.pipeline import extended, planned, settled
+from treadle.runtime.build import build
 from treadle.runtime.cache import Cache
+from treadle.runtime.machine import machine
 from treadle.runtime.workspace import Workspaces
 from treadle.util.sizes import format_bytes, parse_bytes
 
@@ -85,7 +88,9 @@ def plan(
     target = Target(captured.device, replace(from_environment(), memory=None), like=name)
     if here.type == place.type and not any(_is_described(each) for each in models.values()):
         cache = Cache(target.options.cache_dir)  # the step could run here: what it would be
-        target = replace(target, workspaces=Workspaces(cache, captured.device))
+        build_ = build(cache, device=captured.device)
+        here = machine(torch.device(captured.device), switches(), build_.identity)
+        target = replace(target, workspaces=Workspaces(cache, captured.device, here.identity))
     step = settled(extended(captured.step), replace(target.options, memory=memory or math.inf))
     points = [
         Point(planned(each.step, target).plan.peak_bytes, 1e3 * each.seconds)

@@ -11,32 +11,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from treadle.options import Options
+from treadle.options import Options, deciding
 from treadle.pipeline import Compiled
 from treadle.runtime.build import build
 from treadle.runtime.bundle import Bundle, read_bundle, write_bundle
 from treadle.runtime.cache import Cache
 from treadle.runtime.compilers import LIBRARY
-from treadle.stages import saved_bytes
 from treadle.util.errors import RuntimeFailure
 
 _KEY = re.compile("[0-9a-f]{64}")
 _WORDS = {
     "graph": "the step itself: its function, model, optimizer, shapes or dtypes",
+    "constants": "the values of constants",
+    "sizes": "the ranges of dynamic sizes",
+    "questions": "what the step asks of its sizes",
+    "costs": "the registered costs of operations",
     "treadle": "the version of treadle",
     "torch": "the version of PyTorch",
+    "libraries": "the version of Python, NumPy, SciPy or Triton",
+    "switches": "PyTorch's own switches",
     "memory": "the memory budget",
     "threads": "the number of threads",
     "compiler": "the compiler",
     "device": "the device",
-    "machine": "the kind of machine",
+    "machine": "the model of the machine",
     "kernels": "whether kernels are generated",
+    "codegen": "the option codegen",
     "fuse": "the option fuse",
     "numerics": "the option numerics",
     "rng": "the option rng",
 }
-_DECIDING = ("memory", "codegen", "fuse", "numerics", "rng")
-"""Options that a saved step brings along."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +72,9 @@ def save(path: Path, variants: Iterable[Compiled], cache: Cache) -> None:
     facts: list[dict[str, str]] = []
     options: dict[str, Any] = {}
     for each in variants:
-        options = {name: vars(each.options)[name] for name in _DECIDING}
+        options = deciding(each.options)
         facts.append(dict(each.facts))
-        entries[each.key] = saved_bytes(each.pattern or each.artifact, each.story)
+        entries[each.key] = each.entry
         machine = build(cache, device=each.artifact.device)
         for key in machine.library_keys(each.artifact.sources):
             library = cache.payload(key, LIBRARY)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from treadle.graph.canonical import SourceLines
 from treadle.graph.operators import operation_name
 from treadle.graph.passes import GraphPass, Observer, PassReport
 from treadle.graph.printing import show
@@ -35,6 +36,9 @@ class Watcher(Observer):
     def begins(self, stage: str) -> None: ...
 
     def ends(self, stage: str, seconds: float) -> None: ...
+
+    def locates(self, lines: SourceLines) -> None:
+        """The source lines that products refer to from now on."""
 
     def made(self, name: str, product: Product) -> None: ...
 
@@ -63,6 +67,10 @@ class Watchers(Watcher):
     def ends(self, stage: str, seconds: float) -> None:
         for each in self._watchers:
             each.ends(stage, seconds)
+
+    def locates(self, lines: SourceLines) -> None:
+        for each in self._watchers:
+            each.locates(lines)
 
     def made(self, name: str, product: Product) -> None:
         for each in self._watchers:
@@ -156,6 +164,20 @@ class Story(Watcher):
         operations = tuple(self._operations.get(node, node) for node in nodes)
         module = next((each.module for each in kernel.origins if each.module), "")
         return Fused(operations, kernel.origins[-1].phase if kernel.origins else "", module)
+
+
+def with_lines(artifact: Artifact, story: Story, lines: SourceLines) -> tuple[Artifact, Story]:
+    """Both with the source lines of this run in place of their numbers."""
+    steps = tuple(replace(each, origin=lines.fill(each.origin)) for each in artifact.steps)
+    texts = {name: lines.fill(text) for name, text in story.texts.items()}
+    notes = story.notes
+    decisions = tuple(replace(each, where=lines.fill(each.where)) for each in notes.decisions)
+    line = notes.timeline
+    if line is not None:
+        held = tuple(replace(each, where=lines.fill(each.where)) for each in line.held)
+        line = replace(line, held=held)
+    notes = replace(notes, decisions=decisions, timeline=line)
+    return replace(artifact, steps=steps), Story(texts, notes)
 
 
 def saved_bytes(artifact: Artifact, story: Story) -> bytes:

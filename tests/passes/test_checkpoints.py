@@ -6,7 +6,7 @@ import torch
 from testing import trace
 from treadle.graph.passes import run_passes
 from treadle.graph.signature import StepGraph
-from treadle.passes.checkpoints import SettleCheckpoints, as_marked, marks_of
+from treadle.passes.checkpoints import SettleCheckpoints, as_marked
 from treadle.passes.cse import RemoveCommonSubexpressions
 
 aten = torch.ops.aten
@@ -63,11 +63,6 @@ def test_a_value_that_is_better_kept(budgeted, mark):
     run_passes(step, (SettleCheckpoints(budgeted),))
     asked = {node.name: node.meta.get("asked") for node in step.graph.nodes}
     assert asked["mm"] == asked["exp"] == mark
-
-
-def test_the_key_tells_marks_apart():
-    texts = {marks_of(twice(mark, region)) for mark in ("", "must_save") for region in (None, 1)}
-    assert len(texts) == 4
 
 
 def once(mark: str) -> StepGraph:

@@ -1,5 +1,6 @@
 """The only file that names private parts of torch. ``NAMES`` says which versions have them."""
 
+import functools
 import logging
 import threading
 from collections import UserDict
@@ -379,3 +380,40 @@ def retraced(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
 def sample_mode() -> FakeTensorMode:
     """A fake mode for values of known sizes."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+_OF_THE_PROCESS = ("thread_name", "caught_jit", "cache_stats", "worker")
+"""Parts of names of getters that tell of the process and not of how PyTorch computes."""
+
+
+def switches() -> dict[str, str]:
+    """How PyTorch is set to compute, by name: every getter of its core that takes nothing and
+    gives a plain value, the default dtype and device, and what autocast does."""
+    found = {name.removeprefix("_get_"): repr(vars(torch._C)[name]()) for name in _getters()}
+    found["default_dtype"] = str(torch.get_default_dtype())
+    found["default_device"] = str(torch.get_default_device())
+    for kind in ("cpu", "cuda"):
+        on, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        found[f"autocast_{kind}"] = f"{on} {dtype}"
+    return found
+
+
+@functools.cache
+def _getters() -> tuple[str, ...]:
+    """The names of the getters of switches that this version has."""
+    return tuple(
+        name
+        for name, getter in sorted(vars(torch._C).items())
+        if name.startswith("_get_")
+        and not any(part in name for part in _OF_THE_PROCESS)
+        and _is_plain(getter)
+    )
+
+
+def _is_plain(getter: Any) -> bool:
+    try:
+        value = getter()
+    except (TypeError, RuntimeError, AttributeError):
+        return False
+    parts = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(each, bool | int | str) for each in parts)

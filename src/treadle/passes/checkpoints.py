@@ -110,14 +110,4 @@ def _is_read_outside(node: fx.Node) -> bool:
     return any(user.meta.get("checkpoint") != region for user in readers)
 
 
-def marks_of(step: StepGraph) -> str:
-    """Every region and mark by the position of its node, as text for a key."""
-    words = (
-        f"{at}:{node.meta.get('region', '')}:{node.meta.get('asked', '')}"
-        for at, node in enumerate(step.graph.nodes)
-        if "region" in node.meta or "asked" in node.meta
-    )
-    return " ".join(words)
-
-
-__all__ = ["SettleCheckpoints", "as_marked", "marks_of"]
+__all__ = ["SettleCheckpoints", "as_marked"]

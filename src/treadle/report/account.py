@@ -239,6 +239,6 @@ def _versions(compiled: Compiled) -> tuple[tuple[str, str], ...]:
     return (
         ("treadle", f"{VERSION}, sources {facts['treadle'][:12]}"),
         ("python", platform.python_version()),
-        *((name, facts[name]) for name in shown),
+        *((name, facts[name].strip("'")) for name in shown),
         ("key", compiled.key),
     )

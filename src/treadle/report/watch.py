@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
+from treadle.graph.canonical import SourceLines
 from treadle.graph.diff import diff
 from treadle.graph.passes import DumpPasses, GraphPass, PassReport
 from treadle.graph.printing import show
@@ -39,6 +40,10 @@ class Printer(Watcher):
         self._level = level
         self._stream = stream
         self._text = ""
+        self._lines = SourceLines()
+
+    def locates(self, lines: SourceLines) -> None:
+        self._lines = lines
 
     def ends(self, stage: str, seconds: float) -> None:
         self._print(f"treadle: {stage} {seconds:.2f} s")
@@ -57,7 +62,7 @@ class Printer(Watcher):
 
     def made(self, name: str, product: Product) -> None:
         if self._level >= _LEVEL.get(name, 1 << 10):
-            self._print(f"treadle: {name}\n{text_of(product)}")
+            self._print(f"treadle: {name}\n{self._lines.fill(text_of(product))}")
 
     def _print(self, text: str) -> None:
         if text:
@@ -76,9 +81,13 @@ class Dump(Watcher):
         self._folder = folder
         self._passes: DumpPasses | None = None
         self._times: list[str] = []
+        self._lines = SourceLines()
+
+    def locates(self, lines: SourceLines) -> None:
+        self._lines = lines
 
     def made(self, name: str, product: Product) -> None:
-        text = text_of(product)
+        text = self._lines.fill(text_of(product))
         if name == STAGES[0]:
             digest = hashlib.sha256(text.encode()).hexdigest()[:8]
             self._folder = self._root / f"{self._name}-{digest}"

@@ -19,10 +19,12 @@ from treadle.runtime.meter import measure_each
 
 
 class Workspaces:
-    """Measured workspaces by call; ``device`` is where calls run."""
+    """Measured workspaces by call; ``device`` is where calls run, ``machine`` the identity of all
+    else that a measurement depends on."""
 
-    def __init__(self, cache: Cache, device: str) -> None:
+    def __init__(self, cache: Cache, device: str, machine: str) -> None:
         self._cache = cache
+        self._machine = machine
         self._device = torch.device(device)
         self._known: dict[str, int] = {}
 
@@ -63,9 +65,7 @@ class Workspaces:
             step.op,
             repr(_signature((step.args, sorted(step.kwargs.items())))),
             repr(shapes),
-            torch.__version__,
-            str(torch.get_num_threads()),
-            torch.cuda.get_device_name() if self._device.type == "cuda" else "cpu",
+            self._machine,
         )
         return content_key(*facts)
 

@@ -4,6 +4,8 @@ Every error carries a stable code: ``TR-1xx`` capture, ``2xx`` planning, ``3xx``
 ``4xx`` run time, ``5xx`` distributed. ``docs/errors.md`` has a section for each.
 """
 
+from collections.abc import Callable
+
 
 class TreadleError(Exception):
     """Something treadle cannot do, in words a user can act on.
@@ -20,6 +22,12 @@ class TreadleError(Exception):
         self.where = where
         self.remedy = remedy
         super().__init__(self._text())
+
+    def rewrite(self, change: Callable[[str], str]) -> None:
+        """Put every text of this error through ``change``."""
+        self.message, self.where = change(self.message), change(self.where)
+        self.remedy = change(self.remedy)
+        self.args = (self._text(),)
 
     def _text(self) -> str:
         lines = [f"[{self.code}] {self.message}"]

@@ -1,0 +1,120 @@
+"""What a compile is asked for: one object, which is all that the stages see, and its digest."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from treadle.capture.torch_private import switches
+from treadle.graph.canonical import CanonicalStep, canonical, text_of_value
+from treadle.graph.dynamic import dims_of_graph
+from treadle.graph.operators import OpOverload
+from treadle.graph.signature import StepGraph
+from treadle.options import Options, deciding
+from treadle.passes.memory.cost import Device, device_for, flops_of
+from treadle.runtime.build import Build
+from treadle.runtime.cache import Cache
+from treadle.runtime.machine import Machine, machine
+from treadle.runtime.workspace import Workspaces
+from treadle.util.extents import Question
+from treadle.util.formulas import to_data
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a step is to run: the device, the options, whether PyTorch's kernels must do
+    (``library``), and how to learn what library calls allocate inside (``None``: not at all).
+    ``like``: the device to estimate for, where it is another."""
+
+    device: str
+    options: Options
+    library: bool = False
+    workspaces: Workspaces | None = None
+    like: str = ""
+
+    @property
+    def rounds_once(self) -> bool:
+        """Whether several of eager's operations may share one rounding."""
+        return self.options.numerics != "eager"
+
+    @property
+    def hardware(self) -> Device:
+        """The description that costs are estimated with."""
+        return device_for(self.like or self.device)
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """A step, the questions that its sizes have been asked, where it is to run, and on what.
+
+    The stages get this and nothing else: a step without a fact that is not in its digest, and
+    options without those that decide nothing. So equal keys are equal artifacts.
+    """
+
+    canonical: CanonicalStep
+    asked: tuple[Question, ...]
+    target: Target
+    machine: Machine
+
+    @property
+    def step(self) -> StepGraph:
+        """The step to compile."""
+        return self.canonical.step
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Everything an artifact depends on, by name; graph and constants by their digests."""
+        return {
+            "graph": self.canonical.digest,
+            "constants": self.canonical.constants,
+            "sizes": ", ".join(f"{dim!r}" for dim in dims_of_graph(self.step.graph)),
+            "questions": json.dumps([[to_data(q.formula), q.sign, q.answer] for q in self.asked]),
+            "costs": _foreign_costs(self.step),
+            "device": self.target.device,
+            "like": self.target.like,
+            "kernels": "PyTorch's" if self.target.library else "generated",
+            **{name: text_of_value(value) for name, value in deciding(self.target.options).items()},
+            **self.machine.facts,
+        }
+
+
+def request_of(
+    step: StepGraph,
+    device: str,
+    options: Options,
+    build: Build,
+    *,
+    cache: Cache,
+    asked: Sequence[Question] = (),
+) -> CompileRequest:
+    """The request for ``step`` on ``device``; ``asked``: what capture asked of its sizes."""
+    here = machine(torch.device(device), switches(), build.identity)
+    target = Target(
+        device,
+        options.decisive(),
+        library=not build.generates,
+        workspaces=Workspaces(cache, device, here.identity),
+    )
+    return CompileRequest(canonical(step), tuple(asked), target, here)
+
+
+def key_of(facts: Mapping[str, str]) -> str:
+    """Same facts, same artifact, in every process."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _foreign_costs(step: StepGraph) -> str:
+    """What users' operations cost by the formulas that are registered for them."""
+    found: dict[str, Any] = {}
+    for node in step.graph.nodes:
+        if isinstance(node.target, OpOverload) and node.target.namespace not in ("aten", "prims"):
+            flops = flops_of(node)
+            if flops:
+                found[node.name] = flops
+    return text_of_value(found)
+
+
+__all__ = ["CompileRequest", "Target", "key_of", "request_of"]

@@ -1,0 +1,82 @@
+"""What this process runs on, as far as what is compiled or measured here depends on it."""
+
+import functools
+import importlib.metadata
+import importlib.util
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from treadle.runtime.cache import content_key
+from treadle.runtime.compilers import cpu_identity
+from treadle.util.software import own_digest
+
+_LIBRARIES = ("numpy", "scipy", "triton", "ortools")
+"""Packages whose version may change a plan or a kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """``hardware``: the model of the processor or the GPU and what it can do. ``switches``: those
+    of PyTorch, by name. ``libraries``: versions. ``compiler``: all that binaries depend on."""
+
+    hardware: str
+    threads: int
+    switches: tuple[tuple[str, str], ...]
+    torch: str
+    libraries: str
+    compiler: str
+    treadle: str
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """By name, each as a text."""
+        return {
+            "machine": self.hardware,
+            "threads": str(self.threads),
+            "switches": ", ".join(f"{name}={value}" for name, value in self.switches),
+            "torch": self.torch,
+            "libraries": self.libraries,
+            "compiler": self.compiler,
+            "treadle": self.treadle,
+        }
+
+    @property
+    def identity(self) -> str:
+        """A digest of every fact."""
+        return content_key(*(f"{name}={value}" for name, value in self.facts.items()))
+
+
+def machine(device: torch.device, switches: Mapping[str, str], compiler: str) -> Machine:
+    """This process with ``device``. ``switches``: PyTorch's, ``compiler``: ``Build.identity``."""
+    return Machine(
+        hardware_of(device),
+        torch.get_num_threads(),
+        tuple(sorted(switches.items())),
+        f"{torch.__version__} {torch.version.git_version or ''}".strip(),
+        _libraries(),
+        compiler,
+        own_digest(),
+    )
+
+
+def hardware_of(device: torch.device) -> str:
+    """``x86_64 AVX2 0123456789abcdef``, or the GPU's model, its capability, its multiprocessors
+    and bytes, and the versions of its libraries."""
+    here = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {cpu_identity()}"
+    if device.type != "cuda":
+        return here
+    gpu = torch.cuda.get_device_properties(device)
+    return (
+        f"{gpu.name} {gpu.major}.{gpu.minor} {gpu.multi_processor_count} x {gpu.total_memory}, "
+        f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, {here}"
+    )
+
+
+@functools.cache
+def _libraries() -> str:
+    found = (name for name in _LIBRARIES if importlib.util.find_spec(name) is not None)
+    versions = (f"{name} {importlib.metadata.version(name)}" for name in found)
+    return ", ".join((f"python {platform.python_version()}", *versions))
