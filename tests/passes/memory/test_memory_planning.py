@@ -12,6 +12,7 @@ from torch import fx
 from torch.nn import functional as F
 
 from passes.memory.traced_steps import perceptron, traced, transformer
+from testing import trace
 from treadle.graph.execute import run_step
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
@@ -22,7 +23,7 @@ from treadle.passes.memory.cut import Edges, Weights, cheapest_cut, minimum_cut
 from treadle.passes.memory.fused import stored_anyway
 from treadle.passes.memory.masks import with_byte_masks
 from treadle.passes.memory.order import as_traced, facts_of
-from treadle.passes.memory.rematerialise import recompute, rematerialise
+from treadle.passes.memory.rematerialise import build, recompute, rematerialise
 from treadle.passes.memory.reorder import update_early
 from treadle.passes.memory.search import candidates, frontier
 from treadle.passes.memory.simulate import Model, simulate, timeline
@@ -281,6 +282,14 @@ def test_updates_follow_their_gradients():
     assert timeline(early).peak_bytes < 0.8 * timeline(order).peak_bytes
     phases = [order.facts.phases[i] for i in early.origin]
     assert phases.index(2) < len(phases) - 1 - phases[::-1].index(1)
+
+
+def test_updates_that_read_inputs_alone_come_after_all_inputs():
+    inputs = torch.ones(2), torch.ones(2)
+    step = trace(lambda count, x: (x * 2, count + 1), *inputs, writes={1: 0})
+    node_of(step, "add").meta["phase"] = "optimizer"
+    early = build(update_early(as_traced(facts_of(step))))  # verifies
+    assert_same(early, step, inputs)
 
 
 def test_a_global_clip_holds_updates_back(stack):

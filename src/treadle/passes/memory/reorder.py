@@ -13,16 +13,20 @@ def update_early(order: Order) -> Order:
     after:   g1 = mm(..); n1 = sub(w1, g1); g2 = mm(..); n2 = sub(w2, g2)
 
     A new parameter waits for its gradient and for the last reader of the old parameter, whose
-    bytes it takes. What an update prepares from its state alone is moved down to its reader.
+    bytes it takes. What an update prepares from its state alone is moved down to its reader, and
+    what reads inputs alone comes after all of them.
     Under a global gradient clip every update waits for the last gradient, and nothing moves.
     """
     facts, count = order.facts, len(order.origin)
     late = [facts.phases[i] == _OPTIMIZER and not facts.keep[i] for i in order.origin]
-    after = [k if not late[k] else -1 for k in range(count)]
+    last_input = sum(facts.nodes[i].op == "placeholder" for i in order.origin) - 1
+    after = [k if not late[k] else last_input for k in range(count)]
     waits = _old_value_readers(order, late)
     for k in range(count):
         if late[k]:
-            after[k] = max([waits.get(k, -1), *(after[each] for each in order.operands[k])])
+            after[k] = max(
+                [after[k], waits.get(k, -1), *(after[each] for each in order.operands[k])]
+            )
     earliest = [count] * count
     for k in range(count - 1, -1, -1):
         if late[k] and earliest[k] < count:
