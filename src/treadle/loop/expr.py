@@ -28,6 +28,12 @@ import torch
 from treadle.loop.index import Axis, Index
 from treadle.util.errors import VerifyError, require
 
+DTYPES = frozenset({
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+    torch.int16, torch.int8, torch.uint8, torch.bool,
+})  # fmt: skip
+"""Dtypes that formulas have. Complex numbers and rare dtypes are for PyTorch's kernels."""
+
 SAME = frozenset(
     "neg abs exp expm1 log log1p log2 sqrt rsqrt reciprocal sin cos tanh erf sigmoid floor ceil "
     "round trunc sign add sub mul div floordiv mod pow minimum maximum bitand bitor bitxor "

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from treadle.graph.dynamic import layout_of, offset_of
 from treadle.loop.expr import Array
 from treadle.loop.program import Call, TensorRef
 from treadle.lower.library import OUT_VARIANTS
@@ -16,13 +17,7 @@ from treadle.lower.site import Site, contiguous_strides, is_dense
 from treadle.lower.workspace import workspace_of
 from treadle.runtime.draws import OPERATOR, STATE_BYTES, can_draw
 
-_BY_STORAGE = frozenset(
-    {
-        torch.ops.aten.as_strided.default,
-        torch.ops.aten.as_strided_copy.default,
-        torch.ops.aten.as_strided_scatter.default,
-    }
-)
+aten = torch.ops.aten
 _DROPPED = frozenset({"layout", "pin_memory", "non_blocking"})
 
 
@@ -33,11 +28,8 @@ def qualified(op: OpOverload) -> str:
 
 def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reason: str) -> Any:
     """``op`` as a library call; its tensor results are buffers of ours."""
-    if op in _BY_STORAGE:  # offsets would count from the start of the arena
-        raise site.fault(
-            "its offset counts from the start of a storage, and buffers here share one",
-            remedy="use slices or views instead of as_strided, or write out of place",
-        )
+    if op is aten.as_strided_scatter.default:
+        args = _with_own_storage(site, *args)
     drawn = _own_draw(site, op)
     if drawn and site.strides == contiguous_strides(site.shape):
         args = (_no_numbers(site), *args[1:])
@@ -70,9 +62,28 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
     return results[0] if single else tuple(results)
 
 
+def _with_own_storage(
+    site: Site, x: Value, source: Value, size: Any, stride: Any, offset: int | None = None
+) -> tuple[Any, ...]:
+    """The arguments of a call that counts in the storage of ``x``: that of a copy made by PyTorch,
+    since buffers here share one."""
+    base = site.node.all_input_nodes[0].meta["val"]
+    shape, strides = layout_of(base)
+    if not is_dense(shape, strides):
+        raise site.fault(
+            "it counts in a storage that has gaps",
+            remedy="use slices or views instead of as_strided, or write out of place",
+        )
+    copy = site.builder.buffer(f"{site.name}_base", x.dtype, shape, strides)
+    call = Call("aten.clone.default", (_plain(site, x),), {}, (copy.buffer,), site.origin)
+    site.builder.steps.append(call)
+    moved = 0 if offset is None else offset - offset_of(base)
+    return copy, source, size, stride, moved
+
+
 def _own_draw(site: Site, op: OpOverload) -> str:
     """Our own operator for draws on CPUs, where it gives PyTorch's numbers."""
-    ours = op is torch.ops.aten.bernoulli.p and site.builder.device == "cpu"
+    ours = op is aten.bernoulli.p and site.builder.device == "cpu"
     return OPERATOR if ours and not site.builder.library and can_draw(site.dtype) else ""
 
 

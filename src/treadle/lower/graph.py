@@ -36,7 +36,7 @@ from treadle.lower import (
 from treadle.lower.node import Environment, error_at, lower_constant, lower_node, origin_of
 from treadle.lower.padding import layouts_for
 from treadle.lower.registry import Value
-from treadle.lower.site import Builder, Layouts, Site
+from treadle.lower.site import Builder, Layouts, Site, contiguous_strides, is_dense
 from treadle.lower.write_back import drop_dead_steps, place_write_backs
 
 FAMILIES = (
@@ -122,9 +122,12 @@ def _returned(builder: Builder, node: fx.Node, value: Any) -> TensorRef:
     site = Site(builder, node, origin_of(node), val, f"{node.name}_result")
     if isinstance(value, TensorRef):
         value = builder.local(value, site.origin)
-    if builder.library:
-        ref = site.stored(value)
-        return ref if isinstance(value, Array) else builder.copied(site.name, ref, site.origin)
+    if not builder.has_formulas(value.dtype):
+        if isinstance(value, Array):
+            return site.stored(value)
+        dense = is_dense(site.shape, site.strides)
+        kept = site.strides if dense else contiguous_strides(site.shape)
+        return builder.relaid(site.name, value, kept, site.origin)
     copy = site.output()
     builder.steps.append(Compute(copy, pointwise.to_copy(site, value), site.origin))
     return copy

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from treadle.loop.expr import Array, Const
+from treadle.loop.expr import DTYPES, Array, Const
 from treadle.loop.program import Call, Origin, TensorRef
 from treadle.lower import calls, pointwise, views
 from treadle.lower.decompose import decomposition_of
@@ -51,7 +51,7 @@ def lower_constant(builder: Builder, module: torch.nn.Module | None, node: fx.No
     if not isinstance(data, torch.Tensor):
         raise error_at(node, "a constant of the graph is not a tensor")
     data = data.detach()
-    if data.ndim == 0 and data.dtype.is_complex is False and not builder.library:
+    if data.ndim == 0 and builder.has_formulas(data.dtype):
         return Array((), Const(data.item(), data.dtype))
     return builder.constant(node.name, data)
 
@@ -64,9 +64,13 @@ def _lowered(
     if not _is_tensors(site.val):
         raise site.fault("the result is not a tensor", "compute it outside the step")
     crosses = op is torch.ops.aten._to_copy.default and _leaves(site, args[0])
-    only_views = site.builder.library
-    rule = None if crosses or (only_views and op not in views.VIEWS) else rule_for(op)
-    reason = NO_COMPILER if only_views else f"{op} has no lowering rule"
+    strange = _without_formulas(site.val, args, kwargs)
+    only_views = site.builder.library or bool(strange)
+    has_rule = not only_views or op in views.VIEWS | views.BY_STRIDES
+    rule = rule_for(op) if has_rule and not crosses else None
+    reason = f"{op} has no lowering rule"
+    if only_views:
+        reason = NO_COMPILER if site.builder.library else f"TR-311: {strange} numbers"
     if rule is not None:
         try:
             value = rule(site, *args, **kwargs)
@@ -80,6 +84,29 @@ def _lowered(
         if parts is not None:
             return parts
     return calls.call(site, op, args, kwargs, "" if chosen else reason)
+
+
+def _without_formulas(*values: Any) -> str:
+    """The first dtype among tensors and their operands that formulas do not have; or none."""
+    for value in values:
+        match value:
+            case torch.Tensor() | TensorRef() | Array():
+                found = "" if value.dtype in DTYPES else _name_of(value.dtype)
+            case complex():
+                found = "complex"
+            case tuple() | list():
+                found = _without_formulas(*value)
+            case Mapping():
+                found = _without_formulas(*value.values())
+            case _:
+                found = ""
+        if found:
+            return found
+    return ""
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _decomposed(site: Site, env: Environment) -> Any:

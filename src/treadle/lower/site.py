@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from treadle.graph.dynamic import layout_of
-from treadle.loop.expr import Array, Const, Expr, Load, Reduce
+from treadle.loop.expr import DTYPES, Array, Const, Expr, Load, Reduce
 from treadle.loop.index import Axis, Index, linear
 from treadle.loop.program import (
     Buffer,
@@ -197,6 +197,10 @@ class Builder:
         buffer = self.buffers[name]
         return TensorRef(name, buffer.dtype, buffer.shape, buffer.strides)
 
+    def has_formulas(self, *dtypes: torch.dtype) -> bool:
+        """Whether kernels are generated for numbers of all these dtypes."""
+        return not self.library and DTYPES.issuperset(dtypes)
+
     def compute(self, name: str, array: Array, origin: Origin) -> TensorRef:
         """A contiguous temporary filled with ``array``."""
         ref = self.buffer(name, array.dtype, array.shape)
@@ -216,11 +220,21 @@ class Builder:
 
     def copied(self, name: str, ref: TensorRef, origin: Origin) -> TensorRef:
         """The elements of ``ref`` in a contiguous temporary of its own."""
-        if not self.library:
-            axes = fresh_axes(ref.shape)
-            return self.compute(name, Array(axes, element(ref, axes)), origin)
-        copy = self.buffer(name, ref.dtype, ref.shape)
-        self.steps.append(Call("aten.clone.default", (ref,), {}, (copy.buffer,), origin))
+        return self.relaid(name, ref, contiguous_strides(ref.shape), origin)
+
+    def relaid(
+        self, name: str, value: Value, strides: Sequence[int], origin: Origin
+    ) -> TensorRef:
+        """The elements of ``value`` in a temporary of its own with these strides, which leave no
+        gaps."""
+        copy = self.buffer(name, value.dtype, value.shape, strides)
+        if self.has_formulas(value.dtype):
+            axes = fresh_axes(value.shape)
+            self.steps.append(Compute(copy, Array(axes, element(value, axes)), origin))
+            return copy
+        if isinstance(value, Array):
+            value = self.compute(f"{name}_value", value, origin)
+        self.steps.append(Call("aten.clone.default", (value,), {}, (copy.buffer,), origin))
         return copy
 
     def local(self, ref: TensorRef, origin: Origin) -> TensorRef:

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from treadle.graph.dynamic import layout_of, offset_of, symbols_in
 from treadle.loop.expr import Array
 from treadle.loop.index import linear, unflatten
-from treadle.loop.program import Compute, TensorRef
+from treadle.loop.program import TensorRef
 from treadle.lower.registry import Value, lowers
 from treadle.lower.site import Site, contiguous_strides, element, fresh_axes, is_dense
 from treadle.util.extents import rank
@@ -144,6 +144,9 @@ OTHER_VIEWS: tuple[OpOverload, ...] = (
 
 VIEWS = frozenset((*RESHAPES, *OTHER_VIEWS))
 """Operations that give their operand's buffer where its strides allow."""
+BY_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_copy.default})
+"""Operations that count in their operand's storage: never a library call, for which that would be
+the arena."""
 
 
 @lowers(*OTHER_VIEWS)
@@ -174,14 +177,25 @@ def as_strided(
     What is not laid out as in eager is copied so first.
     """
     source = site.node.all_input_nodes[0].meta["val"]
-    if not isinstance(x, TensorRef) or x.strides != layout_of(source)[1]:
-        x = _as_eager(site, x, source)
+    if not isinstance(x, TensorRef) or not _lies(x, layout_of(source)[1]):
+        x = as_eager(site, x, source)
     start = offset_of(source)
     moved = 0 if storage_offset is None else storage_offset - start
     return TensorRef(x.buffer, x.dtype, tuple(size), tuple(stride), x.offset + moved)
 
 
-def _as_eager(site: Site, x: Value, source: torch.Tensor) -> TensorRef:
+@lowers(aten.as_strided_copy.default)
+def as_strided_copy(site: Site, x: Value, *args: Any, **kwargs: Any) -> Value:
+    """``as_strided`` in a buffer of its own."""
+    return site.builder.copied(site.name, as_strided(site, x, *args, **kwargs), site.origin)
+
+
+def _lies(x: TensorRef, strides: Sequence[int]) -> bool:
+    """Whether ``x`` has these strides, dims of one element aside."""
+    return all(n == 1 or s == t for n, s, t in zip(x.shape, x.strides, strides, strict=True))
+
+
+def as_eager(site: Site, x: Value, source: torch.Tensor) -> TensorRef:
     """``x`` in a buffer with eager's strides, which must leave no gaps."""
     strides = layout_of(source)[1]
     if not is_dense(x.shape, strides):
@@ -189,7 +203,4 @@ def _as_eager(site: Site, x: Value, source: torch.Tensor) -> TensorRef:
             "a view by strides reaches outside the value it is taken of",
             "take it of the tensor that owns the storage",
         )
-    ref = site.builder.buffer(f"{site.name}_base", x.dtype, x.shape, strides)
-    axes = fresh_axes(x.shape)
-    site.builder.steps.append(Compute(ref, Array(axes, element(x, axes)), site.origin))
-    return ref
+    return site.builder.relaid(f"{site.name}_base", x, strides, site.origin)

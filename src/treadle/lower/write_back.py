@@ -73,7 +73,8 @@ def _detached(
 def _copy_into(builder: Builder, target: str, value: Value, origin: Origin) -> Step:
     """The step that writes ``value`` into the input; another device takes a library call."""
     whole = builder.whole(target)
-    if builder.library or builder.buffers[target].device != builder.device:
+    formulas = builder.has_formulas(whole.dtype, value.dtype)
+    if not formulas or builder.buffers[target].device != builder.device:
         stored = value
         if isinstance(value, Array):
             stored = builder.compute(f"{target}_new", value, origin)

@@ -78,6 +78,7 @@ class Executable:
         self._actions: list[Callable[[], Any]] = []
         self._owners: list[int] = []
         self._keep: list[Any] = []  # C arrays whose addresses the actions hold
+        self._empty: list[BufferSpec] = []  # without elements, so that no step fills them
         self._prepare()
 
     def run(
@@ -96,6 +97,8 @@ class Executable:
                 self._bind_inputs(inputs)
                 if self._functions.set_threads is not None:
                     self._functions.set_threads(torch.get_num_threads())
+                for spec in self._empty:
+                    self._live.allocate(spec)
                 self._perform(seconds)
                 return [self._result(view) for view in self.artifact.results]
             finally:
@@ -129,6 +132,9 @@ class Executable:
                 actions.append(functools.partial(self._live.release, dead))
             self._actions += actions
             self._owners += [index] * len(actions)
+        specs = self.artifact.buffers.values()
+        ours = [spec for spec in specs if spec.place is Place.CALL and 0 in spec.shape]
+        self._empty = [spec for spec in ours if spec.name not in filled]
 
     def _launch(self, step: Launch, filled: set[str]) -> list[Callable[[], Any]]:
         actions = self._fresh([name for row in step.buffers for name in row], filled)

@@ -55,7 +55,8 @@ class Timeline:
 def timeline(plan: Plan) -> Timeline:
     """What ``plan`` holds, step by step."""
     kept = frozenset(ref.buffer for ref in plan.results if ref is not None)
-    lives = lifetimes(plan.steps, plan.buffers, kept)
+    spans = lifetimes(plan.steps, plan.buffers, kept)
+    lives = {name: each for name, each in spans.items() if each.nbytes}  # nobody writes the others
     ours = [lives[name] for name in lives if name in plan.offsets]
     theirs = {name: each for name, each in lives.items() if name not in plan.offsets}
     writers = _writers(plan.steps)
