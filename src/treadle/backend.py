@@ -17,6 +17,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.capture.torch_private import outside_modes, retraced, through_autograd
 from treadle.compiler.request import Target
+from treadle.graph.effects import remove_tokens
+from treadle.graph.operators import has_effect
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.options import Options, from_environment
 from treadle.passes.memory.choose import fastest_plan
@@ -125,6 +127,7 @@ def _joint_step(graph: fx.Graph, tangents: Sequence[fx.Node], results: int) -> S
         if node.target is operator.getitem and node.args[0] in needed:
             needed.add(node)  # one result of a forward operation is made with the others
         _annotate(node, "forward" if node in needed else "backward")
+    remove_tokens(graph)
     roles = [Role.BATCH if node in tangents else Role.PARAMETER for node in _places(graph)]
     names = [node.name for node in _places(graph)]
     signature = Signature(
@@ -199,6 +202,7 @@ class _Fixed:
 
     def __init__(self, module: fx.GraphModule, options: Options) -> None:
         graph = module.graph
+        remove_tokens(graph)
         (output,) = graph.find_nodes(op="output")
         returned = list(output.args[0])  # type: ignore[call-overload]
         places = _places(graph)
@@ -243,7 +247,7 @@ class _Return:
 def _built(
     module: fx.GraphModule, places: Sequence[fx.Node], results: Sequence[fx.Node], options: Options
 ) -> Built | None:
-    if not results:
+    if not results and not any(has_effect(node) for node in module.graph.nodes):
         return None
     graph = fx.Graph(module)
     copies: dict[fx.Node, fx.Node] = {}

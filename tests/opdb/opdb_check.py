@@ -100,7 +100,7 @@ def _sample(case: Case, sample: SampleInput) -> Verdict:
     finally:
         torch._dynamo.reset()
     why = _difference(case, ours, eager)
-    if why and case.dtype.is_floating_point or case.dtype.is_complex:
+    if (why and case.dtype.is_floating_point) or case.dtype.is_complex:
         why = why and _beside_exact(why, ours, eager, lambda: run(function, wide=True))
     if why:
         return Verdict(case.name, Outcome.WRONG, f"{why} {_shown(sample)}")
@@ -204,7 +204,11 @@ def _place(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
-    own = [each for each in frames if "treadle" in each.filename and "site-packages" not in each.filename]
+    own = [
+        each
+        for each in frames
+        if "treadle" in each.filename and "site-packages" not in each.filename
+    ]
     last = own[-1] if own else frames[-1]
     return f"{last.filename.rsplit('/treadle/', 1)[-1]}:{last.lineno}"
 

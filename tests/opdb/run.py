@@ -27,7 +27,8 @@ def generates(case: Case, kernels: str) -> bool:
     return kernels == "generated" or (kernels == "mixed" and case.digest % 4 == 0)
 
 
-def run(cases: list[Case], kernels: str, samples: int, verbose: bool) -> list[Verdict]:
+def run(cases: list[Case], kernels: str, samples: int, verbose: bool = False) -> list[Verdict]:
+    """Every case, each one that did not pass shown."""
     verdicts: list[Verdict] = []
     for case in cases:
         start = time.perf_counter()

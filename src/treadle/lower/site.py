@@ -222,9 +222,7 @@ class Builder:
         """The elements of ``ref`` in a contiguous temporary of its own."""
         return self.relaid(name, ref, contiguous_strides(ref.shape), origin)
 
-    def relaid(
-        self, name: str, value: Value, strides: Sequence[int], origin: Origin
-    ) -> TensorRef:
+    def relaid(self, name: str, value: Value, strides: Sequence[int], origin: Origin) -> TensorRef:
         """The elements of ``value`` in a temporary of its own with these strides, which leave no
         gaps."""
         copy = self.buffer(name, value.dtype, value.shape, strides)

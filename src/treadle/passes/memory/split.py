@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from treadle.graph.alias import storages
+from treadle.graph.operators import has_effect
 from treadle.util.errors import PlanError
 
 Result = fx.Node | None
@@ -43,14 +44,17 @@ def split(
     """
     (output,) = graph.find_nodes(op="output")
     returned: Sequence[Result] = output.args[0]  # type: ignore[assignment]
-    ahead = _needed([node for node in returned[:results] if node is not None])
     late = _after(graph, tangents)
+    effects = [node for node in graph.nodes if has_effect(node)]
+    second = [n for n in effects if n in late or n.meta.get("phase") == "backward"]
+    first = [n for n in effects if n not in second]
+    ahead = _needed([*(node for node in returned[:results] if node is not None), *first])
     late |= {n for n in graph.nodes if n.meta.get("recomputed")}
-    late |= _needed(list(filter(None, returned[results:]))) - ahead - set(inputs)
+    late |= _needed([*filter(None, returned[results:]), *second]) - ahead - set(inputs)
     late -= {n for n in late if n.target is operator.getitem and n.args[0] in ahead}
     kept = _kept(graph, late, [*returned[results:]], set(tangents))
-    forward = extract(graph, inputs, [*returned[:results], *kept])
-    backward = extract(graph, [*kept, *tangents], returned[results:])
+    forward = extract(graph, inputs, [*returned[:results], *kept], first)
+    backward = extract(graph, [*kept, *tangents], returned[results:], second)
     return Halves(forward, backward, tuple(kept))
 
 
@@ -106,8 +110,13 @@ def _shown(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def extract(graph: fx.Graph, inputs: Sequence[fx.Node], outputs: Sequence[Result]) -> fx.Graph:
-    """The part of ``graph`` between ``inputs``, any of its nodes, and ``outputs``.
+def extract(
+    graph: fx.Graph,
+    inputs: Sequence[fx.Node],
+    outputs: Sequence[Result],
+    effects: Sequence[fx.Node] = (),
+) -> fx.Graph:
+    """The part of ``graph`` between ``inputs``, any of its nodes, and ``outputs`` and ``effects``.
 
     Each input becomes a placeholder; dead code is left out; metadata stays. ``PlanError`` TR-210
     if an output depends on an input of the graph that is not among ``inputs``.
@@ -117,7 +126,7 @@ def extract(graph: fx.Graph, inputs: Sequence[fx.Node], outputs: Sequence[Result
     for node in inputs:
         copies[node] = made.placeholder(node.name)
         copies[node].meta = dict(node.meta)
-    wanted = _between(inputs, [node for node in outputs if node is not None])
+    wanted = _between(inputs, [*(node for node in outputs if node is not None), *effects])
     for node in graph.nodes:
         if node in copies or node not in wanted or node.op == "output":
             continue

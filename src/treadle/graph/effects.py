@@ -1,0 +1,64 @@
+"""Effect tokens out of a graph: what AOTAutograd orders by data, a step orders by place.
+
+::
+
+    before:  t1, r = with_effects(t0, op, x); t2, _ = with_effects(t1, check, r); return t2, r
+    after:   r = op(x); check(r); return t0, r
+"""
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.graph.operators import OpOverload
+
+
+def remove_tokens(graph: fx.Graph) -> None:
+    """Call what the tokens order directly; the tokens that are left are those the graph is given,
+    which nobody reads and which have no value."""
+    tokens: set[fx.Node] = set()
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is torch.ops.higher_order.with_effects:
+            token, target, *args = node.args
+            made = _called(graph, node, target, tuple(args))
+            _replace_results(graph, node, token, target, made)
+            if token.op == "placeholder":
+                tokens.add(token)
+    for token in tokens:
+        if all(user.op == "output" for user in token.users):
+            token.meta["val"] = None
+
+
+def _called(graph: fx.Graph, node: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
+    with graph.inserting_before(node):
+        made = graph.call_function(target, args, dict(node.kwargs))
+    made.meta = dict(node.meta)
+    results = node.meta["val"][1:]
+    count = _result_count(target, len(results))
+    made.meta["val"] = results if count > 1 else results[0] if results else None
+    return made
+
+
+def _replace_results(
+    graph: fx.Graph, node: fx.Node, token: Any, target: Any, made: fx.Node
+) -> None:
+    count = _result_count(target, len(node.meta["val"]) - 1)
+    for user in list(node.users):
+        assert user.target is operator.getitem, user
+        at: Any = user.args[1]
+        if at == 0:
+            user.replace_all_uses_with(token)
+        elif count == 1:
+            user.replace_all_uses_with(made)
+        else:
+            user.args = (made, at - 1)
+            continue
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _result_count(target: Any, given: int) -> int:
+    """How many results ``target`` has by itself; a list of tensors is one."""
+    return len(target._schema.returns) if isinstance(target, OpOverload) else given  # pyright: ignore[reportPrivateUsage]
