@@ -219,6 +219,7 @@ class _Fixed:
         made: Sequence[Any] = ()
         if self._built is not None:
             tensors = [each for each, used in zip(args, self._used, strict=True) if used]
+            tensors = [each.resolve_conj().resolve_neg() for each in tensors]
             self._built.checks.require(tensors)
             made = self._built.executable.run(tensors)
         return [

@@ -15,6 +15,7 @@ from treadle.capture.torch_private import (
     is_mutable,
     written_arguments,
 )
+from treadle.runtime.functional import functional_of
 
 aten = torch.ops.aten
 
@@ -57,7 +58,8 @@ def functional_call(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]
     target: Any = node.target
     form = UNDECLARED.get(target) or functional_form(target)
     if form is None:
-        return None
+        form = functional_of(target) if target.namespace != "aten" else None
+        return form and (form, node.args, dict(node.kwargs))
     args = filled_arguments(target, node.args) if target in _NAMED else node.args
     outs = [name for _, name in written_arguments(target)]
     return form, args, {key: value for key, value in node.kwargs.items() if key not in outs}
@@ -78,6 +80,13 @@ _SCATTERS: dict[Any, Any] = {
     aten.select.int: aten.select_scatter.default,
     aten.diagonal.default: aten.diagonal_scatter.default,
 }
+_CONVERSIONS: dict[Any, Any] = {
+    aten.view_as_real.default: aten.view_as_complex.default,
+    aten.view_as_complex.default: aten.view_as_real.default,
+    aten._conj.default: aten.conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+}
+"""Other readings of the same memory, and the operation that takes one back."""
 _SPLITS = (
     aten.split.Tensor,
     aten.split_with_sizes.default,
@@ -105,6 +114,8 @@ def base_of(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node
     shape = list(base.meta["val"].shape)
     if target in _SAME:
         return value
+    if target in _CONVERSIONS:
+        return call(_CONVERSIONS[target], (_even(call, value),), {})
     if target in _RESHAPES:
         return call(reshaping(value), (value, shape), {})
     if target in _SCATTERS:
@@ -119,6 +130,13 @@ def base_of(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node
     if target is aten.view.dtype:
         return call(target, (value, base.meta["val"].dtype), {})
     return _strided(call, view, base, value)
+
+
+def _even(call: Call, value: fx.Node) -> fx.Node:
+    """``value`` in a layout of its own, whose last pairs may be complex numbers."""
+    if value.meta["val"].is_contiguous():
+        return value
+    return call(aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
 
 
 def _with_piece(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node | None:

@@ -220,6 +220,8 @@ class Functionalizer:
     def _note_result(self, node: fx.Node, result: fx.Node, written: list[fx.Node]) -> None:
         """What the result of an operation that writes stands for."""
         if node.target in UNDECLARED or not returns_written(node.target):
+            if isinstance(result.meta["val"], tuple) and isinstance(node.meta["val"], torch.Tensor):
+                result = self._typed(self._emit(node, operator.getitem, (result, 0), {}))
             self._define(node, result, None)
         elif len(written) == 1:
             self._same[node] = written[0]

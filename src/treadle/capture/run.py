@@ -308,7 +308,15 @@ class Run:
                 for key in form.states(parameter, cluster.group)
             }
             assert leaf.grad is not None
-            form.update(leaf.detach(), leaf.grad, state, shared, cluster.group)
+            value, grad = leaf.detach(), leaf.grad
+            if value.is_complex():  # real and imaginary parts are numbers of their own
+                value, grad = torch.view_as_real(value), torch.view_as_real(grad)
+                state = {key: _parts(each) for key, each in state.items()}
+            form.update(value, grad, state, shared, cluster.group)
+
+
+def _parts(value: Tensor) -> Tensor:
+    return torch.view_as_real(value) if value.is_complex() else value
 
 
 def _is_alike(old: Any, new: Any) -> bool:

@@ -30,6 +30,7 @@ from treadle.runtime.bindings import (
 )
 from treadle.runtime.build import Build, DeviceFunction, Functions, Launcher, build
 from treadle.runtime.draws import FUNCTION, OPERATOR, drawer
+from treadle.runtime.functional import NAMESPACE, named
 from treadle.util.errors import RuntimeFailure
 
 __all__ = ["Build", "DeviceFunction", "Executable", "Launcher", "build", "resolve"]
@@ -371,6 +372,8 @@ def _tensors(value: Any) -> list[Tensor]:
 @functools.cache
 def resolve(name: str) -> Any:
     """``"aten.mm.out"`` -> the operator."""
+    if name.startswith(f"{NAMESPACE}."):
+        return named(name.split(".")[1])
     found: Any = torch.ops
     try:
         for part in name.split("."):

@@ -1,0 +1,88 @@
+"""Custom operators that write to their arguments, as operators that return what they would write.
+
+::
+
+    bump(Tensor(a!) x, Tensor y) -> ()                mine::bump
+    bump(Tensor x, Tensor y) -> Tensor                treadle_functional::mine__bump__default
+
+The second copies ``x``, calls the first on the copy, and returns the copy after its own results.
+It is defined when it is first asked for, in any process, by the name that it has in an artifact.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+NAMESPACE = "treadle_functional"
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+
+
+def functional_of(op: OpOverload) -> OpOverload | None:
+    """The operator that returns what ``op`` writes; ``None`` where it writes to lists, or returns
+    what it was given."""
+    written = _written(op)
+    if not written or any(str(op._schema.arguments[at].type) != "Tensor" for at in written):
+        return None
+    if any(each.alias_info is not None for each in op._schema.returns):
+        return None
+    namespace, name = op._schema.name.split("::")
+    return _defined(f"{namespace}__{name}__{op._overloadname}", op)
+
+
+def named(name: str) -> OpOverload:
+    """The operator ``treadle_functional.<name>``, defined if it is not yet."""
+    namespace, packet, overload = name.split("__")
+    found: Any = getattr(getattr(torch.ops, namespace), packet)
+    made = functional_of(getattr(found, overload))
+    assert made is not None, name
+    return made
+
+
+@functools.cache
+def _defined(name: str, op: OpOverload) -> OpOverload:
+    written = _written(op)
+    given = [f"{each.type} {each.name}" for each in op._schema.arguments]
+    given = [
+        _with_default(text, each) for text, each in zip(given, op._schema.arguments, strict=True)
+    ]
+    star = next((at for at, each in enumerate(op._schema.arguments) if each.kwarg_only), None)
+    if star is not None:
+        given.insert(star, "*")
+    returns = [str(each.type) for each in op._schema.returns] + ["Tensor"] * len(written)
+    shown = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
+    _LIBRARY.define(f"{name}({', '.join(given)}) -> {shown}")
+    names = [each.name for each in op._schema.arguments]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        every = dict(zip(names, args, strict=False)) | kwargs
+        copies = [_copied(every[names[at]]) for at in written]
+        every |= {names[at]: copy for at, copy in zip(written, copies, strict=True)}
+        result = op(**every)
+        own = () if result is None else result if isinstance(result, tuple) else (result,)
+        both = (*own, *copies)
+        return both[0] if len(both) == 1 else both
+
+    _LIBRARY.impl(name, call, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", call, lib=_LIBRARY)
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def _with_default(text: str, argument: Any) -> str:
+    if not argument.has_default_value():
+        return text
+    value = argument.default_value
+    return f"{text}={value if not isinstance(value, str) else repr(value)}"
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    ).copy_(tensor)
+
+
+def _written(op: OpOverload) -> list[int]:
+    arguments = enumerate(op._schema.arguments)
+    return [at for at, each in arguments if each.alias_info and each.alias_info.is_write]
