@@ -21,6 +21,7 @@ from treadle.loop.simplify import simplify_program
 from treadle.loop.verify import verify_kernel, verify_program
 from treadle.lower.graph import lower
 from treadle.lower.library import RANDOM_NAMES
+from treadle.lower.site import buffers_read
 from treadle.options import Options
 from treadle.passes.checkpoints import SettleCheckpoints, as_marked
 from treadle.passes.counted import CountDraws
@@ -280,10 +281,19 @@ def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
     calls = {
         at: step
         for at, step in enumerate(program.steps)
-        if isinstance(step, Call) and not step.out and step.op not in RANDOM_NAMES
+        if isinstance(step, Call)
+        and not step.out
+        and step.op not in RANDOM_NAMES
+        and not _is_unsized(step, program)
     }
     sizes = workspaces.of([call_at(call_step(each), largest) for each in calls.values()], specs)
     steps = list(program.steps)
     for (at, step), size in zip(calls.items(), sizes, strict=True):
         steps[at] = replace(step, workspace=size)
     return replace(program, steps=tuple(steps))
+
+
+def _is_unsized(call: Call, program: Program) -> bool:
+    """Whether only a run of the step can tell the sizes of a call."""
+    named = [*buffers_read(call.args), *buffers_read(call.kwargs), *filter(None, call.outputs)]
+    return any(program.buffers[name].unsized for name in named)

@@ -12,6 +12,7 @@ from treadle.capture.eager import EagerStep, drop_lost, refuse_lost
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.places import Place, Reads
 from treadle.capture.run import Left, ResultSlot, Run, Toggle, Trace
+from treadle.capture.sizes import refuse_unsized, wrap_unsized
 from treadle.capture.sources import Clusters, Fixed, Held, Parameter, Scalars, Source
 from treadle.capture.torch_private import TreeSpec
 from treadle.capture.words import looks_at_value, show_line
@@ -57,8 +58,11 @@ class Captured:
         return all(self.clusters[at].agrees() for at in self.stepped)
 
 
-def finish(module: fx.GraphModule, run: Run, device: torch.device) -> Captured:
-    """The traced module as a functional graph with roles, and how to call it."""
+def finish(
+    module: fx.GraphModule, run: Run, device: torch.device, *, symbolic: bool = False
+) -> Captured:
+    """The traced module as a functional graph with roles, and how to call it. ``symbolic``: some
+    of its inputs have sizes that were declared."""
     graph = module.graph
     _annotate(graph, run.trace)
     for node in graph.find_nodes(
@@ -89,6 +93,10 @@ def finish(module: fx.GraphModule, run: Run, device: torch.device) -> Captured:
     _drop_dead(new)
     refuse_lost(new, run.trace.eager)
     step, kept = _drop_unused(new, sources, outputs)
+    if symbolic:
+        refuse_unsized(step.graph)
+    else:
+        wrap_unsized(step.graph)
     return Captured(
         step=step,
         device=str(device),

@@ -73,7 +73,7 @@ def capture(
     casts = nullcontext() if place is None else autocast_on(place)
     with _tracing, torch.random.fork_rng(devices=[]), words_for_values(), casts:
         module = trace(run.traced, inputs, symbolic=symbolic is not None)
-        captured = finish(module, run, device)
+        captured = finish(module, run, device, symbolic=symbolic is not None)
     if symbolic is not None:
         take_samples(captured, symbolic)
     return captured

@@ -115,6 +115,7 @@ def spec_of(buffer: Buffer, offsets: Mapping[str, int]) -> BufferSpec:
         buffer.strides,
         place,
         offsets.get(buffer.name, 0),
+        buffer.unsized,
     )
 
 

@@ -30,7 +30,8 @@ class BufferKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A block of storage. ``shape`` and ``strides`` are those of the value that fills it."""
+    """A block of storage. ``shape`` and ``strides`` are those of the value that fills it.
+    ``unsized``: they are a bound, and a call decides the true ones; or it is a number."""
 
     name: str
     dtype: torch.dtype
@@ -38,6 +39,7 @@ class Buffer:
     strides: tuple[int, ...]
     kind: BufferKind
     device: str = "cpu"
+    unsized: bool = False
 
     @property
     def elements(self) -> int:

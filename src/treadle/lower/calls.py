@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from treadle.graph.at_run_time import AtRunTime
 from treadle.graph.dynamic import layout_of, offset_of
 from treadle.loop.expr import Array
 from treadle.loop.program import Call, TensorRef
@@ -60,6 +61,34 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
         )
     )
     return results[0] if single else tuple(results)
+
+
+def at_run_time(site: Site, target: AtRunTime, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """A call whose operands or results have sizes that are known when it runs."""
+    plain_args = tuple(_plain(site, arg) for arg in args)
+    plain = {key: _plain(site, value) for key, value in kwargs.items() if key not in _DROPPED}
+    several = isinstance(site.val, tuple | list)
+    used = _used_results(site) if several else {0}
+    results: list[Any] = []
+    for at, value in enumerate(site.val if several else (site.val,)):
+        name = f"{site.name}_{at}" if several else site.name
+        results.append(_at_run_time(site, name, value, target.unsized[at]) if at in used else None)
+    names = tuple(r.buffer if isinstance(r, TensorRef) else None for r in results)
+    outputs = () if site.val is None else names
+    reason = "TR-150: a size depends on values"
+    site.builder.steps.append(
+        Call(target.op_name, plain_args, plain, outputs, site.origin, reason=reason)
+    )
+    return tuple(results) if several else results[0]
+
+
+def _at_run_time(site: Site, name: str, value: Any, unsized: bool) -> Any:
+    if isinstance(value, torch.Tensor):
+        shape, strides, device = value.shape, value.stride(), site.builder.device_of(value)
+        return site.builder.buffer(
+            name, value.dtype, shape, strides, device=device, unsized=unsized
+        )
+    return site.builder.buffer(name, torch.int64, (), unsized=True) if unsized else value
 
 
 def _with_own_storage(

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from treadle.graph.at_run_time import AtRunTime
 from treadle.loop.expr import DTYPES, Array, Const
 from treadle.loop.program import Call, Origin, TensorRef
 from treadle.lower import calls, pointwise, views
@@ -31,6 +32,10 @@ def lower_node(
     if target is operator.getitem:
         source, position = node.args
         return env[source][position]  # type: ignore[index]
+    if isinstance(target, AtRunTime):
+        site = Site(builder, node, origin_of(node), node.meta["val"], node.name)
+        args, kwargs = _resolved(site, node.args, env), _resolved(site, node.kwargs, env)
+        return calls.at_run_time(site, target, args, kwargs)
     if not isinstance(target, OpOverload):
         raise error_at(node, f"{target} is not an ATen operation")
     val = node.meta.get("val")

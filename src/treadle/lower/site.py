@@ -163,6 +163,7 @@ class Builder:
         kind: BufferKind = BufferKind.TEMPORARY,
         device: str | None = None,
         layout: Layout | None = None,
+        unsized: bool = False,
     ) -> TensorRef:
         """A new buffer and the view of its value; ``name`` gets a number when it is taken."""
         unique, tries = name, 1
@@ -174,7 +175,7 @@ class Builder:
         extents = shape
         if layout is not None:
             strides, extents = layout.strides, layout.extents
-        self.buffers[unique] = Buffer(unique, dtype, extents, strides, kind, where)
+        self.buffers[unique] = Buffer(unique, dtype, extents, strides, kind, where, unsized)
         return TensorRef(unique, dtype, shape, strides)
 
     def constant(self, name: str, data: torch.Tensor) -> TensorRef:

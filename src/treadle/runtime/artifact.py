@@ -31,7 +31,8 @@ class Place(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BufferSpec:
-    """Storage of a step: ``offset`` in bytes for ``ARENA``; strides in elements."""
+    """Storage of a step: ``offset`` in bytes for ``ARENA``; strides in elements. ``unsized``: what
+    the call that fills it gives, a tensor of any size or a number."""
 
     name: str
     dtype: torch.dtype
@@ -39,6 +40,7 @@ class BufferSpec:
     strides: tuple[int, ...]
     place: Place
     offset: int = 0
+    unsized: bool = False
 
 
 @dataclass(frozen=True, slots=True)

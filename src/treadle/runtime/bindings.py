@@ -79,6 +79,11 @@ class Uses:
         for container, key, view in self.views:
             container[key] = storage if view is None else view_of(storage, view)
 
+    def hold(self, value: Any) -> None:
+        """From now on the buffer is ``value``, of any size, or a number."""
+        for container, key, _ in self.views:
+            container[key] = value
+
     def drop(self) -> None:
         """Forget the tensor, so that nothing here keeps its memory."""
         for container, key, _ in self.views:
@@ -136,7 +141,11 @@ class Live:
 
     def define(self, spec: BufferSpec, tensor: Tensor) -> None:
         self.tensors[spec.name] = tensor
-        self._bindings.uses[spec.name].bind(tensor, spec)
+        uses = self._bindings.uses[spec.name]
+        if spec.unsized:
+            uses.hold(tensor)
+        else:
+            uses.bind(tensor, spec)
 
     def release(self, names: tuple[str, ...]) -> None:
         for name in names:

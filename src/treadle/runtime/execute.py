@@ -7,6 +7,8 @@ and walks a flat list of actions.
 
 import ctypes
 import functools
+import math
+import operator
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,11 +33,13 @@ from treadle.runtime.bindings import (
 from treadle.runtime.build import Build, DeviceFunction, Functions, Launcher, build
 from treadle.runtime.draws import FUNCTION, OPERATOR, drawer
 from treadle.runtime.functional import NAMESPACE, named
-from treadle.util.errors import RuntimeFailure
+from treadle.util.errors import RuntimeFailure, require
 
 __all__ = ["Build", "DeviceFunction", "Executable", "Launcher", "build", "resolve"]
 
 _ALIGNMENT = 64
+_PYTHON = {"_operator": operator, "math": math, "torch": torch}
+"""Modules whose functions compute sizes."""
 
 
 class Arena:
@@ -263,6 +267,8 @@ class Executable:
         if view is None:
             return None
         spec = self.artifact.buffers[view.buffer]
+        if spec.unsized:
+            return self._live.tensors[spec.name]
         match spec.place:
             case Place.INPUT:
                 base = self._bound[self.artifact.inputs.index(view.buffer)]
@@ -330,9 +336,17 @@ class _CallAllocating:
         for spec, tensor, aliased in zip(self.specs, results, self.aliased, strict=False):
             if spec is None:
                 continue
+            if spec.unsized:
+                self.define(spec, self._own(tensor))
+                continue
             if aliased or not same_strides(tensor, spec):
                 tensor = laid_out(tensor, spec)
             self.define(spec, tensor)
+
+    def _own(self, value: Any) -> Any:
+        """A tensor that shares no storage with an argument, whose bytes may be given away."""
+        taken = {_storage(t) for t in _tensors((self.args, self.kwargs))} - {0}
+        return value.clone() if isinstance(value, Tensor) and _storage(value) in taken else value
 
     def _inspect(self, results: Sequence[Any]) -> tuple[bool, ...]:
         """Which results share the storage of an argument: they must be copied out of it.
@@ -341,7 +355,7 @@ class _CallAllocating:
         """
         taken = {_storage(t) for t in _tensors((self.args, self.kwargs))} - {0}
         for spec, tensor in zip(self.specs, results, strict=False):
-            if spec is None:
+            if spec is None or spec.unsized:
                 continue
             if not isinstance(tensor, Tensor):
                 raise RuntimeFailure(f"it gave no tensor for {spec.name}", code="TR-403")
@@ -375,6 +389,10 @@ def resolve(name: str) -> Any:
     if name.startswith(f"{NAMESPACE}."):
         return named(name.split(".")[1])
     found: Any = torch.ops
+    if name.startswith("python."):
+        _, module, name = name.split(".")
+        require(module in _PYTHON, RuntimeFailure(f"{name} is no operator", code="TR-402"))
+        found = _PYTHON[module]
     try:
         for part in name.split("."):
             found = getattr(found, part)  # the way to an operator whose name is data

@@ -31,7 +31,7 @@ from treadle.util.errors import RuntimeFailure, require
 from treadle.util.extents import Question, Size, as_int
 from treadle.util.formulas import from_data, to_data
 
-FORMAT = 3
+FORMAT = 4
 
 _TYPES = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 _TORCH_NAMES: Mapping[str, Mapping[str, Any]] = {
@@ -169,13 +169,13 @@ def _dtype(name: str) -> torch.dtype:
 
 def _from_spec(spec: BufferSpec) -> list[Any]:
     layout = [encode(list(spec.shape)), encode(list(spec.strides))]
-    return [spec.name, _name(spec.dtype), *layout, spec.place.value, spec.offset]
+    return [spec.name, _name(spec.dtype), *layout, spec.place.value, spec.offset, spec.unsized]
 
 
 def _to_spec(data: Sequence[Any]) -> BufferSpec:
-    name, dtype, shape, strides, place, offset = data
+    name, dtype, shape, strides, place, offset, unsized = data
     layout = tuple(decode(shape)), tuple(decode(strides))
-    return BufferSpec(name, _dtype(dtype), *layout, Place(place), offset)
+    return BufferSpec(name, _dtype(dtype), *layout, Place(place), offset, unsized)
 
 
 def _from_step(step: Launch | CallStep) -> dict[str, Any]:
