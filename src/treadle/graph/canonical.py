@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from treadle.graph.at_run_time import AtRunTime
 from treadle.graph.dynamic import layout_of, offset_of
 from treadle.graph.operators import OpOverload
 from treadle.graph.signature import StepGraph
@@ -172,6 +173,8 @@ class _Facts:
 def _target(target: Any) -> str:
     if isinstance(target, OpOverload):
         return str(target._schema)  # pyright: ignore[reportPrivateUsage]
+    if isinstance(target, AtRunTime):
+        return f"at run time {_target(target.op)} {target.unsized}"
     if callable(target):
         return f"{target.__module__}.{target.__qualname__}"
     return str(target)
