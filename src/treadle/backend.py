@@ -68,7 +68,7 @@ class _Partition:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         primals, _ = inputs
         graph = joint.graph
-        places = graph.find_nodes(op="placeholder")
+        places = _inputs_first(graph)
         first, last = places[: len(primals)], places[len(primals) :]
         if not _has_symbols(graph):
             step = _joint_step(graph, last, num_fwd_outputs)
@@ -135,6 +135,16 @@ def _joint_step(graph: fx.Graph, tangents: Sequence[fx.Node], results: int) -> S
         tuple(Output(f"result {at}") for at in range(len(returned))),
     )
     return StepGraph(graph, signature)
+
+
+def _inputs_first(graph: fx.Graph) -> list[fx.Node]:
+    """The placeholders, in their order, moved before all else: a backward pass that has effects
+    takes its tokens after the work of the forward."""
+    places = graph.find_nodes(op="placeholder")
+    work = next(node for node in graph.nodes if node.op != "placeholder")
+    for place in places:
+        work.prepend(place)
+    return places
 
 
 def _places(graph: fx.Graph) -> list[fx.Node]:
@@ -245,10 +255,14 @@ class _Return:
         return self.constant if self.place is None else args[self.place]
 
 
+def _has_effect(node: fx.Node) -> bool:
+    return node.op == "call_function" and has_effect(node)
+
+
 def _built(
     module: fx.GraphModule, places: Sequence[fx.Node], results: Sequence[fx.Node], options: Options
 ) -> Built | None:
-    if not results and not any(has_effect(node) for node in module.graph.nodes):
+    if not results and not any(map(_has_effect, module.graph.nodes)):
         return None
     graph = fx.Graph(module)
     copies: dict[fx.Node, fx.Node] = {}

@@ -99,11 +99,9 @@ def _sample(case: Case, sample: SampleInput) -> Verdict:
         return _failed(case, error, run, function)
     finally:
         torch._dynamo.reset()
-    why = _difference(case, ours, eager)
-    if (why and case.dtype.is_floating_point) or case.dtype.is_complex:
-        why = why and _beside_exact(why, ours, eager, lambda: run(function, wide=True))
+    why = _compared(case, ours, eager, lambda: run(function, wide=True))
     if why:
-        return Verdict(case.name, Outcome.WRONG, f"{why} {_shown(sample)}")
+        return _wrong(case, f"{why} {_shown(sample)}", run, function, eager)
     return Verdict(case.name, Outcome.PASSED if counting.graphs else Outcome.EAGER)
 
 
@@ -144,6 +142,33 @@ def _failed(
     except Exception as other:
         return Verdict(case.name, Outcome.NOT_OURS, f"aot_eager: {_first_line(other)}")
     return Verdict(case.name, Outcome.ERROR, f"{_first_line(error)}  [{_place(error)}]")
+
+
+def _wrong(
+    case: Case,
+    why: str,
+    run: Callable[..., Any],
+    function: Callable[..., Any],
+    eager: list[torch.Tensor],
+) -> Verdict:
+    """Ours, unless the numbers are the same wrong ones without our compiler."""
+    torch._dynamo.reset()
+    other = run(torch.compile(function, backend="aot_eager", dynamic=False))
+    if _compared(case, other, eager, lambda: run(function, wide=True)):
+        return Verdict(case.name, Outcome.NOT_OURS, f"aot_eager is wrong as well: {why}")
+    return Verdict(case.name, Outcome.WRONG, why)
+
+
+def _compared(
+    case: Case,
+    ours: list[torch.Tensor],
+    eager: list[torch.Tensor],
+    exact: Callable[[], list[torch.Tensor]],
+) -> str:
+    why = _difference(case, ours, eager)
+    if why and (case.dtype.is_floating_point or case.dtype.is_complex):
+        return _beside_exact(why, ours, eager, exact)
+    return why
 
 
 def _difference(case: Case, ours: list[torch.Tensor], eager: list[torch.Tensor]) -> str:

@@ -45,7 +45,7 @@ def split(
     (output,) = graph.find_nodes(op="output")
     returned: Sequence[Result] = output.args[0]  # type: ignore[assignment]
     late = _after(graph, tangents)
-    effects = [node for node in graph.nodes if has_effect(node)]
+    effects = [node for node in graph.nodes if node.op == "call_function" and has_effect(node)]
     second = [n for n in effects if n in late or n.meta.get("phase") == "backward"]
     first = [n for n in effects if n not in second]
     ahead = _needed([*(node for node in returned[:results] if node is not None), *first])
