@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 import treadle
+from treadle.capture.torch_private import captured_graphs
 
 GIB = 2**30
 Step = Callable[[Tensor], Tensor]
@@ -150,7 +151,10 @@ def measure(
     on_gpu = args.device == "cuda"
     began = time.perf_counter()
     step = build(model, args, result)
+    graphs = captured_graphs()
     losses = [step(_batch(args, 0))]
+    if build is inductor and captured_graphs() == graphs:
+        raise SystemExit("torch.compile captured nothing: its row would be eager's")
     _synchronise(on_gpu)
     result.first_call_seconds = time.perf_counter() - began
     losses += [step(_batch(args, number)) for number in range(1, args.steps)]

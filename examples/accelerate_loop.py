@@ -16,18 +16,34 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from treadle.backend import compiled_graphs
+
+
+class Classifier(nn.Module):
+    """A class of one's own: ``nn.Sequential.compile`` would compile nothing in PyTorch 2.13."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
 
 def train(steps: int, *, eager: bool = False) -> list[float]:
     """The loss of every step."""
     set_seed(0)
     accelerator = Accelerator(gradient_accumulation_steps=2)
-    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 4))
+    model = Classifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     x = torch.randn(16 * steps, 16)
     data = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=16)
     model, optimizer, data = accelerator.prepare(model, optimizer, data)
     if not eager:
         model.compile(backend="treadle")
+    before = compiled_graphs()
     losses = []
     for inputs, labels in data:
         with accelerator.accumulate(model):
@@ -37,6 +53,7 @@ def train(steps: int, *, eager: bool = False) -> list[float]:
             optimizer.step()
             optimizer.zero_grad()
         losses.append(loss.item())
+    assert eager or compiled_graphs() > before, "nothing was compiled"
     return losses
 
 

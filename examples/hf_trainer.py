@@ -15,6 +15,8 @@ import torch
 import transformers
 from torch.utils.data import Dataset
 
+from treadle.backend import compiled_graphs
+
 
 class Bytes(Dataset):
     """Windows of this file's bytes."""
@@ -55,8 +57,10 @@ def train(steps: int, *, eager: bool = False) -> list[float]:
         )
         if not eager:  # in place: the Trainer's own option knows a fixed list of backends
             model.compile(backend="treadle")
+        before = compiled_graphs()
         trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Bytes())
         trainer.train()
+    assert eager or compiled_graphs() > before, "nothing was compiled"
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 

@@ -16,15 +16,28 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from treadle.backend import compiled_graphs
+
+
+class Network(nn.Module):
+    """A class of one's own: ``nn.Sequential.compile`` would compile nothing in PyTorch 2.13."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
 
 class Classifier(lightning.LightningModule):
     """A small network whose losses are kept in ``losses``."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.network = nn.Sequential(
-            nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 4)
-        )
+        self.network = Network()
         self.losses: list[float] = []
 
     def training_step(self, batch, _number):
@@ -47,11 +60,13 @@ def train(steps: int, *, eager: bool = False) -> list[float]:
     model = Classifier()
     if not eager:
         model.network.compile(backend="treadle")
+    before = compiled_graphs()
     trainer = lightning.Trainer(
         max_steps=steps, accelerator="auto", devices=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(model, data)
+    assert eager or compiled_graphs() > before, "nothing was compiled"
     return model.losses
 
 

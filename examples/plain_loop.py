@@ -61,6 +61,7 @@ def train(first: int, last: int, state: dict | None = None, *, eager: bool = Fal
     for number in range(first, last):
         losses.append(step(*batch(number)).item())
         scheduler.step()
+    assert eager or first == last or step.compiled.has_run, "nothing was compiled"
     after = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),

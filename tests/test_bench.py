@@ -1,5 +1,6 @@
 """``treadle bench`` and ``treadle report``, as a person types them."""
 
+import functools
 import io
 import json
 import math
@@ -103,17 +104,26 @@ def test_a_step_that_returns_nothing_has_no_loss(script, capsys):
         assert each.step_ms_low == each.step_ms_median == each.step_ms_high
 
 
-def test_torch_compile_is_a_contestant_when_asked(script, tmp_path, capsys):
+def test_torch_compile_is_a_contestant_when_asked(script, tmp_path, capsys, monkeypatch):
+    # What it compiles to is not the question.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     out = tmp_path / "bench.json"
     command = ["bench", f"{script}:make", "--steps", "2", "--json", str(out)]
-    with torch.compiler.set_stance("force_eager"):  # what it compiles to is not the question
-        assert main([*command, "--against", "eager, torch.compile"]) == 0
+    assert main([*command, "--against", "eager, torch.compile"]) == 0
     eager, _, theirs = json.loads(out.read_text())["contestants"]
     assert theirs["name"] == "torch.compile"
     assert theirs["loss_distance"] == 0
     assert theirs["peak_bytes"] == pytest.approx(eager["peak_bytes"], rel=0.05)
     assert theirs["predicted_peak_bytes"] is None
     assert "torch.compile" in capsys.readouterr().out
+
+
+def test_a_row_in_which_nothing_was_captured_is_refused(script, capsys):
+    """The model is an ``nn.Sequential``, of which ``model.compile()`` captures nothing."""
+    command = ["bench", f"{script}:make", "--steps", "1", "--against", "eager,torch.compile"]
+    with torch.compiler.set_stance("force_eager"):
+        assert main(command) == 1
+    assert "TR-006" in capsys.readouterr().err
 
 
 def test_one_model_for_two_is_refused(script, capsys):

@@ -47,6 +47,22 @@ def treadle(
     return through_autograd(module, inputs, half, half, _Partition(chosen))
 
 
+@dataclass
+class _Tally:
+    graphs: int = 0
+
+
+_TALLY = _Tally()
+
+
+def compiled_graphs() -> int:
+    """How many graphs this backend has compiled in this process: a forward and a backward are two.
+
+    ``torch.compile`` may leave a model alone without a word; a loop that asks this before and
+    after knows whether it ran as it is, or compiled."""
+    return _TALLY.graphs
+
+
 def _options(mode: str | None, given: Mapping[str, Any]) -> Options:
     unknown = sorted(set(given) - set(_KNOWN))
     if unknown or mode not in (None, "default"):
@@ -192,6 +208,7 @@ class _Half:
             return self._compiled(module)
 
     def _compiled(self, module: fx.GraphModule) -> Callable[..., Any]:
+        _TALLY.graphs += 1
         run = (
             _Sized(module, self.options)
             if _has_symbols(module.graph)

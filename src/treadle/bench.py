@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from treadle.api import Step
 from treadle.capture.refuse import named_models, named_optimizers
-from treadle.capture.torch_private import flatten
+from treadle.capture.torch_private import captured_graphs, flatten
 from treadle.commands import compiled, progress
 from treadle.runtime.meter import PeakReport, measure_peak
 from treadle.target import Job, Target
@@ -75,7 +75,8 @@ class Result:
 @dataclass
 class Contestant:
     """A job of its own, how it is run, and what was seen of it. ``random``: where its generators
-    stand, on the CPU and on each GPU."""
+    stand, on the CPU and on each GPU. ``captured``: graphs that ``torch.compile`` made in its
+    turns."""
 
     name: str
     job: Job
@@ -85,6 +86,7 @@ class Contestant:
     losses: list[float | None] = field(default_factory=list[float | None])
     gaps: list[Tensor] = field(default_factory=list[Tensor])
     compile_s: float = 0.0
+    captured: int = 0
 
     def turn(self) -> list[Tensor]:
         """One step, timed to its end, with random numbers as if nobody else drew any."""
@@ -92,10 +94,11 @@ class Contestant:
         torch.set_rng_state(state)
         if devices:
             torch.cuda.set_rng_state_all(devices)
-        start = time.perf_counter()
+        graphs, start = captured_graphs(), time.perf_counter()
         result = self.run(*self.job.batch)
         _wait()
         self.seconds.append(time.perf_counter() - start)
+        self.captured += captured_graphs() - graphs
         self.random = _random()
         numbers = _numbers(result)
         self.losses.append(next((each.item() for each in numbers if each.numel() == 1), None))
@@ -153,6 +156,7 @@ def bench(target: Target, *, memory: str | None, steps: int, with_torch: bool) -
         for number in range(WARMUP + steps):
             with clock.stage(f"round {number + 1} of {WARMUP + steps}"):
                 _round(contestants, number)
+                require_captured(contestants)
         with clock.stage("measure the peaks"):
             peaks = [_peak(each) for each in contestants]
     figures = [_figures(each, contestants[0], peaks[i]) for i, each in enumerate(contestants)]
@@ -203,8 +207,32 @@ def _torch(target: Target) -> Contestant:
     """Its models compiled in place, which leaves the step as it is."""
     job = target.make()
     for model in named_models(job.model).values():
-        model.compile()
+        compile_in_place(model)
     return Contestant(TORCH, job, job.step, _random())
+
+
+def compile_in_place(model: nn.Module) -> None:
+    """``torch.compile`` for the ``forward`` of ``model``, so that every caller runs it.
+
+    ``model.compile()`` compiles nothing where ``forward`` is a function of PyTorch's own, as that
+    of ``nn.Sequential``; called from a function of ours it is captured as any other."""
+    inner = model.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return inner(*args, **kwargs)
+
+    model.forward = torch.compile(forward)
+
+
+def require_captured(contestants: Sequence[Contestant]) -> None:
+    """TR-006 where a row would be called ``torch.compile``, and nothing of it was compiled."""
+    for each in contestants:
+        if each.name == TORCH and not each.captured:
+            raise TreadleError(
+                "torch.compile captured nothing of this model: its row would be eager's",
+                code="TR-006",
+                remedy=f"compare with {EAGER} alone, or call the module that is given as the model",
+            )
 
 
 def _figures(each: Contestant, eager: Contestant, peak: int) -> Figures:

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import sys
 import threading
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,6 +38,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._C._set_mkldnn_enabled": ("2.11", "2.13", "2.15"),
     "torch._dynamo.backends.common.aot_autograd": ("2.11", "2.13", "2.15"),
     "torch._dynamo.source.ConstantSource": ("2.11", "2.13", "2.15"),
+    "torch._dynamo.utils.counters": ("2.11", "2.13", "2.15"),
     "torch._guards.detect_fake_mode": ("2.11", "2.13", "2.15"),
     "torch._subclasses.fake_tensor.DataDependentOutputException": ("2.11", "2.13", "2.15"),
     "torch._subclasses.fake_tensor.FakeTensor": ("2.11", "2.13", "2.15"),
@@ -417,3 +419,9 @@ def _is_plain(getter: Any) -> bool:
         return False
     parts = value if isinstance(value, tuple) else (value,)
     return all(isinstance(each, bool | int | str) for each in parts)
+
+
+def captured_graphs() -> int:
+    """How many graphs ``torch.compile`` has captured in this process, whatever the backend."""
+    utilities = sys.modules.get("torch._dynamo.utils")  # importing Dynamo takes seconds
+    return 0 if utilities is None else utilities.counters["stats"]["unique_graphs"]
