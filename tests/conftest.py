@@ -1,12 +1,38 @@
-"""Makes ``testing`` importable however pytest was started, with readable failures."""
+"""Makes ``testing`` importable however pytest was started, with readable failures, and compiles
+less hard where machine code is not the question."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+import treadle.runtime.build as building
+from treadle.runtime.compilers import Compiler, find_cxx
 
 _HERE = str(Path(__file__).parent)
 if _HERE not in sys.path:
     sys.path.insert(0, _HERE)
 
 pytest.register_assert_rewrite("testing")  # a failing check_pass shows a diff of the text
+
+QUICK = frozenset(
+    {"backend", "capture", "compiler", "contract", "docs", "examples", "models", "optimizers"}
+)
+"""Rooms whose tests are about steps. Those about generated code (``codegen``, ``lower``,
+``schedule``, ``runtime``) have the flags that users have, and so have those beside this file."""
+
+
+def quick(preferred: str = "") -> Compiler | None:
+    """The compiler, asked for a third less work on each file: ``-O1`` instead of ``-O3``."""
+    found = find_cxx(preferred)
+    if found is None:
+        return None
+    return replace(found, flags=tuple("-O1" if each == "-O3" else each for each in found.flags))
+
+
+@pytest.fixture(autouse=True)
+def quick_compiles(request, monkeypatch):
+    room = request.path.relative_to(_HERE).parts[0]
+    if room in QUICK:
+        monkeypatch.setattr(building, "find_cxx", quick)

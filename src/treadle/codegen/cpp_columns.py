@@ -76,7 +76,7 @@ class Columns(Body):
             return []
         size = self.chunks * self.cols
         return [
-            f"std::unique_ptr<{fold.total}[]> part_{name}(new {fold.total}[{size} * instances]);"
+            f"Scratch<{fold.total}> part_{name}({size} * instances);"
             for name, fold in self.folds.items()
         ]
 
@@ -103,7 +103,7 @@ class Columns(Body):
             f"for (int64_t co = 0; co < {self.blocks}; ++co) {{",
             *self._bounds(),
             f"const int64_t rb = k * {self.chunk};",
-            f"const int64_t re = std::min<int64_t>(rb + {self.chunk}, {self.rows});",
+            f"const int64_t re = lesser(rb + {self.chunk}, {self.rows});",
             *self._narrow(0),
         ]
         for name, fold in self.folds.items():
@@ -211,7 +211,7 @@ class Columns(Body):
             *(f"double t_{name}[{self.block}];" for name in long),
             *(f"for (int64_t l = 0; l < w; ++l) {{ t_{name}[l] = 0; }}" for name in long),
             f"for (int64_t rs = {begin}; rs < {end}; rs += {_PIECE}) {{",
-            f"const int64_t rt = std::min<int64_t>(rs + {_PIECE}, {end});",
+            f"const int64_t rt = lesser(rs + {_PIECE}, {end});",
             "for (int64_t r = rs; r < rt; ++r) {",
             *loop,
             "#pragma omp simd",

@@ -28,7 +28,7 @@ void advance(uint32_t* x) {
 #pragma omp simd safelen(64)
   for (int k = BEHIND; k < WORDS - 1; ++k) y[k] = y[k - BEHIND] ^ mixed(x[k], x[k + 1]);
   y[WORDS - 1] = y[AHEAD - 1] ^ mixed(x[WORDS - 1], y[0]);
-  std::memcpy(x, y, sizeof(y));
+  __builtin_memcpy(x, y, sizeof(y));
 }
 
 void temper(const uint32_t* x, uint32_t* out) {
@@ -62,7 +62,7 @@ void bernoulli(uint32_t* x, int64_t& at, int64_t n, uint64_t below, T one, T* ou
       temper(x, words);
       at = 0;
     }
-    const int64_t whole = std::min<int64_t>(n - done, (WORDS - at) / 2);
+    const int64_t whole = n - done < (WORDS - at) / 2 ? n - done : (WORDS - at) / 2;
     compare(words + at, whole, below, one, out + done);
     at += 2 * whole;
     done += whole;

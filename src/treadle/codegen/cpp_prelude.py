@@ -2,6 +2,8 @@
 
 Everything is plain arithmetic, comparisons and bit casts, so that the compiler can run many lanes
 at once. Infinities and NaN behave as in PyTorch; results are within a few units in the last place.
+Headers are few: with ``<cmath>``, ``<algorithm>`` and ``<memory>`` a file took 1.0 instead of 0.7
+seconds to compile.
 """
 
 from math import log
@@ -20,16 +22,24 @@ ROUND_EACH = """\
 """Before everything else: a product and a sum are rounded each, and never become one operation."""
 
 PRELUDE = f"""\
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <omp.h>
 #define TR static inline __attribute__((always_inline))
+#define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
 typedef uint16_t bf16;
 typedef _Float16 f16;
+
+TR int64_t lesser(int64_t a, int64_t b) {{ return a < b ? a : b; }}
+template <class T> struct Scratch {{
+  T* at;
+  explicit Scratch(int64_t n) : at(new T[n]) {{}}
+  Scratch(const Scratch&) = delete;
+  ~Scratch() {{ delete[] at; }}
+  T& operator[](int64_t i) const {{ return at[i]; }}
+}};
 
 TR float as_float(int32_t x) {{ float y; __builtin_memcpy(&y, &x, 4); return y; }}
 TR int32_t as_int(float x) {{ int32_t y; __builtin_memcpy(&y, &x, 4); return y; }}
@@ -144,18 +154,18 @@ TR float t_erf(float x) {{
   float y = a < 1.0f ? p * a : large;
   return __builtin_copysignf(y, x);
 }}
-TR double t_exp(double x) {{ return std::exp(x); }}
-TR double t_expm1(double x) {{ return std::expm1(x); }}
-TR double t_log(double x) {{ return std::log(x); }}
-TR double t_log2(double x) {{ return std::log2(x); }}
-TR double t_log1p(double x) {{ return std::log1p(x); }}
-TR double t_sigmoid(double x) {{ return 1.0 / (1.0 + std::exp(-x)); }}
-TR double t_tanh(double x) {{ return std::tanh(x); }}
-TR double t_erf(double x) {{ return std::erf(x); }}
-TR float t_sin(float x) {{ return std::sin(x); }}
-TR double t_sin(double x) {{ return std::sin(x); }}
-TR float t_cos(float x) {{ return std::cos(x); }}
-TR double t_cos(double x) {{ return std::cos(x); }}
+TR double t_exp(double x) {{ return __builtin_exp(x); }}
+TR double t_expm1(double x) {{ return __builtin_expm1(x); }}
+TR double t_log(double x) {{ return __builtin_log(x); }}
+TR double t_log2(double x) {{ return __builtin_log2(x); }}
+TR double t_log1p(double x) {{ return __builtin_log1p(x); }}
+TR double t_sigmoid(double x) {{ return 1.0 / (1.0 + __builtin_exp(-x)); }}
+TR double t_tanh(double x) {{ return __builtin_tanh(x); }}
+TR double t_erf(double x) {{ return __builtin_erf(x); }}
+TR float t_sin(float x) {{ return __builtin_sinf(x); }}
+TR double t_sin(double x) {{ return __builtin_sin(x); }}
+TR float t_cos(float x) {{ return __builtin_cosf(x); }}
+TR double t_cos(double x) {{ return __builtin_cos(x); }}
 TR float t_sqrt(float x) {{ return __builtin_sqrtf(x); }}
 TR double t_sqrt(double x) {{ return __builtin_sqrt(x); }}
 TR float t_floor(float x) {{ return __builtin_floorf(x); }}
@@ -168,10 +178,10 @@ TR float t_trunc(float x) {{ return __builtin_truncf(x); }}
 TR double t_trunc(double x) {{ return __builtin_trunc(x); }}
 TR float t_abs(float x) {{ return __builtin_fabsf(x); }}
 TR double t_abs(double x) {{ return __builtin_fabs(x); }}
-TR float t_fmod(float x, float y) {{ return std::fmod(x, y); }}
-TR double t_fmod(double x, double y) {{ return std::fmod(x, y); }}
-TR float t_pow(float x, float y) {{ return std::pow(x, y); }}
-TR double t_pow(double x, double y) {{ return std::pow(x, y); }}
+TR float t_fmod(float x, float y) {{ return __builtin_fmodf(x, y); }}
+TR double t_fmod(double x, double y) {{ return __builtin_fmod(x, y); }}
+TR float t_pow(float x, float y) {{ return __builtin_powf(x, y); }}
+TR double t_pow(double x, double y) {{ return __builtin_pow(x, y); }}
 template <class T> TR T t_abs(T x) {{ return x < 0 ? (T)-x : x; }}
 template <class T> TR T t_floor(T x) {{ return x; }}
 template <class T> TR T t_ceil(T x) {{ return x; }}

@@ -258,7 +258,7 @@ class Rows(Body):
             return [*pragma, f"for (int64_t c = {begin}; c < {end}; ++c) {{", *inner, "}"]
         return [
             f"for (int64_t cb = {begin}; cb < {end}; cb += {_PIECE}) {{",
-            f"const int64_t cp = std::min<int64_t>(cb + {_PIECE}, {end});",
+            f"const int64_t cp = lesser(cb + {_PIECE}, {end});",
             *pragma,
             "for (int64_t c = cb; c < cp; ++c) {",
             *inner,
