@@ -3,10 +3,12 @@
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
-from treadle.cli import main
+import treadle
+from treadle.cli import Exit, _memory, main
 
 
 def test_doctor_says_what_the_machine_has(capsys):
@@ -49,6 +51,19 @@ def make():
 def three():
     return make()[:3]
 
+def fails():
+    raise ValueError("no data here")
+
+def fails_later():
+    step, model, optimizer, _ = make()
+    return step, model, optimizer, torch.randn(5, 9)
+
+def alone():
+    return (*make()[:3], torch.randn(5, 4))
+
+def stops():
+    raise SystemExit("bye")
+
 def draws():
     step, *rest = make()
     return (lambda x: step(x + torch.randn(()).item()), *rest)
@@ -67,7 +82,10 @@ def script(tmp_path, monkeypatch):
     sys.modules.pop("beside", None)
 
 
-@pytest.mark.parametrize("more", [[], ["--device", "a100"], ["--fake"], ["--memory", "1GiB"]])
+@pytest.mark.parametrize(
+    "more",
+    [[], ["--device", "a100"], ["--fake"], ["--memory", "1GiB"], ["--memory", "0.0"]],
+)
 def test_plan_reads_a_file(script, capsys, more):
     assert main(["plan", f"{script}:make", *more]) == 0
     assert capsys.readouterr().out.startswith("fits")
@@ -93,18 +111,124 @@ def test_explain_measures(script, capsys):
 @pytest.mark.parametrize("command", ["plan", "verify", "explain"])
 @pytest.mark.parametrize("name", ["nothing", "number", "three"])
 def test_a_function_that_is_none_is_refused(script, capsys, command, name):
-    assert main([command, f"{script}:{name}"]) == 1
+    assert main([command, f"{script}:{name}"]) == Exit.USAGE
     assert "TR-203" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("target", ["nowhere.py:make", "nothing", "tests:make"])
-def test_a_file_that_is_none_is_refused(target, capsys):
-    assert main(["plan", target]) == 1
-    assert "TR-203" in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["plan", "verify", "explain", "report", "bench"])
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("nowhere.py:make", "nowhere.py does not exist"),
+        ("nothing", "nothing does not exist"),
+        (".:make", ". is a directory"),
+        (":make", ". is a directory"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_and_named(target, words, command, capsys):
+    assert main([command, target]) == Exit.USAGE
+    text = capsys.readouterr().err
+    assert "TR-203" in text
+    assert words in text
+
+
+def test_a_function_that_is_not_named_is_refused_with_those_there_are(script, capsys):
+    assert main(["plan", f"{script}"]) == Exit.USAGE
+    assert "names no function of" in capsys.readouterr().err
+    assert main(["plan", f"{script}:mak"]) == Exit.USAGE
+    assert "it has make, three, fails" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fails", ["ValueError: no data here", 'raise ValueError("no data here")']),
+        ("fails_later", ["cannot be multiplied", "loss = model(x)"]),
+        ("stops", ["ended the process (bye)"]),
+    ],
+)
+def test_an_error_of_the_users_code_is_shown_with_their_lines(script, capsys, name, words):
+    assert main(["verify", f"{script}:{name}"]) in (Exit.USERS_CODE, Exit.REFUSED)
+    out, err = capsys.readouterr()
+    assert all(each in err for each in words)
+    assert "TR-" in err
+    assert "Traceback" not in out + err
+    assert "site-packages" not in err
+
+
+@pytest.mark.parametrize("text", ["def make(:\n", "import no_such_module_here\n", "1 / 0\n"])
+def test_a_file_that_cannot_be_imported_is_named(tmp_path, capsys, text):
+    path = tmp_path / "broken.py"
+    path.write_text("x = 1\n" + text)
+    assert main(["plan", f"{path}:make"]) == Exit.USERS_CODE
+    err = capsys.readouterr().err
+    assert "TR-206" in err
+    assert "broken.py:2" in err
+    assert "Traceback" not in err
+
+
+def test_one_tensor_is_a_batch_of_one_argument(script, capsys):
+    assert main(["plan", f"{script}:alone"]) == 0
+    assert capsys.readouterr().out.startswith("fits")
+
+
+def test_a_budget_that_cannot_be_met_is_a_refusal(script, capsys):
+    assert main(["explain", f"{script}:make", "--memory", "64"]) == Exit.REFUSED
+    assert "TR-202" in capsys.readouterr().err
+
+
+def test_a_bug_says_so_and_shows_where(script, capsys, monkeypatch):
+    def wrong(*_args, **_kwargs):
+        return {}["inside"]
+
+    monkeypatch.setattr("treadle.planning.capture", wrong)
+    monkeypatch.setattr("treadle.target.is_users", lambda _path: False)  # these lines are ours
+    assert main(["plan", f"{script}:make"]) == Exit.BUG
+    err = capsys.readouterr().err
+    assert "this is a bug in treadle" in err
+    assert "KeyError" in err
+
+
+def test_ctrl_c_ends_quietly(script, capsys, monkeypatch):
+    def stopped(*_args, **_kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("treadle.cli.plan", stopped)
+    assert main(["plan", f"{script}:make"]) == Exit.INTERRUPTED
+    assert capsys.readouterr().err == ""
+
+
+def test_a_reader_that_goes_ends_it_quietly(script, capsys, monkeypatch):
+    def gone(*_args, **_kwargs):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("treadle.cli._say", gone)
+    monkeypatch.setattr("os.dup2", lambda *_: None)
+    assert main(["doctor"]) == Exit.NO_READER
+    assert capsys.readouterr().err == ""
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"treadle {treadle.__version__}\n"
+
+
+def test_every_command_has_help_and_the_statuses_are_told(capsys):
+    commands = ["demo", "plan", "verify", "explain", "report", "bench", "doctor", "cache"]
+    for words in [[], *([each] for each in commands)]:
+        with pytest.raises(SystemExit) as stop:
+            main([*words, "--help"])
+        assert stop.value.code == 0
+        assert capsys.readouterr().out
+    page = Path(__file__).parent.parent / "docs" / "howto" / "command-line.md"
+    statuses = re.findall(r"^\| (\d+) \|", page.read_text(), re.MULTILINE)
+    assert [int(each) for each in statuses] == [each.value for each in Exit]
 
 
 def test_a_step_that_cannot_be_captured_is_an_error_with_a_line(script, capsys):
-    assert main(["verify", f"{script}:draws"]) == 1
+    assert main(["verify", f"{script}:draws"]) == Exit.REFUSED
     text = capsys.readouterr().err
     assert "TR-102" in text
     assert "mine.py" in text
@@ -124,8 +248,41 @@ def test_the_cache_can_be_seen_and_cleared(script, capsys):
     said("verify", f"{script}:make", "--steps", "1")
 
 
-@pytest.mark.parametrize("arguments", [["demo", "--steps", "0"], ["fly"], []])
-def test_wrong_words_are_usage_errors(arguments):
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["demo", "--steps", "0"], "not a whole number of at least 1"),
+        (["demo", "--steps", "1e3"], "not a whole number of at least 1"),
+        (["plan", "x.py:make", "--memory", "1.5"], "no ratio between 0.0 and 1.0"),
+        (["plan", "x.py:make", "--memory", "12 bananas"], "is not a size in bytes"),
+        (["explain", "x.py:make", "--memory", "0"], "is not a size in bytes"),
+        (["plan", "x.py:make", "--device", "abacus"], "no description of a device"),
+        (["cache", "burn"], "invalid choice"),
+        (["fly"], "invalid choice"),
+        ([], "required"),
+        (["plan"], "required"),
+    ],
+)
+def test_wrong_words_are_usage_errors(arguments, words, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
-    assert stop.value.code == 2
+    assert stop.value.code == Exit.USAGE
+    assert words in capsys.readouterr().err
+
+
+def test_wrong_words_that_come_up_later_are_usage_errors_too(script, capsys, tmp_path, monkeypatch):
+    for words in (["report", "--out", str(tmp_path)], ["bench", "--against", "abacus"]):
+        assert main([words[0], f"{script}:make", *words[1:]]) == Exit.USAGE
+    assert main(["bench", f"{script}:make", "--json", str(tmp_path)]) == Exit.USAGE
+    monkeypatch.setenv("TREADLE_DEBUG", "two")
+    assert main(["doctor"]) == Exit.USAGE
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0.5", 0.5), (".5", 0.5), ("1.0", 1.0), ("4096", 4096), ("12GiB", "12GiB")],
+)
+def test_a_budget_is_a_size_or_a_ratio(text, value):
+    assert _memory(text) == value
+    assert type(_memory(text)) is type(value)

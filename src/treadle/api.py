@@ -20,10 +20,12 @@ from treadle.capture.step import capture
 from treadle.capture.torch_private import flatten
 from treadle.options import Options, from_environment
 from treadle.patterns import Patterns, fixed_numbers
-from treadle.pipeline import Compiled, compile_graph
-from treadle.report.account import account_of
+from treadle.pipeline import Compiled, compile_graph, frontier_points
+from treadle.report.account import Account, account_of, observed_of
 from treadle.report.explain import explain
 from treadle.report.html import page
+from treadle.report.summary import Summary, summary_of
+from treadle.report.trace import trace_of
 from treadle.report.watch import watcher_for
 from treadle.runtime.cache import Cache
 from treadle.runtime.interrupt import uninterrupted
@@ -33,7 +35,7 @@ from treadle.shapes import Dynamic, find, parameter_names
 from treadle.stages import STAGES, Clock, text_of
 from treadle.undo import Undo
 from treadle.util.errors import LoweringError, RuntimeFailure, TreadleError
-from treadle.util.files import write_output
+from treadle.util.files import check_output, write_output
 from treadle.util.sizes import parse_bytes
 from treadle.variants import Variants
 
@@ -161,14 +163,42 @@ class Step:
             return self._variant(args, kwargs)
 
     def explain(self) -> str:
-        """What was captured, fused and left to PyTorch and why; predicted and measured peak."""
-        return explain(self.compiled, self.recompiles)
+        """Why the step takes what it takes: what to do next, time by phase and kernel, fallbacks
+        and why, what is alive at the peak. ``profile`` and ``measure`` first add what is measured.
+        """
+        return explain(self._account())
 
-    def report(self, path: str | Path) -> Path:
-        """Write what ``explain`` says and more as one HTML file; TR-004 if that cannot be done."""
-        compiled, chosen = self.compiled, Path(path)
-        account = account_of(compiled, name_of(self._function), self.recompiles)
-        write_output(chosen, page(account))
+    def summary(self) -> Summary:
+        """The numbers of ``explain`` as an object: peaks, kernels, fallbacks, phases, seconds."""
+        return summary_of(self._account())
+
+    def trace(self, path: str | Path) -> Path:
+        """Write a trace for ``chrome://tracing`` or Perfetto: kernels, phases and bytes alive.
+
+        Times are those of ``profile``, or floors before it. TR-004 if it cannot be written."""
+        chosen, text = Path(path), trace_of(self._account())
+        write_output(chosen, text)
+        return chosen
+
+    def _frontier(self) -> tuple[tuple[int, float], ...]:
+        """Peak and estimated seconds of plans for other budgets; none for many shapes at once."""
+        compiled = self.compiled
+        if compiled.pattern is not None:
+            return ()
+        captured = compiled.captured
+        return frontier_points(captured.step, captured.device, self.options, self._store)
+
+    def _account(self) -> Account:
+        """Of the variant that ran last."""
+        return account_of(observed_of(self.compiled, name_of(self._function), self.recompiles))
+
+    def report(self, path: str | Path, *, frontier: bool = True) -> Path:
+        """Write what ``explain`` says and more as one HTML file; TR-004 if that cannot be done.
+
+        ``frontier``: with plans for other budgets, which takes about as long as planning did."""
+        chosen, account = Path(path), self._account()
+        check_output(chosen)
+        write_output(chosen, page(account, self._frontier() if frontier else ()))
         return chosen
 
     def graph(self, stage: str = "planned") -> str:

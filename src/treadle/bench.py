@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from treadle.api import Step
 from treadle.capture.refuse import named_models, named_optimizers
 from treadle.capture.torch_private import captured_graphs, flatten
-from treadle.commands import compiled, progress
+from treadle.commands import Budget, compiled, progress
 from treadle.runtime.meter import PeakReport, measure_peak
 from treadle.target import Job, Target
 from treadle.util.errors import PlanError, TreadleError
@@ -68,7 +68,7 @@ class Result:
     torch: str
     treadle: str
     machine: str
-    memory: str | None
+    memory: Budget
     contestants: tuple[Figures, ...]
 
 
@@ -123,7 +123,7 @@ def run_bench(
     target: str,
     *,
     console: Console,
-    memory: str | None = None,
+    memory: Budget = None,
     steps: int = 20,
     json_file: Path | None = None,
     against: Sequence[str] = (EAGER,),
@@ -146,7 +146,7 @@ def run_bench(
     return 0
 
 
-def bench(target: Target, *, memory: str | None, steps: int, with_torch: bool) -> Result:
+def bench(target: Target, *, memory: Budget, steps: int, with_torch: bool) -> Result:
     """Every contestant ``steps`` times after a warm-up, in turns. Eager is always among them."""
     contestants = [_eager(target), _ours(target, memory)]
     with progress() as clock:
@@ -194,7 +194,7 @@ def _eager(target: Target) -> Contestant:
     return Contestant(EAGER, job, job.step, _random())
 
 
-def _ours(target: Target, memory: str | None) -> Contestant:
+def _ours(target: Target, memory: Budget) -> Contestant:
     job, step = compiled(target, memory)
     made = Contestant(OURS, job, step, _random())
     start = time.perf_counter()

@@ -2,7 +2,11 @@
 (also ``python -m treadle``)."""
 
 import argparse
+import enum
+import os
+import re
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,30 +14,80 @@ from rich.console import Console
 
 from treadle.commands import compiled, observed, write_report
 from treadle.options import from_environment
+from treadle.passes.memory.cost import device_for
 from treadle.planning import plan
 from treadle.runtime.cache import Cache
-from treadle.target import Target
+from treadle.target import Target, is_users_error, raised_by_user
 from treadle.util.errors import TreadleError
-from treadle.util.sizes import format_bytes
+from treadle.util.sizes import format_bytes, parse_bytes
+from treadle.util.software import VERSION
 
 TARGET = "a function without arguments that returns (step, model, optimizer, batch)"
+EPILOG = """exit status: 0 done; 1 the answer is no (does not fit, differs from eager); 2 wrong
+words on the command line, a file or function that is not there; 3 treadle refuses the step or
+cannot do it (see docs/errors.md); 4 your own code raised an error; 70 a bug in treadle; 130
+interrupted"""
+
+
+class Exit(enum.IntEnum):
+    """What a command's exit status means; ``docs/howto/command-line.md`` lists them."""
+
+    DONE = 0
+    NO = 1
+    USAGE = 2
+    REFUSED = 3
+    USERS_CODE = 4
+    BUG = 70
+    INTERRUPTED = 130
+    NO_READER = 141
+
+
+_WRONG_WORDS = ("TR-001", "TR-004", "TR-201", "TR-203", "TR-204")
+_BUGS = ("TR-199", "TR-900", "TR-901")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. 0: success. 1: an error that a user can act on, or an answer that is no."""
+    """Run one command and return its exit status, an ``Exit``; wrong words leave with
+    ``SystemExit`` 2."""
     parsed = _parser().parse_args(arguments)
-    console = Console()
     try:
-        return int(parsed.run(parsed, console))
+        return int(parsed.run(parsed, Console()))
     except TreadleError as error:
-        Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True)
-        return 1
+        _complain(str(error))
+        return _status(error)
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:  # what reads the output has gone: `treadle explain ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.NO_READER
+    except Exception as error:
+        if is_users_error(error):
+            _complain(str(raised_by_user("the step", error)))
+            return Exit.USERS_CODE
+        _complain(f"{traceback.format_exc()}\nthis is a bug in treadle: please report it")
+        return Exit.BUG
+
+
+def _status(error: TreadleError) -> Exit:
+    if error.code in _WRONG_WORDS:
+        return Exit.USAGE
+    if error.code == "TR-206":
+        return Exit.USERS_CODE
+    return Exit.BUG if error.code in _BUGS else Exit.REFUSED
+
+
+def _complain(text: str) -> None:
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="treadle", description="Compiles whole PyTorch training steps."
+        prog="treadle",
+        description="Compiles whole PyTorch training steps.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"treadle {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     demo = commands.add_parser(
         "demo", help="train a small GPT eagerly, compiled, and in less memory"
@@ -43,10 +97,15 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--json", type=Path, default=None, metavar="FILE", help="write results here")
     demo.set_defaults(run=_demo)
     planner = _with_target(commands, "plan", "does a step fit, and in how much; nothing is run")
-    planner.add_argument("--device", default=None, help="cpu, h200, h100, a100 or rtx4090")
+    planner.add_argument(
+        "--device",
+        type=_device,
+        default=None,
+        help="cpu, h200, h100, a100 or rtx4090; need not be here",
+    )
     planner.add_argument("--fake", action="store_true", help="build the model without memory")
     planner.set_defaults(run=_plan)
-    verify = _with_target(commands, "verify", "compare a compiled step with eager")
+    verify = _with_target(commands, "verify", "compare a compiled step with eager, value by value")
     verify.add_argument("--steps", type=_positive, default=3, help="steps to train and compare")
     verify.set_defaults(run=_verify)
     explain = _with_target(commands, "explain", "what becomes of a step, its kernels timed")
@@ -70,17 +129,49 @@ def _parser() -> argparse.ArgumentParser:
 def _with_target(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, words: str
 ) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=words)
+    parser = commands.add_parser(
+        name,
+        help=words,
+        description=words[0].upper() + words[1:] + ".",
+        epilog=f"example: treadle {name} train.py:make --memory 12GiB",
+    )
     parser.add_argument("target", metavar="FILE:FUNCTION", help=TARGET)
-    parser.add_argument("--memory", default=None, help='budget, such as "12GiB"')
+    parser.add_argument(
+        "--memory",
+        type=_memory,
+        default=None,
+        metavar="SIZE",
+        help='budget for the peak of the whole step: "12GiB", bytes, or a ratio from "0.0" (the '
+        'smallest plan) to "1.0" (the fastest); without it the fastest plan',
+    )
     return parser
 
 
+def _memory(text: str) -> str | int | float:
+    """``"0.5"`` is a ratio, ``"4096"`` bytes, ``"12GiB"`` a size."""
+    if re.fullmatch(r"\d*\.\d*", text) and text != ".":
+        if float(text) > 1:
+            raise argparse.ArgumentTypeError(f"{text} is no ratio between 0.0 and 1.0")
+        return float(text)
+    try:
+        size = parse_bytes(int(text) if text.isdecimal() else text)
+    except TreadleError as error:
+        raise argparse.ArgumentTypeError(f"{error.message}; {error.remedy}") from None
+    return size if text.isdecimal() else text
+
+
+def _device(text: str) -> str:
+    try:
+        device_for(text)
+    except TreadleError as error:
+        raise argparse.ArgumentTypeError(f"{error.message}; {error.remedy}") from None
+    return text
+
+
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _say(console: Console, text: str) -> None:

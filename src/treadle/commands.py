@@ -12,11 +12,13 @@ from treadle.stages import Clock, Watcher
 from treadle.target import Job, Target
 from treadle.util.files import check_output
 
+Budget = str | int | float | None
+"""Bytes, ``"12GiB"``, a ratio, or ``None`` for the fastest plan."""
 _STEPS = 2
 """Run before anything is timed: first touches of memory, and state that the optimizer makes."""
 
 
-def compiled(target: Target, memory: str | None) -> tuple[Job, Step]:
+def compiled(target: Target, memory: Budget) -> tuple[Job, Step]:
     """A new job of the user's file, and its step; nothing is compiled before it is called."""
     job = target.make()
     return job, compile(
@@ -39,7 +41,7 @@ def progress() -> Generator[Clock]:
         watcher.closes()
 
 
-def observed(target: Target, memory: str | None) -> Step:
+def observed(target: Target, memory: Budget) -> Step:
     """The target's step after a few calls, with its kernels timed and its peak measured."""
     job, step = compiled(target, memory)
     step.prepare(*job.batch)  # shows its own stages
@@ -54,8 +56,10 @@ def observed(target: Target, memory: str | None) -> Step:
     return step
 
 
-def write_report(target: str, path: Path, memory: str | None) -> Path:
+def write_report(target: str, path: Path, memory: Budget) -> Path:
     """Run the target's step and write what became of it to ``path``."""
     found = Target(target)
     check_output(path)
-    return observed(found, memory).report(path)
+    step = observed(found, memory)
+    with progress() as clock, clock.stage("plan for other budgets"):
+        return step.report(path)

@@ -3,6 +3,7 @@
 capture -> clean -> plan memory -> lower -> simplify -> schedule -> generate code -> build
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +30,7 @@ from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.dropout import ExpandDropout
 from treadle.passes.memory.choose import MemoryPlan, fastest_plan, plan_memory
+from treadle.passes.memory.search import frontier
 from treadle.passes.noops import RemoveNoOps
 from treadle.passes.registered import registered
 from treadle.runtime.artifact import Artifact, call_at, spec_at
@@ -233,6 +235,22 @@ def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled 
     judge = Judge(target)
     memory = plan_memory(step, size, target.hardware, judge)
     return memory, judge.seen[id(memory.step)][1]
+
+
+def frontier_points(
+    step: StepGraph, device: str, options: Options, cache: Cache
+) -> tuple[tuple[int, float], ...]:
+    """Predicted peak and estimated seconds of plans from the fastest to the smallest. Peaks are
+    exact at both ends; between them those of the simulator are moved onto the line of the two."""
+    endless = replace(options, memory=math.inf)
+    build_ = build(cache, device=device) if options.codegen else Build.without_compiler(device)
+    target = request_of(extended(step), device, endless, build_, cache=cache).target
+    found = frontier(settled(extended(step), endless), target.hardware)
+    first, last = (planned(each.step, target).plan.peak_bytes for each in (found[0], found[-1]))
+    high, low = found[0].predicted_peak, found[-1].predicted_peak
+    slope = (first - last) / max(high - low, 1)
+    points = [(round(last + (each.predicted_peak - low) * slope), each.seconds) for each in found]
+    return tuple(dict.fromkeys([(max(first, last), found[0].seconds), *points[1:]]))
 
 
 @dataclass

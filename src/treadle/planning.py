@@ -20,6 +20,7 @@ from treadle.runtime.build import build
 from treadle.runtime.cache import Cache
 from treadle.runtime.machine import machine
 from treadle.runtime.workspace import Workspaces
+from treadle.util.errors import PlanError
 from treadle.util.sizes import format_bytes, parse_bytes
 
 
@@ -67,16 +68,19 @@ def plan(
     *batch: Any,
     model: Any,
     optimizer: Any,
-    memory: str | int | None = None,
+    memory: str | int | float | None = None,
     device: str | None = None,
 ) -> Plan:
     """Predict the peak and the memory/time frontier of a step; run and change nothing.
 
     ``device`` names the hardware to plan for (``cpu``, ``h200``, ``h100``, ``a100``, ``rtx4090``)
     and need not be there; default: where the model is. The model, the optimizer and the batch may
-    be on the meta device or fake: nothing is allocated for them. Without ``memory`` the limit is
-    what the device has.
+    be on the meta device or fake: nothing is allocated for them. ``memory``: bytes, ``"12GiB"``,
+    or a ratio from 0.0, the smallest plan, to 1.0, the fastest; without it the limit is what the
+    device has.
     """
+    if memory is not None and not isinstance(memory, float):
+        parse_bytes(memory)  # before the work
     models, optimizers = named_models(model), named_optimizers(optimizer)
     here = device_of(models)
     name = device or ("cpu" if here.type == "meta" else str(here))
@@ -91,12 +95,25 @@ def plan(
         build_ = build(cache, device=captured.device)
         here = machine(torch.device(captured.device), switches(), build_.identity)
         target = replace(target, workspaces=Workspaces(cache, captured.device, here.identity))
-    step = settled(extended(captured.step), replace(target.options, memory=memory or math.inf))
+    step = settled(extended(captured.step), replace(target.options, memory=math.inf))
     points = [
         Point(planned(each.step, target).plan.peak_bytes, 1e3 * each.seconds)
         for each in frontier(step, hardware)
     ]
-    return _chosen(_useful(points), hardware, None if memory is None else parse_bytes(memory))
+    useful = _useful(points)
+    return _chosen(useful, hardware, None if memory is None else _limit(memory, useful))
+
+
+def _limit(memory: str | int | float, points: Sequence[Point]) -> int:
+    """A budget in bytes; of a ratio, that share of the way from the smallest plan to the fastest.
+    ``PlanError`` TR-201 for what is neither."""
+    if not isinstance(memory, float):
+        return parse_bytes(memory)
+    if not 0.0 <= memory <= 1.0:
+        remedy = 'a float is a ratio from 0.0 to 1.0; write bytes as an int or as "12GiB"'
+        raise PlanError(f"{memory} is not a ratio", code="TR-201", remedy=remedy)
+    fastest, smallest = points[0].peak_bytes, points[-1].peak_bytes
+    return round(smallest + memory * (fastest - smallest))
 
 
 def _useful(points: Sequence[Point]) -> tuple[Point, ...]:

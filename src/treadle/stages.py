@@ -4,10 +4,13 @@ import base64
 import json
 import time
 import zlib
-from collections.abc import Generator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from torch import fx
 
 from treadle.graph.canonical import SourceLines
 from treadle.graph.operators import operation_name
@@ -16,12 +19,14 @@ from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
 from treadle.loop.kernel import Kernel, Plan
 from treadle.loop.printing import show_call, show_kernel, show_program
-from treadle.loop.program import Program
+from treadle.loop.program import Call, Origin, Program
+from treadle.passes.memory.cost import work_of
 from treadle.passes.memory.decisions import Decision, folded
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.serialize import artifact_from_dict, artifact_to_dict
 from treadle.schedule.timeline import Timeline, timeline, timeline_from
 from treadle.util.errors import RuntimeFailure
+from treadle.util.extents import sample_of
 
 Product = StepGraph | Program | Plan | Artifact | tuple[Decision, ...]
 """What a stage makes."""
@@ -119,12 +124,21 @@ def text_of(product: Product) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
-    """What one kernel is made of: the operations of the planned graph, and where they stand."""
+class KernelInfo:
+    """What one kernel or library call is made of: operations of the planned graph, and the phase,
+    module and user's line that most of them belong to.
+
+    Of a library call also the work: ``flops`` of products in ``dtype``, and ``bytes_moved``, each
+    operand and result once.
+    """
 
     operations: tuple[str, ...]
     phase: str
     module: str
+    where: str
+    flops: float = 0.0
+    dtype: str = ""
+    bytes_moved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +146,8 @@ class Notes:
     """What a compile knows beside its texts: a report is made of it, also of a cached step."""
 
     decisions: tuple[Decision, ...] = ()
-    kernels: Mapping[str, Fused] = field(default_factory=dict[str, Fused])
+    kernels: Mapping[str, KernelInfo] = field(default_factory=dict[str, KernelInfo])
+    calls: tuple[KernelInfo, ...] = ()  # in the order of the artifact's
     timeline: Timeline | None = None
 
 
@@ -142,28 +157,54 @@ class Story(Watcher):
     def __init__(self, texts: Mapping[str, str] | None = None, notes: Notes | None = None) -> None:
         self.texts: dict[str, str] = dict(texts or {})
         self.notes = notes or Notes()
-        self._operations: dict[str, str] = {}
+        self._nodes: dict[str, fx.Node] = {}
 
     def made(self, name: str, product: Product) -> None:
         if not isinstance(product, Artifact):
             self.texts[name] = text_of(product)
         match product:
             case StepGraph():
-                nodes = product.graph.nodes
-                self._operations = {str(node): operation_name(node.target) for node in nodes}
+                self._nodes = {str(node): node for node in product.graph.nodes}
             case Plan():
                 kernels = {k.name: self._fused(k) for k in product.steps if isinstance(k, Kernel)}
-                self.notes = replace(self.notes, kernels=kernels, timeline=timeline(product))
+                calls = tuple(self._called(c) for c in product.steps if isinstance(c, Call))
+                line = timeline(product)
+                self.notes = replace(self.notes, kernels=kernels, calls=calls, timeline=line)
+                self._nodes = {}
             case tuple():
                 self.notes = replace(self.notes, decisions=product)
             case _:
                 pass
 
-    def _fused(self, kernel: Kernel) -> Fused:
-        nodes = dict.fromkeys(node for origin in kernel.origins for node in origin.nodes)
-        operations = tuple(self._operations.get(node, node) for node in nodes)
-        module = next((each.module for each in kernel.origins if each.module), "")
-        return Fused(operations, kernel.origins[-1].phase if kernel.origins else "", module)
+    def _fused(self, kernel: Kernel) -> KernelInfo:
+        return self._info(kernel.origins)
+
+    def _info(self, origins: Sequence[Origin]) -> KernelInfo:
+        names = dict.fromkeys(name for origin in origins for name in origin.nodes)
+        operations = tuple(self._operation(name) for name in names)
+        phase = _most(each.phase for each in origins)
+        own = [each for each in origins if each.phase == phase]
+        module, where = _most(each.module for each in own), _most(each.where for each in own)
+        return KernelInfo(operations, phase, module, where)
+
+    def _operation(self, name: str) -> str:
+        node = self._nodes.get(name)
+        return name if node is None else operation_name(node.target)
+
+    def _called(self, call: Call) -> KernelInfo:
+        info = self._info((call.origin,))
+        node = self._nodes.get(call.origin.nodes[0]) if call.origin.nodes else None
+        if node is None:
+            return info
+        flops, moved, dtype = work_of(node)
+        size = sample_of(moved)
+        return replace(info, flops=flops, bytes_moved=size, dtype=str(dtype or ""))
+
+
+def _most(words: Iterable[str]) -> str:
+    """The word that occurs most often, of equals the last; empty ones do not count."""
+    counts = Counter(word for word in words if word)
+    return max(reversed(counts), key=counts.__getitem__, default="")
 
 
 def with_lines(artifact: Artifact, story: Story, lines: SourceLines) -> tuple[Artifact, Story]:
@@ -176,8 +217,14 @@ def with_lines(artifact: Artifact, story: Story, lines: SourceLines) -> tuple[Ar
     if line is not None:
         held = tuple(replace(each, where=lines.fill(each.where)) for each in line.held)
         line = replace(line, held=held)
-    notes = replace(notes, decisions=decisions, timeline=line)
+    kernels = {name: _filled(each, lines) for name, each in notes.kernels.items()}
+    calls = tuple(_filled(each, lines) for each in notes.calls)
+    notes = replace(notes, decisions=decisions, kernels=kernels, calls=calls, timeline=line)
     return replace(artifact, steps=steps), Story(texts, notes)
+
+
+def _filled(info: KernelInfo, lines: SourceLines) -> KernelInfo:
+    return replace(info, where=lines.fill(info.where))
 
 
 def saved_bytes(artifact: Artifact, story: Story) -> bytes:
@@ -202,10 +249,13 @@ def read_saved(blob: bytes) -> tuple[Artifact, Story] | None:
 
 
 def _notes(data: Mapping[str, Any]) -> Notes:
-    kernels = {
-        name: Fused(tuple(each["operations"]), each["phase"], each["module"])
-        for name, each in data["kernels"].items()
-    }
+    kernels = {name: _info(each) for name, each in data["kernels"].items()}
+    calls = tuple(_info(each) for each in data["calls"])
     decisions = tuple(Decision(**each) for each in data["decisions"])
     line = data["timeline"]
-    return Notes(decisions, kernels, None if line is None else timeline_from(line))
+    return Notes(decisions, kernels, calls, None if line is None else timeline_from(line))
+
+
+def _info(data: Mapping[str, Any]) -> KernelInfo:
+    fields: dict[str, Any] = {**data, "operations": tuple(data["operations"])}
+    return KernelInfo(**fields)

@@ -2,16 +2,26 @@
 
 import importlib.util
 import sys
-from collections.abc import Callable
+import sysconfig
+import traceback
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from treadle.capture.torch_private import fake_mode_of
-from treadle.util.errors import PlanError
+from treadle.capture.words import OURS, show_line
+from treadle.util.errors import PlanError, TreadleError
+
+_OWN = str(Path(__file__).parent)
+_STANDARD = sysconfig.get_path("stdlib")
+_REMEDY = "run the function without treadle; what is raised there too is to be corrected there"
+_LINES = 5
+"""Lines of the user's that are shown of where an error came from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,50 +38,103 @@ class Target:
     """A function without arguments that returns ``(step, model, optimizer, batch)``."""
 
     def __init__(self, text: str) -> None:
-        path, _, name = text.rpartition(":")
-        if not path or not Path(path).is_file():
-            raise PlanError(
-                f"{text!r} does not name a function in a file",
-                code="TR-203",
-                remedy="write FILE:FUNCTION; the function returns (step, model, optimizer, batch)",
-            )
+        name, colon, function = text.rpartition(":")
+        path = Path(name if colon else text)
+        if not path.is_file():
+            what = "is a directory" if path.is_dir() else "does not exist"
+            raise _wrong(f"{text!r} names no function in a file: {path} {what}")
+        if not function or not colon:
+            raise _wrong(f"{text!r} names no function of {path}")
         self.text = text
-        self._function = vars(_module(Path(path))).get(name)
+        found = vars(_module(path))
+        self._function = found.get(function)
         if not callable(self._function):
-            raise PlanError(
-                f"{path} has no function {name!r}",
-                code="TR-203",
-                remedy="write one that returns (step, model, optimizer, batch)",
-            )
+            what = "is no function" if function in found else "is not there"
+            raise _wrong(f"{path}: {function!r} {what}; it has {_functions(found)}")
 
     def make(self, *, seed: int = 0, fake: bool = False) -> Job:
         """A new one from this seed, each time. ``fake``: nothing is allocated."""
         torch.manual_seed(seed)
         assert callable(self._function)
-        if fake:
-            with fake_mode_of([]):
-                made = self._function()
-        else:
+        with users_code(self.text), fake_mode_of([]) if fake else nullcontext():
             made = self._function()
-        if not isinstance(made, tuple) or len(made) != 4:
-            raise PlanError(
-                f"{self.text} returned {type(made).__name__}, not four things",
-                code="TR-203",
-                remedy="return (step, model, optimizer, batch); batch is a tuple of arguments",
-            )
+        if not isinstance(made, tuple | list) or len(made) != 4:
+            count = f" of {len(made)}" if isinstance(made, tuple | list) else ""
+            raise _wrong(f"{self.text} returned {type(made).__name__}{count}, not four things")
         step, model, optimizer, batch = made
-        return Job(step, model, optimizer, tuple(batch) if isinstance(batch, list) else batch)
+        if not callable(step):
+            raise _wrong(f"the first thing that {self.text} returned is no function: {step!r}")
+        return Job(step, model, optimizer, tuple(batch) if _is_sequence(batch) else (batch,))
+
+
+def _is_sequence(batch: Any) -> bool:
+    """Whether a batch is a sequence of arguments; anything else is one argument."""
+    return type(batch) in (tuple, list)
+
+
+def _wrong(message: str) -> PlanError:
+    remedy = "write FILE:FUNCTION; the function returns (step, model, optimizer, batch)"
+    return PlanError(message, code="TR-203", remedy=remedy)
+
+
+def _functions(names: Mapping[str, Any]) -> str:
+    own = [
+        name
+        for name, each in names.items()
+        if isinstance(each, FunctionType) and each.__module__ == names["__name__"]
+    ]
+    return ", ".join(own) or "no functions"
+
+
+@contextmanager
+def users_code(what: str) -> Generator[None]:
+    """What the user's code raises is TR-206, with the lines of theirs that led there."""
+    try:
+        yield
+    except TreadleError:
+        raise
+    except SystemExit as stopped:
+        remedy = 'put what trains under `if __name__ == "__main__":`'
+        message = f"{what} ended the process ({stopped})"
+        raise PlanError(message, code="TR-206", remedy=remedy) from None
+    except Exception as error:
+        raise raised_by_user(what, error) from error
+
+
+def raised_by_user(what: str, error: Exception) -> PlanError:
+    """``error``, which the user's code raised: its text, and only the user's lines."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [(each.filename, each.lineno or 0) for each in frames if is_users(each.filename)]
+    if isinstance(error, SyntaxError) and error.filename:
+        lines.append((error.filename, error.lineno or 0))
+    where = "\n     ".join(show_line(line) for line in lines[-_LINES:])
+    message = f"{what} raised {type(error).__name__}: {error}"
+    return PlanError(message, code="TR-206", where=where, remedy=_REMEDY)
+
+
+def is_users(path: str) -> bool:
+    """Whether a file is neither torch's nor treadle's nor of Python's standard library."""
+    library = path.startswith(_STANDARD) and "-packages" not in path
+    return not library and not path.startswith((*OURS, "<"))
+
+
+def is_users_error(error: Exception) -> bool:
+    """Whether ``error`` came out of the user's code, and not out of treadle's."""
+    files = [each.filename for each in traceback.extract_tb(error.__traceback__)]
+    return any(map(is_users, files)) and not files[-1].startswith(_OWN)
 
 
 def _module(path: Path) -> ModuleType:
     """The file as a module; files beside it can be imported, as if it were run."""
     spec = importlib.util.spec_from_file_location(f"treadle_target_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise PlanError(f"{path} is no Python file", code="TR-203", remedy="write FILE.py:FUNCTION")
+        raise _wrong(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # data classes and pickles look their module up by name
     sys.path.insert(0, str(path.parent.resolve()))
     try:
-        spec.loader.exec_module(module)
+        with users_code(str(path)):
+            spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(path.parent.resolve()))
     return module

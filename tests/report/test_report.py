@@ -12,8 +12,9 @@ from torch import nn
 import treadle
 from treadle import Options
 from treadle.passes.memory.cost import CPU
-from treadle.report.account import account_of
-from treadle.report.chart import HEIGHT, WIDTH, chart, series
+from treadle.report import account
+from treadle.report.account import observed_of
+from treadle.report.chart import HEIGHT, WIDTH, chart, frontier_chart, series
 from treadle.runtime.artifact import CallStep, Launch
 from treadle.stages import read_saved, saved_bytes
 from treadle.util.sizes import format_bytes
@@ -55,6 +56,19 @@ class Page(HTMLParser):
         return re.sub(r"\s+", " ", "".join(self.words))
 
 
+def account_of(compiled):
+    return account.account_of(observed_of(compiled, "train"))
+
+
+def heights(path):
+    """The y of a layer's edge at each x where it changes."""
+    y, found = 0, []
+    for kind, number in re.findall(r"([vM])(?:0,)?(-?\d+)", path):
+        y = int(number) if kind == "M" else y + int(number)
+        found.append(y)
+    return found
+
+
 def made(tmp_path, *, shapes=None, **options):
     model = nn.Sequential(nn.Linear(33, 65), nn.GELU(), nn.Linear(65, 65), nn.GELU())
     model.add_module(NASTY, nn.Linear(65, 7))
@@ -71,8 +85,8 @@ def made(tmp_path, *, shapes=None, **options):
     return treadle.compile(train, model=model, optimizer=optimizer, options=chosen, shapes=shapes)
 
 
-def read(step, tmp_path):
-    path = step.report(tmp_path / "new" / "report.html")
+def read(step, tmp_path, frontier=False):
+    path = step.report(tmp_path / "new" / "report.html", frontier=frontier)
     assert path == tmp_path / "new" / "report.html"
     return Page(path.read_text(encoding="utf-8"))
 
@@ -82,7 +96,11 @@ def test_the_file_stands_alone(tmp_path):
     step(torch.randn(129, 33))
     page = read(step, tmp_path)
     assert not {"script", "link", "img", "iframe", "b"} & set(page.tags)
-    assert not {"src", "href", "onclick"} & {name for name, _ in page.attributes}
+    assert not {"src", "onclick"} & {name for name, _ in page.attributes}
+    sections = {f"#{value}" for name, value in page.attributes if name == "id"}
+    links = [value for name, value in page.attributes if name == "href"]
+    assert len(links) > 8
+    assert set(links) <= sections
     style = "".join(page.words)
     assert "url(" not in style
     assert "@import" not in style
@@ -101,14 +119,15 @@ def test_figures_are_those_of_the_compiled_step(tmp_path):
     step.measure(batch)
     page, compiled = read(step, tmp_path), step.compiled
     predicted, measured, *others = page.bytes
+    sizes = [int(value) for name, value in page.attributes if name == "data-input"]
     assert predicted == compiled.artifact.peak_bytes
     assert measured == compiled.measured_peak
     inputs = list(step.compiled.captured.step.inputs())
-    count = len({entry.role for _, entry in inputs})
-    assert sum(others[:count]) == sum(node.meta["val"].nbytes for node, _ in inputs)
+    assert len(sizes) == len({entry.role for _, entry in inputs})
+    assert sum(sizes) == sum(node.meta["val"].nbytes for node, _ in inputs)
     launches = [each for each in compiled.artifact.steps if isinstance(each, Launch)]
     names = {each.function for each in launches}
-    assert sum(page.bytes[-len(names) :]) == sum(each.bytes_moved for each in launches)
+    assert sum(others[: len(names)]) == sum(each.bytes_moved for each in launches)
     assert f"{1e3 * sum(compiled.kernel_seconds):.3f} ms in {len(compiled.kernel_seconds)}" in (
         page.text
     )
@@ -124,17 +143,17 @@ def test_an_account_adds_up(tmp_path):
     step, batch = made(tmp_path), torch.randn(77, 33)
     step(batch)
     step.profile(batch)
-    account = account_of(step.compiled)
-    uses = [*account.kernels, *account.calls, *account.fallbacks]
-    assert sum(use.seconds for use in uses) == pytest.approx(account.profiled_seconds)
+    told = account_of(step.compiled)
+    uses = [*told.kernels, *told.calls, *told.fallbacks]
+    assert sum(use.seconds for use in uses) == pytest.approx(told.profiled_seconds)
     steps = step.compiled.artifact.steps
-    assert sum(use.count for use in account.calls) == sum(isinstance(s, CallStep) for s in steps)
-    assert account.launches == step.compiled.artifact.kernel_count
-    for use in account.kernels:
+    assert sum(use.launches for use in told.calls) == sum(isinstance(s, CallStep) for s in steps)
+    assert told.launches == step.compiled.artifact.kernel_count
+    for use in told.kernels:
         assert use.floor_seconds == use.bytes_moved / CPU.bandwidth
-        assert use.fused.operations
+        assert use.operations
         assert use.source.count('extern "C"') == 1
-    operations = {name for use in account.kernels for name in use.fused.operations}
+    operations = {name for use in told.kernels for name in use.operations}
     assert "gelu" in operations
     assert not {name for name in operations if "default" in name}
 
@@ -151,19 +170,19 @@ def test_the_timeline_sums_to_the_peak(tmp_path, options):
     alive = [sum(each) for each in zip(*line.temporaries.values(), strict=True)]
     assert max(alive, default=0) <= line.arena
     assert {len(each) for each in line.temporaries.values()} <= {len(line.names)}
-    account = account_of(compiled)
-    parts = series(line, account.roles)
+    told = account_of(compiled)
+    parts = series(line, told.roles)
     totals = [sum(each) for each in zip(*(sizes for _, _, sizes in parts), strict=True)]
-    drawn = chart(account)
+    drawn = chart(told)
     assert drawn.alive_bytes == max(totals) == totals[drawn.at]
     assert drawn.alive_bytes <= compiled.artifact.peak_bytes
     assert drawn.alive_bytes == sum(layer.at_peak for layer in drawn.layers)
     tops = accumulate(sizes[0] for _, _, sizes in parts)
     for layer, top in zip(drawn.layers, tops, strict=True):
-        points = [tuple(map(float, each.split(","))) for each in layer.points.split()]
-        assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in points)
+        levels = heights(layer.path)
+        assert all(0 <= y <= HEIGHT for y in levels)
         scale = drawn.lines[0].size_bytes / (HEIGHT - drawn.lines[0].y)
-        assert (HEIGHT - points[0][1]) * scale == pytest.approx(top, abs=0.02 * totals[0])
+        assert (HEIGHT - levels[1]) * scale == pytest.approx(top, abs=0.02 * totals[0])
 
 
 def test_what_is_not_known_is_said(tmp_path):
@@ -302,8 +321,8 @@ def test_an_optimizer_that_steps_after_the_graph_is_a_fallback(tmp_path):
 
 def test_many_steps_share_columns_and_the_peak_keeps_its_own(tmp_path):
     compiled = made(tmp_path).prepare(torch.randn(9, 33))
-    account = account_of(compiled)
-    line = account.memory.timeline
+    told = account_of(compiled)
+    line = told.memory.timeline
     count, at = 5003, 3777
     long = replace(
         line,
@@ -314,11 +333,45 @@ def test_many_steps_share_columns_and_the_peak_keeps_its_own(tmp_path):
         workspace=(0,) * count,
         peak_at=at,
     )
-    drawn = chart(replace(account, memory=replace(account.memory, timeline=long)))
+    drawn = chart(replace(told, memory=replace(told.memory, timeline=long)))
     assert (drawn.steps, drawn.at_name) == (count, f"k{at}")
     assert drawn.x == pytest.approx(WIDTH * at / count, abs=WIDTH / 400)
-    tip = drawn.layers[-1].points.split()
-    ys = {float(each.split(",")[1]) for each in tip}
-    assert min(ys) == drawn.y
+    assert min(heights(drawn.layers[-1].path)) == round(drawn.y)
     nothing = replace(line, names=(), phases=())
-    assert chart(replace(account, memory=replace(account.memory, timeline=nothing))) is None
+    assert chart(replace(told, memory=replace(told.memory, timeline=nothing))) is None
+
+
+def test_other_budgets_are_drawn(tmp_path):
+    step = made(tmp_path)
+    step(torch.randn(513, 33))
+    page = read(step, tmp_path, frontier=True)
+    assert "slower" in page.text
+    assert "memory=0.0" in page.text
+    assert "a plan" in page.text
+    points = [(100, 1.0), (60, 2.0), (40, 5.0)]
+    drawn = frontier_chart(points, 60)
+    xs, ys = [dot.x for dot in drawn.dots], [dot.y for dot in drawn.dots]
+    assert xs == sorted(xs, reverse=True)
+    assert ys == sorted(ys, reverse=True)
+    assert drawn.chosen_x == xs[1]
+    assert frontier_chart(points[:1], 60) is None
+
+
+def test_phases_add_up_and_the_optimizer_has_its_line(tmp_path):
+    step, batch = made(tmp_path), torch.randn(77, 33)
+    step(batch)
+    step.profile(batch)
+    told = account_of(step.compiled)
+    assert [phase.name for phase in told.phases] == ["forward", "backward", "optimizer"]
+    assert sum(p.seconds for p in told.phases) == pytest.approx(told.profiled_seconds)
+    assert sum(p.floor_seconds for p in told.phases) == pytest.approx(told.floor_seconds)
+    counted = sum(p.launches + p.library_calls + p.fallbacks for p in told.phases)
+    assert counted == len(told.host_steps)
+    optimizer = [each for each in told.kernels if each.phase == "optimizer"]
+    assert optimizer
+    assert all("optimizer.step()" in each.where for each in optimizer)
+    products = [each for each in told.calls if each.flops]
+    assert {each.name for each in products} >= {"aten.addmm.default"}
+    assert all(each.floor_seconds > 0 for each in products)
+    inner = products[0]
+    assert inner.where.endswith('loss = model(x).square().sum()  # <b>x</b> & "y"')

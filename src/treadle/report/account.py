@@ -1,22 +1,56 @@
-"""Everything there is to say about a compiled step, as data: ``explain`` and reports show it."""
+"""Everything there is to say about a compiled step, as data: ``explain``, reports, traces and
+summaries show it."""
 
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from treadle.graph.signature import Role
-from treadle.passes.memory.cost import device_for
-from treadle.passes.memory.decisions import Row, rows
+import torch
+
+from treadle.graph.signature import Role, StepGraph
+from treadle.options import Options
+from treadle.passes.memory.cost import Device, device_for
+from treadle.passes.memory.decisions import Row, layer_of, rows
 from treadle.pipeline import Compiled
-from treadle.runtime.artifact import Artifact, CallStep, Launch
+from treadle.runtime.artifact import Artifact, Launch
 from treadle.runtime.bindings import spec_bytes
 from treadle.schedule.timeline import Timeline
-from treadle.stages import Fused
+from treadle.stages import KernelInfo, Story
 from treadle.util.sizes import parse_bytes
 from treadle.util.software import VERSION
 
-_NOTHING = Fused((), "", "")
+T = TypeVar("T")
+_PHASES = ("forward", "backward", "optimizer")
+_DTYPES = {str(each): each for each in (torch.float64, torch.float16, torch.bfloat16)}
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Something compiled that is to be told about: a variant of a step, or a graph of the backend.
+
+    ``left``: places outside that get what the step leaves there. ``eager``: optimizers that step
+    after the graph, and why. ``kernel_seconds``: measured, one entry per host step, or empty.
+    """
+
+    name: str
+    step: StepGraph
+    artifact: Artifact
+    story: Story
+    options: Options
+    seconds: Mapping[str, float]
+    facts: Mapping[str, str]
+    key: str
+    from_cache: bool
+    library: bool
+    left: tuple[str, ...] = ()
+    eager: tuple[tuple[str, str], ...] = ()
+    kernel_seconds: tuple[float, ...] = ()
+    measured_peak: int | None = None
+    has_run: bool = True
+    recompiles: tuple[str, ...] = ()
+    whole: bool = True  # with its optimizer and its batch; of the backend all inputs are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,32 +63,67 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelUse:
-    """One generated function in a step: all its launches together.
+class HostStep:
+    """One launch of a generated kernel, or one kernel of PyTorch's (``function`` is empty).
 
-    ``floor_seconds``: its bytes at the bandwidth that plans are estimated with. ``seconds``:
-    measured, if ``Step.profile`` has run.
+    ``name`` is the operator's for a kernel of PyTorch's, and ``reason`` says why it is a fallback,
+    if it is one. ``floor_seconds``: ``max(bytes / bandwidth, flops / rate)`` of the device that
+    plans are estimated for; ``seconds``: measured, if ``Step.profile`` has run. ``at``: its
+    positions in the timeline.
     """
 
+    name: str
     function: str
-    launches: int
-    loops: int
-    fused: Fused
+    reason: str
+    info: KernelInfo
     where: str
+    loops: int
     bytes_moved: int
+    flops: float
     floor_seconds: float
     seconds: float | None
-    source: str
+    at: tuple[int, ...]
+
+    @property
+    def phase(self) -> str:
+        return self.info.phase or "other"
 
 
 @dataclass(frozen=True, slots=True)
-class CallUse:
-    """One kernel of PyTorch's in a step; ``reason`` says why it is a fallback, if it is one."""
+class Use:
+    """Host steps that are told together: the launches of one generated function, or the calls of
+    one operator for one line."""
 
-    op: str
-    count: int
-    where: str
+    name: str
     reason: str
+    launches: int
+    loops: int
+    operations: tuple[str, ...]
+    phase: str
+    module: str
+    where: str
+    bytes_moved: int
+    flops: float
+    floor_seconds: float
+    seconds: float | None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSummary:
+    """One phase of a step: ``"forward"``, ``"backward"``, ``"optimizer"``, or ``"other"``.
+
+    ``operations`` of the captured graph became ``launches`` of generated kernels,
+    ``library_calls`` and ``fallbacks``. ``floor_seconds``: what their bytes and products need at
+    the rates of the device; ``seconds``: measured, ``None`` before ``Step.profile``.
+    """
+
+    name: str
+    operations: int
+    launches: int
+    library_calls: int
+    fallbacks: int
+    floor_seconds: float
     seconds: float | None
 
 
@@ -73,30 +142,32 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A compiled step. Stages in the order they ran; kernels and calls by time, else by bytes."""
+    """A compiled step. Stages in the order they ran; kernels and calls by time, else by floor."""
 
     name: str
-    device: str
+    device: Device
+    device_name: str
     operations: tuple[tuple[str, int], ...]
     inputs: tuple[Inputs, ...]
     written_back: int
-    left: tuple[str, ...]  # places outside that get what the step leaves there
+    left: tuple[str, ...]
     results: int
     stages: tuple[tuple[str, float], ...]
     from_cache: bool
     library: bool
     dims: str
     memory: Memory
-    kernels: tuple[KernelUse, ...]
-    calls: tuple[CallUse, ...]
-    fallbacks: tuple[CallUse, ...]
-    host_steps: int
-    profiled_seconds: float | None
-    bandwidth: float
+    host_steps: tuple[HostStep, ...]
+    kernels: tuple[Use, ...]
+    calls: tuple[Use, ...]
+    fallbacks: tuple[Use, ...]
+    eager: tuple[tuple[str, str], ...]
+    phases: tuple[PhaseSummary, ...]
     recompiles: tuple[str, ...]
     versions: tuple[tuple[str, str], ...]
     roles: tuple[Role, ...]
     has_run: bool
+    whole: bool
 
     @property
     def launches(self) -> int:
@@ -106,57 +177,100 @@ class Account:
     def compile_seconds(self) -> float:
         return sum(seconds for _, seconds in self.stages)
 
+    @property
+    def floor_seconds(self) -> float:
+        return sum(each.floor_seconds for each in self.host_steps)
 
-def account_of(compiled: Compiled, name: str = "", recompiles: Sequence[str] = ()) -> Account:
-    """What ``compiled`` is and how it came about."""
-    step, artifact = compiled.captured.step, compiled.artifact
-    phases = Counter(node.meta["phase"] for node in step.graph.nodes if node.op == "call_function")
-    calls = _calls(compiled)
-    return Account(
+    @property
+    def profiled_seconds(self) -> float | None:
+        """The measured time of all host steps; ``None`` where they were not timed."""
+        return _total(each.seconds for each in self.host_steps)
+
+
+def observed_of(compiled: Compiled, name: str, recompiles: Sequence[str] = ()) -> Observed:
+    """A variant of a step, to be told about."""
+    captured = compiled.captured
+    tail = "it steps after the graph, and its memory is not in the plan"
+    eager = [
+        (
+            f"{type(each.optimizer).__name__}.step",
+            f"{each.reason.code}: {each.reason.words}; {tail}",
+        )
+        for each in captured.eager
+    ]
+    return Observed(
         name=name,
-        device=artifact.device,
-        operations=tuple(phases.items()),
-        inputs=_inputs(compiled),
-        written_back=sum(out.writes is not None for out in step.signature.outputs),
-        left=tuple(each.place.label for each in compiled.captured.left),
-        results=sum(out.writes is None for out in step.signature.outputs),
-        stages=tuple(compiled.seconds.items()),
+        step=captured.step,
+        artifact=compiled.artifact,
+        story=compiled.story,
+        options=compiled.options,
+        seconds=compiled.seconds,
+        facts=compiled.facts,
+        key=compiled.key,
         from_cache=compiled.from_cache,
         library=compiled.library,
-        dims=compiled.facts["sizes"],
-        memory=_memory(compiled),
-        kernels=_kernels(compiled),
-        calls=tuple(each for each in calls if not each.reason),
-        fallbacks=(*(each for each in calls if each.reason), *_eager_steps(compiled)),
-        host_steps=len(artifact.steps),
-        profiled_seconds=sum(compiled.kernel_seconds) if compiled.kernel_seconds else None,
-        bandwidth=device_for(artifact.device).bandwidth,
-        recompiles=tuple(recompiles),
-        versions=_versions(compiled),
-        roles=tuple(entry.role for entry in step.signature.inputs),
+        left=tuple(each.place.label for each in captured.left),
+        eager=tuple(eager),
+        kernel_seconds=compiled.kernel_seconds,
+        measured_peak=compiled.measured_peak,
         has_run=compiled.has_run,
+        recompiles=tuple(recompiles),
     )
 
 
-def _inputs(compiled: Compiled) -> tuple[Inputs, ...]:
-    artifact = compiled.artifact
+def account_of(seen: Observed) -> Account:
+    """What ``seen`` is and how it came about."""
+    step, artifact = seen.step, seen.artifact
+    operations = Counter(
+        node.meta["phase"] for node in step.graph.nodes if node.op == "call_function"
+    )
+    device = device_for(artifact.device)
+    hosts = _host_steps(seen, device)
+    return Account(
+        name=seen.name,
+        device=device,
+        device_name=artifact.device,
+        operations=tuple(operations.items()),
+        inputs=_inputs(seen),
+        written_back=sum(out.writes is not None for out in step.signature.outputs),
+        left=seen.left,
+        results=sum(out.writes is None for out in step.signature.outputs),
+        stages=tuple(seen.seconds.items()),
+        from_cache=seen.from_cache,
+        library=seen.library,
+        dims=seen.facts["sizes"],
+        memory=_memory(seen),
+        host_steps=hosts,
+        kernels=_kernels(hosts, artifact),
+        calls=_calls(each for each in hosts if not each.function and not each.reason),
+        fallbacks=_calls(each for each in hosts if not each.function and each.reason),
+        eager=seen.eager,
+        phases=_phases(hosts, operations),
+        recompiles=seen.recompiles,
+        versions=_versions(seen),
+        roles=tuple(entry.role for entry in step.signature.inputs),
+        has_run=seen.has_run,
+        whole=seen.whole,
+    )
+
+
+def _inputs(seen: Observed) -> tuple[Inputs, ...]:
+    artifact = seen.artifact
     counts: Counter[Role] = Counter()
     sizes: Counter[Role] = Counter()
-    entries = compiled.captured.step.signature.inputs
-    for entry, name in zip(entries, artifact.inputs, strict=True):
+    for entry, name in zip(seen.step.signature.inputs, artifact.inputs, strict=True):
         counts[entry.role] += 1
         sizes[entry.role] += spec_bytes(artifact.buffers[name])
     return tuple(Inputs(role, counts[role], sizes[role]) for role in Role if counts[role])
 
 
-def _memory(compiled: Compiled) -> Memory:
-    budget = compiled.options.memory
-    notes = compiled.story.notes
+def _memory(seen: Observed) -> Memory:
+    budget, notes = seen.options.memory, seen.story.notes
     sized = isinstance(budget, str | int)
     return Memory(
-        compiled.artifact.peak_bytes,
-        compiled.measured_peak,
-        compiled.artifact.arena_bytes,
+        seen.artifact.peak_bytes,
+        seen.measured_peak,
+        seen.artifact.arena_bytes,
         "" if budget is None else str(budget),
         parse_bytes(budget) if sized else None,
         tuple(rows(notes.decisions)),
@@ -164,81 +278,115 @@ def _memory(compiled: Compiled) -> Memory:
     )
 
 
-def _timed(compiled: Compiled) -> list[tuple[Launch | CallStep, float | None]]:
-    """Each host step and its measured seconds, if there are any."""
-    steps = compiled.artifact.steps
-    return list(zip(steps, compiled.kernel_seconds or (None,) * len(steps), strict=True))
+def _host_steps(seen: Observed, device: Device) -> tuple[HostStep, ...]:
+    """Notes know kernels by name, and library calls in their order."""
+    steps, notes = seen.artifact.steps, seen.story.notes
+    seconds = seen.kernel_seconds or (None,) * len(steps)
+    names = notes.timeline.names if notes.timeline is not None else ()
+    places = {name: at for at, name in enumerate(names) if name in notes.kernels}
+    calls = iter([at for at, name in enumerate(names) if name not in notes.kernels])
+    infos = iter(notes.calls)
+    found: list[HostStep] = []
+    for step, measured in zip(steps, seconds, strict=True):
+        if isinstance(step, Launch):
+            info = next((notes.kernels[k] for k in step.kernels if k in notes.kernels), _NOTHING)
+            name, function, reason = step.function, step.function, ""
+            at = tuple(places[each] for each in step.kernels if each in places)
+            moved, loops = step.bytes_moved, len(step.buffers)
+        else:
+            info = next(infos, _NOTHING)
+            name, function, reason = step.op, "", step.reason
+            at = tuple([place] if (place := next(calls, None)) is not None else [])
+            moved, loops = info.bytes_moved, 0
+        rate = device.rate(_DTYPES.get(info.dtype, torch.float32))
+        floor = max(moved / device.bandwidth, info.flops / rate)
+        where = info.where or step.origin
+        found.append(
+            HostStep(
+                name, function, reason, info, where, loops, moved, info.flops, floor, measured, at
+            )
+        )
+    return tuple(found)
 
 
-def _total(seconds: Sequence[float | None]) -> float | None:
+_NOTHING = KernelInfo((), "", "", "")
+
+
+def _total(seconds: Iterable[float | None]) -> float | None:
     known = [each for each in seconds if each is not None]
     return sum(known) if known else None
 
 
-def _kernels(compiled: Compiled) -> tuple[KernelUse, ...]:
-    groups: dict[str, list[tuple[Launch, float | None]]] = {}
-    for step, seconds in _timed(compiled):
-        if isinstance(step, Launch):
-            groups.setdefault(step.function, []).append((step, seconds))
-    bandwidth = device_for(compiled.artifact.device).bandwidth
-    known = compiled.story.notes.kernels
-    found: list[KernelUse] = []
-    for function, uses in groups.items():
-        first = uses[0][0]
-        moved = sum(launch.bytes_moved for launch, _ in uses)
-        use = KernelUse(
-            function,
-            launches=len(uses),
-            loops=sum(len(launch.buffers) for launch, _ in uses),
-            fused=known.get(first.kernels[0], _NOTHING) if first.kernels else _NOTHING,
-            where=first.origin,
-            bytes_moved=moved,
-            floor_seconds=moved / bandwidth,
-            seconds=_total([seconds for _, seconds in uses]),
-            source=_source(compiled.artifact, function),
-        )
-        found.append(use)
-    return tuple(sorted(found, key=lambda use: (-(use.seconds or 0.0), -use.bytes_moved)))
+def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    groups: dict[Hashable, list[T]] = {}
+    for each in items:
+        groups.setdefault(key(each), []).append(each)
+    return list(groups.values())
 
 
-def _source(artifact: Artifact, function: str) -> str:
-    sources = (each for each in artifact.sources if function in each.functions)
-    return next((each.function(function).strip() for each in sources), "")
+def _use(steps: Sequence[HostStep], source: str = "") -> Use:
+    first = steps[0]
+    modules = dict.fromkeys(layer_of(each.info.module) for each in steps if each.info.module)
+    return Use(
+        name=first.name,
+        reason=first.reason,
+        launches=len(steps),
+        loops=sum(each.loops for each in steps),
+        operations=first.info.operations,
+        phase=first.phase,
+        module=", ".join(modules),
+        where=first.where,
+        bytes_moved=sum(each.bytes_moved for each in steps),
+        flops=sum(each.flops for each in steps),
+        floor_seconds=sum(each.floor_seconds for each in steps),
+        seconds=_total(each.seconds for each in steps),
+        source=source,
+    )
 
 
-def _calls(compiled: Compiled) -> tuple[CallUse, ...]:
-    groups: dict[tuple[str, str], list[tuple[CallStep, float | None]]] = {}
-    for step, seconds in _timed(compiled):
-        if isinstance(step, CallStep):
-            groups.setdefault((step.op, step.reason), []).append((step, seconds))
-    found = [
-        CallUse(op, len(uses), uses[0][0].origin, reason, _total([each for _, each in uses]))
-        for (op, reason), uses in groups.items()
-    ]
-    return tuple(sorted(found, key=lambda use: (-(use.seconds or 0.0), -use.count)))
+def _by_time(uses: Iterable[Use]) -> tuple[Use, ...]:
+    return tuple(sorted(uses, key=lambda use: (-(use.seconds or 0.0), -use.floor_seconds)))
 
 
-def _eager_steps(compiled: Compiled) -> list[CallUse]:
-    """Optimizers that step after the graph: not timed, and not in the plan."""
-    tail = "it steps after the graph, and its memory is not in the plan"
-    return [
-        CallUse(
-            f"{type(each.optimizer).__name__}.step",
-            1,
-            "",
-            f"{each.reason.code}: {each.reason.words}; {tail}",
-            None,
-        )
-        for each in compiled.captured.eager
-    ]
+def _kernels(steps: Sequence[HostStep], artifact: Artifact) -> tuple[Use, ...]:
+    sources = {name: each for each in artifact.sources for name in each.functions}
+    groups = _grouped((each for each in steps if each.function), lambda each: each.function)
+    return _by_time(
+        _use(group, sources[group[0].function].function(group[0].function).strip())
+        for group in groups
+    )
 
 
-def _versions(compiled: Compiled) -> tuple[tuple[str, str], ...]:
-    facts = compiled.facts
+def _calls(steps: Iterable[HostStep]) -> tuple[Use, ...]:
+    groups = _grouped(steps, lambda each: (each.name, each.reason, each.phase, each.where))
+    return _by_time(map(_use, groups))
+
+
+def _phases(steps: Sequence[HostStep], operations: Mapping[str, int]) -> tuple[PhaseSummary, ...]:
+    found: list[PhaseSummary] = []
+    for name in dict.fromkeys((*_PHASES, *(each.phase for each in steps))):
+        own = [each for each in steps if each.phase == name]
+        if own or operations.get(name):
+            calls = [each for each in own if not each.function]
+            phase = PhaseSummary(
+                name,
+                operations=operations.get(name, 0),
+                launches=len(own) - len(calls),
+                library_calls=sum(not each.reason for each in calls),
+                fallbacks=sum(bool(each.reason) for each in calls),
+                floor_seconds=sum(each.floor_seconds for each in own),
+                seconds=_total(each.seconds for each in own),
+            )
+            found.append(phase)
+    return tuple(found)
+
+
+def _versions(seen: Observed) -> tuple[tuple[str, str], ...]:
+    facts = seen.facts
     shown = ("torch", "compiler", "device", "machine", "threads", "kernels", "numerics", "rng")
     return (
         ("treadle", f"{VERSION}, sources {facts['treadle'][:12]}"),
         ("python", platform.python_version()),
         *((name, facts[name].strip("'")) for name in shown),
-        ("key", compiled.key),
+        ("key", seen.key),
     )

@@ -1,6 +1,7 @@
-"""The bytes alive over a step, as a drawing: stacked areas, points in user units of an SVG."""
+"""Drawings of a step as SVG: the bytes alive over it, and the frontier of its plans."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.graph.signature import Role
@@ -8,6 +9,7 @@ from treadle.report.account import Account
 from treadle.schedule.timeline import Timeline
 
 WIDTH, HEIGHT = 960.0, 300.0
+_MARGIN = 40.0
 _COLUMNS = 480
 """More steps than this share columns; a column shows the one of its steps with most alive."""
 _ROLES = {
@@ -22,12 +24,13 @@ _ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one colour stands for: bytes at each step. ``points``: an outline for ``polygon``."""
+    """What one colour stands for: bytes at each step. ``path``: its upper edge and all below, in
+    whole units; layers below are drawn over it."""
 
     label: str
     colour: str
     at_peak: int
-    points: str
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,16 @@ class Chart:
     y: float
 
 
-def series(line: Timeline, roles: tuple[Role, ...]) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Label, colour and bytes at each step of everything that is alive, from the bottom up."""
+def series(
+    line: Timeline, roles: tuple[Role, ...], whole: bool = True
+) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Label, colour and bytes at each step of everything that is alive, from the bottom up. Not
+    ``whole``: the inputs of a graph of the backend, whose roles are not known."""
     steps = len(line.names)
     found: list[tuple[str, str, tuple[int, ...]]] = []
     for role, label in _ROLES.items():
         size = sum(n for n, each in zip(line.inputs, roles, strict=True) if each is role)
-        found.append((label, role.value, (size,) * steps))
+        found.append((label if whole else "inputs", role.value, (size,) * steps))
     found.append(("constants", "constants", (line.constants,) * steps))
     found.append(("held by libraries", "reserve", (line.reserve,) * steps))
     for phase, sizes in line.temporaries.items():
@@ -76,7 +82,7 @@ def chart(account: Account) -> Chart | None:
     line = account.memory.timeline
     if line is None or not line.names:
         return None
-    parts = series(line, account.roles)
+    parts = series(line, account.roles, account.whole)
     totals = [sum(each) for each in zip(*(sizes for _, _, sizes in parts), strict=True)]
     columns = _columns(totals)
     peak, budget = account.memory.predicted_bytes, account.memory.budget_bytes
@@ -86,7 +92,7 @@ def chart(account: Account) -> Chart | None:
     layers: list[Layer] = []
     for label, colour, sizes in parts:
         above = [b + sizes[at] for b, at in zip(below, columns, strict=True)]
-        layers.append(Layer(label, colour, sizes[line.peak_at], _outline(below, above, top)))
+        layers.append(Layer(label, colour, sizes[line.peak_at], _stairs(above, top)))
         below = above
     lines = [Line("predicted peak", peak, _height(peak, top))]
     if near and budget is not None:
@@ -120,12 +126,53 @@ def _height(size: float, top: float) -> float:
     return round(HEIGHT * (1 - size / top), 2)
 
 
-def _outline(below: list[int], above: list[int], top: float) -> str:
-    """Up and down the stairs from left to right, and back along the bottom."""
-    width = WIDTH / len(below)
-    points: list[str] = []
-    for row, order in ((above, range(len(above))), (below, reversed(range(len(below))))):
-        for i in order:
-            ends = (i, i + 1) if row is above else (i + 1, i)
-            points += [f"{width * end:.2f},{_height(row[i], top):.2f}" for end in ends]
-    return " ".join(points)
+def _stairs(above: list[int], top: float) -> str:
+    """From the left along the stairs to the right: ``M0,300v-40h2v-3h5...V300z``."""
+    x, y = 0, round(HEIGHT)
+    parts = [f"M0,{y}"]
+    for i, size in enumerate(above):
+        level = round(_height(size, top))
+        if level != y:
+            here = round(WIDTH * i / len(above))
+            parts += [f"h{here - x}" if here != x else "", f"v{level - y}"]
+            x, y = here, level
+    return "".join([*parts, f"H{WIDTH:.0f}V{HEIGHT:.0f}z"])
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """A plan on the frontier; ``x`` and ``y`` in units of the drawing."""
+
+    peak_bytes: int
+    seconds: float
+    x: float
+    y: float
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Plans from the fastest to the smallest, and where the peak of the chosen one lies."""
+
+    dots: tuple[Dot, ...]
+    path: str
+    chosen_x: float
+
+
+def frontier_chart(points: Sequence[tuple[int, float]], peak_bytes: int) -> Frontier | None:
+    """``points``: predicted peak and estimated seconds of each plan. ``None`` for less than two."""
+    if len(points) < 2:
+        return None
+    left = min(peak_bytes, *(size for size, _ in points))
+    right = max(peak_bytes, *(size for size, _ in points))
+    most, least = max(s for _, s in points), min(s for _, s in points)
+
+    def across(size: float) -> float:
+        return round(_MARGIN + (WIDTH - 2 * _MARGIN) * (size - left) / max(right - left, 1), 1)
+
+    def down(seconds: float) -> float:
+        share = (seconds - least) / max(most - least, 1e-12)
+        return round(HEIGHT - _MARGIN - (HEIGHT - 2 * _MARGIN) * share, 1)
+
+    dots = tuple(Dot(size, s, across(size), down(s)) for size, s in points)
+    path = "M" + "L".join(f"{dot.x:g},{dot.y:g}" for dot in dots)
+    return Frontier(dots, path, across(peak_bytes))

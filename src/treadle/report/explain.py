@@ -1,31 +1,42 @@
-"""What became of a step, in words."""
+"""What became of a step and why it takes what it takes, in words."""
 
+import os
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
-from treadle.passes.memory.decisions import shown
-from treadle.pipeline import Compiled
-from treadle.report.account import Account, CallUse, KernelUse, account_of
+from treadle.graph.signature import Role
+from treadle.passes.memory.decisions import layer_of, shown
+from treadle.report.account import Account, Use
+from treadle.report.advice import advice
+from treadle.report.chart import series
+from treadle.schedule.timeline import Held
 from treadle.util.sizes import format_bytes
 
+_USES = 16
+_OPERATIONS = 6
+_HELD = 10
 
-def explain(compiled: Compiled, recompiles: Sequence[str] = ()) -> str:
-    """Capture, kernels, library calls, fallbacks, memory and compile time as one text."""
-    account = account_of(compiled, recompiles=recompiles)
+
+def explain(account: Account) -> str:
+    """Next steps, capture, time by phase and kernel, fallbacks, memory and compile time."""
     parts = [
+        "next\n" + "\n".join(f"  {each}" for each in advice(account)),
         _captured(account),
-        _kernels(account),
-        _timed(account),
+        _phases(account),
+        _uses(account),
         _fallbacks(account),
         _memory(account),
+        _alive(account),
         _times(account),
     ]
-    if recompiles:
-        parts.append("recompiled because\n" + "\n".join(f"  {why}" for why in recompiles))
+    if account.recompiles:
+        parts.append("recompiled because\n" + "\n".join(f"  {why}" for why in account.recompiles))
     return "\n\n".join(part for part in parts if part)
 
 
 def _captured(account: Account) -> str:
-    counts = ", ".join(f"{each.count} {each.role}" for each in account.inputs)
+    counts = ", ".join(f"{each.count} {_role(account, each.role)}" for each in account.inputs)
     phases = ", ".join(f"{count} {phase}" for phase, count in account.operations)
     total = sum(count for _, count in account.operations)
     left = f"\n  left outside: {', '.join(account.left)}" if account.left else ""
@@ -35,51 +46,105 @@ def _captured(account: Account) -> str:
     )
 
 
-def _kernels(account: Account) -> str:
+def _role(account: Account, role: Role) -> str:
+    return role.value if account.whole else "tensors"
+
+
+def _phases(account: Account) -> str:
+    """A line per phase: its share, measured time and floor, kernels and calls."""
+    total = account.profiled_seconds
+    if total is None:
+        head = f"time: not measured; at least {milliseconds(account.floor_seconds)}"
+    else:
+        head = (
+            f"time: {milliseconds(total)} measured in {len(account.host_steps)} kernels and calls, "
+            f"timed one by one; at least {milliseconds(account.floor_seconds)}"
+        )
+    device = account.device
+    lines = [
+        f"{head} at {device.bandwidth / 1e9:.4g} GB/s and the rate of products of {device.name}"
+    ]
+    for phase in account.phases:
+        parts = [
+            f"{phase.launches} launches",
+            f"{phase.library_calls} library calls",
+            f"{phase.fallbacks} fallbacks" if phase.fallbacks else "",
+        ]
+        times = _share_and_times(account, phase.seconds, phase.floor_seconds)
+        lines.append(f"  {times}  {phase.name:10} {', '.join(part for part in parts if part)}")
+    return "\n".join(lines)
+
+
+def _share_and_times(account: Account, seconds: float | None, floor: float) -> str:
+    """``23.1 %   12.50 ms  floor    3.10 ms``; without a measurement shares are of the floors."""
+    total = account.profiled_seconds
+    if total is None:
+        share = 100 * floor / max(account.floor_seconds, 1e-12)
+        return f"{share:5.1f} %  floor {milliseconds(floor):>11}"
+    share = 100 * (seconds or 0.0) / max(total, 1e-12)
+    return f"{share:5.1f} % {milliseconds(seconds or 0.0):>11}  floor {milliseconds(floor):>11}"
+
+
+def milliseconds(seconds: float) -> str:
+    """0.00153 -> ``"1.530 ms"``; below a microsecond the zero says nothing."""
+    return f"{1e3 * seconds:.3f} ms" if seconds >= 1e-6 or not seconds else "< 0.001 ms"
+
+
+def _uses(account: Account) -> str:
     kernels = account.kernels
     lines = [
         f"kernels: {account.launches} launches of {len(kernels)} generated functions "
         f"({sum(each.loops for each in kernels)} loops); "
-        f"{sum(each.count for each in account.calls)} library calls"
+        f"{sum(each.launches for each in account.calls)} library calls"
     ]
     if account.library:
         lines.append("  no compiler was found or wanted: everything is PyTorch's kernels")
-    for each in sorted(kernels, key=lambda use: -use.bytes_moved)[:8]:
-        moved = format_bytes(each.bytes_moved)
-        lines.append(f"  {each.function:28} {moved:>11}  x{each.loops} {each.where}")
-    most = sorted(account.calls, key=lambda use: -use.count)[:8]
-    return "\n".join(lines + [f"  {each.op:40} x{each.count}" for each in most])
-
-
-def _timed(account: Account) -> str:
-    """Kernels and library calls by measured time, if ``Step.profile`` has measured them."""
-    total = account.profiled_seconds
-    if total is None:
-        return ""
-    lines = [f"measured: {1e3 * total:.2f} ms in {account.host_steps} steps, one by one"]
-    uses = [*account.kernels, *account.calls, *account.fallbacks]
-    for use in sorted(uses, key=lambda use: -(use.seconds or 0.0))[:16]:
-        lines.append(_time_line(use, total))
+    measured = account.profiled_seconds is not None
+    uses = sorted(
+        (*kernels, *account.calls, *account.fallbacks),
+        key=lambda use: (use.seconds or 0.0) if measured else use.floor_seconds,
+        reverse=True,
+    )
+    for use in uses[:_USES]:
+        lines += _use(account, use)
+    if len(uses) > _USES:
+        rest = uses[_USES:]
+        seconds = sum(use.seconds or 0.0 for use in rest)
+        times = _share_and_times(account, seconds, sum(use.floor_seconds for use in rest))
+        lines.append(f"  {times}  {len(rest)} more; step.report(path) has them all")
     return "\n".join(lines)
 
 
-def _time_line(use: KernelUse | CallUse, total: float) -> str:
-    seconds = use.seconds or 0.0
-    share = 100 * seconds / max(total, 1e-12)
-    if isinstance(use, KernelUse):
-        name, count = use.function, use.launches
-        rate = f"{use.bytes_moved / max(seconds, 1e-12) / 1e9:8.1f} GB/s"
-    else:
-        name, count, rate = use.op, use.count, " " * 13
-    return f"  {name:46} {1e3 * seconds:9.3f} ms {share:5.1f} % {rate} x{count}"
+def _use(account: Account, use: Use) -> list[str]:
+    """What it costs and is made of; below it where that stands."""
+    times = _share_and_times(account, use.seconds, use.floor_seconds)
+    rate = f" {use.bytes_moved / use.seconds / 1e9:.1f} GB/s" if use.seconds else ""
+    operations = counted(use.operations, _OPERATIONS) if use.source else ""
+    head = f"  {times}  {use.name} x{max(use.loops, use.launches)}{rate}"
+    where = ", ".join(part for part in (use.module, short_line(use.where)) if part)
+    return [f"{head}  {use.phase}{': ' if operations else ''}{operations}", f"{'':10}{where}"]
+
+
+def counted(operations: Sequence[str], most: int = 1 << 30) -> str:
+    """``mul, add, mul`` -> ``"mul ×2, add"``."""
+    found = Counter(operations)
+    words = [name + (f" ×{n}" if n > 1 else "") for name, n in list(found.items())[:most]]
+    return ", ".join([*words, "..."] if len(found) > most else words)
+
+
+def short_line(where: str) -> str:
+    """A source line as it is found from where the process runs: ``models/gpt.py:48: text``."""
+    here = os.getcwd() + os.sep
+    return where.removeprefix(here)
 
 
 def _fallbacks(account: Account) -> str:
-    reasons = account.fallbacks
+    reasons = [(each.name, each.launches, each.reason) for each in account.fallbacks]
+    reasons += [(name, 1, reason) for name, reason in account.eager]
     if not reasons:
         return "fallbacks: none"
-    lines = [f"  {each.op} x{each.count}: {each.reason}" for each in reasons]
-    return f"fallbacks: {sum(each.count for each in reasons)}\n" + "\n".join(lines)
+    lines = [f"  {name} x{count}: {reason}" for name, count, reason in reasons]
+    return f"fallbacks: {sum(count for _, count, _ in reasons)}\n" + "\n".join(lines)
 
 
 def _memory(account: Account) -> str:
@@ -90,10 +155,43 @@ def _memory(account: Account) -> str:
         f"arena {format_bytes(memory.arena_bytes)}"
         + (f", measured peak {format_bytes(measured)}" if measured else "")
     ]
-    return "\n".join(lines + [f"  {shown(row)}" for row in memory.decisions[:12]])
+    rows = [
+        replace(row, each=replace(row.each, where=short_line(row.each.where)))
+        for row in memory.decisions[:12]
+    ]
+    return "\n".join(lines + [f"  {shown(row)}" for row in rows])
+
+
+def _alive(account: Account) -> str:
+    """What fills the memory at the step where most is in use, and the largest temporaries."""
+    line = account.memory.timeline
+    if line is None or not line.names:
+        return ""
+    at = line.peak_at
+    phase = f" ({line.phases[at]})" if line.phases[at] else ""
+    lines = [f"alive at the peak, during {line.names[at]}{phase}, {at + 1} of {len(line.names)}"]
+    parts = [(label, sizes[at]) for label, _, sizes in series(line, account.roles, account.whole)]
+    for label, size in sorted(parts, key=lambda part: -part[1]):
+        lines += [f"  {format_bytes(size):>11}  {label}"] if size else []
+    lines.append("  of these the largest temporaries")
+    for count, each in held_rows(line.held)[:_HELD]:
+        where = ", ".join(part for part in (layer_of(each.module), short_line(each.where)) if part)
+        size = format_bytes(count * each.size_bytes)
+        lines.append(f"  {size:>11}  {count} x {each.name} {each.type} {each.phase}: {where}")
+    return "\n".join(lines)
+
+
+def held_rows(held: Sequence[Held]) -> list[tuple[int, Held]]:
+    """Equal layers' values as one, the largest total first; each by the name of its first."""
+    groups: dict[tuple[str, ...], list[Held]] = {}
+    for each in held:
+        key = (each.type, each.phase, layer_of(each.module), each.where)
+        groups.setdefault(key, []).append(each)
+    rows = [(len(same), same[0]) for same in groups.values()]
+    return sorted(rows, key=lambda row: -row[0] * row[1].size_bytes)
 
 
 def _times(account: Account) -> str:
     source = "from the cache" if account.from_cache else "compiled"
     stages = ", ".join(f"{name} {value:.2f} s" for name, value in account.stages)
-    return f"time: {source}; {stages}"
+    return f"compile: {source}; {stages}"

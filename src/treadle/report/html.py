@@ -1,39 +1,56 @@
 """A compiled step as one HTML file that needs nothing else: no script, no font, no network."""
 
-from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
-from treadle.report.account import Account
-from treadle.report.chart import HEIGHT, WIDTH, chart
+from treadle.passes.memory.decisions import layer_of
+from treadle.report.account import Account, Use
+from treadle.report.advice import advice
+from treadle.report.chart import HEIGHT, WIDTH, chart, frontier_chart
+from treadle.report.explain import counted, held_rows, milliseconds, short_line
 from treadle.util.sizes import format_bytes
 
 
-def page(account: Account) -> str:
-    """The whole file. Names and source lines come from users: everything is escaped."""
+def page(account: Account, frontier: Sequence[tuple[int, float]] = ()) -> str:
+    """The whole file. Names and source lines come from users: everything is escaped.
+
+    ``frontier``: predicted peak and estimated seconds of plans for other budgets."""
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=False, keep_trailing_newline=True
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update({"size": format_bytes, "ms": _ms, "counted": _counted})
+    filters = {"size": format_bytes, "ms": milliseconds, "counted": counted, "line": short_line}
+    environment.filters.update({**filters, "layer": layer_of})
     text = files("treadle.report").joinpath("page.html").read_text(encoding="utf-8")
+    line = account.memory.timeline
     return environment.from_string(text).render(
         a=account,
         m=account.memory,
         c=chart(account),
-        total=sum(count for _, count in account.operations),
+        f=frontier_chart(frontier, account.memory.predicted_bytes),
+        uses=_uses(account),
+        total=_total(account),
+        advice=advice(account),
+        held=held_rows(line.held)[:_HELD] if line is not None else [],
+        operations=sum(count for _, count in account.operations),
         width=WIDTH,
         height=HEIGHT,
     )
 
 
-def _ms(seconds: float) -> str:
-    """0.00153 -> ``"1.530 ms"``; below a microsecond the zero says nothing."""
-    return f"{1e3 * seconds:.3f} ms" if seconds >= 1e-6 or not seconds else "< 0.001 ms"
+_HELD = 16
+"""Temporaries alive at the peak that are listed."""
 
 
-def _counted(operations: Sequence[str]) -> str:
-    """``mul, add, mul`` -> ``"mul ×2, add"``."""
-    found = Counter(operations)
-    return ", ".join(name + (f" ×{n}" if n > 1 else "") for name, n in found.items())
+def _total(account: Account) -> float:
+    """What shares are of: the measured time, or the floors."""
+    measured = account.profiled_seconds
+    return max(account.floor_seconds if measured is None else measured, 1e-12)
+
+
+def _uses(account: Account) -> list[Use]:
+    """Kernels and calls together, what takes longest first."""
+    uses = [*account.kernels, *account.calls, *account.fallbacks]
+    measured = account.profiled_seconds is not None
+    return sorted(uses, key=lambda use: -((use.seconds or 0.0) if measured else use.floor_seconds))

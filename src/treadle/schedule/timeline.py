@@ -11,7 +11,7 @@ from treadle.schedule.arena import Interval
 from treadle.schedule.plan import PlanStep, held_by_calls, lifetimes, plan_writes
 from treadle.util.extents import largest
 
-_SHOWN = 16
+_SHOWN = 64
 
 
 @dataclass(frozen=True, slots=True)

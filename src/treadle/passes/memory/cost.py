@@ -149,6 +149,14 @@ def bytes_of(node: fx.Node) -> int:
     return sum(each.numel() * each.dtype.itemsize for each in tensors_in(node.meta["val"]))
 
 
+def work_of(node: fx.Node) -> tuple[float, int, torch.dtype | None]:
+    """Of a kernel of PyTorch's: flops of products, bytes with each operand and result once, and
+    the dtype of its first result."""
+    tensors = tensors_in(node.meta["val"])
+    moved = bytes_of(node) + sum(map(bytes_of, node.all_input_nodes))
+    return flops_of(node), moved, tensors[0].dtype if tensors else None
+
+
 def seconds_of(node: fx.Node, kind: Kind, device: Device) -> float:
     """Roofline: ``max(flops / rate, bytes / bandwidth)``. Fusible work pays for one pass over
     its result, since its operands are read by neighbours as well; views are free."""
@@ -157,10 +165,8 @@ def seconds_of(node: fx.Node, kind: Kind, device: Device) -> float:
     if kind in FUSIBLE:
         work = max(bytes_of(node), _row_bytes(node, kind)) / device.bandwidth
         return max(work, slow_seconds(node, device))
-    moved = bytes_of(node) + sum(map(bytes_of, node.all_input_nodes))
-    tensors = tensors_in(node.meta["val"])
-    rate = device.rate(tensors[0].dtype if tensors else torch.float32)
-    return max(flops_of(node) / rate, moved / device.bandwidth)
+    flops, moved, dtype = work_of(node)
+    return max(flops / device.rate(dtype or torch.float32), moved / device.bandwidth)
 
 
 def _row_bytes(node: fx.Node, kind: Kind) -> int:

@@ -83,11 +83,16 @@ class Row:
         return self.count * self.each.size
 
 
+def layer_of(module: str) -> str:
+    """``blocks.3.mlp`` -> ``blocks.*.mlp``: the same for equal layers."""
+    return _NUMBER.sub("*", module)
+
+
 def rows(table: Sequence[Decision]) -> list[Row]:
     """Equal layers folded, the largest total first."""
     groups: dict[tuple[str, ...], list[Decision]] = {}
     for each in table:
-        layer = _NUMBER.sub("*", each.module)
+        layer = layer_of(each.module)
         key = (each.decision, each.operation, each.type, layer, each.where, each.why)
         groups.setdefault(key, []).append(replace(each, module=layer))
     found = [Row(len(same), same[0]) for same in groups.values()]

@@ -1,0 +1,112 @@
+"""What to do next about a compiled step: the reason why it is slow or large, first things first."""
+
+from collections.abc import Iterator
+
+from treadle.report.account import Account, Use
+from treadle.util.sizes import format_bytes
+
+_MOST = 0.7
+_SHORT = 5e-6
+"""Seconds below which starting a kernel costs as much as running it."""
+_OVER = 1.02
+"""A measured peak above this multiple of the predicted one breaks the promise."""
+_FAR = 4.0
+"""Multiple of its floor from which a kernel is worth a look."""
+
+
+def advice(account: Account) -> tuple[str, ...]:
+    """One sentence each, the most telling first; never empty."""
+    found = tuple(_advice(account))
+    return found or ("nothing stands out: the step is near what its bytes and products need",)
+
+
+def _advice(account: Account) -> Iterator[str]:
+    yield from _not_ours(account)
+    yield from _of_memory(account)
+    total = account.profiled_seconds
+    if total is None:
+        yield "times are floors, not measured: run step.profile(*batch) once, then explain again"
+        return
+    yield from _of_time(account, total)
+
+
+def _not_ours(account: Account) -> Iterator[str]:
+    """What runs as in eager, and is therefore not faster than eager."""
+    if account.library:
+        yield (
+            "everything runs as PyTorch's kernels, as fast as eager at best: install g++ or "
+            "clang++ (`treadle doctor` says what is found), or leave Options(codegen=False)"
+        )
+    for name, reason in account.eager:
+        yield f"{name} runs eagerly after the graph, as slow and as large as in eager: {reason}"
+    share = _share(account, account.fallbacks)
+    if account.fallbacks and not account.library:
+        first = account.fallbacks[0]
+        worth = f"{100 * share:.0f} % of the step" if share >= 0.01 else "little of the step"
+        yield (
+            f"fallbacks take {worth}, as slow as in eager; most of it {first.name} "
+            f"({first.reason}){_at(first)}: replace it, or treadle.register_lowering"
+        )
+
+
+def _of_memory(account: Account) -> Iterator[str]:
+    memory = account.memory
+    measured = memory.measured_bytes
+    if measured is not None and measured > _OVER * memory.predicted_bytes:
+        over = format_bytes(measured - memory.predicted_bytes)
+        yield f"the measured peak is {over} above the predicted one: please report it, with this"
+    line = memory.timeline
+    if line is not None and not memory.budget and line.arena > 0.5 * memory.predicted_bytes:
+        yield (
+            f"temporaries are {format_bytes(line.arena)} of the peak: memory=0.5 trades some of "
+            "them for time, and `treadle plan` shows the whole trade"
+        )
+
+
+def _of_time(account: Account, total: float) -> Iterator[str]:
+    uses = sorted(
+        (*account.kernels, *account.calls), key=lambda use: use.seconds or 0.0, reverse=True
+    )
+    library = sum(use.seconds or 0.0 for use in account.calls) / max(total, 1e-12)
+    if library > _MOST and not account.library:
+        yield (
+            f"library calls (products, convolutions, attention) are {100 * library:.0f} % of the "
+            "step, as fast as in eager: lower precision (torch.autocast) or a larger batch helps "
+            "more than fusion can"
+        )
+    short = [each for each in account.host_steps if (each.seconds or 0.0) < _SHORT]
+    if len(short) > len(account.host_steps) / 2:
+        yield (
+            f"{len(short)} of {len(account.host_steps)} kernels and calls take less than "
+            f"{1e6 * _SHORT:.0f} us: the step is bound by starting them; a larger batch is nearly "
+            "free"
+        )
+    for use in uses[:1]:
+        yield _largest(use, total)
+    far = [
+        use
+        for use in uses[1:]
+        if (use.seconds or 0.0) > max(_FAR * use.floor_seconds, 0.05 * total)
+    ]
+    for use in far[:2]:
+        yield _largest(use, total, "also far from its floor: ")
+
+
+def _largest(use: Use, total: float, lead: str = "the largest part: ") -> str:
+    seconds = use.seconds or 0.0
+    times = seconds / use.floor_seconds if use.floor_seconds else float("inf")
+    near = "near its floor" if times < _FAR else f"{times:.0f} x its floor"
+    share = 100 * seconds / max(total, 1e-12)
+    return f"{lead}{use.name} with {share:.0f} % of the step, {near}{_at(use)}"
+
+
+def _share(account: Account, uses: tuple[Use, ...]) -> float:
+    """Of the measured time, or of the floors."""
+    total = account.profiled_seconds
+    if total is None:
+        return sum(use.floor_seconds for use in uses) / max(account.floor_seconds, 1e-12)
+    return sum(use.seconds or 0.0 for use in uses) / max(total, 1e-12)
+
+
+def _at(use: Use) -> str:
+    return f", {use.where}" if use.where else ""

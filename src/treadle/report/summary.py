@@ -1,0 +1,69 @@
+"""The numbers of a compiled step as one object, for scripts and dashboards."""
+
+from dataclasses import dataclass
+
+from treadle.report.account import Account, PhaseSummary
+from treadle.report.advice import advice
+
+__all__ = ["PhaseSummary", "Summary", "summary_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A compiled step in numbers: bytes, seconds and counts. ``dataclasses.asdict`` gives JSON.
+
+    ``peak_predicted_bytes``: the plan's promise for the whole step, parameters and state included;
+    ``peak_measured_bytes``: ``None`` before ``Step.measure``. ``arena_bytes``: of temporaries.
+    ``budget``: ``memory=`` as text, empty for none. ``launches`` of ``functions`` generated
+    functions, ``library_calls`` that were chosen, and ``fallbacks``, optimizers that step eagerly
+    included. ``floor_seconds`` and ``seconds``: of all kernels and calls, as in ``PhaseSummary``;
+    ``stages``: seconds of each stage of the compile, ``compile_seconds`` in all. ``advice``: what
+    ``explain`` says first.
+    """
+
+    name: str
+    device: str
+    operations: int
+    launches: int
+    functions: int
+    library_calls: int
+    fallbacks: int
+    peak_predicted_bytes: int
+    peak_measured_bytes: int | None
+    arena_bytes: int
+    budget: str
+    floor_seconds: float
+    seconds: float | None
+    phases: tuple[PhaseSummary, ...]
+    compile_seconds: float
+    stages: dict[str, float]
+    from_cache: bool
+    recompiles: tuple[str, ...]
+    advice: tuple[str, ...]
+
+
+def summary_of(account: Account) -> Summary:
+    """The numbers of ``account``."""
+    memory = account.memory
+    fallbacks = sum(each.launches for each in account.fallbacks) + len(account.eager)
+    return Summary(
+        name=account.name,
+        device=account.device_name,
+        operations=sum(count for _, count in account.operations),
+        launches=account.launches,
+        functions=len(account.kernels),
+        library_calls=sum(each.launches for each in account.calls),
+        fallbacks=fallbacks,
+        peak_predicted_bytes=memory.predicted_bytes,
+        peak_measured_bytes=memory.measured_bytes,
+        arena_bytes=memory.arena_bytes,
+        budget=memory.budget,
+        floor_seconds=account.floor_seconds,
+        seconds=account.profiled_seconds,
+        phases=account.phases,
+        compile_seconds=account.compile_seconds,
+        stages=dict(account.stages),
+        from_cache=account.from_cache,
+        recompiles=account.recompiles,
+        advice=advice(account),
+    )

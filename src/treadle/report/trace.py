@@ -1,0 +1,97 @@
+"""A compiled step as a trace that ``chrome://tracing`` and Perfetto open.
+
+The format is the JSON object of Chrome's trace events: times in microseconds, ``X`` for a span,
+``C`` for a counter, ``M`` for names::
+
+    {"traceEvents": [{"ph": "X", "name": ..., "ts": 0.0, "dur": 12.5, "pid": 1, "tid": 1}, ...]}
+"""
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from treadle.report.account import Account, HostStep
+from treadle.report.chart import series
+
+_PROCESS = 1
+_PHASES, _KERNELS = 1, 2
+"""Tracks: phases above the kernels and calls that they consist of."""
+
+
+def trace_of(account: Account) -> str:
+    """The trace as JSON. Kernels and calls stand one after another with their measured times, or
+    with their floors where nothing was measured: ``otherData`` says which."""
+    measured = account.profiled_seconds is not None
+    times = "measured one by one" if measured else "floors, nothing was measured"
+    data = {
+        "displayTimeUnit": "ms",
+        "otherData": {"step": account.name, "device": account.device_name, "times": times},
+        "traceEvents": [*_names(account, times), *_spans(account, measured)],
+    }
+    return json.dumps(data, separators=(",", ":")) + "\n"
+
+
+def _names(account: Account, times: str) -> Iterator[dict[str, Any]]:
+    yield _named("process_name", 0, f"{account.name or 'step'} ({times})")
+    yield _named("thread_name", _PHASES, "phases")
+    yield _named("thread_name", _KERNELS, "kernels and library calls")
+
+
+def _named(what: str, track: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": _PROCESS, "tid": track, "args": {"name": name}}
+
+
+def _spans(account: Account, measured: bool) -> Iterator[dict[str, Any]]:
+    line = account.memory.timeline
+    layers = [] if line is None else series(line, account.roles, account.whole)
+    now = 0.0
+    for phase, steps in itertools.groupby(account.host_steps, key=lambda each: each.phase):
+        start = now
+        for step in steps:
+            length = 1e6 * ((step.seconds or 0.0) if measured else step.floor_seconds)
+            yield _span(_KERNELS, step.name, phase, now, length, _details(step))
+            if step.at:
+                at = max(step.at, key=lambda place: sum(sizes[place] for _, _, sizes in layers))
+                yield _counter(now, {label: sizes[at] for label, _, sizes in layers})
+            now += length
+        yield _span(_PHASES, phase, "phase", start, now - start, {})
+    yield _counter(now, {label: 0 for label, _, _ in layers})
+
+
+def _span(
+    track: int, name: str, category: str, start: float, length: float, details: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": _PROCESS,
+        "tid": track,
+        "ts": round(start, 3),
+        "dur": round(length, 3),
+        "args": details,
+    }
+
+
+def _counter(now: float, values: dict[str, int]) -> dict[str, Any]:
+    return {
+        "ph": "C",
+        "name": "bytes alive",
+        "pid": _PROCESS,
+        "ts": round(now, 3),
+        "args": values,
+    }
+
+
+def _details(step: HostStep) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "operations": ", ".join(step.info.operations),
+        "module": step.info.module,
+        "line": step.where,
+        "bytes moved": step.bytes_moved,
+        "flops": step.flops,
+        "floor us": round(1e6 * step.floor_seconds, 3),
+        "fallback": step.reason,
+    }
+    return {name: value for name, value in found.items() if value}
