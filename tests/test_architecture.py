@@ -31,7 +31,7 @@ FORBIDDEN = {
     "runtime": {"graph", "loop", "options"},
 }
 STAGES = {"graph", "loop", "passes", "lower", "schedule", "codegen", "generality", "stages"}
-MAY_REPORT = {"api", "cli", "commands", "__main__", "report"}
+MAY_REPORT = {"api", "backend", "cli", "commands", "__main__", "__init__", "report"}
 # The type of the public ``torch.ops.aten.add.Tensor``, which has no public name.
 NO_PUBLIC_NAME = {"torch._ops.OpOverload"}
 PRIVATE_TORCH = PACKAGE / "capture" / "torch_private.py"

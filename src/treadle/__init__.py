@@ -8,6 +8,7 @@ from treadle.graph.signature import StepGraph
 from treadle.options import Options
 from treadle.passes.registered import register_lowering, register_pass
 from treadle.planning import Plan, Point, plan
+from treadle.report.summary import PhaseSummary, Summary
 from treadle.shapes import Dynamic, dynamic
 from treadle.util.errors import (
     CaptureError,
@@ -31,6 +32,7 @@ __all__ = [
     "LoweringError",
     "NoMatch",
     "Options",
+    "PhaseSummary",
     "Plan",
     "PlanError",
     "Point",
@@ -40,6 +42,7 @@ __all__ = [
     "Start",
     "Step",
     "StepGraph",
+    "Summary",
     "TreadleError",
     "VerifyError",
     "compile",

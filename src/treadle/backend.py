@@ -5,10 +5,16 @@ steps decides what to keep, and each half goes through the same pipeline. Result
 for the backward are tensors of their own; each half has an arena for the rest.
 """
 
+import itertools
 import operator
+import re
+import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,10 +30,20 @@ from treadle.options import Options, from_environment
 from treadle.passes.memory.choose import fastest_plan
 from treadle.passes.memory.split import Halves, extract, split
 from treadle.pipeline import Built, compile_step, extended, plan_within, settled
+from treadle.report.account import Account, Observed, account_of
+from treadle.report.explain import explain
+from treadle.report.html import page
+from treadle.report.summary import Summary, summary_of
+from treadle.report.trace import trace_of
 from treadle.runtime.build import build
 from treadle.runtime.cache import Cache
 from treadle.util.errors import LoweringError, TreadleError
+from treadle.util.files import write_output
 
+_FRAME = re.compile(r'File "(.*)", line (\d+)')
+_NUMBERS = itertools.count()
+_PROFILING = threading.Event()
+"""Set while kernels are to be timed: autograd runs backward graphs in threads of its own."""
 _KNOWN = ("memory", "strict")
 _MOST = 64
 """Sizes kept per graph where shapes are dynamic."""
@@ -43,8 +59,98 @@ def treadle(
     """The backend. ``options``: ``memory`` (a budget for forward and backward together, as for
     ``treadle.compile``) and ``strict``. ``TreadleError`` TR-001 for any other, and for ``mode``."""
     chosen = _options(mode, options or {})
-    half = _Half(chosen)
-    return through_autograd(module, inputs, half, half, _Partition(chosen))
+    forward, backward = _Half(chosen, "forward"), _Half(chosen, "backward")
+    return through_autograd(module, inputs, forward, backward, _Partition(chosen))
+
+
+class CompiledGraph:
+    """One graph that the backend has compiled, for one set of sizes: a forward, or a backward.
+
+    ``name``: the order of compiles and the phase, ``"0 forward"``. Times are known once it has run
+    inside ``profiling()``; its measured peak is not, since it is part of a step that is not ours.
+    """
+
+    def __init__(self, phase: str, step: StepGraph, built: Built, options: Options) -> None:
+        self.number = next(_NUMBERS)
+        self.name = f"{self.number} {phase}"
+        self._step = step
+        self._built = built
+        self._options = options
+        self._seconds: tuple[float, ...] = ()
+        self._has_run = False
+        _GRAPHS.add(self)
+
+    def run(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """The graph's results, as the backend calls it."""
+        self._built.checks.require(tensors)
+        executable = self._built.executable
+        self._has_run = True
+        if not _PROFILING.is_set():
+            return executable.run(tensors)
+        seconds = [0.0] * len(self._built.artifact.steps)
+        made = executable.run(tensors, seconds)
+        self._seconds = tuple(seconds)
+        return made
+
+    def explain(self) -> str:
+        """As ``Step.explain``: why the graph takes what it takes."""
+        return explain(self._account())
+
+    def summary(self) -> Summary:
+        """As ``Step.summary``: the numbers of ``explain`` as an object."""
+        return summary_of(self._account())
+
+    def report(self, path: str | Path) -> Path:
+        """As ``Step.report``, without other budgets: one HTML file. TR-004 if it cannot be."""
+        write_output(Path(path), page(self._account()))
+        return Path(path)
+
+    def trace(self, path: str | Path) -> Path:
+        """As ``Step.trace``: a trace for ``chrome://tracing`` or Perfetto."""
+        write_output(Path(path), trace_of(self._account()))
+        return Path(path)
+
+    def _account(self) -> Account:
+        built = self._built
+        observed = Observed(
+            name=f"graph {self.name}",
+            step=self._step,
+            artifact=built.artifact,
+            story=built.story,
+            options=self._options,
+            seconds=built.seconds,
+            facts=built.facts,
+            key=built.key,
+            from_cache=built.from_cache,
+            library=built.library,
+            kernel_seconds=self._seconds,
+            has_run=self._has_run,
+            whole=False,
+        )
+        return account_of(observed)
+
+
+_GRAPHS: "weakref.WeakSet[CompiledGraph]" = weakref.WeakSet()
+"""``torch.compile`` keeps what it compiled and hands nothing back: this is how users reach it."""
+
+
+def compiled() -> tuple[CompiledGraph, ...]:
+    """What the backend has compiled in this process and is still in use, in the order of compiles.
+
+    A model whose gradients are asked for is a forward and, once ``backward`` has run, a backward;
+    each graph break and each set of sizes adds its own. ``torch._dynamo.reset()`` forgets them.
+    """
+    return tuple(sorted(_GRAPHS, key=lambda graph: graph.number))
+
+
+@contextmanager
+def profiling() -> Iterator[None]:
+    """Every graph that runs inside has its kernels timed one by one; ``explain`` shows it."""
+    _PROFILING.set()
+    try:
+        yield
+    finally:
+        _PROFILING.clear()
 
 
 @dataclass
@@ -168,12 +274,22 @@ def _places(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _annotate(node: fx.Node, phase: str) -> None:
-    lines = [line for line in (node.meta.get("stack_trace") or "").splitlines() if "File" in line]
-    where = lines[-1].strip() if lines else ""
+    where = _user_line(node.meta.get("stack_trace") or "")
     mark, region = node.meta.get("recompute"), node.meta.get("ac_graph_id")
     node.meta = {"val": node.meta.get("val"), "phase": phase, "where": where, "module": ""}
     if isinstance(mark, CheckpointPolicy):
         node.meta["asked"], node.meta["checkpoint"] = mark.name.lower(), region
+
+
+def _user_line(stack: str) -> str:
+    """The innermost line of a stack as text, as ``file:line: text``."""
+    lines = stack.splitlines()
+    frames = [at for at, line in enumerate(lines) if _FRAME.search(line)]
+    found = _FRAME.search(lines[frames[-1]]) if frames else None
+    if found is None:
+        return ""
+    text = lines[frames[-1] + 1].strip() if frames[-1] + 1 < len(lines) else ""
+    return f"{found[1]}:{found[2]}: {text}"
 
 
 def _planned(step: StepGraph, options: Options) -> StepGraph:
@@ -199,9 +315,10 @@ def _device(graph: fx.Graph) -> str:
 
 @dataclass(frozen=True)
 class _Half:
-    """AOTAutograd's compiler of one graph: forward, backward, or inference."""
+    """AOTAutograd's compiler of one graph: forward (or inference), or backward."""
 
     options: Options
+    phase: str
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         with outside_modes():
@@ -210,9 +327,9 @@ class _Half:
     def _compiled(self, module: fx.GraphModule) -> Callable[..., Any]:
         _TALLY.graphs += 1
         run = (
-            _Sized(module, self.options)
+            _Sized(module, self.options, self.phase)
             if _has_symbols(module.graph)
-            else _Fixed(module, self.options)
+            else _Fixed(module, self.options, self.phase)
         )
 
         def call(args: list[Any]) -> list[Any]:
@@ -227,7 +344,7 @@ class _Half:
 class _Fixed:
     """One graph of known shapes, compiled at once."""
 
-    def __init__(self, module: fx.GraphModule, options: Options) -> None:
+    def __init__(self, module: fx.GraphModule, options: Options, phase: str) -> None:
         graph = module.graph
         remove_tokens(graph)
         (output,) = graph.find_nodes(op="output")
@@ -239,16 +356,14 @@ class _Fixed:
         unique = list(dict.fromkeys(computed))
         position = {node: at for at, node in enumerate(unique)}
         self._order = [position.get(each, -1) for each in returned]
-        self._built = _built(module, places, unique, options)
+        self._graph = _built(module, places, unique, options, phase)
         self._used = [isinstance(node.meta.get("val"), Tensor) for node in places]
 
     def __call__(self, args: list[Any]) -> list[Any]:
         made: Sequence[Any] = ()
-        if self._built is not None:
+        if self._graph is not None:
             tensors = [each for each, used in zip(args, self._used, strict=True) if used]
-            tensors = [each.resolve_conj().resolve_neg() for each in tensors]
-            self._built.checks.require(tensors)
-            made = self._built.executable.run(tensors)
+            made = self._graph.run([each.resolve_conj().resolve_neg() for each in tensors])
         return [
             plan.value(args) if at < 0 else made[at]
             for plan, at in zip(self._plan, self._order, strict=True)
@@ -277,8 +392,12 @@ def _has_effect(node: fx.Node) -> bool:
 
 
 def _built(
-    module: fx.GraphModule, places: Sequence[fx.Node], results: Sequence[fx.Node], options: Options
-) -> Built | None:
+    module: fx.GraphModule,
+    places: Sequence[fx.Node],
+    results: Sequence[fx.Node],
+    options: Options,
+    phase: str,
+) -> CompiledGraph | None:
     if not results and not any(map(_has_effect, module.graph.nodes)):
         return None
     graph = fx.Graph(module)
@@ -292,7 +411,7 @@ def _built(
     graph.output(tuple(copies[node] for node in results))
     for node in graph.nodes:
         if node.op != "output" and "phase" not in node.meta:
-            _annotate(node, "forward")
+            _annotate(node, phase)
     signature = Signature(
         tuple(Input(Role.BATCH, node.name) for node in places if node in copies),
         tuple(Output(f"result {at}") for at in range(len(results))),
@@ -305,7 +424,7 @@ def _built(
         raise LoweringError(
             f"strict: {first.op} falls back to PyTorch's kernels: {first.reason}", code="TR-302"
         )
-    return built
+    return CompiledGraph(phase, step, built, options)
 
 
 @dataclass
@@ -314,6 +433,7 @@ class _Sized:
 
     module: fx.GraphModule
     options: Options
+    phase: str
     known: OrderedDict[Any, _Fixed] = field(default_factory=OrderedDict[Any, _Fixed])
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -324,9 +444,12 @@ class _Sized:
         found = self.known.get(key)
         if found is None:
             with torch.no_grad():
-                found = _Fixed(retraced(self.module, args), self.options)
+                found = _Fixed(retraced(self.module, args), self.options, self.phase)
             self.known[key] = found
             if len(self.known) > _MOST:
                 self.known.popitem(last=False)
         self.known.move_to_end(key)
         return found(args)
+
+
+__all__ = ["CompiledGraph", "compiled", "compiled_graphs", "profiling", "treadle"]

@@ -68,7 +68,7 @@ def check_trace(path):
     data = json.loads(path.read_text())
     spans = [each for each in data["traceEvents"] if each["ph"] == "X"]
     for each in spans:
-        assert {"name", "cat", "pid", "tid", "ts", "dur", "args"} == set(each)
+        assert {"ph", "name", "cat", "pid", "tid", "ts", "dur", "args"} == set(each)
         assert each["dur"] >= 0
     tracks = {tid: [each for each in spans if each["tid"] == tid] for tid in (1, 2)}
     for track in tracks.values():

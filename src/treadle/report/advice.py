@@ -1,6 +1,7 @@
 """What to do next about a compiled step: the reason why it is slow or large, first things first."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from treadle.report.account import Account, Use
 from treadle.util.sizes import format_bytes
@@ -25,7 +26,8 @@ def _advice(account: Account) -> Iterator[str]:
     yield from _of_memory(account)
     total = account.profiled_seconds
     if total is None:
-        yield "times are floors, not measured: run step.profile(*batch) once, then explain again"
+        how = "run step.profile(*batch)" if account.whole else "run inside backend.profiling()"
+        yield f"times are floors, not measured: {how} once, then explain again"
         return
     yield from _of_time(account, total)
 
@@ -56,7 +58,8 @@ def _of_memory(account: Account) -> Iterator[str]:
         over = format_bytes(measured - memory.predicted_bytes)
         yield f"the measured peak is {over} above the predicted one: please report it, with this"
     line = memory.timeline
-    if line is not None and not memory.budget and line.arena > 0.5 * memory.predicted_bytes:
+    free = account.whole and not memory.budget
+    if free and line is not None and line.arena > 0.5 * memory.predicted_bytes:
         yield (
             f"temporaries are {format_bytes(line.arena)} of the peak: memory=0.5 trades some of "
             "them for time, and `treadle plan` shows the whole trade"
@@ -109,4 +112,9 @@ def _share(account: Account, uses: tuple[Use, ...]) -> float:
 
 
 def _at(use: Use) -> str:
-    return f", {use.where}" if use.where else ""
+    return f", {short_line(use.where)}" if use.where else ""
+
+
+def short_line(where: str) -> str:
+    """A source line as it is found from where the process runs: ``models/gpt.py:48: text``."""
+    return where.removeprefix(str(Path.cwd()) + "/")

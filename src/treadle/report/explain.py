@@ -1,6 +1,5 @@
 """What became of a step and why it takes what it takes, in words."""
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +7,7 @@ from dataclasses import replace
 from treadle.graph.signature import Role
 from treadle.passes.memory.decisions import layer_of, shown
 from treadle.report.account import Account, Use
-from treadle.report.advice import advice
+from treadle.report.advice import advice, short_line
 from treadle.report.chart import series
 from treadle.schedule.timeline import Held
 from treadle.util.sizes import format_bytes
@@ -130,12 +129,6 @@ def counted(operations: Sequence[str], most: int = 1 << 30) -> str:
     found = Counter(operations)
     words = [name + (f" ×{n}" if n > 1 else "") for name, n in list(found.items())[:most]]
     return ", ".join([*words, "..."] if len(found) > most else words)
-
-
-def short_line(where: str) -> str:
-    """A source line as it is found from where the process runs: ``models/gpt.py:48: text``."""
-    here = os.getcwd() + os.sep
-    return where.removeprefix(here)
 
 
 def _fallbacks(account: Account) -> str:

@@ -7,9 +7,9 @@ from jinja2 import Environment, StrictUndefined
 
 from treadle.passes.memory.decisions import layer_of
 from treadle.report.account import Account, Use
-from treadle.report.advice import advice
+from treadle.report.advice import advice, short_line
 from treadle.report.chart import HEIGHT, WIDTH, chart, frontier_chart
-from treadle.report.explain import counted, held_rows, milliseconds, short_line
+from treadle.report.explain import counted, held_rows, milliseconds
 from treadle.util.sizes import format_bytes
 
 

@@ -1,0 +1,62 @@
+"""What the backend compiled can be explained, summed up, reported and traced."""
+
+import json
+
+import torch
+from torch import nn
+
+from treadle import backend
+from treadle.backend import treadle
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(9, 17)
+        self.down = nn.Linear(17, 3)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x)))
+
+
+def test_what_was_compiled_tells_as_much_as_a_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "cache"))
+    torch._dynamo.reset()
+    before = set(backend.compiled())
+    model = torch.compile(Net(), backend=treadle)
+    batch = torch.randn(5, 9)
+    model(batch).square().sum().backward()
+    forward, backward = (each for each in backend.compiled() if each not in before)
+    assert forward.name.endswith("forward")
+    assert backward.name.endswith("backward")
+    assert forward.summary().seconds is None
+    assert "inside backend.profiling()" in forward.explain()
+    with backend.profiling():
+        model(batch).square().sum().backward()
+    for each, phase in ((forward, "forward"), (backward, "backward")):
+        found = each.summary()
+        assert found.seconds > 0
+        assert phase in {part.name for part in found.phases}
+        assert found.launches + found.library_calls > 0
+        assert "inputs:" in each.explain()
+        page = each.report(tmp_path / f"{each.name}.html").read_text()
+        assert "A graph of the torch.compile backend" in page
+        data = json.loads(each.trace(tmp_path / "trace.json").read_text())
+        assert data["traceEvents"]
+    assert "test_backend_reports.py" in forward.explain()
+    assert "self.down(torch.tanh(self.up(x)))" in forward.explain()
+    last = forward.summary().seconds
+    model(batch)
+    assert forward.summary().seconds == last  # not timed any more
+
+
+def test_what_is_gone_is_not_listed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "cache"))
+    torch._dynamo.reset()
+    before = len(backend.compiled())
+    compiled = torch.compile(lambda x: x.sin() + 1, backend=treadle)
+    compiled(torch.randn(7))
+    assert len(backend.compiled()) == before + 1
+    del compiled
+    torch._dynamo.reset()
+    assert len(backend.compiled()) <= before
