@@ -56,7 +56,7 @@ def _phases(account: Account) -> str:
         head = f"time: not measured; at least {milliseconds(account.floor_seconds)}"
     else:
         head = (
-            f"time: {milliseconds(total)} measured in {len(account.host_steps)} kernels and calls, "
+            f"measured: {milliseconds(total)} in {len(account.host_steps)} kernels and calls, "
             f"timed one by one; at least {milliseconds(account.floor_seconds)}"
         )
     device = account.device
