@@ -61,6 +61,10 @@ def fails_later():
 def alone():
     return (*make()[:3], torch.randn(5, 4))
 
+def too_many():
+    step, model, optimizer, batch = make()
+    return step, model, optimizer, (*batch, 1, 2)
+
 def stops():
     raise SystemExit("bye")
 
@@ -165,6 +169,11 @@ def test_a_file_that_cannot_be_imported_is_named(tmp_path, capsys, text):
     assert "TR-206" in err
     assert "broken.py:2" in err
     assert "Traceback" not in err
+
+
+def test_a_batch_that_does_not_fit_the_step_is_refused(script, capsys):
+    assert main(["plan", f"{script}:too_many"]) == Exit.USAGE
+    assert "is 3 arguments, and its step does not fit" in capsys.readouterr().err
 
 
 def test_one_tensor_is_a_batch_of_one_argument(script, capsys):

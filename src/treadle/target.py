@@ -1,6 +1,7 @@
 """``FILE:FUNCTION`` on the command line: what a user's file says is to be trained."""
 
 import importlib.util
+import inspect
 import sys
 import sysconfig
 import traceback
@@ -64,7 +65,24 @@ class Target:
         step, model, optimizer, batch = made
         if not callable(step):
             raise _wrong(f"the first thing that {self.text} returned is no function: {step!r}")
-        return Job(step, model, optimizer, tuple(batch) if _is_sequence(batch) else (batch,))
+        arguments = tuple(batch) if _is_sequence(batch) else (batch,)
+        _check_call(self.text, step, arguments)
+        return Job(step, model, optimizer, arguments)
+
+
+def _check_call(what: str, step: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """``PlanError`` TR-203 where the step does not take so many arguments."""
+    try:
+        signature = inspect.signature(step)
+    except (TypeError, ValueError):  # nothing is known of what it takes
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        count = f"{len(arguments)} arguments" if len(arguments) != 1 else "one argument"
+        raise _wrong(
+            f"the batch of {what} is {count}, and its step does not fit: {error}"
+        ) from None
 
 
 def _is_sequence(batch: Any) -> bool:

@@ -6,6 +6,8 @@ from pathlib import Path
 from treadle.report.account import Account, Use
 from treadle.util.sizes import format_bytes
 
+_LITTLE = 0.02
+"""Share of a step below which fallbacks are listed, and no reason for anything."""
 _MOST = 0.7
 _SHORT = 5e-6
 """Seconds below which starting a kernel costs as much as running it."""
@@ -42,12 +44,11 @@ def _not_ours(account: Account) -> Iterator[str]:
     for name, reason in account.eager:
         yield f"{name} runs eagerly after the graph, as slow and as large as in eager: {reason}"
     share = _share(account, account.fallbacks)
-    if account.fallbacks and not account.library:
+    if share >= _LITTLE and not account.library:
         first = account.fallbacks[0]
-        worth = f"{100 * share:.0f} % of the step" if share >= 0.01 else "little of the step"
         yield (
-            f"fallbacks take {worth}, as slow as in eager; most of it {first.name} "
-            f"({first.reason}){_at(first)}: replace it, or treadle.register_lowering"
+            f"fallbacks take {100 * share:.0f} % of the step, as slow as in eager; most of it "
+            f"{first.name} ({first.reason}){_at(first)}: replace it, or treadle.register_lowering"
         )
 
 

@@ -67,7 +67,7 @@ def _phases(account: Account) -> str:
         parts = [
             f"{phase.launches} launches",
             f"{phase.library_calls} library calls",
-            f"{phase.fallbacks} fallbacks" if phase.fallbacks else "",
+            f"{phase.fallbacks} fallback{'s' * (phase.fallbacks > 1)}" if phase.fallbacks else "",
         ]
         times = _share_and_times(account, phase.seconds, phase.floor_seconds)
         lines.append(f"  {times}  {phase.name:10} {', '.join(part for part in parts if part)}")
