@@ -12,6 +12,7 @@ from treadle.capture.eager import EagerStep, Reason, why_eager
 from treadle.capture.optimizers.registry import Form, Values, check_step, form_of
 from treadle.capture.outside import Outside, refuse_new_tensors
 from treadle.capture.places import Place, Reads
+from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.sources import (
     Batch,
     BufferSlot,
@@ -33,6 +34,7 @@ from treadle.capture.torch_private import (
     flatten,
     traced_nodes,
     unflatten,
+    uses_onednn,
 )
 from treadle.capture.variables import Variables
 from treadle.graph.signature import Input
@@ -117,6 +119,7 @@ class Run:
         self.leaves = leaves
         self.spec = spec
         self.trace = Trace(Watch(models))
+        self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
         self._updates = update
         self._kept: dict[int, Tensor] = {}
         if not update:
@@ -150,7 +153,7 @@ class Run:
         args, kwargs = unflatten(batch, self.spec)
         watch = self.trace.watch
         table = self._table(buffers)
-        inside = swapped(self.models, self.optimizers, table, self._stepper, watch)
+        inside = swapped(self.models, self.optimizers, table, self._stepper, watch, self._layers)
         with inside, watch.watching():
             variables = Variables(self.function, self.models.values())
             outside = Outside(variables, self.models, self.optimizers, self.leaves)

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.capture.averaging import update_parameters
+from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.torch_private import (
     FakeTensor,
     flatten_containers,
@@ -62,9 +63,12 @@ class StandIns(TorchFunctionMode):
     a list of parameters for clipping, a weight in a penalty, a second reference to a buffer.
     """
 
-    def __init__(self, table: Mapping[int, Tensor], watch: "Watch") -> None:
+    def __init__(
+        self, table: Mapping[int, Tensor], watch: "Watch", layers: RecurrentLayers
+    ) -> None:
         super().__init__()
         self._table = table
+        self._layers = layers
         self._watch = watch
 
     def __torch_function__(
@@ -83,7 +87,7 @@ class StandIns(TorchFunctionMode):
             raise looks_at_value(here())
         if any(self._is_outside(leaf) for leaf in leaves):
             args, kwargs = unflatten([self._inside(leaf) for leaf in leaves], spec)
-        result = func(*args, **(kwargs or {}))
+        result = self._layers.instead_of(func, kwargs)(*args, **(kwargs or {}))
         self._watch.note_made(result)
         return result
 
@@ -112,9 +116,10 @@ def swapped(
     table: Mapping[int, Tensor],
     stepper: Stepper,
     watch: "Watch",
+    layers: RecurrentLayers,
 ) -> Iterator[None]:
     """Modules and ``param_groups`` hold the tensors of ``table`` (by the id of the user's), and
-    ``optimizer.step`` is what ``stepper`` gives."""
+    ``optimizer.step`` is what ``stepper`` gives; recurrent layers are traced as ``layers`` say."""
     with contextlib.ExitStack() as undo:
         for module in {id(m): m for model in models.values() for m in model.modules()}.values():
             for held in (module._parameters, module._buffers):
@@ -125,7 +130,8 @@ def swapped(
             for group in optimizer.param_groups:
                 _put(undo, group, "params", [table[id(p)] for p in group["params"]])
             _put(undo, vars(optimizer), "step", stepper(optimizer))
-        with StandIns(table, watch):
+        watch.mode = functools.partial(StandIns, table, watch, layers)
+        with watch.mode():
             yield
 
 
@@ -152,6 +158,7 @@ class Watch:
         self._made: dict[GradientNode, tuple[Line, str]] = {}
         self._followed: set[GradientNode] = set()
         self.after_backward: Callable[[], None] = lambda: None
+        self.mode: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._states: dict[int, Tensor] = {}
         self.fresh: set[int] = set()  # ids of leaves whose first gradients are cleared unread
         self._used: set[int] = set()  # and of those whose gradients were looked at, or added to
@@ -180,7 +187,7 @@ class Watch:
             ):
                 _put_attribute(undo, owner, name, _traced_only(ours, vars(owner)[name]))
             for owner, name, value in watched_checkpointing(
-                self._begin_again, self._end_again, self._mark
+                self._begin_again, self._end_again, self._mark, lambda: self.mode()
             ):
                 _put_attribute(undo, owner, name, value)
             enter, leave = (_traced_only(each, _nothing) for each in (self._enter, self._leave))
@@ -194,7 +201,10 @@ class Watch:
             self._follow([*args, *kwargs.values()])
             self._began_backward = True
             start = traced_nodes()
-            result = original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except CaptureError as error:
+                raise _at_line(error) from error
             self.modules.append((traced_nodes(), self._stack[-1]))
             self.after_backward()
             self.backward.append((start, traced_nodes()))
@@ -309,6 +319,13 @@ def _traced_only(ours: Callable[..., Any], original: Callable[..., Any]) -> Call
         return (ours if works_for(thread) else original)(*args, **kwargs)
 
     return call
+
+
+def _at_line(error: CaptureError) -> CaptureError:
+    """An error that does not know where it is gets the line of the user's that runs."""
+    return CaptureError(
+        error.message, code=error.code, where=error.where or here(), remedy=error.remedy
+    )
 
 
 def _nothing(*_: Any) -> None:

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -45,6 +45,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._subclasses.fake_tensor.FakeTensorMode": ("2.11", "2.13", "2.15"),
     "torch.utils._sympy.value_ranges.ValueRanges": ("2.11", "2.13", "2.15"),
     "torch.fx.experimental.symbolic_shapes.ShapeEnv": ("2.11", "2.13", "2.15"),
+    "torch.ops.mkldnn._is_mkldnn_bf16_supported": ("2.11", "2.13", "2.15"),
+    "torch.ops.mkldnn._is_mkldnn_fp16_supported": ("2.11", "2.13", "2.15"),
     "torch.optim.optimizer._global_optimizer_pre_hooks": ("2.11", "2.13", "2.15"),
     "torch.optim.optimizer._global_optimizer_post_hooks": ("2.11", "2.13", "2.15"),
     "torch.utils.checkpoint._is_compiling": ("2.11", "2.13", "2.15"),
@@ -136,19 +138,24 @@ def watched_checkpointing(
     begins: Callable[[], None],
     ends: Callable[[], None],
     marked: Callable[[int, CheckpointPolicy], None],
+    mode: Callable[[], AbstractContextManager[Any]],
 ) -> tuple[tuple[Any, str, Any], ...]:
     """What to put where (owner, name, value) while a step is traced: ``begins`` and ``ends`` hear
     when a checkpointed region runs again, ``marked`` what a selective policy says of the nodes
-    from one on. Nothing of other threads is heard."""
+    from one on. Nothing of other threads is heard. ``mode``: what a region ran in at first; while
+    gradients are computed it is off, and on again for the region."""
     thread = threading.get_ident()
 
     class Again(checkpointing._recomputation_hook):
         def __enter__(self) -> Any:
+            self.modes = ExitStack()
             if works_for(thread):
                 begins()
+                self.modes.enter_context(mode())
             return super().__enter__()
 
         def __exit__(self, *error: Any) -> Any:
+            self.modes.close()
             if works_for(thread):
                 ends()
             return super().__exit__(*error)
@@ -178,6 +185,7 @@ def watched_checkpointing(
     def backward(ctx: Any, *grads: Any) -> Any:
         if works_for(thread):
             begins()  # the inner call of ``torch.autograd.backward`` ends it
+            ctx.run_function = _within(mode, ctx.run_function)
         return original(ctx, *grads)
 
     return (
@@ -186,6 +194,16 @@ def watched_checkpointing(
         (checkpointing, "_is_compiling", _never),  # it would keep all, for a compiler to choose
         (reentrant, "backward", staticmethod(backward)),
     )
+
+
+def _within(
+    mode: Callable[[], AbstractContextManager[Any]], function: Callable[..., Any]
+) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with mode():
+            return function(*args, **kwargs)
+
+    return call
 
 
 def _never(*_: Any) -> bool:
@@ -261,6 +279,20 @@ def without_onednn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(was)
+
+
+def uses_onednn() -> bool:
+    """Whether PyTorch may use oneDNN now."""
+    return torch._C._get_mkldnn_enabled()
+
+
+def onednn_takes(dtype: torch.dtype) -> bool:
+    """Whether oneDNN's layers run in ``dtype`` on this machine."""
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype is torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype is torch.float32
 
 
 def works_for(thread: int) -> bool:

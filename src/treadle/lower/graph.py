@@ -27,6 +27,7 @@ from treadle.lower import (
     norms,
     pointwise,
     pooling,
+    recurrent,
     reductions,
     resize,
     scatter,
@@ -41,7 +42,7 @@ from treadle.lower.write_back import drop_dead_steps, place_write_backs
 
 FAMILIES = (
     *(creation, views, indexing, scatter, pointwise, activations, foreach),
-    *(reductions, softmax, losses, norms, batch_norm, resize, pooling),
+    *(reductions, softmax, losses, norms, batch_norm, resize, pooling, recurrent),
 )
 """The files whose import fills the registry."""
 

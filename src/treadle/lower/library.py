@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch._ops import OpOverload
 
+from treadle.graph.recurrent import OPERATIONS as RECURRENT
 from treadle.lower.registry import aten_op
 
 aten = torch.ops.aten
@@ -122,9 +123,10 @@ def _operations(names: str) -> list[OpOverload]:
     return found
 
 
+_RECURRENT = "a recurrent layer: one call for all steps in time"
 WHY: Mapping[OpOverload, str] = {
     op: why for why, names in _WHY.items() for op in _operations(names)
-}
+} | dict.fromkeys(RECURRENT, _RECURRENT)
 """Why an operation that is a library call by choice is one."""
 
 CHOSEN = frozenset(WHY)

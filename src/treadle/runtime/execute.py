@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import treadle.runtime.recurrent  # noqa: F401 - defines operators
 from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Place, View
 from treadle.runtime.bindings import (
     Bindings,

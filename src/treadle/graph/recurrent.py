@@ -1,0 +1,314 @@
+"""Recurrent layers as operations of a graph: one call for all steps in time, forward and backward.
+
+::
+
+    y, [cy]  =  recurrent_layer(x, h, c, weights)            one layer, one direction
+    dx, ...  =  recurrent_layer_backward(dy, dcy, ..., y)    computes the gates again
+
+    y, cy, [workspace]    =  onednn_lstm(x, h, c, weights)   PyTorch's kernels for CPUs
+    y, hy, [cy, reserve]  =  cudnn_rnn(x, h, c, weights)     and for GPUs: all layers in one call
+
+Time comes first: ``x`` is [T, B, I], ``y`` [T, B, P]. ``weights`` of a layer are ``w_ih`` [G*H, I],
+``w_hh`` [G*H, P], then ``b_ih`` and ``b_hh`` [G*H] if it has biases, then ``w_hr`` [P, H] if it
+projects (otherwise P is H). What a vendor's kernel keeps for its backward is opaque; its bytes are
+an argument, and with 0 there are none: backward runs the forward again. The kernels themselves are
+in ``runtime/recurrent.py``.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from treadle.util.errors import CaptureError
+
+LSTM, GRU, TANH, RELU = "lstm", "gru", "rnn_tanh", "rnn_relu"
+GATES = {LSTM: 4, GRU: 3, TANH: 1, RELU: 1}
+
+_library = torch.library.Library("treadle", "FRAGMENT")
+_library.define(
+    "recurrent_layer(Tensor x, Tensor h, Tensor? c, Tensor[] weights, str cell, bool reverse, "
+    "ScalarType? autocast) -> Tensor[]"
+)
+_library.define(
+    "recurrent_layer_backward(Tensor? dy, Tensor? dcy, Tensor x, Tensor h, Tensor? c, "
+    "Tensor[] weights, Tensor y, str cell, bool reverse, ScalarType? autocast, bool needs_x) "
+    "-> Tensor[]"
+)
+_library.define(
+    "onednn_lstm(Tensor x, Tensor h, Tensor c, Tensor[] weights, bool reverse, bool train, "
+    "int workspace) -> Tensor[]"
+)
+_library.define(
+    "onednn_lstm_backward(Tensor? dy, Tensor? dcy, Tensor x, Tensor h, Tensor c, Tensor[] weights, "
+    "Tensor y, Tensor cy, Tensor? workspace, bool reverse, bool train) -> Tensor[]"
+)
+_library.define(
+    "cudnn_rnn(Tensor x, Tensor h, Tensor? c, Tensor[] weights, int layers, bool bidirectional, "
+    "str cell, bool train, int reserve) -> Tensor[]"
+)
+_library.define(
+    "cudnn_rnn_backward(Tensor? dy, Tensor? dhy, Tensor? dcy, Tensor x, Tensor h, Tensor? c, "
+    "Tensor[] weights, Tensor y, Tensor? reserve, int layers, bool bidirectional, str cell, "
+    "bool needs_x, bool last) -> Tensor[]"
+)
+_treadle: Any = torch.ops.treadle
+recurrent_layer = _treadle.recurrent_layer.default
+recurrent_layer_backward = _treadle.recurrent_layer_backward.default
+onednn_lstm = _treadle.onednn_lstm.default
+onednn_lstm_backward = _treadle.onednn_lstm_backward.default
+cudnn_rnn = _treadle.cudnn_rnn.default
+cudnn_rnn_backward = _treadle.cudnn_rnn_backward.default
+OPERATIONS = (
+    recurrent_layer,
+    recurrent_layer_backward,
+    onednn_lstm,
+    onednn_lstm_backward,
+    cudnn_rnn,
+    cudnn_rnn_backward,
+)
+
+# What the results are, without running anything.
+
+
+def _layer(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    weights: Sequence[Tensor],
+    cell: str,
+    reverse: bool,
+    autocast: torch.dtype | None,
+) -> list[Tensor]:
+    low = autocast or x.dtype
+    shape = (x.shape[0], x.shape[1], weights[1].shape[1])
+    if c is not None:
+        high = torch.promote_types(low, c.dtype)
+        projects = len(weights) % 2 == 1
+        return [
+            x.new_empty(shape, dtype=low if projects else high),
+            c.new_empty(c.shape, dtype=high),
+        ]
+    high = torch.promote_types(low, h.dtype) if cell == GRU else low
+    return [x.new_empty(shape, dtype=high)]
+
+
+def _like(*values: Tensor | None, dtype: torch.dtype | None = None) -> list[Tensor]:
+    return [each.new_empty(each.shape, dtype=dtype) for each in values if each is not None]
+
+
+def _layer_backward(
+    dy: Tensor | None,
+    dcy: Tensor | None,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    weights: Sequence[Tensor],
+    y: Tensor,
+    cell: str,
+    reverse: bool,
+    autocast: torch.dtype | None,
+    needs_x: bool,
+) -> list[Tensor]:
+    return _like(x if needs_x else None, h, c, *weights)
+
+
+def _onednn(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Sequence[Tensor],
+    reverse: bool,
+    train: bool,
+    workspace: int,
+) -> list[Tensor]:
+    y = x.new_empty((x.shape[0], x.shape[1], h.shape[1]))
+    kept = [x.new_empty((workspace,), dtype=torch.uint8)] if workspace else []
+    return [y, c.new_empty(c.shape), *kept]
+
+
+def _onednn_backward(
+    dy: Tensor | None,
+    dcy: Tensor | None,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Sequence[Tensor],
+    *_: Any,
+) -> list[Tensor]:
+    return _like(x, h, c, *weights, dtype=torch.float32)
+
+
+def _cudnn(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    weights: Sequence[Tensor],
+    layers: int,
+    bidirectional: bool,
+    cell: str,
+    train: bool,
+    reserve: int,
+) -> list[Tensor]:
+    width = h.shape[2] * (2 if bidirectional else 1)
+    y = x.new_empty((x.shape[0], x.shape[1], width))
+    kept = [x.new_empty((reserve,), dtype=torch.uint8)] if reserve else []
+    return [y, *_like(h, c), *kept]
+
+
+def _cudnn_backward(
+    dy: Tensor | None,
+    dhy: Tensor | None,
+    dcy: Tensor | None,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    weights: Sequence[Tensor],
+    y: Tensor,
+    reserve: Tensor | None,
+    layers: int,
+    bidirectional: bool,
+    cell: str,
+    needs_x: bool,
+    last: bool,
+) -> list[Tensor]:
+    return _like(x if needs_x else None, h, c, *weights)
+
+
+# Gradients. A context keeps the tensors of a call, which may be views that share storage.
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
+    x, h, c, weights, *rest = inputs
+    ctx.count = len(weights)
+    ctx.save_for_backward(x, h, c, *weights, *output)
+    ctx.rest = rest
+    ctx.set_materialize_grads(False)
+
+
+def _kept(ctx: Any) -> tuple[Any, ...]:
+    x, h, c, *others = ctx.saved_tensors
+    return x, h, c, list(others[: ctx.count]), others[ctx.count :]
+
+
+def _padded(c: Tensor | None, dx: Tensor | None, found: Sequence[Tensor], rest: int) -> Any:
+    """Gradients in the order of the arguments."""
+    dh, *left = found
+    dc = left.pop(0) if c is not None else None
+    return (dx, dh, dc, left, *(None,) * rest)
+
+
+def _layer_gradients(ctx: Any, grads: Sequence[Tensor | None]) -> Any:
+    x, h, c, weights, outputs = _kept(ctx)
+    dy, dcy = (*grads, None)[:2]
+    needs_x = ctx.needs_input_grad[0]
+    found = recurrent_layer_backward(dy, dcy, x, h, c, weights, outputs[0], *ctx.rest, needs_x)
+    dx = found[0] if needs_x else None
+    return _padded(c, dx, found[1:] if needs_x else found, len(ctx.rest))
+
+
+def _onednn_gradients(ctx: Any, grads: Sequence[Tensor | None]) -> Any:
+    x, h, c, weights, (y, cy, *kept) = _kept(ctx)
+    reverse, train, _ = ctx.rest
+    workspace = kept[0] if kept else None
+    dx, *found = onednn_lstm_backward(
+        grads[0], grads[1], x, h, c, weights, y, cy, workspace, reverse, train
+    )
+    found = [each.to(like.dtype) for each, like in zip(found, (h, c, *weights), strict=True)]
+    return _padded(c, dx.to(x.dtype), found, len(ctx.rest))
+
+
+def _cudnn_gradients(ctx: Any, grads: Sequence[Tensor | None]) -> Any:
+    x, h, c, weights, outputs = _kept(ctx)
+    layers, bidirectional, cell, _, reserve = ctx.rest
+    dcy = grads[2] if c is not None else None
+    needs_x = ctx.needs_input_grad[0]
+    found = cudnn_rnn_backward(
+        *(grads[0], grads[1], dcy, x, h, c, weights, outputs[0]),
+        *(outputs[-1] if reserve else None, layers, bidirectional, cell, needs_x, False),
+    )
+    dx = found[0] if needs_x else None
+    return _padded(c, dx, found[1:] if needs_x else found, len(ctx.rest))
+
+
+def _once(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Nothing is kept: there is no second derivative."""
+
+
+def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
+    raise CaptureError(
+        "the gradient of a recurrent layer is differentiated again",
+        code="TR-140",
+        remedy="build this layer of nn.LSTMCell, nn.GRUCell or nn.RNNCell in a loop over time, "
+        "or leave it out of the penalty",
+    )
+
+
+# Floating-point operations: two for each weight of a product and each row, thrice in a training
+# step; a backward that computes gates again does the forward's as well.
+
+
+def _products(x: Any, weights: Any) -> int:
+    return 2 * x[0] * x[1] * sum(prod(each) for each in weights if len(each) == 2)
+
+
+def _layer_flops(x: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any) -> int:
+    return _products(x, weights)
+
+
+def _layer_backward_flops(
+    dy: Any, dcy: Any, x: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any
+) -> int:
+    return 3 * _products(x, weights)
+
+
+def _onednn_backward_flops(
+    dy: Any, dcy: Any, x: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any
+) -> int:
+    return 2 * _products(x, weights)
+
+
+def _cudnn_backward_flops(
+    dy: Any, dhy: Any, dcy: Any, x: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any
+) -> int:
+    return 2 * _products(x, weights)
+
+
+def _register() -> None:
+    rows = (
+        (recurrent_layer, _layer, _layer_flops, _keep, _layer_gradients),
+        (onednn_lstm, _onednn, _layer_flops, _keep, _onednn_gradients),
+        (cudnn_rnn, _cudnn, _layer_flops, _keep, _cudnn_gradients),
+        (recurrent_layer_backward, _layer_backward, _layer_backward_flops, _once, None),
+        (onednn_lstm_backward, _onednn_backward, _onednn_backward_flops, _once, None),
+        (cudnn_rnn_backward, _cudnn_backward, _cudnn_backward_flops, _once, None),
+    )
+    for op, fake, flops, keep, gradients in rows:
+        name = op.name().partition(".")[0]
+        torch.library.register_fake(name, fake, lib=_library)
+        torch.library.register_autograd(
+            name, gradients or _no_second_derivative, setup_context=keep, lib=_library
+        )
+        count: Any = register_flop_formula(op.overloadpacket)
+        count(flops)
+
+
+_register()
+
+__all__ = [
+    "GATES",
+    "GRU",
+    "LSTM",
+    "OPERATIONS",
+    "RELU",
+    "TANH",
+    "cudnn_rnn",
+    "cudnn_rnn_backward",
+    "onednn_lstm",
+    "onednn_lstm_backward",
+    "recurrent_layer",
+    "recurrent_layer_backward",
+]
