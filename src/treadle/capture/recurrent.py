@@ -10,14 +10,17 @@ nobody else sees, is not used.
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from treadle.capture.packed import PackedRows
 from treadle.capture.torch_private import onednn_takes, outside_modes
+from treadle.capture.words import here
+from treadle.graph.packed import packed_layer
 from treadle.graph.recurrent import (
     GRU,
     LSTM,
@@ -28,6 +31,7 @@ from treadle.graph.recurrent import (
     recurrent_layer,
 )
 from treadle.runtime.recurrent import cudnn_reserve, onednn_forward
+from treadle.util.errors import CaptureError
 
 _CELLS: dict[Any, str] = {
     torch.lstm: LSTM,
@@ -85,16 +89,24 @@ class _Stack:
 @final
 @dataclass(frozen=True, slots=True)
 class RecurrentLayers:
-    """``onednn``: whether PyTorch may use it outside of the trace."""
+    """``onednn``: whether PyTorch may use it outside of the trace; ``packed``: packed rows."""
 
     onednn: bool
+    packed: PackedRows = field(default_factory=PackedRows)
 
-    def instead_of(self, function: Callable[..., Any], kwargs: Any) -> Callable[..., Any]:
-        """What to call in place of a recurrent layer of PyTorch's; any other function as it is."""
+    def instead_of(
+        self, function: Callable[..., Any], leaves: list[Any], kwargs: Any
+    ) -> Callable[..., Any]:
+        """What to call in place of a recurrent layer of PyTorch's, or of what packs sequences; any
+        other function as it is. ``leaves``: tensors and values among its arguments."""
         cell = _CELLS.get(function) if not kwargs else None
-        return function if cell is None else functools.partial(self._call, function, cell)
+        if cell is None:
+            return self.packed.instead_of(function, leaves, kwargs)
+        return functools.partial(self._call, function, cell)
 
     def _call(self, function: Callable[..., Any], cell: str, *args: Any) -> Any:
+        if self.packed.rows_of(args[0]) is not None:
+            return self._call_packed(cell, *args)
         packed = isinstance(args[1], Tensor) and (cell == LSTM or isinstance(args[2], Tensor))
         if packed or len(args) != 9 or _is_empty(args[0], args[8]):
             return function(*args)
@@ -107,6 +119,31 @@ class RecurrentLayers:
         y, hy, cy = self._run(stack)
         y = y.transpose(0, 1) if first else y
         return (y, hy) if cy is None else (y, hy, cy)
+
+    def _call_packed(self, cell: str, data: Tensor, _: Tensor, state: Any, *settings: Any) -> Any:
+        """Layers over packed rows: one call for each and direction, as for whole ones."""
+        rows = self.packed.rows_of(data)
+        assert rows is not None
+        weights, _, layers, dropout, train, bidirectional = settings
+        if dropout and train and layers > 1:
+            raise _drops_packed(cell)
+        h, c = state if cell == LSTM else (state, None)
+        each = len(weights) // (layers * (2 if bidirectional else 1))
+        x, outputs, cells = rows.padded, list[Tensor](), list[Tensor]()
+        for at in range(0, h.shape[0], 2 if bidirectional else 1):
+            found: list[Tensor] = []
+            for reverse in (False, True)[: 2 if bidirectional else 1]:
+                index = at + reverse
+                own = list(weights[index * each : (index + 1) * each])
+                start = h[index], None if c is None else c[index]
+                y, *last = packed_layer(x, rows.lengths, *start, own, cell, reverse, _autocast(x))
+                found.append(y)
+                outputs.append(last[0])
+                cells += last[1:]
+            x = found[0] if len(found) == 1 else torch.cat(found, -1)
+        y = self.packed.made(x, rows.lengths)
+        hy = torch.stack(outputs)
+        return (y, hy, torch.stack(cells)) if cells else (y, hy)
 
     def _run(self, stack: _Stack) -> tuple[Tensor, Tensor, Tensor | None]:
         cudnn, onednn = _has_cudnn(stack), self._has_onednn(stack)
@@ -166,6 +203,16 @@ def _onednn(x: Tensor, stack: _Stack, at: int, c: Tensor, reverse: bool) -> Sequ
         kind = x.dtype, len(weights), reverse, stack.train, torch.get_num_threads()
         kept = _onednn_workspace(sizes, *kind)
     return onednn_lstm(x, h, c, weights, reverse, stack.train, kept)[:2]
+
+
+def _drops_packed(cell: str) -> CaptureError:
+    return CaptureError(
+        f"packed rows go through dropout between layers ({cell}): how many numbers eager draws "
+        "depends on the lengths, which are not known yet",
+        code="TR-141",
+        where=here(),
+        remedy="use layers of their own and nn.Dropout on the unpacked batch between them",
+    )
 
 
 def _autocast(x: Tensor) -> torch.dtype | None:

@@ -190,6 +190,7 @@ class Run:
 
     def _returned(self, result: Any) -> list[Tensor]:
         leaves, self.trace.tree = flatten(result)
+        self._layers.packed.refuse(leaves)
         tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
         self.trace.leaves = [ResultSlot if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         tensors += self._left_tensors()

@@ -23,6 +23,7 @@ from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.torch_private import (
     FakeTensor,
     flatten_containers,
+    masks_as_given,
     traced_nodes,
     unflatten,
     watched_checkpointing,
@@ -86,8 +87,9 @@ class StandIns(TorchFunctionMode):
         if func in _VALUES and any(isinstance(leaf, FakeTensor) for leaf in leaves):
             raise looks_at_value(here())
         if any(self._is_outside(leaf) for leaf in leaves):
-            args, kwargs = unflatten([self._inside(leaf) for leaf in leaves], spec)
-        result = self._layers.instead_of(func, kwargs)(*args, **(kwargs or {}))
+            leaves = [self._inside(leaf) for leaf in leaves]
+            args, kwargs = unflatten(leaves, spec)
+        result = self._layers.instead_of(func, leaves, kwargs)(*args, **(kwargs or {}))
         self._watch.note_made(result)
         return result
 
@@ -184,6 +186,7 @@ class Watch:
                 (Optimizer, "zero_grad", self._cleared(Optimizer.zero_grad)),
                 (nn.Module, "zero_grad", self._cleared(nn.Module.zero_grad)),
                 (AveragedModel, "update_parameters", update_parameters),
+                masks_as_given(),
             ):
                 _put_attribute(undo, owner, name, _traced_only(ours, vars(owner)[name]))
             for owner, name, value in watched_checkpointing(

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
+from torch.nn.modules import transformer
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     _global_optimizer_post_hooks,
@@ -45,6 +46,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._subclasses.fake_tensor.FakeTensorMode": ("2.11", "2.13", "2.15"),
     "torch.utils._sympy.value_ranges.ValueRanges": ("2.11", "2.13", "2.15"),
     "torch.fx.experimental.symbolic_shapes.ShapeEnv": ("2.11", "2.13", "2.15"),
+    "torch.nn.modules.transformer._detect_is_causal_mask": ("2.11", "2.13", "2.15"),
     "torch.ops.mkldnn._is_mkldnn_bf16_supported": ("2.11", "2.13", "2.15"),
     "torch.ops.mkldnn._is_mkldnn_fp16_supported": ("2.11", "2.13", "2.15"),
     "torch.optim.optimizer._global_optimizer_pre_hooks": ("2.11", "2.13", "2.15"),
@@ -194,6 +196,16 @@ def watched_checkpointing(
         (checkpointing, "_is_compiling", _never),  # it would keep all, for a compiler to choose
         (reentrant, "backward", staticmethod(backward)),
     )
+
+
+def masks_as_given() -> tuple[Any, str, Any]:
+    """What to put where (owner, name, value) while a step is traced: transformers of torch.nn look
+    at the values of a mask, to see whether a kernel may do without it. Here it is just used."""
+
+    def detect(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        return is_causal is True
+
+    return transformer, "_detect_is_causal_mask", detect
 
 
 def _within(

@@ -74,7 +74,7 @@ OPERATIONS = (
 # What the results are, without running anything.
 
 
-def _layer(
+def results_of_layer(
     x: Tensor,
     h: Tensor,
     c: Tensor | None,
@@ -83,6 +83,7 @@ def _layer(
     reverse: bool,
     autocast: torch.dtype | None,
 ) -> list[Tensor]:
+    """Output and last cell, if there are cells, without running anything."""
     low = autocast or x.dtype
     shape = (x.shape[0], x.shape[1], weights[1].shape[1])
     if c is not None:
@@ -238,7 +239,8 @@ def _once(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Nothing is kept: there is no second derivative."""
 
 
-def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
+def no_second_derivative(ctx: Any, *grads: Any) -> Any:
+    """TR-140."""
     raise CaptureError(
         "the gradient of a recurrent layer is differentiated again",
         code="TR-140",
@@ -251,35 +253,36 @@ def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
 # step; a backward that computes gates again does the forward's as well.
 
 
-def _products(x: Any, weights: Any) -> int:
+def flops_of_layer(x: Any, weights: Any) -> int:
+    """Of its products, forward, from the shapes."""
     return 2 * x[0] * x[1] * sum(prod(each) for each in weights if len(each) == 2)
 
 
 def _layer_flops(x: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any) -> int:
-    return _products(x, weights)
+    return flops_of_layer(x, weights)
 
 
 def _layer_backward_flops(
     dy: Any, dcy: Any, x: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any
 ) -> int:
-    return 3 * _products(x, weights)
+    return 3 * flops_of_layer(x, weights)
 
 
 def _onednn_backward_flops(
     dy: Any, dcy: Any, x: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any
 ) -> int:
-    return 2 * _products(x, weights)
+    return 2 * flops_of_layer(x, weights)
 
 
 def _cudnn_backward_flops(
     dy: Any, dhy: Any, dcy: Any, x: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any
 ) -> int:
-    return 2 * _products(x, weights)
+    return 2 * flops_of_layer(x, weights)
 
 
 def _register() -> None:
     rows = (
-        (recurrent_layer, _layer, _layer_flops, _keep, _layer_gradients),
+        (recurrent_layer, results_of_layer, _layer_flops, _keep, _layer_gradients),
         (onednn_lstm, _onednn, _layer_flops, _keep, _onednn_gradients),
         (cudnn_rnn, _cudnn, _layer_flops, _keep, _cudnn_gradients),
         (recurrent_layer_backward, _layer_backward, _layer_backward_flops, _once, None),
@@ -290,7 +293,7 @@ def _register() -> None:
         name = op.name().partition(".")[0]
         torch.library.register_fake(name, fake, lib=_library)
         torch.library.register_autograd(
-            name, gradients or _no_second_derivative, setup_context=keep, lib=_library
+            name, gradients or no_second_derivative, setup_context=keep, lib=_library
         )
         count: Any = register_flop_formula(op.overloadpacket)
         count(flops)
@@ -307,8 +310,11 @@ __all__ = [
     "TANH",
     "cudnn_rnn",
     "cudnn_rnn_backward",
+    "flops_of_layer",
+    "no_second_derivative",
     "onednn_lstm",
     "onednn_lstm_backward",
     "recurrent_layer",
     "recurrent_layer_backward",
+    "results_of_layer",
 ]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch._ops import OpOverload
 
+from treadle.graph.packed import OPERATIONS as PACKED
 from treadle.graph.recurrent import OPERATIONS as RECURRENT
 from treadle.lower.registry import aten_op
 
@@ -126,7 +127,7 @@ def _operations(names: str) -> list[OpOverload]:
 _RECURRENT = "a recurrent layer: one call for all steps in time"
 WHY: Mapping[OpOverload, str] = {
     op: why for why, names in _WHY.items() for op in _operations(names)
-} | dict.fromkeys(RECURRENT, _RECURRENT)
+} | dict.fromkeys((*RECURRENT, *PACKED), _RECURRENT)
 """Why an operation that is a library call by choice is one."""
 
 CHOSEN = frozenset(WHY)

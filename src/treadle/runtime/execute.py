@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import treadle.runtime.recurrent  # noqa: F401 - defines operators
+import treadle.runtime.packed  # noqa: F401 - defines operators, recurrent ones as well
 from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Place, View
 from treadle.runtime.bindings import (
     Bindings,
@@ -247,9 +247,10 @@ class Executable:
         except Exception as error:
             step = self.artifact.steps[self._owners[position]]
             name = step.function if isinstance(step, Launch) else step.op
-            said = error.message if isinstance(error, RuntimeFailure) else str(error)
+            ours = isinstance(error, RuntimeFailure)
+            said, remedy = (error.message, error.remedy) if ours else (str(error), "")
             raise RuntimeFailure(
-                f"{name} failed: {said}", code="TR-403", where=step.origin
+                f"{name} failed: {said}", code="TR-403", where=step.origin, remedy=remedy
             ) from error
 
     def _now(self) -> float:

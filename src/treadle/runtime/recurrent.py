@@ -24,7 +24,7 @@ from treadle.util.errors import RuntimeFailure
 aten = torch.ops.aten
 _library = torch.library.Library("treadle", "IMPL")
 
-_LAYERS: dict[str, Callable[..., Any]] = {
+LAYERS: dict[str, Callable[..., Any]] = {
     "gru": torch.gru,
     "rnn_tanh": torch.rnn_tanh,
     "rnn_relu": torch.rnn_relu,
@@ -45,7 +45,7 @@ def _forward(
     settings = len(weights) >= 4, 1, 0.0, False, False, False
     with torch.no_grad(), casts:
         if c is None:
-            y = _LAYERS[cell](given, h[None], list(weights), *settings)[0]
+            y = LAYERS[cell](given, h[None], list(weights), *settings)[0]
             return [_in_order(y, reverse)]
         y, _, cy = torch.lstm(given, (h[None], c[None]), list(weights), *settings)
     return [_in_order(y, reverse), cy[0]]
@@ -70,32 +70,52 @@ def _backward(
 ) -> list[Tensor]:
     """Gradients of ``x`` if asked for, ``h``, ``c`` if there is one, and the weights."""
     exact = torch.float64 if x.dtype == torch.float64 else torch.float32
-    wide = [each.to(exact) for each in weights]
-    tensors = x, y, torch.zeros_like(y) if dy is None else dy
-    x_, y_, dy_ = (_in_time(each.to(exact), reverse) for each in tensors)
     with torch.no_grad():
-        before = torch.cat((h.to(exact)[None], y_[:-1]))
-        if c is None:
-            through = _through_gru if cell == "gru" else _through_plain
-            da, dz, dh = through(dy_, x_, before, y_, wide, cell)
-            found: list[Tensor] = [dh]
-            project: list[Tensor] = []
-        else:
-            start = c.to(exact)
-            last = torch.zeros_like(start) if dcy is None else dcy.to(exact)
-            da, dh, dc, project = _through_lstm(dy_, last, x_, before, start, wide)
-            dz, found = da, [dh, dc]
-        rows, inner = da.flatten(0, 1), dz.flatten(0, 1)
-        found += [rows.t() @ x_.flatten(0, 1), inner.t() @ before.flatten(0, 1)]
-        if len(weights) >= 4:
-            found += [rows.sum(0), inner.sum(0)]
-        found += project
-        like = [h, *([] if c is None else [c]), *weights]
-        found = [each.to(a.dtype) for each, a in zip(found, like, strict=True)]
-        if not needs_x:
-            return found
-        dx = _in_time((rows @ wide[0]).view(x.shape), reverse)
-        return [dx.to(x.dtype), *found]
+        tensors = x, y, torch.zeros_like(y) if dy is None else dy
+        x_, y_, dy_ = (_in_time(each.to(exact), reverse) for each in tensors)
+        dx, *found = gradients(dy_, dcy, x_, y_, h, c, weights, cell)
+        return [_in_time(dx, reverse).to(x.dtype), *found] if needs_x else found
+
+
+def gradients(
+    dy: Tensor,
+    dcy: Tensor | None,
+    x: Tensor,
+    y: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    weights: Sequence[Tensor],
+    cell: str,
+    inside: Tensor | None = None,
+) -> list[Tensor]:
+    """Gradients of ``x``, ``h``, ``c`` if there is one, and the weights, back in time. ``x``, ``y``
+    and ``dy`` are in the dtype to compute in. ``inside`` [T, B, 1]: steps that there are; where
+    there are none, ``x``, ``y`` and ``dy`` are zero."""
+    wide = [each.to(x.dtype) for each in weights]
+    before = torch.cat((h.to(x.dtype)[None], y[:-1]))
+    project: list[Tensor] = []
+    if c is None:
+        through = _through_gru if cell == "gru" else _through_plain
+        da, dz, dh = through(dy, x, before, y, wide, cell, inside)
+        found = [dh]
+    else:
+        start = c.to(x.dtype)
+        last = torch.zeros_like(start) if dcy is None else dcy.to(x.dtype)
+        da, dh, dc, project = _through_lstm(dy, last, x, before, start, wide, inside)
+        dz, found = da, [dh, dc]
+    rows, inner = da.flatten(0, 1), dz.flatten(0, 1)
+    found += [rows.t() @ x.flatten(0, 1), inner.t() @ before.flatten(0, 1)]
+    if len(weights) >= 4:
+        found += [rows.sum(0), inner.sum(0)]
+    found += project
+    like = [h, *([] if c is None else [c]), *weights]
+    found = [each.to(a.dtype) for each, a in zip(found, like, strict=True)]
+    return [(rows @ wide[0]).view(x.shape), *found]
+
+
+def _only(inside: Tensor | None, value: Tensor, outside: float = 0.0) -> Tensor:
+    """``value`` at steps that there are."""
+    return value if inside is None else value.masked_fill(~inside, outside)
 
 
 def _in_time(x: Tensor, reverse: bool) -> Tensor:
@@ -107,10 +127,16 @@ def _biases(weights: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _through_plain(
-    dy: Tensor, x: Tensor, before: Tensor, y: Tensor, weights: Sequence[Tensor], cell: str
+    dy: Tensor,
+    x: Tensor,
+    before: Tensor,
+    y: Tensor,
+    weights: Sequence[Tensor],
+    cell: str,
+    inside: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``y = f(a)``:  ``da[t] = (dy[t] + da[t+1] w_hh) * f'``, with ``f'`` known from ``y``."""
-    slope = 1 - y * y if cell == "rnn_tanh" else (y > 0).to(y.dtype)
+    slope = _only(inside, 1 - y * y if cell == "rnn_tanh" else (y > 0).to(y.dtype))
     da = torch.empty_like(y)
     carry = torch.zeros_like(y[0])
     for d, f, out in _backwards(dy, slope, da):
@@ -120,7 +146,13 @@ def _through_plain(
 
 
 def _through_gru(
-    dy: Tensor, x: Tensor, before: Tensor, y: Tensor, weights: Sequence[Tensor], cell: str
+    dy: Tensor,
+    x: Tensor,
+    before: Tensor,
+    y: Tensor,
+    weights: Sequence[Tensor],
+    cell: str,
+    inside: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``y = (1 - z) n + z h``, ``n = tanh(a_n + r (w_hn h + b_hn))``; rows of the weights are r, z
     and n. ``factors``: the derivatives of y by the inner parts of r, z and n, and by a_n."""
@@ -131,7 +163,7 @@ def _through_gru(
     n = torch.tanh(a_n + r * h_n)
     by_n = (1 - z) * (1 - n * n)
     parts = by_n * h_n * r * (1 - r), (before - n) * z * (1 - z), by_n * r, by_n
-    factors = torch.stack(parts, 2)
+    factors = torch.stack([_only(inside, each) for each in parts], 2)
     d = torch.empty_like(factors)
     flat = d.flatten(2)
     width = y.shape[-1]
@@ -153,6 +185,7 @@ def _through_lstm(
     before: Tensor,
     start: Tensor,
     weights: Sequence[Tensor],
+    inside: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """``c[t] = f c[t-1] + i g``, ``y = o tanh(c)`` or that times ``w_hr``; rows are i, f, g, o."""
     b_ih, b_hh = _biases(weights)
@@ -166,8 +199,10 @@ def _through_lstm(
     for now, then, keep, add in zip(steps, steps[1:], f.unbind(0), gained.unbind(0), strict=False):
         torch.addcmul(add, keep, now, out=then)
     tanh = torch.tanh(cells[1:])
-    factors = torch.stack((gained * (1 - i), f * (1 - f) * cells[:-1], (1 - g * g) * i), 2)
-    to_o, to_c = o * (1 - o) * tanh, o * (1 - tanh * tanh)
+    by_gates = gained * (1 - i), f * (1 - f) * cells[:-1], (1 - g * g) * i
+    factors = torch.stack([_only(inside, each) for each in by_gates], 2)
+    to_o, to_c = _only(inside, o * (1 - o) * tanh), _only(inside, o * (1 - tanh * tanh))
+    f = _only(inside, f, 1.0)  # what is known of the last cell waits until there is a step
     da, project, width = torch.empty_like(a), weights[4:5] or weights[2:3], start.shape[1]
     if len(weights) % 2 == 0:
         project = []
@@ -450,4 +485,4 @@ for _name, _kernel in (
 ):
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
 
-__all__ = ["cudnn_reserve", "onednn_forward"]
+__all__ = ["LAYERS", "cudnn_reserve", "gradients", "onednn_forward"]

@@ -16,6 +16,7 @@ from treadle.runtime.bindings import spec_bytes
 from treadle.runtime.cache import Cache, content_key
 from treadle.runtime.execute import resolve
 from treadle.runtime.meter import measure_each
+from treadle.runtime.packed import LENGTHS
 
 
 class Workspaces:
@@ -77,6 +78,9 @@ class _Run:
         self._op = resolve(step.op)
         self._args = [_zeros(each, device) for each in step.args]
         self._kwargs = {name: _zeros(each, device) for name, each in step.kwargs.items()}
+        at = LENGTHS.get(step.op)
+        if at is not None:  # no sequence may be empty
+            self._args[at].fill_(len(self._args[at - 1]))
 
     def __call__(self) -> None:
         self._op(*self._args, **self._kwargs)

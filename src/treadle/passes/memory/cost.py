@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
-import treadle.graph.recurrent  # noqa: F401 - counts operations, as flop_registry is to say
+import treadle.graph.packed  # noqa: F401 - counts operations, as flop_registry is to say
 from treadle.graph.alias import storages
 from treadle.graph.operators import OpOverload, has_effect, is_random
 from treadle.graph.types import tensors_in
