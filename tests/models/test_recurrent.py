@@ -61,7 +61,10 @@ def make_step(model, optimizer):
     return step
 
 
-def twins(model, optimizer=partial(torch.optim.Adam, lr=1e-2, eps=1e-3)):
+ADAM = partial(torch.optim.Adam, lr=1e-2, eps=1e-3)
+
+
+def twins(model, optimizer=ADAM):
     twin = copy.deepcopy(model)
     return [(m, optimizer(m.parameters())) for m in (model, twin)]
 
