@@ -264,7 +264,7 @@ class Step:
         held = [tensors_held(each.place.get()) for each in captured.left]
         others = [*_leaves(batch), *(tensor for each in held for tensor in each)]
         places = [each.place for each in captured.left]
-        start = Snapshot(self._models, self._optimizers, others, places)
+        start = Snapshot(self._models, self._optimizers, others, places, captured.generators)
         try:
             ours = _tensors(self(*batch))
             after = named_state(captured, batch)

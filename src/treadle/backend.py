@@ -25,10 +25,12 @@ from treadle.capture.torch_private import outside_modes, retraced, through_autog
 from treadle.compiler.request import Target
 from treadle.graph.effects import remove_tokens
 from treadle.graph.operators import has_effect
+from treadle.graph.passes import run_passes
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.options import Options, from_environment
 from treadle.passes.memory.choose import fastest_plan
 from treadle.passes.memory.split import Halves, extract, split
+from treadle.passes.memory_order import DrawInMemoryOrder
 from treadle.pipeline import Built, compile_step, extended, plan_within, settled
 from treadle.report.account import Account, Observed, account_of
 from treadle.report.explain import explain
@@ -45,6 +47,7 @@ _NUMBERS = itertools.count()
 _PROFILING = threading.Event()
 """Set while kernels are to be timed: autograd runs backward graphs in threads of its own."""
 _KNOWN = ("memory", "strict")
+_FIRST = (DrawInMemoryOrder(),)
 _MOST = 64
 """Sizes kept per graph where shapes are dynamic."""
 
@@ -298,6 +301,7 @@ def _planned(step: StepGraph, options: Options) -> StepGraph:
     cache = Cache(options.cache_dir)
     library = not build(cache, device=device).generates or not options.codegen
     target = Target(device, options, library=library)
+    run_passes(step, _FIRST)
     step = settled(extended(step), options)
     if options.memory is None:
         return fastest_plan(step, target.hardware).step
@@ -418,6 +422,7 @@ def _built(
     )
     cache = Cache(options.cache_dir)
     step = StepGraph(graph, signature)
+    run_passes(step, _FIRST)
     built = compile_step(step, _device(graph), replace(options, memory=None), cache=cache)
     if options.strict and built.artifact.fallbacks:
         first = built.artifact.fallbacks[0]

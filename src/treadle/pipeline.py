@@ -4,9 +4,11 @@ capture -> clean -> plan memory -> lower -> simplify -> schedule -> generate cod
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+
+import torch
 
 from treadle.capture.step import Captured
 from treadle.codegen.host import artifact_of, call_step, spec_of
@@ -14,6 +16,8 @@ from treadle.compiler.request import CompileRequest, Target, key_of, request_of
 from treadle.generality import require_general
 from treadle.graph.dynamic import dims_of_graph
 from treadle.graph.lookups import IndexCheck
+from treadle.graph.operator_facts import facts_of, follows_seed
+from treadle.graph.operators import arguments_of
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.signature import StepGraph
 from treadle.loop.kernel import Kernel, Plan
@@ -21,7 +25,6 @@ from treadle.loop.program import Call, Program
 from treadle.loop.simplify import simplify_program
 from treadle.loop.verify import verify_kernel, verify_program
 from treadle.lower.graph import lower
-from treadle.lower.library import RANDOM_NAMES
 from treadle.lower.site import buffers_read
 from treadle.options import Options
 from treadle.passes.checkpoints import SettleCheckpoints, as_marked
@@ -35,7 +38,7 @@ from treadle.passes.noops import RemoveNoOps
 from treadle.passes.registered import registered
 from treadle.runtime.artifact import Artifact, call_at, spec_at
 from treadle.runtime.cache import Cache
-from treadle.runtime.execute import Build, Executable, build
+from treadle.runtime.execute import Build, Executable, build, resolve
 from treadle.runtime.workspace import Workspaces
 from treadle.schedule.plan import schedule
 from treadle.stages import Clock, Story, Watcher, Watchers, read_saved, saved_bytes, with_lines
@@ -97,7 +100,13 @@ def compile_graph(
 ) -> Compiled:
     """A captured step to something that runs. Raises what the stages raise; changes nothing."""
     built = compile_step(
-        captured.step, captured.device, options, cache=cache, clock=clock, domain=captured.domain
+        captured.step,
+        captured.device,
+        options,
+        cache=cache,
+        clock=clock,
+        domain=captured.domain,
+        generators=captured.generators,
     )
     return Compiled(captured, options, **vars(built))
 
@@ -126,8 +135,10 @@ def compile_step(
     cache: Cache,
     clock: Clock | None = None,
     domain: Domain | None = None,
+    generators: Sequence[torch.Generator] = (),
 ) -> Built:
-    """A graph to something that runs on ``device``. ``domain``: what was asked of its sizes."""
+    """A graph to something that runs on ``device``. ``domain``: what was asked of its sizes;
+    ``generators``: the user's that it draws from."""
     clock = clock or Clock()
     step = extended(step, clock.watcher)
     dims = dims_of_graph(step.graph)
@@ -155,7 +166,7 @@ def compile_step(
         from_cache = True
     artifact, story = with_lines(*found, lines)
     with clock.stage("build"):
-        executable = Executable(artifact, build_)
+        executable = Executable(artifact, build_, generators=generators)
     if not from_cache:
         cache.put(key, entry)
     return Built(
@@ -301,8 +312,8 @@ def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
         for at, step in enumerate(program.steps)
         if isinstance(step, Call)
         and not step.out
-        and step.op not in RANDOM_NAMES
         and not _is_unsized(step, program)
+        and _may_measure(step)
     }
     sizes = workspaces.of([call_at(call_step(each), largest) for each in calls.values()], specs)
     steps = list(program.steps)
@@ -315,3 +326,10 @@ def _is_unsized(call: Call, program: Program) -> bool:
     """Whether only a run of the step can tell the sizes of a call."""
     named = [*buffers_read(call.args), *buffers_read(call.kwargs), *filter(None, call.outputs)]
     return any(program.buffers[name].unsized for name in named)
+
+
+def _may_measure(call: Call) -> bool:
+    """Whether the call may run on invented numbers."""
+    op = resolve(call.op)
+    given = arguments_of(op, call.args, call.kwargs)
+    return facts_of(op).measurable and not follows_seed(op, given)

@@ -17,6 +17,7 @@ class Undo:
 
     values: tuple[tuple[Tensor, Tensor], ...]
     random: Tensor
+    own: tuple[tuple[torch.Generator, Tensor], ...]  # the user's generators
     cuda: tuple[Tensor, ...]
     complete: bool
     eager: tuple[Snapshot, ...] = ()
@@ -27,16 +28,19 @@ class Undo:
         """Before a call. Copies are made once per variant, in host memory, within the budget."""
         cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()
         random = torch.get_rng_state()
+        own = tuple((each, each.get_state()) for each in compiled.captured.generators)
         if compiled.has_run or not _has_room(compiled, inputs):
-            return Undo((), random, cuda, complete=False)
+            return Undo((), random, own, cuda, complete=False)
         copies = tuple((t, t.detach().to("cpu", copy=True)) for t in _written(compiled, inputs))
         eager = tuple(each.snapshot() for each in compiled.captured.eager)
         grads = tuple((each, each.grad) for each in compiled.captured.fresh)
-        return Undo(copies, random, cuda, complete=True, eager=eager, grads=grads)
+        return Undo(copies, random, own, cuda, complete=True, eager=eager, grads=grads)
 
     def restore(self) -> bool:
         """Put everything back that was kept; whether that is all the step may have changed."""
         torch.set_rng_state(self.random)
+        for generator, state in self.own:
+            generator.set_state(state)
         if self.cuda:
             torch.cuda.set_rng_state_all(list(self.cuda))
         with torch.no_grad():

@@ -11,16 +11,19 @@ from torch import Tensor, fx, nn
 from treadle.capture.eager import EagerStep, drop_lost, refuse_lost
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.places import Place, Reads
+from treadle.capture.rng_guard import seeds
 from treadle.capture.run import Left, ResultSlot, Run, Toggle, Trace
 from treadle.capture.sizes import refuse_unsized, wrap_unsized
 from treadle.capture.sources import Clusters, Fixed, Held, Parameter, Scalars, Source
 from treadle.capture.torch_private import TreeSpec
 from treadle.capture.words import looks_at_value, show_line
-from treadle.graph.operators import is_random
+from treadle.graph.draws import looks_at_numbers
+from treadle.graph.operators import arguments, has_effect, is_random, set_argument
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.types import tensors_in
 from treadle.graph.values import gather_results, refresh
 from treadle.util.extents import Domain
+from treadle.util.generators import GeneratorRef
 
 T = TypeVar("T")
 
@@ -47,6 +50,7 @@ class Captured:
     left_grads: tuple[nn.Parameter, ...]
     cleared_grads: tuple[nn.Parameter, ...]
     eager: tuple[EagerStep, ...]  # optimizers that step after the graph
+    generators: tuple[torch.Generator, ...]  # of the user's, that the graph names by number
     clusters: Clusters
     stepped: frozenset[int]  # clusters whose counters advance
     scalars: Scalars
@@ -70,7 +74,7 @@ def finish(
     ):
         raise looks_at_value(node.meta["where"])
     sources = list(run.sources)
-    _constants_to_inputs(module, sources, run.trace.held)
+    _constants_to_inputs(module, sources, run.trace)
     for node, (entry, _) in zip(graph.find_nodes(op="placeholder"), sources, strict=True):
         node.meta["name"] = entry.name  # for words about it
     _strip(graph)
@@ -110,6 +114,7 @@ def finish(
         left_grads=tuple(p for p, _ in run.trace.grads),
         cleared_grads=tuple(run.trace.cleared),
         eager=tuple(run.trace.eager),
+        generators=tuple(run.trace.watch.rng.drawn),
         clusters=run.clusters,
         stepped=frozenset(run.trace.stepped),
         scalars=Scalars(kept),
@@ -125,6 +130,7 @@ def _annotate(graph: fx.Graph, seen: Trace) -> None:
     last = max((end for _, end in watch.backward), default=1 << 60)
     module, line, draw = _Following(watch.modules), _Following(watch.lines), _Draws(watch.draws)
     regions = {at: n for n, span in enumerate(watch.again) for at in range(*span)}
+    _name_generators(graph, watch.generators)
     marks = {at: policy.name.lower() for span, policy in watch.marks for at in range(*span)}
     for at, node in enumerate(graph.nodes):
         if any(start <= at < end for start, end in watch.backward):
@@ -145,6 +151,20 @@ def _annotate(graph: fx.Graph, seen: Trace) -> None:
             node.meta["region"] = regions[at]
         if at in marks:
             node.meta["asked"] = marks[at]
+    draw.finish()
+
+
+def _name_generators(graph: fx.Graph, drawn: Sequence[tuple[tuple[int, int], int]]) -> None:
+    """Draws from a generator of the user's, which were traced without it, get its number.
+
+    before:  r = rand.generator([3], generator=None)
+    after:   r = rand.generator([3], generator=generator 0)
+    """
+    nodes = list(graph.nodes)
+    for (start, end), number in drawn:
+        for node in nodes[start:end]:
+            if is_random(node):
+                set_argument(node, "generator", GeneratorRef(number))
 
 
 class _Following(Generic[T]):
@@ -168,6 +188,7 @@ class _Draws:
         self._next = 0
         self._kept: dict[int, int] = {}
         self._draw = 0
+        self._most = 0
 
     def of(self, at: int, node: fx.Node) -> int:
         """The number of the draw of ``node``; -1 if it draws nothing."""
@@ -178,10 +199,21 @@ class _Draws:
             else:
                 self._kept[state] = self._draw
             self._next += 1
-        if not is_random(node):
-            return -1
+        if not is_random(node) or isinstance(arguments(node).get("generator"), GeneratorRef):
+            return -1  # a generator of the user's has a state of its own
         self._draw += 1
+        self._most = max(self._most, self._draw)
         return self._draw - 1
+
+    def finish(self) -> None:
+        """After the last node. ``CaptureError`` TR-120 if a state was put back for good."""
+        for _, put_back, state in self._events[self._next :]:
+            if put_back:
+                self._draw = self._kept.get(state, self._draw)
+            else:
+                self._kept[state] = self._draw
+        if self._draw != self._most:
+            raise seeds("PyTorch's random generator", "")
 
 
 def _draw_once(graph: fx.Graph) -> None:
@@ -190,7 +222,7 @@ def _draw_once(graph: fx.Graph) -> None:
     before:  m = bernoulli(e, 0.9); ...; m2 = bernoulli(e2, 0.9)   | the same draw
     after:   m = bernoulli(e, 0.9); ...; m is read instead of m2
     """
-    first: dict[tuple[Any, ...], fx.Node] = {}
+    first: dict[int, tuple[fx.Node, tuple[Any, ...]]] = {}
     again: list[fx.Node] = []
     for node in list(graph.nodes):
         draw = node.meta.get("draw", -1)
@@ -198,19 +230,18 @@ def _draw_once(graph: fx.Graph) -> None:
             continue
         numbers = repr([a for a in node.args if not isinstance(a, fx.Node)])
         shapes = repr([each.shape for each in tensors_in(node.meta["val"])])
-        original = first.setdefault((draw, node.target, shapes, numbers), node)
-        if original is not node and (_only_draws(node) or _is_second_run(original, node)):
-            node.replace_all_uses_with(original)
-            graph.erase_node(node)
-            again.append(original)
+        key = node.target, shapes, numbers
+        original, drawn = first.setdefault(draw, (node, key))
+        if original is node:
+            continue
+        alike = not looks_at_numbers(node) or _is_second_run(original, node)
+        if key != drawn or not alike:  # other numbers from the same state
+            raise seeds("PyTorch's random generator", node.meta["where"])
+        node.replace_all_uses_with(original)
+        graph.erase_node(node)
+        again.append(original)
     gather_results(again)
     refresh(graph, again)
-
-
-def _only_draws(node: fx.Node) -> bool:
-    """Whether nothing but the generator decides the numbers: operands only give a shape."""
-    packet = str(node.target).removeprefix("aten.")
-    return packet.startswith(("bernoulli.p", "rand", "normal_functional", "uniform", "exponential"))
 
 
 def _is_second_run(original: fx.Node, node: fx.Node) -> bool:
@@ -221,7 +252,7 @@ def _is_second_run(original: fx.Node, node: fx.Node) -> bool:
 def _constants_to_inputs(
     module: fx.GraphModule,
     sources: list[tuple[Input, Source]],
-    held: Mapping[int, tuple[Place, int]],
+    seen: Trace,
 ) -> None:
     """Tensors that the step reads from outside the model become inputs, read at every call."""
     graph = module.graph
@@ -234,7 +265,8 @@ def _constants_to_inputs(
                 place = graph.placeholder(f"constant_{len(found)}")
             place.meta = dict(node.meta)
             last = found[id(tensor)] = place
-            sources.append(_outside(tensor, held, f"constant {len(found) - 1}"))
+            seen.watch.rng.refuse_state(tensor, node.meta["where"])
+            sources.append(_outside(tensor, seen.held, f"constant {len(found) - 1}"))
         node.replace_all_uses_with(found[id(tensor)])
         graph.erase_node(node)
 
@@ -258,9 +290,11 @@ def _strip(graph: fx.Graph) -> None:
 
 
 def _drop_dead(graph: fx.Graph) -> None:
-    """Unused values go; random ones stay, since they advance eager's stream."""
+    """Unused values go; random ones stay, since they advance eager's stream, and so do effects."""
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users and not is_random(node):
+        if node.op != "call_function" or node.users:
+            continue
+        if not is_random(node) and not has_effect(node):
             graph.erase_node(node)
 
 

@@ -31,7 +31,9 @@ from treadle.capture.torch_private import (
     storage_key,
     written_arguments,
 )
+from treadle.util.draw_operators import DRAWS
 from treadle.util.errors import CaptureError
+from treadle.util.generators import without_generators
 
 aten = torch.ops.aten
 
@@ -204,6 +206,9 @@ class Functionalizer:
 
     def _write(self, node: fx.Node, written: list[fx.Node]) -> None:
         """An in-place operation: its functional form, then new bases for what it wrote."""
+        if node.target in DRAWS and not node.args[0].meta["val"].is_contiguous():  # type: ignore[union-attr]
+            self._draw(node, written[0])
+            return
         form = functional_call(node)
         if form is None:
             raise _no_form(node, "has no functional form")
@@ -217,10 +222,23 @@ class Functionalizer:
         for old, value in zip(written, self._values(node, result, written), strict=True):
             self._rebase(old, value, node)
 
+    def _draw(self, node: fx.Node, written: fx.Node) -> None:
+        """Numbers drawn in place, where memory has an order of its own: as a function of it."""
+        tensor, *rest = node.args
+        assert isinstance(tensor, fx.Node)
+        val = tensor.meta["val"]
+        layout = list(val.shape), list(val.stride()), val.dtype, val.device
+        args, kwargs = self._resolve(rest), self._resolve(node.kwargs)
+        drawn = self._emit(node, DRAWS[node.target], (*layout, *args), kwargs)  # type: ignore[index]
+        drawn.meta["val"] = val.new_empty_strided(val.shape, val.stride())
+        self._same[node] = written
+        self._rebase(written, drawn, node)
+
     def _note_result(self, node: fx.Node, result: fx.Node, written: list[fx.Node]) -> None:
         """What the result of an operation that writes stands for."""
         if node.target in UNDECLARED or not returns_written(node.target):
-            if isinstance(result.meta["val"], tuple) and isinstance(node.meta["val"], torch.Tensor):
+            one, several = (isinstance(each.meta["val"], torch.Tensor) for each in (node, result))
+            if one and not several:  # what it returns comes before what it wrote
                 result = self._typed(self._emit(node, operator.getitem, (result, 0), {}))
             self._define(node, result, None)
         elif len(written) == 1:
@@ -330,7 +348,7 @@ def _same_type(old: fx.Node, new: fx.Node) -> bool:
 
 def _run_fake(node: fx.Node) -> Any:
     """The type of a node, by running its operation on the types of its operands."""
-    args: Any = map_arg(node.args, lambda each: each.meta["val"])
-    kwargs: Any = map_arg(node.kwargs, lambda each: each.meta["val"])
+    args: Any = without_generators(map_arg(node.args, lambda each: each.meta["val"]))
+    kwargs: Any = without_generators(map_arg(node.kwargs, lambda each: each.meta["val"]))
     target: Any = node.target
     return target(*args, **kwargs)

@@ -64,8 +64,11 @@ class Outside:
         models: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
         arguments: Iterable[Any] = (),
+        seen: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        """``arguments``: leaves of the step's own; objects among them are looked after as well."""
+        """``arguments``: leaves of the step's own; objects among them are looked after as well.
+        ``seen`` hears of each value that the step can reach, before it can be changed."""
+        self._seen = seen
         self._held: dict[int, _Held] = {}
         self._lists: list[tuple[str, Any, list[Any]]] = []
         self._read: dict[tuple[int, Any], tuple[Place, Any]] = {}
@@ -93,6 +96,8 @@ class Outside:
             (held.label, each) for held in self._held.values() for each in held.before.values()
         ]
         self._dice = Dice(found)
+        for _, each in found:
+            seen(each)
 
     def _meet(self, value: Any, label: str) -> None:
         """Keep what ``value`` holds, if it can be changed in place."""
@@ -171,6 +176,7 @@ class Outside:
         if value is MISSING or name in held.before:
             place = held.place(name)
             self._read.setdefault(place.identity, (place, value))
+            self._seen(value)
             self._meet(value, place.label)
 
     @contextlib.contextmanager

@@ -156,9 +156,13 @@ class Run:
         inside = swapped(self.models, self.optimizers, table, self._stepper, watch, self._layers)
         with inside, watch.watching():
             variables = Variables(self.function, self.models.values())
-            outside = Outside(variables, self.models, self.optimizers, self.leaves)
+            watch.rng.meet(self.leaves)
+            outside = Outside(
+                variables, self.models, self.optimizers, self.leaves, seen=watch.rng.meet
+            )
             with outside.watching():
                 result = self.function(*args, **kwargs)
+                watch.rng.check()
                 self._note_left(outside.changes(), table)
                 refuse_new_tensors(args, kwargs, batch)
         self.trace.reads = outside.reads()
@@ -191,6 +195,8 @@ class Run:
     def _returned(self, result: Any) -> list[Tensor]:
         leaves, self.trace.tree = flatten(result)
         self._layers.packed.refuse(leaves)
+        for leaf in (*leaves, *(leaf for each in self.trace.left for leaf in each.leaves)):
+            self.trace.watch.rng.refuse_state(leaf)
         tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
         self.trace.leaves = [ResultSlot if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         tensors += self._left_tensors()

@@ -21,6 +21,7 @@ class Snapshot:
         optimizers: Mapping[str, Optimizer],
         others: Sequence[Tensor] = (),
         places: Sequence[Place] = (),
+        generators: Sequence[torch.Generator] = (),
     ) -> None:
         slots = [
             Place(module._buffers, name, name)
@@ -49,6 +50,7 @@ class Snapshot:
             for group in each.param_groups
         ]
         self._random = torch.get_rng_state()
+        self._own = [(each, each.get_state()) for each in generators]
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def restore(self) -> None:
@@ -70,6 +72,8 @@ class Snapshot:
     def restore_random(self) -> None:
         """Only the random generators."""
         torch.set_rng_state(self._random)
+        for generator, state in self._own:
+            generator.set_state(state)
         if self._cuda:
             torch.cuda.set_rng_state_all(self._cuda)
 

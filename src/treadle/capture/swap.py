@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.autograd.graph import Node as GradientNode
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.capture.averaging import update_parameters
 from treadle.capture.recurrent import RecurrentLayers
+from treadle.capture.rng_guard import RngGuard
 from treadle.capture.torch_private import (
     FakeTensor,
     flatten_containers,
@@ -80,6 +81,7 @@ class StandIns(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         self._watch.note_line()
+        self._watch.rng.check()
         if func in (_READ_GRAD, _SET_GRAD):
             leaf = self._table.get(id(args[0]), args[0])
             self._watch.note_gradient(leaf, cleared=func == _SET_GRAD and args[1] is None)
@@ -89,8 +91,26 @@ class StandIns(TorchFunctionMode):
         if any(self._is_outside(leaf) for leaf in leaves):
             leaves = [self._inside(leaf) for leaf in leaves]
             args, kwargs = unflatten(leaves, spec)
-        result = self._layers.instead_of(func, leaves, kwargs)(*args, **(kwargs or {}))
+        if any(isinstance(leaf, Generator) for leaf in leaves):
+            result = self._drawn(func, args, kwargs or {})
+        else:
+            result = self._layers.instead_of(func, leaves, kwargs)(*args, **(kwargs or {}))
         self._watch.note_made(result)
+        return result
+
+    def _drawn(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """A draw from a generator that is given is traced without it, and noted."""
+        leaves, spec = flatten_containers((args, dict(kwargs)))
+        given = [leaf for leaf in leaves if isinstance(leaf, Generator)]
+        number = self._watch.rng.number(given[0])
+        plain = [None if isinstance(leaf, Generator) else leaf for leaf in leaves]
+        args, kwargs = unflatten(plain, spec)
+        start = traced_nodes()
+        result = func(*args, **kwargs)
+        if number is not None:
+            self._watch.generators.append(((start, traced_nodes()), number))
         return result
 
     def _is_outside(self, leaf: Any) -> bool:
@@ -151,6 +171,8 @@ class Watch:
     random numbers that are drawn a second time from a state that was kept."""
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        self.rng = RngGuard()
+        self.generators: list[tuple[Span, int]] = []  # nodes that draw from one of the user's
         self.backward: list[Span] = []
         self.lines: list[tuple[int, Line]] = [(0, ("", 0))]
         self.draws: list[tuple[int, bool, int]] = []  # node, whether the state is put back, which
@@ -177,6 +199,7 @@ class Watch:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         with contextlib.ExitStack() as undo:
+            undo.enter_context(self.rng.watching())
             for owner, name, ours in (
                 (torch.autograd, "backward", self._noting(torch.autograd.backward)),
                 (torch.autograd, "grad", self._noting(torch.autograd.grad)),

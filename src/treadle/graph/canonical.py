@@ -30,6 +30,7 @@ from treadle.graph.signature import StepGraph
 from treadle.util.errors import TreadleError, VerifyError
 from treadle.util.extents import Size
 from treadle.util.formulas import to_data
+from treadle.util.generators import GeneratorRef
 
 _REFERENCE = re.compile("\u27e6(\\d+)\u27e7")
 
@@ -203,6 +204,8 @@ def text_of_value(value: Any) -> str:
         case tuple() | list():
             inside = ", ".join(map(text_of_value, value))
             return f"({inside},)" if isinstance(value, tuple) else f"[{inside}]"
+        case GeneratorRef():
+            return str(value)
         case slice():
             return f"slice {text_of_value((value.start, value.stop, value.step))}"
         case Mapping():

@@ -21,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from treadle.util.errors import LoweringError
 from treadle.util.extents import Size, as_int, dims_in, sample_of, with_dims
 from treadle.util.formulas import Dim, Quotient
+from treadle.util.generators import without_generators
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -222,6 +223,7 @@ def in_mode(mode: Any) -> Iterator[None]:
 def twin_result(node: fx.Node) -> Any:
     """What ``node`` gives for its operands' twins; ``None`` if no operand has one."""
     vals = map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+    vals = without_generators(vals)
     symbols = symbols_of(vals)
     if symbols is None:
         return None

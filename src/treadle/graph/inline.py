@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 
 from treadle.graph.dynamic import mode_of, sampled, symbols_of, twin_of
 from treadle.graph.values import inherit
+from treadle.util.generators import without_generators
 
 
 def traced_call(
@@ -28,6 +29,7 @@ def traced_call(
         values = dict(zip(operands, tensors, strict=True))
         args: Any = map_arg(node.args, values.__getitem__)
         kwargs: Any = map_arg(node.kwargs, values.__getitem__)
+        args, kwargs = without_generators((args, kwargs))
         if symbols is not None:
             args, kwargs = symbols.symints(args), symbols.symints(kwargs)
         return function(*args, **kwargs)

@@ -2,35 +2,47 @@
 
 import functools
 import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from treadle.graph.at_run_time import AtRunTime
+from treadle.graph.operator_facts import call_draws, facts_of
+
+
+def _operator_of(node: fx.Node) -> OpOverload | None:
+    """PyTorch's operator that the node calls, with sizes that are known or not."""
+    target = node.target.op if isinstance(node.target, AtRunTime) else node.target
+    return target if isinstance(target, OpOverload) else None
+
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the node advances a random number generator: its order and count matter.
-
-    Attention draws for its dropout alone; with ``dropout_p=0.0`` it gives the same every time.
-    """
-    target = node.target
-    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
-        return False
-    return arguments(node).get("dropout_p") != 0
+    """Whether the node advances a random number generator: its order and count matter."""
+    op = _operator_of(node)
+    return op is not None and call_draws(op, arguments_of(op, node.args, node.kwargs))
 
 
 def is_mutable(node: fx.Node) -> bool:
     """Whether the node writes to one of its arguments."""
-    target = node.target
-    return isinstance(target, OpOverload) and bool(target._schema.is_mutable)  # pyright: ignore[reportPrivateUsage]
+    op = _operator_of(node)
+    return op is not None and facts_of(op).mutates
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Whether the node matters even if nobody reads it, randomness aside."""
-    if isinstance(node.target, OpOverload) and not node.target._schema.returns:  # pyright: ignore[reportPrivateUsage]
-        return True  # an assertion, a print: it can only have been called for its effect
+    """Whether the node matters even if nobody reads it, random numbers aside."""
+    op = _operator_of(node)
+    if op is not None and facts_of(op).has_effect:
+        return True  # a check, a print, a user's operator: nothing says that it can be left out
     return node.is_impure(impure_random=False)
+
+
+def is_in_order(node: fx.Node) -> bool:
+    """Whether the node keeps its place among all others of which this is true: it draws, or is a
+    user's operator, which may."""
+    op = _operator_of(node)
+    return op is not None and (facts_of(op).opaque or is_random(node))
 
 
 def operation_name(target: object) -> str:
@@ -55,9 +67,24 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     """
     if not isinstance(node.target, OpOverload):
         return {str(i): each for i, each in enumerate(node.args)} | dict(node.kwargs)
-    names, defaults = _parameters(node.target)
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return arguments_of(node.target, node.args, node.kwargs)
+
+
+def arguments_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """``arguments`` of a call that is no node."""
+    names, defaults = _parameters(op)
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
     return {name: given[name] if name in given else defaults.get(name) for name in names}
+
+
+def set_argument(node: fx.Node, name: str, value: Any) -> None:
+    """Give an argument of the node's operation another value, wherever it stands."""
+    names = _parameters(node.target)[0]
+    at = names.index(name)
+    if at < len(node.args):
+        node.update_arg(at, value)
+    else:
+        node.update_kwarg(name, value)
 
 
 def is_item(node: fx.Node) -> bool:

@@ -12,6 +12,7 @@ from treadle.graph.alias import storages
 from treadle.graph.dynamic import pair, twin_of, twin_result
 from treadle.graph.operators import OpOverload
 from treadle.graph.types import same_types, tensors_in
+from treadle.util.generators import without_generators
 
 
 def compute(node: fx.Node) -> Any:
@@ -39,8 +40,8 @@ def like(value: Any) -> Any:
 
 
 def _sample(node: fx.Node) -> Any:
-    args = map_arg(node.args, lambda each: each.meta["val"])
-    kwargs = map_arg(node.kwargs, lambda each: each.meta["val"])
+    args: Any = without_generators(map_arg(node.args, lambda each: each.meta["val"]))
+    kwargs: Any = without_generators(map_arg(node.kwargs, lambda each: each.meta["val"]))
     assert callable(node.target), node
     if not isinstance(node.target, OpOverload):
         return node.target(*args, **kwargs)

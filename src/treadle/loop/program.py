@@ -96,7 +96,9 @@ class Call:
     result is unused. With ``out`` (``"aten.mm.out"``) the one result is written into its buffer
     through the out-variant; otherwise PyTorch allocates it. ``reason`` is empty for the library
     calls that are chosen (products, convolutions, attention, random numbers) and says why for
-    a fallback. ``workspace`` is the bytes the call allocates beside its results.
+    a fallback. ``workspace`` is the bytes the call allocates beside its results. Calls
+    that are ``in_order`` (what draws random numbers, and users' operators) keep their order, and
+    happen even if nobody reads their results.
     """
 
     op: str
@@ -107,6 +109,7 @@ class Call:
     out: str = ""
     reason: str = ""
     workspace: int = 0
+    in_order: bool = False
 
 
 Step = Compute | Call

@@ -3,18 +3,22 @@
 import operator
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import fx
 from torch._ops import OpOverload
 
 from treadle.graph.at_run_time import AtRunTime
+from treadle.graph.draws import ZeroOneDraw, zero_one_draw
 from treadle.graph.dynamic import layout_of, offset_of
+from treadle.graph.operators import is_in_order
 from treadle.loop.expr import Array
 from treadle.loop.program import Call, TensorRef
 from treadle.lower.library import OUT_VARIANTS
 from treadle.lower.registry import Value
-from treadle.lower.site import Site, contiguous_strides, is_dense
+from treadle.lower.site import Site, is_dense
 from treadle.lower.workspace import workspace_of
 from treadle.runtime.draws import OPERATOR, STATE_BYTES, can_draw
 
@@ -31,9 +35,13 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
     """``op`` as a library call; its tensor results are buffers of ours."""
     if op is aten.as_strided_scatter.default:
         args = _with_own_storage(site, *args)
-    drawn = _own_draw(site, op)
-    if drawn and site.strides == contiguous_strides(site.shape):
-        args = (_no_numbers(site), *args[1:])
+    in_order = is_in_order(site.node)
+    drawn = _own_draw(site)
+    if drawn is not None:
+        args, kwargs = (_no_numbers(site), drawn.p), {}
+    elif in_order:
+        args = tuple(map(partial(_as_eager, site), args, site.node.args))
+        kwargs = {key: _as_eager(site, each, site.node.kwargs[key]) for key, each in kwargs.items()}
     plain_args = _with_margins(site, tuple(_plain(site, arg) for arg in args))
     plain_kwargs = {
         key: _plain(site, value) for key, value in kwargs.items() if key not in _DROPPED
@@ -42,7 +50,7 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
     used = _used_results(site)
     sites = [site] if single else [site.element_site(i) for i in range(len(site.val))]
     results: list[Value | int | None] = []
-    out = OUT_VARIANTS.get(op, "") or drawn
+    out = OUT_VARIANTS.get(op, "") if drawn is None else OPERATOR
     for position, each in enumerate(sites):
         results.append(_result(each, bool(out)) if single or position in used else None)
     if out and not site.layout and not is_dense(site.shape, site.strides):
@@ -58,6 +66,7 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
             out,
             reason,
             STATE_BYTES if out == OPERATOR else workspace_of(op, plain_args, site.builder.device),
+            in_order=in_order,
         )
     )
     return results[0] if single else tuple(results)
@@ -77,7 +86,15 @@ def at_run_time(site: Site, target: AtRunTime, args: Any, kwargs: Mapping[str, A
     outputs = () if site.val is None else names
     reason = "TR-150: a size depends on values"
     site.builder.steps.append(
-        Call(target.op_name, plain_args, plain, outputs, site.origin, reason=reason)
+        Call(
+            target.op_name,
+            plain_args,
+            plain,
+            outputs,
+            site.origin,
+            reason=reason,
+            in_order=is_in_order(site.node),
+        )
     )
     return tuple(results) if several else results[0]
 
@@ -110,10 +127,28 @@ def _with_own_storage(
     return copy, source, size, stride, moved
 
 
-def _own_draw(site: Site, op: OpOverload) -> str:
-    """Our own operator for draws on CPUs, where it gives PyTorch's numbers."""
-    ours = op is aten.bernoulli.p and site.builder.device == "cpu"
-    return OPERATOR if ours and not site.builder.library and can_draw(site.dtype) else ""
+def _own_draw(site: Site) -> ZeroOneDraw | None:
+    """What our own operator is to draw, on CPUs, where it gives PyTorch's numbers."""
+    draw = zero_one_draw(site.node)
+    if draw is None or draw.generator is not None or not is_dense(draw.size, draw.stride):
+        return None
+    ours = site.builder.device == "cpu" and not site.builder.library
+    return draw if ours and can_draw(site.dtype) else None
+
+
+def _as_eager(site: Site, value: Any, like: Any) -> Any:
+    """An argument of something that draws, with eager's strides: where its numbers go, and some of
+    the numbers, depend on them. ``like``: the argument in the graph."""
+    if isinstance(like, tuple | list):
+        return tuple(map(partial(_as_eager, site), value, like))
+    if not isinstance(like, fx.Node) or not isinstance(value, Array | TensorRef):
+        return value
+    shape, strides = layout_of(like.meta["val"])
+    if isinstance(value, TensorRef):
+        triples = zip(shape, value.strides, strides, strict=True)
+        if all(mine == eager for size, mine, eager in triples if size > 1):
+            return value
+    return site.builder.laid_out(f"{site.name}_operand", value, strides, site.origin)
 
 
 def _no_numbers(site: Site) -> TensorRef:
@@ -126,7 +161,10 @@ def check(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> N
     """An operation without results, called for its effect: it may raise."""
     plain = tuple(_plain(site, arg) for arg in args)
     named = {key: _plain(site, value) for key, value in kwargs.items()}
-    site.builder.steps.append(Call(qualified(op), plain, named, (), site.origin))
+    steps = site.builder.steps
+    steps.append(
+        Call(qualified(op), plain, named, (), site.origin, in_order=is_in_order(site.node))
+    )
 
 
 def _with_margins(site: Site, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -18,7 +18,8 @@ from torch import fx
 from torch._ops import OpOverload
 
 from treadle.graph.inline import traced_call
-from treadle.lower.library import CHOSEN
+from treadle.graph.operator_facts import facts_of
+from treadle.lower.library import is_chosen
 from treadle.lower.registry import rule_for
 
 Decomposition = Callable[..., Any]
@@ -27,7 +28,7 @@ Decomposition = Callable[..., Any]
 def decomposition_of(node: fx.Node) -> fx.GraphModule | None:
     """``node`` as a graph of its tensor operands, or ``None`` where it has no decomposition."""
     op = node.target
-    if not isinstance(op, OpOverload) or op not in _table() or _draws(op):
+    if not isinstance(op, OpOverload) or op not in _table() or facts_of(op).draws:
         return None
     chosen = {op: _table()[op]} | _without_rules()
     module = traced_call(node, op, chosen)
@@ -37,16 +38,12 @@ def decomposition_of(node: fx.Node) -> fx.GraphModule | None:
     return module
 
 
-def _draws(op: OpOverload) -> bool:
-    """Whether ``op`` draws random numbers: its decomposition would draw others."""
-    return torch.Tag.nondeterministic_seeded in op.tags
-
-
 def _is_unfit(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload):
         return False
-    return target._schema.is_mutable or _draws(target)
+    facts = facts_of(target)
+    return facts.mutates or facts.draws
 
 
 @functools.cache
@@ -59,8 +56,4 @@ def _table() -> Mapping[OpOverload, Decomposition]:
 @functools.cache
 def _without_rules() -> dict[OpOverload, Decomposition]:
     """Those of operations that would be fallbacks."""
-    return {
-        op: fn
-        for op, fn in _table().items()
-        if rule_for(op) is None and op not in CHOSEN and not _draws(op)
-    }
+    return {op: fn for op, fn in _table().items() if rule_for(op) is None and not is_chosen(op)}

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch._ops import OpOverload
 
+from treadle.graph.operator_facts import facts_of
 from treadle.graph.packed import OPERATIONS as PACKED
 from treadle.graph.recurrent import OPERATIONS as RECURRENT
 from treadle.lower.registry import aten_op
@@ -67,14 +68,6 @@ _WHY: Mapping[str, str] = {
         cudnn_batch_norm cudnn_batch_norm_backward _batch_norm_with_update_functional
         batch_norm_backward
     """,
-    "random numbers: eager's stream of them": """
-        bernoulli bernoulli.p bernoulli.Tensor rand rand_like randn randn_like randint
-        randint.low randint_like randint_like.low_dtype randperm normal_functional
-        normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor normal.float_float
-        uniform multinomial native_dropout exponential poisson binomial geometric cauchy
-        log_normal random random.to random.from rrelu_with_noise_functional _standard_gamma
-        _sample_dirichlet
-    """,
     "an order: rows are sorted by the library": """
         sort sort.stable topk kthvalue median median.dim nanmedian nanmedian.dim mode
         searchsorted.Tensor searchsorted.Scalar bucketize.Tensor bucketize.Scalar
@@ -130,10 +123,7 @@ WHY: Mapping[OpOverload, str] = {
 } | dict.fromkeys((*RECURRENT, *PACKED), _RECURRENT)
 """Why an operation that is a library call by choice is one."""
 
-CHOSEN = frozenset(WHY)
-"""Operations whose library kernel is the right answer."""
 
-RANDOM = frozenset(_operations(_WHY["random numbers: eager's stream of them"]))
-"""Operations that advance the random generator: they keep their order and are never dropped."""
-
-RANDOM_NAMES = frozenset(str(op) for op in RANDOM)
+def is_chosen(op: OpOverload) -> bool:
+    """Whether the library kernel is the right answer: what draws has eager's stream there."""
+    return op in WHY or facts_of(op).draws

@@ -13,7 +13,7 @@ from treadle.loop.expr import DTYPES, Array, Const
 from treadle.loop.program import Call, Origin, TensorRef
 from treadle.lower import calls, pointwise, views
 from treadle.lower.decompose import decomposition_of
-from treadle.lower.library import CHOSEN
+from treadle.lower.library import is_chosen
 from treadle.lower.registry import Decline, Value, rule_for
 from treadle.lower.site import Builder, Site
 from treadle.util.errors import LoweringError
@@ -83,7 +83,7 @@ def _lowered(
                 return _results(site, value)
         except Decline as refusal:
             reason = f"{op}: {refusal}"
-    chosen = crosses or op in CHOSEN
+    chosen = crosses or is_chosen(op)
     if not chosen and not only_views:
         parts = _decomposed(site, env)
         if parts is not None:

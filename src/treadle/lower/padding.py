@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from treadle.graph.signature import StepGraph
 from treadle.lower import views
-from treadle.lower.library import CHOSEN, PRODUCTS
+from treadle.lower.library import PRODUCTS, is_chosen
 from treadle.lower.registry import rule_for
 from treadle.lower.site import Layout, Layouts, contiguous_strides
 
@@ -121,7 +121,7 @@ class _Planner:
         target, value = node.target, node.meta.get("val")
         if not isinstance(target, OpOverload) or not isinstance(value, torch.Tensor):
             return False
-        made = target in PRODUCTS or (target not in CHOSEN and rule_for(target) is not None)
+        made = target in PRODUCTS or (not is_chosen(target) and rule_for(target) is not None)
         return (
             made
             and node not in self._returned

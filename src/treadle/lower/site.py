@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -235,6 +235,25 @@ class Builder:
             value = self.compute(f"{name}_value", value, origin)
         self.steps.append(Call("aten.clone.default", (value,), {}, (copy.buffer,), origin))
         return copy
+
+    def laid_out(
+        self, name: str, value: Value, strides: Sequence[int], origin: Origin
+    ) -> TensorRef:
+        """``value`` in a temporary with ``strides``; where one is 0 the element is stored once."""
+        shape = tuple(
+            1 if stride == 0 else size for size, stride in zip(value.shape, strides, strict=True)
+        )
+        axes = fresh_axes(shape)
+        once = Array(axes, element(value, axes))
+        ref = self.buffer(name, once.dtype, shape, strides)
+        if not self.library:
+            self.steps.append(Compute(ref, once, origin))
+        elif isinstance(value, TensorRef):
+            kept = replace(value, shape=shape)
+            self.steps.append(Call("aten.clone.default", (kept,), {}, (ref.buffer,), origin))
+        else:
+            self.steps.append(self._filled(ref, once, origin))
+        return replace(ref, shape=tuple(value.shape))
 
     def local(self, ref: TensorRef, origin: Origin) -> TensorRef:
         """``ref`` on the device of the program: a scalar that lives elsewhere is copied once."""

@@ -12,7 +12,6 @@ from dataclasses import replace
 from treadle.loop.expr import Array
 from treadle.loop.program import BufferKind, Call, Compute, Origin, Step, TensorRef
 from treadle.loop.traverse import loads
-from treadle.lower.library import RANDOM_NAMES
 from treadle.lower.registry import Value
 from treadle.lower.scalars import cast
 from treadle.lower.site import Builder, buffers_read, element, fresh_axes
@@ -88,17 +87,17 @@ def _copy_into(builder: Builder, target: str, value: Value, origin: Origin) -> S
 def drop_dead_steps(
     builder: Builder, inputs: tuple[str, ...], results: tuple[TensorRef | None, ...]
 ) -> None:
-    """Remove steps and buffers nobody reads. Random calls stay, since they advance the generator,
-    and checks, since they may raise."""
+    """Remove steps and buffers nobody reads. Calls whose order counts stay, since they may advance
+    a generator, and checks, since they may raise."""
     live = {ref.buffer for ref in results if ref is not None} | set(inputs)
     kept: list[Step] = []
     for step in reversed(builder.steps):
         read, written = buffers_of(step)
-        is_random = isinstance(step, Call) and step.op in RANDOM_NAMES
+        stays = isinstance(step, Call) and step.in_order
         is_check = isinstance(step, Call) and not step.outputs
-        if not written & live and not is_random and not is_check:
+        if not written & live and not stays and not is_check:
             continue
-        if isinstance(step, Call) and not is_random and len(step.outputs) > 1:
+        if isinstance(step, Call) and not stays and len(step.outputs) > 1:
             names = tuple(name if name in live else None for name in step.outputs)
             step = replace(step, outputs=names)
         kept.append(step)

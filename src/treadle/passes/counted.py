@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.graph.dynamic import layout_of
+from treadle.graph.draws import ZeroOneDraw, zero_one_draw
 from treadle.graph.masks import counted_mask
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import inherit
+from treadle.util.extents import sample_of
 
 aten = torch.ops.aten
 
@@ -36,19 +37,38 @@ class CountDraws(GraphPass):
         with step.graph.inserting_before(draws[0]):
             keys = _keys(draws)
         for at, node in enumerate(draws):
-            args: Any = node.args
-            shape, dtype = list(layout_of(node.meta["val"])[0]), type_of(node).dtype
             with step.graph.inserting_before(node):
-                mask = _call(node, counted_mask, keys, at, shape, args[1], dtype)
+                mask = _mask(node, keys, at)
             node.replace_all_uses_with(mask)
             step.graph.erase_node(node)
         return len(draws)
 
 
 def _is_counted(node: fx.Node) -> bool:
-    """A draw of zeros and ones, neither of which is certain."""
-    args: Any = node.args
-    return node.target is aten.bernoulli.p and 0.0 < args[1] < 1.0
+    """A draw of zeros and ones, neither of which is certain, from the device's generator; in memory
+    without gaps."""
+    draw = zero_one_draw(node)
+    if draw is None or draw.generator is not None or not 0.0 < draw.p < 1.0:
+        return False
+    return node.meta["val"].permute(_order(draw)).is_contiguous()
+
+
+def _order(draw: ZeroOneDraw) -> list[int]:
+    """The dims from the one that takes the longest steps in memory."""
+    return sorted(range(len(draw.stride)), key=lambda dim: -sample_of(draw.stride[dim]))
+
+
+def _mask(node: fx.Node, keys: fx.Node, at: int) -> fx.Node:
+    """Counted in the order of memory, and then the shape of ``node``."""
+    draw = zero_one_draw(node)
+    assert draw is not None
+    plain = node.meta["val"].is_contiguous()
+    order = list(range(len(draw.size))) if plain else _order(draw)
+    shape = [draw.size[dim] for dim in order]
+    mask = _call(node, counted_mask, keys, at, shape, draw.p, type_of(node).dtype)
+    if plain:
+        return mask
+    return _call(node, aten.permute.default, mask, [order.index(dim) for dim in range(len(order))])
 
 
 def _keys(draws: Sequence[fx.Node]) -> fx.Node:

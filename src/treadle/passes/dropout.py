@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.graph.dynamic import layout_of
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import inherit
+from treadle.util.draw_operators import BERNOULLI
 
 aten = torch.ops.aten
 
@@ -47,7 +49,7 @@ def _expand(node: fx.Node) -> None:
     args: Any = node.args
     x, kept = args[0], 1.0 - args[1]
     with node.graph.inserting_before(node):
-        draw = _call(node, aten.bernoulli.p, x, kept)
+        draw = _draw(node, x, kept)
         scaled = _call(node, aten.mul.Scalar, _call(node, aten.mul.Tensor, x, draw), 1.0 / kept)
         mask = _call(node, aten._to_copy.default, draw, dtype=torch.bool)
     for item in list(node.users):
@@ -55,6 +57,16 @@ def _expand(node: fx.Node) -> None:
         item.replace_all_uses_with((scaled, mask)[item.args[1]])  # type: ignore[index]
         node.graph.erase_node(item)
     node.graph.erase_node(node)
+
+
+def _draw(node: fx.Node, x: fx.Node, kept: float) -> fx.Node:
+    """The draw that the fused kernel makes: in the order of the mask's memory."""
+    mask = node.meta["val"][1]
+    if mask.is_contiguous():
+        return _call(node, aten.bernoulli.p, x, kept)
+    shape, strides = map(list, layout_of(mask))
+    like = type_of(x)
+    return _call(node, BERNOULLI, shape, strides, like.dtype, like.device, kept)
 
 
 def _call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

@@ -5,7 +5,7 @@ a library call) or as its storage, one element after another (an argument of a T
 """
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from treadle.runtime.artifact import BufferSpec, View
+from treadle.util.generators import GeneratorRef
 
 Container = list[Any] | dict[str, Any]
 
@@ -93,8 +94,12 @@ class Uses:
 class Bindings:
     """The uses of every buffer, collected while the steps are prepared."""
 
-    def __init__(self, buffers: Mapping[str, BufferSpec]) -> None:
+    def __init__(
+        self, buffers: Mapping[str, BufferSpec], generators: Sequence[torch.Generator] = ()
+    ) -> None:
+        """``generators``: the user's, which calls draw from."""
         self.uses = {name: Uses() for name in buffers}
+        self._generators = generators
 
     def pointers(self, rows: tuple[tuple[str, ...], ...]) -> Any:
         """A C array with a slot for each buffer of each instance, one instance after another."""
@@ -122,6 +127,8 @@ class Bindings:
             for position, item in enumerate(value):
                 self.argument(item, items, position)
             container[key] = items
+        elif isinstance(value, GeneratorRef):
+            container[key] = self._generators[value.number]
         else:
             container[key] = value
 

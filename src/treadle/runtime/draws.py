@@ -14,8 +14,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from treadle.util import draw_operators
 from treadle.util.errors import RuntimeFailure
 
+LIBRARY = draw_operators.DRAWS
+"""Operators of ours that an artifact may call as it calls PyTorch's; importing registers them."""
 OPERATOR = "treadle.bernoulli.out"
 """What an artifact calls it: ``(x, p, *, out)``, as ``aten.bernoulli.p``."""
 FUNCTION = "treadle_bernoulli"

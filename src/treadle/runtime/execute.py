@@ -60,11 +60,17 @@ class Arena:
 class Executable:
     """A built artifact. Calls from several threads take turns.
 
-    ``like``: an executable of the same sources for other sizes, whose code and arena it shares.
+    ``like``: an executable of the same sources for other sizes, whose code, arena and generators it
+    shares. ``generators``: those of the user's that the artifact's calls draw from, by number.
     """
 
     def __init__(
-        self, artifact: Artifact, build: Build, *, like: "Executable | None" = None
+        self,
+        artifact: Artifact,
+        build: Build,
+        *,
+        like: "Executable | None" = None,
+        generators: Sequence[torch.Generator] = (),
     ) -> None:
         self.artifact = artifact
         self.device = torch.device(artifact.device)
@@ -73,7 +79,8 @@ class Executable:
         )
         self._lock = threading.Lock() if like is None else like._lock
         self._space = Arena() if like is None else like._space
-        self._bindings = Bindings(artifact.buffers)
+        self.generators = generators if like is None else like.generators
+        self._bindings = Bindings(artifact.buffers, self.generators)
         self._specs = tuple(artifact.buffers[name] for name in artifact.inputs)
         self._addresses = [-1] * len(self._specs)  # of the last call
         self._kept = [False] * len(self._specs)  # are views of the input bound?

@@ -30,6 +30,7 @@ from treadle.runtime.artifact import (
 from treadle.util.errors import RuntimeFailure, require
 from treadle.util.extents import Question, Size, as_int
 from treadle.util.formulas import from_data, to_data
+from treadle.util.generators import GeneratorRef
 
 FORMAT = 4
 
@@ -123,6 +124,8 @@ def encode(value: Any) -> Any:
             return {"view": [value.buffer, _name(value.dtype), *layout]}
         case torch.device():
             return {"device": str(value)}
+        case GeneratorRef():
+            return {"generator": value.number}
         case torch.dtype() | torch.layout() | torch.memory_format():
             return {_TYPES[type(value)]: _name(value)}
         case _:
@@ -155,6 +158,8 @@ def decode(data: Any) -> Any:
             return complex(decode(body[0]), decode(body[1]))
         case "device":
             return torch.device(body)
+        case "generator":
+            return GeneratorRef(body)
         case _:
             return _TORCH_NAMES[tag][body]
 

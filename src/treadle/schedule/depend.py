@@ -12,8 +12,6 @@ from typing import Any
 from treadle.loop.program import Call, Step, TensorRef
 from treadle.loop.traverse import loads
 
-_RANDOM = ("rand", "bernoulli", "dropout", "normal", "exponential", "multinomial", "uniform")
-
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -53,17 +51,13 @@ def written_buffers(step: Step) -> tuple[str, ...]:
     return (step.output.buffer,)
 
 
-def is_random(step: Step) -> bool:
-    return isinstance(step, Call) and any(word in step.op for word in _RANDOM)
-
-
 def facts(steps: tuple[Step, ...]) -> Facts:
     """The dependencies of ``steps``, in one walk."""
     readers: dict[str, list[int]] = defaultdict(list)
     writers: dict[str, list[int]] = defaultdict(list)
     before: list[frozenset[int]] = []
     flow: list[frozenset[int]] = []
-    last_random: int | None = None
+    last_in_order: int | None = None
     for i, step in enumerate(steps):
         reads = read_buffers(step)
         sources = {w for name in reads for w in writers[name]}
@@ -71,10 +65,10 @@ def facts(steps: tuple[Step, ...]) -> Facts:
         for name in written_buffers(step):
             waits.update(reader for reader in readers[name])
             waits.update(w for w in writers[name] if _overlap(steps[w], step, name))
-        if is_random(step):
-            if last_random is not None:
-                waits.add(last_random)
-            last_random = i
+        if isinstance(step, Call) and step.in_order:
+            if last_in_order is not None:
+                waits.add(last_in_order)
+            last_in_order = i
         before.append(frozenset(waits))
         flow.append(frozenset(sources))
         for name in reads:

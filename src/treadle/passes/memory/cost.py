@@ -13,11 +13,10 @@ from torch.utils.flop_counter import flop_registry
 
 import treadle.graph.packed  # noqa: F401 - counts operations, as flop_registry is to say
 from treadle.graph.alias import storages
+from treadle.graph.operator_facts import CostClass, facts_of
 from treadle.graph.operators import OpOverload, has_effect, is_random
 from treadle.graph.types import tensors_in
 from treadle.util.errors import PlanError
-
-aten = torch.ops.aten
 
 
 class Kind(enum.StrEnum):
@@ -25,36 +24,16 @@ class Kind(enum.StrEnum):
 
     INPUT = "input"  # a placeholder or a constant: alive all the time
     VIEW = "view"  # the bytes of its operand, or one result of several
-    POINTWISE = "pointwise"
-    REDUCTION = "reduction"  # with what surrounds it in a row: softmax, layer norm
-    PRODUCT = "product"  # worth a kernel of its own: mm, bmm, convolution, attention
     RANDOM = "random"
-    LIBRARY = "library"  # a kernel of PyTorch's that is none of these
+    POINTWISE = CostClass.POINTWISE.value
+    REDUCTION = CostClass.REDUCTION.value
+    PRODUCT = CostClass.PRODUCT.value
+    LIBRARY = CostClass.LIBRARY.value
 
 
 FUSIBLE = frozenset({Kind.POINTWISE, Kind.REDUCTION})
 CALLS = frozenset({Kind.PRODUCT, Kind.LIBRARY, Kind.RANDOM})
 """Kernels that are not ours: nothing is fused across them."""
-
-_PRODUCTS = frozenset({*flop_registry, aten.linear, aten.matmul})
-_POINTWISE = frozenset({
-    aten.arange, aten.clone, aten.constant_pad_nd, aten.copy, aten.embedding, aten.empty,
-    aten.empty_like, aten.fill, aten.full, aten.full_like, aten.gather, aten.index,
-    aten.index_select, aten.new_full, aten.new_ones, aten.new_zeros, aten.one_hot, aten.ones,
-    aten.ones_like, aten.scalar_tensor, aten.select_backward, aten.slice_backward, aten.tril,
-    aten.triu, aten.zeros, aten.zeros_like, aten._to_copy, aten.lift_fresh_copy,
-})  # fmt: skip
-_REDUCTIONS = frozenset({
-    aten._log_softmax, aten._log_softmax_backward_data, aten._softmax,
-    aten._softmax_backward_data, aten.all, aten.amax, aten.amin, aten.any, aten.argmax,
-    aten.argmin, aten.linalg_vector_norm, aten.logsumexp, aten.max, aten.mean, aten.min,
-    aten.native_layer_norm, aten.native_layer_norm_backward, aten.nll_loss_forward,
-    aten.nll_loss_backward, aten.norm, aten.sum, aten.var, aten.var_mean,
-})  # fmt: skip
-_SLOW_ELEMENTS = frozenset({
-    aten._log_softmax, aten._softmax, aten.cos, aten.erf, aten.exp, aten.gelu, aten.log,
-    aten.logsumexp, aten.pow, aten.sigmoid, aten.silu, aten.sin, aten.softplus, aten.tanh,
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,14 +102,7 @@ def kind_of(node: fx.Node) -> Kind:
     held, sources = storages(node.meta["val"]), node.all_input_nodes
     if held and sources and held <= storages(sources[0].meta["val"]):
         return Kind.VIEW
-    packet, tags = node.target.overloadpacket, node.target.tags
-    if packet in _PRODUCTS:
-        return Kind.PRODUCT
-    if torch.Tag.reduction in tags or packet in _REDUCTIONS:
-        return Kind.REDUCTION
-    if torch.Tag.pointwise in tags or packet in _POINTWISE:
-        return Kind.POINTWISE
-    return Kind.LIBRARY
+    return Kind(facts_of(node.target).cost)
 
 
 def flops_of(node: fx.Node) -> float:
@@ -179,6 +151,6 @@ def _row_bytes(node: fx.Node, kind: Kind) -> int:
 
 def slow_seconds(node: fx.Node, device: Device) -> float:
     """Time for transcendental functions, if ``node`` computes any."""
-    if not isinstance(node.target, OpOverload) or node.target.overloadpacket not in _SLOW_ELEMENTS:
+    if not isinstance(node.target, OpOverload) or not facts_of(node.target).slow_elements:
         return 0.0
     return sum(prod(each.shape) for each in tensors_in(node.meta["val"])) * device.element

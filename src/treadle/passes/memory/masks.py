@@ -5,14 +5,19 @@ import functools
 import torch
 from torch import fx
 
+from treadle.graph.draws import zero_one_draw
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import inherit
 from treadle.passes.memory.order import as_traced, facts_of
 from treadle.passes.memory.rematerialise import build
+from treadle.util.draw_operators import BERNOULLI, DRAWS
 
 aten = torch.ops.aten
-_DRAWS = frozenset({aten.bernoulli.p, aten.bernoulli.default, aten.bernoulli.Tensor})
+_DRAWS = frozenset({
+    aten.bernoulli.p, aten.bernoulli.default, aten.bernoulli.Tensor, BERNOULLI,
+    DRAWS[aten.bernoulli_.Tensor],
+})  # fmt: skip
 
 
 def with_byte_masks(step: StepGraph) -> StepGraph:
@@ -57,7 +62,7 @@ def _read_through_bool(draw: fx.Node) -> None:
 def _same_as_bool(draw: fx.Node) -> bool:
     like = type_of(draw)
     return (
-        draw.target is aten.bernoulli.p and like.device.type == "cpu" and _draws_alike(like.dtype)
+        zero_one_draw(draw) is not None and like.device.type == "cpu" and _draws_alike(like.dtype)
     )
 
 
@@ -75,13 +80,17 @@ def _draws_alike(dtype: torch.dtype) -> bool:
 
 def _draw_bool(draw: fx.Node) -> None:
     """All readers of ``draw`` convert it to bool: draw that."""
-    like, *rest = draw.args
     masks = list(draw.users)
     graph = draw.graph
     with graph.inserting_before(draw):
-        empty = graph.call_function(aten.empty_like.default, (like,), {"dtype": torch.bool})
-        inherit(empty, draw)
-        drawn = graph.call_function(aten.bernoulli.p, (empty, *rest), draw.kwargs)
+        if draw.target is BERNOULLI:
+            size, stride, _, *rest = draw.args
+            drawn = graph.call_function(BERNOULLI, (size, stride, torch.bool, *rest), draw.kwargs)
+        else:
+            like, *rest = draw.args
+            empty = graph.call_function(aten.empty_like.default, (like,), {"dtype": torch.bool})
+            inherit(empty, draw)
+            drawn = graph.call_function(aten.bernoulli.p, (empty, *rest), draw.kwargs)
         inherit(drawn, draw)
     for mask in masks:
         mask.replace_all_uses_with(drawn)

@@ -1,0 +1,142 @@
+"""PyTorch's random generators while a step is traced: whose numbers are drawn, and that none of
+them is seeded."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Generator, Tensor
+
+from treadle.capture.torch_private import FakeTensor
+from treadle.capture.words import here
+from treadle.util.errors import CaptureError
+
+_WORDS = 24, 8  # where the words of a CPU's generator begin, and bytes of each
+_BLOCK = 4  # a GPU's offset counts in these
+_DEEP = 4  # containers within containers
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    generator: Generator
+    state: Tensor  # before the run
+    marked: bytes  # during the run
+    own: bool  # the user's
+
+
+class RngGuard:
+    """The generators that a traced run may draw from, each in a state that none else has.
+
+    A traced draw advances nothing, so a state that is another one was set by the step: then later
+    calls would have to set it again.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, _Kept] = {}
+        self.drawn: list[Generator] = []  # of the user's, in the order in which they are numbered
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Afterwards all generators are as they were before."""
+        self._keep(torch.default_generator, own=False)
+        if torch.cuda.is_initialized():
+            for each in torch.cuda.default_generators:
+                self._keep(each, own=False)
+        try:
+            yield
+        finally:
+            for kept in self._kept.values():
+                kept.generator.set_state(kept.state)
+
+    def meet(self, value: Any, depth: int = 0) -> None:
+        """A value that the step can reach: if generators are in it, they may be drawn from."""
+        if isinstance(value, Generator):
+            self._keep(value, own=True)
+        elif isinstance(value, dict | list | tuple) and depth < _DEEP:
+            entries = cast(Any, value.values() if isinstance(value, dict) else value)
+            for each in entries:
+                self.meet(each, depth + 1)
+
+    def _keep(self, generator: Generator, *, own: bool) -> None:
+        if id(generator) not in self._kept:
+            self._kept[id(generator)] = _marked(generator, own)
+
+    def check(self) -> None:
+        """``CaptureError`` TR-120 if the step has seeded a generator, or put a state into one."""
+        for each in self._kept.values():
+            if _bytes(each.generator.get_state()) != each.marked:
+                raise seeds("a generator" if each.own else "PyTorch's random generator", here())
+
+    def refuse_state(self, value: Any, where: str = "") -> None:
+        """``CaptureError`` TR-120 for a tensor that is the state of a generator: it would stay what
+        it was when the step was captured."""
+        alike = isinstance(value, Tensor) and value.dtype is torch.uint8 and value.is_cpu
+        if not alike or isinstance(value, FakeTensor):
+            return
+        if any(_bytes(value) == each.marked for each in self._kept.values()):
+            raise CaptureError(
+                "the step keeps or computes with the state of a random generator",
+                code="TR-120",
+                where=where,
+                remedy="ask for the state outside of the step",
+            )
+
+    def number(self, generator: Generator) -> int | None:
+        """Which of ``drawn`` it is; ``None`` for a device's own. ``CaptureError`` TR-121 for one
+        that was not there before the run."""
+        for at, each in enumerate(self.drawn):
+            if each is generator:
+                return at
+        kept = self._kept.get(id(generator))
+        if kept is None:
+            raise CaptureError(
+                "the step draws from a generator that it made itself, or found where it cannot be "
+                "followed: later calls would go on with this one",
+                code="TR-121",
+                where=here(),
+                remedy="make it outside of the step, and pass it as an argument, or hold it in a "
+                "variable or an attribute that the step reads",
+            )
+        if not kept.own:
+            return None
+        self.drawn.append(generator)
+        return len(self.drawn) - 1
+
+
+def seeds(whose: str, where: str) -> CaptureError:
+    """TR-120."""
+    return CaptureError(
+        f"the step seeds {whose}, or puts a state into it: that would happen when it is captured, "
+        "and not at later calls",
+        code="TR-120",
+        where=where,
+        remedy="seed before the step is called; for the same noise at every call pass it as a "
+        "tensor",
+    )
+
+
+def _marked(generator: Generator, own: bool) -> _Kept:
+    """``generator`` in a state of its own: the same seed, other words."""
+    before = generator.get_state()
+    state = generator.get_state()
+    raw = (ctypes.c_uint8 * state.numel()).from_address(state.data_ptr())
+    if generator.device.type == "cpu":
+        start, width = _WORDS
+        for word in range(1, 9):
+            raw[start + width * word] ^= 0x5A
+    else:
+        offset = ctypes.c_uint64.from_address(state.data_ptr() + 8)
+        offset.value += _BLOCK * 0x5A5A5A
+    generator.set_state(state)
+    return _Kept(generator, before, _bytes(generator.get_state()), own)
+
+
+def _bytes(state: Tensor) -> bytes:
+    """Without an operation that would be traced."""
+    return ctypes.string_at(state.data_ptr(), state.numel())
+
+
+__all__ = ["RngGuard", "seeds"]

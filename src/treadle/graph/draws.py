@@ -1,0 +1,48 @@
+"""Draws of zeros and ones in a graph, in both forms that they have."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.graph.dynamic import layout_of
+from treadle.graph.operators import OpOverload, arguments
+from treadle.util.draw_operators import BERNOULLI, FUNCTIONAL
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroOneDraw:
+    """``m[i] = 1`` with probability ``p``, else ``0``; in memory as ``stride`` says, in the order
+    of memory. ``generator``: the user's own, if not the device's."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    p: float
+    generator: Any
+
+
+def zero_one_draw(node: fx.Node) -> ZeroOneDraw | None:
+    """What ``node`` draws, if it draws zeros and ones and looks at no tensor's elements."""
+    if node.target is not BERNOULLI and node.target is not aten.bernoulli.p:
+        return None
+    given = arguments(node)
+    return ZeroOneDraw(*layout_of(node.meta["val"]), given["p"], given["generator"])
+
+
+_ONLY_LAYOUT = frozenset({aten.rand_like, aten.randn_like, aten.randint_like})
+
+
+def looks_at_numbers(node: fx.Node) -> bool:
+    """Whether the elements of tensors decide what ``node`` draws, besides the generator; operands
+    of the others give a shape alone."""
+    if not isinstance(node.target, OpOverload) or not node.all_input_nodes:
+        return False
+    in_place = node.target in FUNCTIONAL and node.target is not aten.bernoulli.Tensor
+    only_layout = node.target.overloadpacket in _ONLY_LAYOUT or node.target is aten.bernoulli.p
+    return not (in_place or only_layout)
+
+
+__all__ = ["ZeroOneDraw", "looks_at_numbers", "zero_one_draw"]
