@@ -14,7 +14,7 @@ from treadle.capture.bind import apply_outputs, clear_fresh, named_state, read_i
 from treadle.capture.dynamic import Dims
 from treadle.capture.guards import GuardKey, guard_key
 from treadle.capture.places import tensors_held
-from treadle.capture.refuse import check_models, named_models, named_optimizers
+from treadle.capture.refuse import check_call, check_models, named_models, named_optimizers
 from treadle.capture.snapshot import Snapshot
 from treadle.capture.step import capture
 from treadle.capture.torch_private import flatten
@@ -36,7 +36,6 @@ from treadle.stages import STAGES, Clock, text_of
 from treadle.undo import Undo
 from treadle.util.errors import LoweringError, RuntimeFailure, TreadleError
 from treadle.util.files import check_output, write_output
-from treadle.util.sizes import parse_bytes
 from treadle.variants import Variants
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
@@ -347,7 +346,7 @@ class Step:
 def compile(
     function: Callable[..., Any],
     *,
-    model: Models,
+    model: Models | None = None,
     optimizer: Optimizers = (),
     memory: str | int | float | None = None,
     strict: bool | None = None,
@@ -367,10 +366,9 @@ def compile(
     the first call.
     Raises ``TreadleError`` kinds with a code and a remedy; see ``docs/errors.md``.
     """
+    check_call(function, model)
     chosen = options or from_environment()
     if memory is not None:
-        if not isinstance(memory, float):
-            parse_bytes(memory)
         chosen = replace(chosen, memory=memory)
     if strict is not None:
         chosen = replace(chosen, strict=strict)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from treadle.util.errors import TreadleError
+from treadle.util.errors import PlanError, TreadleError
+from treadle.util.sizes import parse_bytes
 
 PREFIX = "TREADLE_"
 NUMERICS = ("default", "eager")
@@ -27,6 +28,23 @@ def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
             code="TR-001",
             remedy="docs/howto/numerics.md says what each does",
         )
+
+
+def _require_ratio(memory: float) -> None:
+    if not 0.0 <= memory <= 1.0:
+        raise PlanError(
+            f"memory={memory!r} is a ratio outside 0.0 .. 1.0",
+            code="TR-201",
+            remedy='bytes are an int, or a text with a unit such as "12GiB"',
+        )
+
+
+def _require_flags(**flags: object) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TreadleError(
+                f"{name}={value!r} is neither True nor False", code="TR-001", remedy="pass a bool"
+            )
 
 
 def _environment_flag(name: str) -> bool:
@@ -73,6 +91,11 @@ class Options:
     progress: bool = field(default=True, metadata=_DECIDES_NOTHING)
 
     def __post_init__(self) -> None:
+        if isinstance(self.memory, float):
+            _require_ratio(self.memory)
+        elif self.memory is not None:
+            parse_bytes(self.memory)
+        _require_flags(strict=self.strict, codegen=self.codegen, fuse=self.fuse)
         if self.max_cached < 1:
             raise TreadleError("max_cached must be at least 1", code="TR-001")
         _require_one_of("numerics", self.numerics, NUMERICS)

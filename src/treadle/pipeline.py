@@ -43,6 +43,7 @@ from treadle.runtime.workspace import Workspaces
 from treadle.schedule.plan import schedule
 from treadle.stages import Clock, Story, Watcher, Watchers, read_saved, saved_bytes, with_lines
 from treadle.util.collector import without_collector
+from treadle.util.errors import internal_errors
 from treadle.util.extents import Domain, dims_in
 from treadle.util.sizes import parse_bytes
 
@@ -157,7 +158,8 @@ def compile_step(
         found = None if entry is None else read_saved(entry)
     lines = request.canonical.lines
     if entry is None or found is None:  # what another version wrote is written again
-        with lines.in_errors(), without_collector(), asked.noting():
+        internal = internal_errors("compiling the step")
+        with lines.in_errors(), internal, without_collector(), asked.noting():
             made = _generate(request, clock)
         found = replace(made[0], questions=tuple(asked.questions)), made[1]
         entry = saved_bytes(*found)

@@ -265,8 +265,9 @@ def _constants_to_inputs(
                 place = graph.placeholder(f"constant_{len(found)}")
             place.meta = dict(node.meta)
             last = found[id(tensor)] = place
+            name = f"constant {len(found) - 1}"
             seen.watch.rng.refuse_state(tensor, node.meta["where"])
-            sources.append(_outside(tensor, seen.held, f"constant {len(found) - 1}"))
+            sources.append(seen.scalars.get(id(tensor)) or _outside(tensor, seen.held, name))
         node.replace_all_uses_with(found[id(tensor)])
         graph.erase_node(node)
 

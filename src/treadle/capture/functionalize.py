@@ -32,7 +32,7 @@ from treadle.capture.torch_private import (
     written_arguments,
 )
 from treadle.util.draw_operators import DRAWS
-from treadle.util.errors import CaptureError
+from treadle.util.errors import CaptureError, internal_errors
 from treadle.util.generators import without_generators
 
 aten = torch.ops.aten
@@ -82,7 +82,8 @@ class Functionalizer:
                     inputs.append(node)
                     self._define(node, copy, None)
                 case "call_function":
-                    self._call(node)
+                    with internal_errors(f"capturing {node.target}", node.meta.get("where", "")):
+                        self._call(node)
                 case "output":
                     break
                 case _:

@@ -1,6 +1,7 @@
 """What cannot be captured, said before anything is traced."""
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,42 @@ KNOWN_FORMS = (adam.FORMS, sgd.FORMS, adaptive.FORMS, matrices.FORMS)
 """Importing the modules registers their forms."""
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
+
+
+def check_call(function: Any, models: Any) -> None:
+    """What ``compile`` is given: a function of a whole step, and the model that it uses."""
+    if models is None and isinstance(function, nn.Module):
+        raise CaptureError(
+            "treadle.compile was given a module, and compiles the function of a whole step",
+            code="TR-135",
+            remedy="def step(x, y): loss = ...; loss.backward(); optimizer.step(); ...; then "
+            "treadle.compile(step, model=model, optimizer=optimizer). For a module alone: "
+            'torch.compile(model, backend="treadle")',
+        )
+    if not callable(function) or isinstance(function, type) or _runs_later(function):
+        raise CaptureError(
+            f"{function!r} is no function of a step that is run by calling it",
+            code="TR-135",
+            remedy="pass a plain function (no generator, no coroutine) of the batch",
+        )
+
+
+def _runs_later(function: Any) -> bool:
+    """Calling it only makes a generator or a coroutine."""
+    found = inspect.unwrap(function)
+    later = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
+    return any(each(found) for each in later)
+
+
+def refuse_unfinished(results: Sequence[Any]) -> None:
+    """TR-136 for what runs when the caller takes values out of it: a generator, a coroutine."""
+    for each in results:
+        if isinstance(each, Iterator | Awaitable | AsyncIterator):
+            raise CaptureError(
+                f"the step returns a {type(each).__name__}, which would do its work later, once",
+                code="TR-136",
+                remedy="return a list, or what is in it",
+            )
 
 
 def named_models(models: Any) -> dict[str, nn.Module]:

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.communication import refuse_collectives
 from treadle.capture.eager import EagerStep, Reason, why_eager
 from treadle.capture.optimizers.registry import Form, Values, check_step, form_of
 from treadle.capture.outside import Outside, refuse_new_tensors
 from treadle.capture.places import Place, Reads
 from treadle.capture.recurrent import RecurrentLayers
+from treadle.capture.refuse import refuse_unfinished
 from treadle.capture.sources import (
     Batch,
     BufferSlot,
@@ -32,12 +34,14 @@ from treadle.capture.torch_private import (
     TreeSpec,
     copy_hooks,
     flatten,
+    outside_modes,
     traced_nodes,
     unflatten,
     uses_onednn,
 )
 from treadle.capture.variables import Variables
-from treadle.graph.signature import Input
+from treadle.capture.words import here
+from treadle.graph.signature import Input, Role
 from treadle.util.errors import CaptureError
 
 Toggle = tuple[nn.Parameter, bool]
@@ -82,6 +86,9 @@ class Trace:
     left: list[Left] = field(default_factory=list[Left])
     toggled: list[Toggle] = field(default_factory=list[Toggle])
     fresh: list[nn.Parameter] = field(default_factory=list[nn.Parameter])
+    scalars: dict[int, tuple[Input, Source]] = field(
+        default_factory=dict[int, tuple[Input, Source]]
+    )  # by the id of a constant
     lost: set[int] = field(default_factory=set[int])  # nodes that stand for what those leave
 
 
@@ -108,9 +115,11 @@ class Run:
         spec: TreeSpec,
         *,
         update: bool = True,
+        plans: bool = False,
     ) -> None:
         """``update=False``: gradients only. Optimizers do not step, and what the last backward left
-        in ``.grad`` stays there, whatever clips or clears it afterwards."""
+        in ``.grad`` stays there, whatever clips or clears it afterwards. ``plans``: there are no
+        values."""
         self.function = function
         self.models = models
         self.optimizers = optimizers
@@ -121,12 +130,14 @@ class Run:
         self.trace = Trace(Watch(models))
         self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
         self._updates = update
+        self._plans = plans
         self._kept: dict[int, Tensor] = {}
         if not update:
             self.trace.watch.after_backward = self._keep_gradients
         self._stand_ins: dict[int, Tensor] = {}
         self._values: dict[tuple[int, str], Tensor] = {}
         self._handed: dict[int, _Handed] = {}
+        self._started: dict[int, dict[str, float]] = {}
 
     def traced(self, inputs: list[Tensor]) -> list[Tensor]:
         """What ``make_fx`` traces: the step as a function of all it reads."""
@@ -144,6 +155,7 @@ class Run:
                     self._values[id(parameter), key] = value
                 case Scalar(cluster, key, _):
                     self._values[id(cluster), key] = value
+                    self._started.setdefault(id(cluster), _hyper_parameters(cluster))
                 case Grad(parameter):
                     self._stand_ins[id(parameter)].grad = value
                 case Batch(at):
@@ -162,6 +174,7 @@ class Run:
             )
             with outside.watching():
                 result = self.function(*args, **kwargs)
+                refuse_collectives(watch.lines)
                 watch.rng.check()
                 self._note_left(outside.changes(), table)
                 refuse_new_tensors(args, kwargs, batch)
@@ -197,6 +210,7 @@ class Run:
         self._layers.packed.refuse(leaves)
         for leaf in (*leaves, *(leaf for each in self.trace.left for leaf in each.leaves)):
             self.trace.watch.rng.refuse_state(leaf)
+        refuse_unfinished(leaves)
         tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
         self.trace.leaves = [ResultSlot if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         tensors += self._left_tensors()
@@ -300,29 +314,52 @@ class Run:
         return [each.parameter for each in sources if isinstance(each, Parameter)]
 
     def _update(self, form: Form, cluster: Cluster) -> None:
-        at = self.clusters.index(cluster)
+        """A step of those that have gradients. In each call each of them counts its own."""
         with_grad = [p for p in cluster.parameters if self._stand_ins[id(p)].grad is not None]
         if not with_grad:
             return
-        if at in self.trace.stepped:
-            raise _steps_twice()
-        self.trace.stepped.add(at)
-        cluster.active[:] = with_grad
-        names = cluster.scalar_names()
-        scalars = {name: self._values[id(cluster), name] for name in names}
-        shared = form.prepare(scalars, cluster.group)
-        for parameter in with_grad:
-            leaf = self._stand_ins[id(parameter)]
-            state: Values = {
-                key: self._values[id(parameter), key]
-                for key in form.states(parameter, cluster.group)
-            }
-            assert leaf.grad is not None
-            value, grad = leaf.detach(), leaf.grad
-            if value.is_complex():  # real and imaginary parts are numbers of their own
-                value, grad = torch.view_as_real(value), torch.view_as_real(grad)
-                state = {key: _parts(each) for key, each in state.items()}
-            form.update(value, grad, state, shared, cluster.group)
+        if _hyper_parameters(cluster) != self._started[id(cluster)]:
+            raise _changes_hyper_parameters(cluster)
+        self.trace.stepped.add(self.clusters.index(cluster))
+        if not cluster.taken:
+            cluster.active.clear()
+        cluster.active.extend(p for p in with_grad if id(p) not in cluster.taken)
+        for nth in sorted({cluster.taken.get(id(p), 0) for p in with_grad}):
+            some = [p for p in with_grad if cluster.taken.get(id(p), 0) == nth]
+            scalars = {name: self._scalar(cluster, name, nth) for name in cluster.scalar_names()}
+            shared = form.prepare(scalars, cluster.group)
+            for parameter in some:
+                self._update_one(form, cluster, parameter, shared)
+                cluster.taken[id(parameter)] = nth + 1
+
+    def _update_one(
+        self, form: Form, cluster: Cluster, parameter: nn.Parameter, shared: Values
+    ) -> None:
+        leaf = self._stand_ins[id(parameter)]
+        names = form.states(parameter, cluster.group)
+        state: Values = {key: self._values[id(parameter), key] for key in names}
+        assert leaf.grad is not None
+        value, grad = leaf.detach(), leaf.grad
+        if value.is_complex():  # real and imaginary parts are numbers of their own
+            value, grad = torch.view_as_real(value), torch.view_as_real(grad)
+            state = {key: _parts(each) for key, each in state.items()}
+        form.update(value, grad, state, shared, cluster.group)
+
+    def _scalar(self, cluster: Cluster, name: str, nth: int) -> Tensor:
+        """A scalar of the ``nth`` step of a call. Those of later steps are known when they are
+        met: they enter as constants, which become inputs when the trace is finished."""
+        first = self._values[id(cluster), name]
+        if nth == 0 or name in self._started[id(cluster)] or self._plans:
+            return first
+        key = (id(cluster), f"{name} {nth}")
+        if key not in self._values:
+            source = Scalar(cluster, name, first.device, nth)
+            with outside_modes():
+                value = source.read([], {})
+            self._values[key] = value
+            label = f"{cluster.label}.{name}.{self.clusters.index(cluster)} of step {nth + 1}"
+            self.trace.scalars[id(value)] = Input(Role.SCALAR, label), source
+        return self._values[key]
 
 
 def _parts(value: Tensor) -> Tensor:
@@ -334,9 +371,26 @@ def _is_alike(old: Any, new: Any) -> bool:
     return alike and (old.shape, old.dtype) == (new.shape, new.dtype)
 
 
+def _hyper_parameters(cluster: Cluster) -> dict[str, float]:
+    return form_of(cluster.optimizer).scalars(cluster.group)
+
+
+def _changes_hyper_parameters(cluster: Cluster) -> CaptureError:
+    return CaptureError(
+        f"the step changes a hyper-parameter of {type(cluster.optimizer).__name__} before an "
+        "update, which reads those that are there when it is called",
+        code="TR-139",
+        where=here(),
+        remedy="set it before the call (a scheduler too is stepped outside), or use a second "
+        "parameter group or optimizer",
+    )
+
+
 def _steps_twice() -> CaptureError:
     return CaptureError(
-        "the optimizer steps twice in one step",
+        "an optimizer that steps outside of the graph steps twice in one step",
         code="TR-109",
-        remedy="compile a function that calls optimizer.step() once",
+        where=here(),
+        remedy="compile a function that calls its step() once, or give the optimizer a form "
+        "(treadle.register_optimizer)",
     )

@@ -1,7 +1,7 @@
 """Where each input of a step is found when it is called."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -25,6 +25,8 @@ class Cluster:
     parameters: tuple[nn.Parameter, ...]
     label: str
     active: list[nn.Parameter]  # those that have gradients, once the step has been traced
+    taken: dict[int, int] = field(default_factory=dict[int, int])
+    """By the id of a parameter: how many steps it takes in one call."""
 
     @property
     def group(self) -> dict[str, Any]:
@@ -34,15 +36,29 @@ class Cluster:
         form = form_of(self.optimizer)
         return (*form.scalars(self.group), *(form.counters or ("first",)))
 
-    def value(self, name: str) -> float:
-        """The scalar now. ``step`` counts the step to come; ``first``: is there no state yet?"""
-        state = self.optimizer.state.get(self.active[0], {})
+    def value(self, name: str, nth: int = 0) -> float:
+        """The scalar now, for the ``nth`` step of a call. ``step`` counts the step to come;
+        ``first``: is there no state yet?"""
         form = form_of(self.optimizer)
         if name in form.counters:
-            return float(state.get(name, form.counters[name])) + (name == "step")
+            return self._counters(nth)[name]
         if name == "first":
-            return float(state.get("momentum_buffer") is None)
+            state = self.optimizer.state.get(self.active[0], {})
+            return float(nth == 0 and state.get("momentum_buffer") is None)
         return form.scalars(self.group)[name]
+
+    def _counters(self, nth: int) -> dict[str, float]:
+        """The counters for the ``nth`` step of a call."""
+        form = form_of(self.optimizer)
+        state = self.optimizer.state.get(self.active[0], {})
+        now = {
+            name: float(state.get(name, start)) + (name == "step")
+            for name, start in form.counters.items()
+        }
+        for _ in range(nth):
+            now = form.advanced(now, self.group)
+            now = {name: value + (name == "step") for name, value in now.items()}
+        return now
 
     def agrees(self) -> bool:
         """Whether the counters of the parameters that step are still one number, as the graph has
@@ -64,10 +80,13 @@ class Cluster:
         note_stepped(self.optimizer)
         if not form.counters:
             return
-        now = {name: self.value(name) for name in form.counters}
-        after = form.advanced(now, self.group)
-        for state in (self.optimizer.state.get(each, {}) for each in self.active):
-            for name, value in after.items():
+        after = {
+            nth: form.advanced(self._counters(nth), self.group)
+            for nth in {count - 1 for count in self.taken.values()}
+        }
+        for each in self.active:
+            state = self.optimizer.state.get(each, {})
+            for name, value in after[self.taken[id(each)] - 1].items():
                 if name in state:
                     state[name].fill_(value)
 
@@ -147,9 +166,10 @@ class Scalar:
     cluster: Cluster
     key: str
     device: torch.device
+    nth: int = 0  # of the steps in one call
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
-        value = self.cluster.value(self.key)
+        value = self.cluster.value(self.key, self.nth)
         return torch.tensor(value, dtype=torch.float64, device=self.device)
 
 
@@ -207,7 +227,7 @@ class Scalars:
 
     def read(self) -> list[Tensor]:
         """The scalars of this call, in the order of the sources: 0-dim float64 tensors."""
-        values = [each.cluster.value(each.key) for each in self._scalars]
+        values = [each.cluster.value(each.key, each.nth) for each in self._scalars]
         staged = torch.tensor(values, dtype=torch.float64, pin_memory=self._block.is_cuda)
         self._block.copy_(staged, non_blocking=True)
         return list(self._views)

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.communication import refuse_accumulator_hooks
 from treadle.capture.dynamic import Dims, take_samples, with_symbols
 from treadle.capture.eager import in_graph
+from treadle.capture.failures import raise_told
 from treadle.capture.finish import Captured, finish
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.place import autocast_on, check_values, described
@@ -28,7 +30,6 @@ from treadle.capture.sources import (
     clusters_of,
 )
 from treadle.capture.torch_private import flatten, trace
-from treadle.capture.words import words_for_values
 from treadle.graph.signature import Input, Role
 
 _tracing = threading.RLock()
@@ -69,11 +70,20 @@ def capture(
     symbolic = None
     if dims:
         inputs, symbolic = with_symbols([source for _, source in sources], inputs, dims)
-    run = Run(function, models, optimizers, clusters, sources, leaves, spec, update=update)
+    refuse_accumulator_hooks(
+        {entry.name: each.parameter for entry, each in sources if isinstance(each, Parameter)}
+    )
+    plans = place is not None
+    run = Run(
+        function, models, optimizers, clusters, sources, leaves, spec, update=update, plans=plans
+    )
     casts = nullcontext() if place is None else autocast_on(place)
-    with _tracing, torch.random.fork_rng(devices=[]), words_for_values(), casts:
-        module = trace(run.traced, inputs, symbolic=symbolic is not None)
-        captured = finish(module, run, device, symbolic=symbolic is not None)
+    with _tracing, torch.random.fork_rng(devices=[]), casts:
+        try:
+            module = trace(run.traced, inputs, symbolic=symbolic is not None)
+            captured = finish(module, run, device, symbolic=symbolic is not None)
+        except Exception as error:
+            raise_told(error)
     if symbolic is not None:
         take_samples(captured, symbolic)
     return captured

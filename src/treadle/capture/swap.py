@@ -13,20 +13,27 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.capture.averaging import update_parameters
+from treadle.capture.communication import refuse_wrapper
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.rng_guard import RngGuard
 from treadle.capture.torch_private import (
+    OURS,
     FakeTensor,
     flatten_containers,
+    global_step_hooks,
     masks_as_given,
+    reducer_methods,
+    tensor_entries,
     traced_nodes,
     unflatten,
+    unwrapped,
     watched_checkpointing,
     works_for,
 )
@@ -114,8 +121,18 @@ class StandIns(TorchFunctionMode):
         return result
 
     def _is_outside(self, leaf: Any) -> bool:
-        fake = isinstance(leaf, FakeTensor)  # the user's own may be, when a step is only planned
-        return isinstance(leaf, Tensor) and (not fake or id(leaf) in self._table)
+        if not isinstance(leaf, Tensor):
+            return False
+        # the user's own may be fake, when a step is only planned
+        return id(leaf) in self._table or not isinstance(unwrapped(leaf), FakeTensor)
+
+    def entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``original``, which asks no mode, of the traced tensor instead of the user's own."""
+
+        def call(tensor: Any, *rest: Any, **named: Any) -> Any:
+            return original(self._inside(tensor), *rest, **named)
+
+        return call
 
     def _inside(self, leaf: Any) -> Any:
         if not self._is_outside(leaf):
@@ -152,12 +169,18 @@ def swapped(
             for group in optimizer.param_groups:
                 _put(undo, group, "params", [table[id(p)] for p in group["params"]])
             _put(undo, vars(optimizer), "step", stepper(optimizer))
+        stranger = _traced_only(_refuse_stranger, _nothing)
+        _put(undo, global_step_hooks(), OURS, stranger)
         watch.mode = functools.partial(StandIns, table, watch, layers)
-        with watch.mode():
+        mode = watch.mode()
+        for owner, name in tensor_entries():
+            original = vars(owner)[name]
+            _put(undo, vars(owner), name, _traced_only(mode.entering(original), original))
+        with mode:
             yield
 
 
-def _put(undo: contextlib.ExitStack, target: Any, key: str, value: Any) -> None:
+def _put(undo: contextlib.ExitStack, target: Any, key: Any, value: Any) -> None:
     """``target[key] = value`` until the stack unwinds."""
     if key in target:
         undo.callback(target.__setitem__, key, target[key])
@@ -210,6 +233,8 @@ class Watch:
                 (nn.Module, "zero_grad", self._cleared(nn.Module.zero_grad)),
                 (AveragedModel, "update_parameters", update_parameters),
                 masks_as_given(),
+                (DistributedDataParallel, "forward", refuse_wrapper),
+                *((*method, refuse_wrapper) for method in reducer_methods()),
             ):
                 _put_attribute(undo, owner, name, _traced_only(ours, vars(owner)[name]))
             for owner, name, value in watched_checkpointing(
@@ -361,6 +386,18 @@ def _nothing(*_: Any) -> None:
 def _put_attribute(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
     undo.callback(setattr, owner, name, vars(owner)[name])
     setattr(owner, name, value)
+
+
+def _refuse_stranger(optimizer: Optimizer, *_: Any) -> None:
+    """Before any step of an optimizer that was not given."""
+    kind = type(optimizer).__name__
+    raise CaptureError(
+        f"the step calls step() of an optimizer that it was not given ({kind})",
+        code="TR-134",
+        where=here(),
+        remedy="pass it: treadle.compile(step, model=..., optimizer=...), all of them as a list or "
+        "a dict",
+    )
 
 
 def _refuse_scaler(scaler: Any, outputs: Any) -> Any:

@@ -11,12 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch._functorch import eager_transforms
+from torch._functorch import vmap as functorch_vmap
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
+    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    UnsupportedOperatorException,
 )
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
 from torch.nn.modules import transformer
@@ -38,11 +44,18 @@ from treadle.util.extents import Size
 NAMES: dict[str, tuple[str, ...]] = {
     "torch._C._get_mkldnn_enabled": ("2.11", "2.13", "2.15"),
     "torch._C._set_mkldnn_enabled": ("2.11", "2.13", "2.15"),
+    "torch._C._distributed_c10d.Reducer": ("2.11", "2.13", "2.15"),
     "torch._dynamo.backends.common.aot_autograd": ("2.11", "2.13", "2.15"),
     "torch._dynamo.source.ConstantSource": ("2.11", "2.13", "2.15"),
     "torch._dynamo.utils.counters": ("2.11", "2.13", "2.15"),
+    "torch._C._functorch.get_unwrapped": ("2.11", "2.13", "2.15"),
+    "torch._C._functorch.is_functorch_wrapped_tensor": ("2.11", "2.13", "2.15"),
+    "torch._functorch.eager_transforms._wrap_for_grad": ("2.11", "2.13", "2.15"),
+    "torch._functorch.vmap._add_batch_dim": ("2.11", "2.13", "2.15"),
     "torch._guards.detect_fake_mode": ("2.11", "2.13", "2.15"),
     "torch._subclasses.fake_tensor.DataDependentOutputException": ("2.11", "2.13", "2.15"),
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException": ("2.11", "2.13", "2.15"),
+    "torch._subclasses.fake_tensor.UnsupportedOperatorException": ("2.11", "2.13", "2.15"),
     "torch._subclasses.fake_tensor.FakeTensor": ("2.11", "2.13", "2.15"),
     "torch._subclasses.fake_tensor.FakeTensorMode": ("2.11", "2.13", "2.15"),
     "torch.utils._sympy.value_ranges.ValueRanges": ("2.11", "2.13", "2.15"),
@@ -60,6 +73,12 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch.utils._pytree.tree_flatten": ("2.11", "2.13", "2.15"),
     "torch.utils._pytree.tree_unflatten": ("2.11", "2.13", "2.15"),
 }
+
+UNSUPPORTED = (DynamicOutputShapeException, UnsupportedOperatorException, NotImplementedError)
+"""What fake tensors raise where nobody knows the type of a result."""
+
+NEEDS_MEMORY = ("data pointer", "doesn't have storage", "data_ptr", "access storage")
+"""Words of errors about tensors without memory."""
 
 TreeSpec = pytree.TreeSpec
 __all__ = ["NAMES", "DataDependentOutputException", "FakeTensor", "TreeSpec", "detect_fake_mode"]
@@ -109,11 +128,20 @@ def unflatten(leaves: list[Any], spec: TreeSpec) -> Any:
     return pytree.tree_unflatten(leaves, spec)
 
 
+OURS = -1
+"""The key of our own hook among those of every optimizer, while a step is traced."""
+
+
+def global_step_hooks() -> dict[Any, Any]:
+    """What is called before any optimizer's ``step``, but for those whose ``step`` is replaced."""
+    return _global_optimizer_pre_hooks
+
+
 def step_hooks(optimizer: Optimizer) -> bool:
     """Whether anything is to be called around ``optimizer.step``."""
     everywhere = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
     own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    return any(len(each) > 0 for each in (*everywhere, *own))
+    return any(key != OURS for each in (*everywhere, *own) for key in each)
 
 
 def tensor_hooks(tensor: Tensor) -> tuple[Callable[..., Any], ...]:
@@ -319,6 +347,67 @@ def traced_nodes() -> int:
     """How many nodes the trace in progress has; 0 outside one."""
     mode = get_proxy_mode()
     return len(mode.tracer.graph.nodes) if mode is not None else 0
+
+
+def traced_targets() -> list[Any]:
+    """What the nodes of the trace in progress call, in their order."""
+    mode = get_proxy_mode()
+    return [node.target for node in mode.tracer.graph.nodes] if mode is not None else []
+
+
+def reducer_methods() -> tuple[tuple[Any, str], ...]:
+    """What ``DistributedDataParallel`` calls, however its forward is reached, before its hooks send
+    anything."""
+    if not torch.distributed.is_available():
+        return ()
+    from torch._C._distributed_c10d import Reducer  # builds without distributed lack it
+
+    return (Reducer, "prepare_for_forward"), (Reducer, "prepare_for_backward")
+
+
+def communicates(target: Any) -> bool:
+    """Does this operator exchange data with other processes? Those of ``torch.distributed`` live in
+    namespaces of their own, or take a process group."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    takes = any("c10d" in str(each.type) for each in target._schema.arguments)
+    return takes or target.namespace.strip("_").startswith(("c10d", "symm_mem", "dtensor"))
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """What the wrappers of ``torch.func`` around a tensor hold, inside of all of them."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def tensor_entries() -> tuple[tuple[Any, str], ...]:
+    """Functions of a tensor first that ``torch.func`` calls without asking any mode."""
+    return (
+        (eager_transforms, "_wrap_for_grad"),
+        (functorch_vmap, "_add_batch_dim"),
+        (forward_ad, "make_dual"),
+    )
+
+
+def accumulator_hooks(parameter: Tensor) -> bool:
+    """Whether Python hooks stand at the node that adds to the parameter's ``.grad``. A hook of our
+    own joins them in their dict for a moment, which is the only way to see it."""
+    if not (parameter.requires_grad and parameter.is_leaf):
+        return False
+    with torch.enable_grad():
+        view = parameter.view_as(parameter)
+    assert view.grad_fn is not None
+    node = view.grad_fn.next_functions[0][0]
+    if node is None:
+        return False
+    for register in (node.register_hook, node.register_prehook):
+        handle: Any = register(lambda *_: None)
+        hooks = handle.hooks_dict_ref()
+        handle.remove()
+        if hooks:
+            return True
+    return False
 
 
 def is_mutable(target: Any) -> bool:

@@ -1,15 +1,11 @@
 """Errors of a traced run in words that a user can act on."""
 
-import contextlib
 import linecache
 import sys
-import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from treadle.capture.torch_private import DataDependentOutputException
 from treadle.util.errors import CaptureError
 
 OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
@@ -17,19 +13,6 @@ OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 
 Line = tuple[str, int]
 """A file and a line number; empty and 0 if there is none."""
-
-
-@contextlib.contextmanager
-def words_for_values() -> Iterator[None]:
-    """Looking at a fake tensor's value, as the error a user can act on."""
-    try:
-        yield
-    except DataDependentOutputException as error:
-        raise looks_at_value(_line_of(error)) from None
-    except RuntimeError as error:
-        if "data-dependent" in str(error) or "value out of a tracing tensor" in str(error):
-            raise looks_at_value(_line_of(error)) from None
-        raise
 
 
 def looks_at_value(where: str) -> CaptureError:
@@ -40,12 +23,6 @@ def looks_at_value(where: str) -> CaptureError:
         where=where,
         remedy="return the tensor and look at it outside, or use torch.where instead of a branch",
     )
-
-
-def _line_of(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    users = [frame for frame in frames if not frame.filename.startswith((*OURS, "<"))]
-    return show_line((users[-1].filename, users[-1].lineno or 0)) if users else ""
 
 
 def running_line() -> Line:

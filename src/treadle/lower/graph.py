@@ -39,6 +39,7 @@ from treadle.lower.padding import layouts_for
 from treadle.lower.registry import Value
 from treadle.lower.site import Builder, Layouts, Site, contiguous_strides, is_dense
 from treadle.lower.write_back import drop_dead_steps, place_write_backs
+from treadle.util.errors import internal_errors
 
 FAMILIES = (
     *(creation, views, indexing, scatter, pointwise, activations, foreach),
@@ -64,7 +65,8 @@ def lower(
         if node.op == "get_attr":
             env[node] = lower_constant(builder, step.graph.owning_module, node)
         elif node.op == "call_function":
-            env[node] = lower_node(builder, node, env)
+            with internal_errors(f"lowering {node.target}", node.meta.get("where", "")):
+                env[node] = lower_node(builder, node, env)
         elif node.op not in ("placeholder", "output"):
             raise error_at(node, f"{node.op} is not part of a functional ATen graph")
     results, writes = _outputs(builder, step, env)

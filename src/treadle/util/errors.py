@@ -4,7 +4,10 @@ Every error carries a stable code: ``TR-1xx`` capture, ``2xx`` planning, ``3xx``
 ``4xx`` run time, ``5xx`` distributed. ``docs/errors.md`` has a section for each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
 
 
 class TreadleError(Exception):
@@ -28,6 +31,9 @@ class TreadleError(Exception):
         self.message, self.where = change(self.message), change(self.where)
         self.remedy = change(self.remedy)
         self.args = (self._text(),)
+
+    def __str__(self) -> str:
+        return self._text()  # also where another base would show something else
 
     def _text(self) -> str:
         lines = [f"[{self.code}] {self.message}"]
@@ -64,6 +70,30 @@ class VerifyError(TreadleError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="TR-900", remedy="this is a bug in treadle: report it")
+
+
+class InternalError(TreadleError):
+    """Something failed in a stage that should not (``TR-900``). The exception is its cause."""
+
+    def __init__(self, stage: str, error: Exception, where: str = "") -> None:
+        super().__init__(
+            f"{stage} failed: {type(error).__name__}: {error}",
+            code="TR-900",
+            where=where,
+            remedy="this is a bug in treadle: report it with this text; calling the function "
+            "without treadle.compile runs it meanwhile",
+        )
+
+
+@contextmanager
+def internal_errors(stage: str, where: str = "") -> Iterator[None]:
+    """What fails inside without a code is a bug, in ``stage``, for the user's line ``where``."""
+    try:
+        yield
+    except (TreadleError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise InternalError(stage, error, where) from error
 
 
 def require(condition: bool, error: TreadleError | type[TreadleError], reason: str = "") -> None:

@@ -30,9 +30,10 @@ def update_early(order: Order) -> Order:
     earliest = [count] * count
     for k in range(count - 1, -1, -1):
         if late[k] and earliest[k] < count:
-            after[k] = max(after[k], earliest[k])
+            after[k] = earliest[k]
+        before = after[k] if late[k] else k - 1  # a later forward pass reads what it made
         for operand in order.operands[k]:
-            earliest[operand] = min(earliest[operand], after[k])
+            earliest[operand] = min(earliest[operand], before)
     return order.permuted(sorted(range(count), key=lambda k: (after[k], late[k], k)))
 
 

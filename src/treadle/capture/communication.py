@@ -1,0 +1,49 @@
+"""Communication with other processes inside a traced run: refused, since none of it would happen.
+
+A collective that the step calls is an operation of the trace. ``DistributedDataParallel`` sends
+gradients from hooks in C++ on the user's own parameters, which the trace does not touch: its
+forward, without which it sends nothing, is watched instead. Hooks of Python on those parameters'
+accumulators, as other wrappers set them, are looked for.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from torch import nn
+
+from treadle.capture.failures import refused_communication
+from treadle.capture.torch_private import accumulator_hooks, communicates, traced_targets
+from treadle.capture.words import Line, here, show_line
+from treadle.util.errors import CaptureError
+
+
+def refuse_wrapper(wrapper: object, *_: Any, **__: Any) -> NoReturn:
+    """In the place of a wrapper's forward, and of what sends for it."""
+    raise refused_communication(
+        f"runs a {type(wrapper).__name__}, which sends gradients by itself", here()
+    )
+
+
+def refuse_collectives(lines: Iterable[tuple[int, Line]]) -> None:
+    """TR-130 if an operation of the trace in progress communicates. ``lines``: from which node on
+    which line of the user's runs."""
+    for at, target in enumerate(traced_targets()):
+        if communicates(target):
+            line = max((each for each in lines if each[0] <= at), default=(0, ("", 0)))[1]
+            raise refused_communication(f"calls {target}", show_line(line))
+
+
+def refuse_accumulator_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
+    """TR-131 if a hook stands where a parameter's gradient is accumulated."""
+    for name, parameter in parameters.items():
+        if accumulator_hooks(parameter):
+            raise CaptureError(
+                f"a hook stands at the node that accumulates the gradient of {name}: a captured "
+                "step has a node of its own there, and the hook would never run",
+                code="TR-131",
+                remedy="use parameter.register_post_accumulate_grad_hook, which is captured, or "
+                "unwrap the model",
+            )
+
+
+__all__ = ["refuse_accumulator_hooks", "refuse_collectives", "refuse_wrapper"]

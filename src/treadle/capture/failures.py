@@ -1,0 +1,157 @@
+"""What goes wrong while a step is captured, as errors that a user can act on.
+
+::
+
+    an error of torch's   ->  [TR-132] its text, the user's line, what to do; still a RuntimeError
+    an error of the user  ->  itself, with a note that says when it was raised
+    an error of ours      ->  [TR-199]
+
+Tracebacks keep the frames that are neither torch's nor ours.
+"""
+
+import builtins
+import functools
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+import torch
+
+from treadle.capture import torch_private
+from treadle.capture.torch_private import DataDependentOutputException
+from treadle.capture.words import OURS, looks_at_value, show_line
+from treadle.util.errors import CaptureError, TreadleError
+
+_TORCH, _TREADLE = OURS
+_DISTRIBUTED = str(Path(torch.__file__).parent / "distributed")
+_CALLS_TORCH = "__torch_function__"
+"""The function of ours in which errors of torch's C++ appear."""
+
+
+def raise_told(error: Exception) -> NoReturn:
+    """Raise what the user is told of ``error``, with the user's frames alone."""
+    told = _told(error)
+    frames = _users_frames(error.__traceback__)
+    if told is error:
+        raise error.with_traceback(frames)
+    raise told.with_traceback(frames) from None
+
+
+def _told(error: Exception) -> Exception:
+    frames = traceback.extract_tb(error.__traceback__)
+    where, inner = _line_of(frames), frames[-1] if frames else None
+    if isinstance(error, TreadleError):
+        return error
+    if any(each.filename.startswith(_DISTRIBUTED) for each in frames):
+        return _communicates(frames, where)
+    if _looks_at_value(error):
+        return looks_at_value(where)
+    if inner is None or not inner.filename.startswith((*OURS, "<")):
+        code = "[TR-138] raised by the step's own code, while treadle captured it"
+        error.add_note(f"{code}\n  at {where}\n  remedy: see the line; eager raises it as well")
+        return error
+    if inner.filename.startswith(_TREADLE) and inner.name != _CALLS_TORCH:
+        return _internal(error, where)
+    return _of_torch(error, where)
+
+
+def _of_torch(error: Exception, where: str) -> CaptureError:
+    """The text of torch's error, and which of three things it means."""
+    text = (str(error) or type(error).__name__).strip()
+    if isinstance(error, torch_private.UNSUPPORTED):
+        return _also(type(error))(
+            f"an operation cannot be captured, since PyTorch cannot tell the type of its result "
+            f"without running it: {text}",
+            code="TR-133",
+            where=where,
+            remedy="do it outside of the step and pass the result; an operation of your own gets a "
+            "shape function with torch.library.register_fake",
+        )
+    if any(each in text for each in torch_private.NEEDS_MEMORY):
+        return _also(type(error))(
+            f"an operation reads the memory of a tensor, which has no values while the step is "
+            f"captured: {text}",
+            code="TR-137",
+            where=where,
+            remedy="do it outside of the step and pass the result, or make it a custom operation "
+            "(torch.library.custom_op), which runs when the step runs",
+        )
+    return _also(type(error))(
+        text,
+        code="TR-132",
+        where=where,
+        remedy="this is PyTorch's error: correct the shapes, dtypes or arguments at that line; "
+        "calling the function without treadle shows it as well",
+    )
+
+
+def _internal(error: Exception, where: str) -> CaptureError:
+    return CaptureError(
+        f"an internal error while the step was captured: {type(error).__name__}: {error}",
+        code="TR-199",
+        where=where,
+        remedy="this is a bug in treadle: report it with this text; calling the function without "
+        "treadle.compile runs it meanwhile",
+    )
+
+
+def _communicates(frames: traceback.StackSummary, where: str) -> CaptureError:
+    name = next(each.name for each in frames if each.filename.startswith(_DISTRIBUTED))
+    return refused_communication(f"calls {name} of torch.distributed", where)
+
+
+def refused_communication(what: str, where: str) -> CaptureError:
+    """TR-130: the step ``what``."""
+    return CaptureError(
+        f"the step {what}: communication with other processes is not captured, and ranks would "
+        "drift apart",
+        code="TR-130",
+        where=where,
+        remedy="compile forward, loss and backward alone, which leaves gradients in .grad; reduce "
+        "them (torch.distributed.all_reduce) and step the optimizer after the call",
+    )
+
+
+def _looks_at_value(error: Exception) -> bool:
+    text = str(error)
+    words = "data-dependent" in text or "value out of a tracing tensor" in text
+    return isinstance(error, DataDependentOutputException) or (
+        words and isinstance(error, RuntimeError)
+    )
+
+
+@functools.cache
+def _also(kind: type[Exception]) -> Callable[..., CaptureError]:
+    """``CaptureError`` that is a ``kind`` as well, or the nearest builtin one: what the user's code
+    catches around eager it catches here."""
+    bases = [each for each in kind.__mro__ if vars(builtins).get(each.__name__) is each]
+    nearest = next(each for each in bases if not issubclass(each, UnicodeError))
+    if nearest is Exception:
+        return CaptureError
+    return type(f"Captured{nearest.__name__}", (CaptureError, nearest), {"__module__": "treadle"})
+
+
+def _line_of(frames: traceback.StackSummary) -> str:
+    """The user's line, and below it that of the library in which it happened."""
+    users = [each for each in frames if not each.filename.startswith((*OURS, "<"))]
+    if not users:
+        return ""
+    inner = users[-1]
+    own = [each for each in users if "site-packages" not in each.filename]
+    lines = [own[-1], inner] if own and own[-1] is not inner else [inner]
+    return "\n     in ".join(show_line((each.filename, each.lineno or 0)) for each in lines)
+
+
+def _users_frames(tb: TracebackType | None) -> TracebackType | None:
+    """The traceback without frames of torch's and ours."""
+    if tb is None:
+        return None
+    rest = _users_frames(tb.tb_next)
+    if tb.tb_frame.f_code.co_filename.startswith((*OURS, "<")):
+        return rest
+    return TracebackType(rest, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+
+
+__all__ = ["raise_told", "refused_communication"]

@@ -1,0 +1,215 @@
+"""No error reaches a user without a code, their line and what to do; PyTorch's keep their text."""
+
+import copy
+import traceback
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+import treadle
+from treadle.options import Options
+
+LIBRARY = Options(codegen=False)
+W = torch.randn(7, 4)
+
+OPERATIONS = {
+    "matmul": lambda h, b: h @ b,
+    "add": lambda h, b: h + b,
+    "power": lambda h, b: b**h,
+    "linear": lambda h, b: F.linear(h, b),
+    "cross_entropy": lambda h, b: F.cross_entropy(h, b),
+    "nll_loss": lambda h, b: F.nll_loss(h, b),
+    "binary_cross_entropy": lambda h, b: F.binary_cross_entropy_with_logits(h, b),
+    "mse": lambda h, b: F.l1_loss(h, b),
+    "cat": lambda h, b: torch.cat([h, b], 1),
+    "stack": lambda h, b: torch.stack([h, b]),
+    "view": lambda h, b: h.view(3, 7),
+    "index": lambda h, b: h[b],
+    "column": lambda h, b: h[:, 9],
+    "gather": lambda h, b: h.gather(1, b),
+    "index_add": lambda h, b: h.index_add(0, b, h),
+    "embedding": lambda h, b: F.embedding(b, W) * h.sum(),
+    "layer_norm": lambda h, b: F.layer_norm(h, (9,)),
+    "conv": lambda h, b: F.conv1d(h[None], b),
+    "einsum": lambda h, b: torch.einsum("ij,jk->ik", h, b),
+    "where": lambda h, b: torch.where(b, h, 0.0),
+    "dim": lambda h, b: h.sum(5),
+    "softmax": lambda h, b: h.softmax(-7),
+    "to": lambda h, b: h.to(b),
+    "expand": lambda h, b: h.expand_as(b),
+    "write": lambda h, b: h.clone().copy_(b),
+    "attention": lambda h, b: F.scaled_dot_product_attention(h, b, b),
+    "attribute": lambda h, b: h * b.weight,
+    "call": lambda h, b: b(h),
+    "key": lambda h, b: {"x": h}["y"],
+    "divide": lambda h, b: h * (1 // 0),
+    "dropout": lambda h, b: F.dropout(h, 3.0),
+    "pool": lambda h, b: F.max_pool2d(h, 9),
+    "cholesky": lambda h, b: torch.linalg.cholesky(b).sum() * h,
+    "backward_of_many": lambda h, b: h.backward(),
+    "backward_twice": lambda h, b: (h.sum().backward(), h.sum().backward())[0],
+    "gradient": lambda h, b: torch.autograd.grad(h.sum(), b)[0],
+}
+
+TENSORS = st.builds(
+    lambda shape, dtype: (torch.rand(shape) * 3).to(dtype),
+    st.lists(st.sampled_from([0, 1, 3, 5, 6]), max_size=3),
+    st.sampled_from([torch.float32, torch.float64, torch.int64, torch.bool, torch.cfloat]),
+)
+WRONG = st.one_of(TENSORS, st.sampled_from([None, "text", 3, [1, 2], nn.Linear(2, 2)]))
+
+
+def made(operation):
+    model = nn.Linear(4, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x, b):
+        loss = operation(model(x), b).float().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return model, optimizer, step
+
+
+def said(error):
+    """The code, the line and the remedy of an error, or of the note at one of the user's own."""
+    if isinstance(error, treadle.TreadleError):
+        return error.code, error.where, error.remedy
+    text = "\n".join(getattr(error, "__notes__", []))
+    code, _, rest = text.partition("] ")
+    where, _, remedy = rest.partition("remedy:")
+    return code.lstrip("["), where, remedy
+
+
+def fails(function, *args):
+    try:
+        function(*args)
+    except Exception as error:
+        return error
+    return None
+
+
+@settings(
+    max_examples=70, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)  # fmt: skip
+@given(st.sampled_from(sorted(OPERATIONS)), WRONG)
+def test_whatever_is_wrong_has_a_code_a_line_and_a_remedy(name, wrong):
+    torch.manual_seed(0)
+    model, optimizer, step = made(OPERATIONS[name])
+    before = copy.deepcopy(model.state_dict())
+    x = torch.randn(3, 4)
+    eager = fails(copy.deepcopy(made(OPERATIONS[name])[2]), x, copy.deepcopy(wrong))
+    error = fails(
+        treadle.compile(step, model=model, optimizer=optimizer, options=LIBRARY), x, wrong
+    )
+    if error is None:
+        assert eager is None, f"eager refuses: {eager}"
+        return
+    code, where, remedy = said(error)
+    assert code.startswith("TR-"), repr(error)
+    assert code not in ("TR-000", "TR-199", "TR-900"), error
+    assert "test_errors_of_users.py" in where, error
+    assert remedy, error
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_errors_of_pytorch_keep_their_kind_and_text_and_show_the_users_frames_alone():
+    model, optimizer, step = made(OPERATIONS["column"])
+    compiled = treadle.compile(step, model=model, optimizer=optimizer)
+    with pytest.raises(IndexError, match=r"out of bounds|out of range") as caught:
+        compiled(torch.randn(3, 4), None)
+    assert isinstance(caught.value, treadle.CaptureError)
+    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    last = max(at for at, each in enumerate(files) if "/treadle/" in each)
+    assert all(each == __file__ for each in files[last + 1 :])
+    assert "_subclasses" not in "".join(files)
+
+
+def test_an_error_of_the_users_own_is_itself():
+    class Mine(ValueError):
+        pass
+
+    def refuse(h, b):
+        raise Mine("no")
+
+    model, optimizer, step = made(refuse)
+    with pytest.raises(Mine, match=r"^no") as caught:
+        treadle.compile(step, model=model, optimizer=optimizer)(torch.randn(3, 4), None)
+    assert "TR-138" in caught.value.__notes__[0]
+
+
+def test_an_optimizer_that_was_not_given_is_missed():
+    model, _, step = made(lambda h, b: h)
+    with pytest.raises(treadle.CaptureError, match=r"TR-134.*SGD") as caught:
+        treadle.compile(step, model=model)(torch.randn(3, 4), None)
+    assert "optimizer.step()" in caught.value.where
+    assert "optimizer=" in caught.value.remedy
+    torch.optim.SGD(model.parameters()).step()  # others step as ever
+
+
+def test_a_model_that_was_not_given_is_missed():
+    other = nn.Linear(5, 5)
+    model, optimizer, step = made(lambda h, b: other(h))
+    with pytest.raises(treadle.CaptureError, match=r"TR-110") as caught:
+        treadle.compile(step, model=model, optimizer=optimizer)(torch.randn(3, 4), None)
+    assert "other(h)" in caught.value.where
+
+
+class Later:
+    async def step(self, x):
+        return x
+
+    def parts(self, x):
+        yield x
+
+
+@pytest.mark.parametrize("function", [
+    nn.Linear(2, 2), 5, None, "step", nn.Linear, Later().step, Later().parts,
+], ids=repr)  # fmt: skip
+def test_what_is_no_step_is_refused(function):
+    given = {} if isinstance(function, nn.Module) else {"model": nn.Linear(2, 2)}
+    with pytest.raises(treadle.CaptureError, match=r"TR-135") as caught:
+        treadle.compile(function, **given)
+    assert caught.value.remedy
+
+
+def test_a_step_without_a_model_is_refused():
+    with pytest.raises(treadle.CaptureError, match=r"TR-108.*model="):
+        treadle.compile(lambda x: x)
+
+
+@pytest.mark.parametrize("result", [
+    lambda x: (each for each in [x]), lambda x: iter([x]), lambda x: {"a": map(abs, [x])},
+], ids=["generator", "iterator", "map"])  # fmt: skip
+def test_results_that_run_later_are_refused(result):
+    model = nn.Linear(2, 2)
+    with pytest.raises(treadle.CaptureError, match=r"TR-136"):
+        treadle.compile(lambda x: result(model(x)), model=model)(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("memory", [
+    [], {}, True, -1, 0, "12 bananas", "", "GiB", float("nan"), 1.5, -0.1, b"1GiB", object(),
+    torch.tensor(3),
+], ids=repr)  # fmt: skip
+def test_budgets_that_are_none(memory):
+    with pytest.raises(treadle.PlanError, match=r"TR-201") as caught:
+        treadle.compile(lambda x: x, model=nn.Linear(2, 2), memory=memory)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "options", [{"strict": "yes"}, {"numerics": 3}, {"rng": None, "strict": 1}]
+)
+def test_options_that_are_none(options):
+    with pytest.raises(treadle.TreadleError, match=r"TR-001") as caught:
+        treadle.compile(lambda x: x, model=nn.Linear(2, 2), **options)
+    assert caught.value.remedy
