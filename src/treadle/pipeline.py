@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from treadle.capture.step import Captured
+from treadle.capture.torch_private import clear_workspaces
 from treadle.codegen.host import artifact_of, call_step, spec_of
 from treadle.compiler.request import CompileRequest, Target, key_of, request_of
 from treadle.generality import require_general
@@ -19,7 +20,7 @@ from treadle.graph.lookups import IndexCheck
 from treadle.graph.operator_facts import facts_of, follows_seed
 from treadle.graph.operators import arguments_of
 from treadle.graph.passes import GraphPass, run_passes
-from treadle.graph.signature import StepGraph
+from treadle.graph.signature import Role, StepGraph
 from treadle.loop.kernel import Kernel, Plan
 from treadle.loop.program import Call, Program
 from treadle.loop.simplify import simplify_program
@@ -39,6 +40,7 @@ from treadle.passes.registered import registered
 from treadle.runtime.artifact import Artifact, call_at, spec_at
 from treadle.runtime.cache import Cache
 from treadle.runtime.execute import Build, Executable, build, resolve
+from treadle.runtime.replay import Terms
 from treadle.runtime.workspace import Workspaces
 from treadle.schedule.plan import schedule
 from treadle.stages import Clock, Story, Watcher, Watchers, read_saved, saved_bytes, with_lines
@@ -58,6 +60,10 @@ COUNTED: tuple[GraphPass, ...] = (
     CountDraws(),
     *CLEAN,
 )
+
+
+_ROOM = 1 << 20
+"""Bytes that copies of the batch and of results may always take, where no budget is given."""
 
 
 @dataclass(slots=True)
@@ -168,7 +174,8 @@ def compile_step(
         from_cache = True
     artifact, story = with_lines(*found, lines)
     with clock.stage("build"):
-        executable = Executable(artifact, build_, generators=generators)
+        terms = _terms(step, artifact, options)
+        executable = Executable(artifact, build_, generators=generators, terms=terms)
     if not from_cache:
         cache.put(key, entry)
     return Built(
@@ -183,6 +190,23 @@ def compile_step(
         library=request.target.library,
         checks=checks,
     )
+
+
+def _terms(step: StepGraph, artifact: Artifact, options: Options) -> Terms | None:
+    """What recording the launches of a step has to know; ``None`` where it is not wanted."""
+    if not options.replay:
+        return None
+    signature = step.signature
+    batch = {at for at, each in enumerate(signature.inputs) if each.role is Role.BATCH}
+    written = {each.writes for each in signature.outputs if each.writes is not None}
+    match options.memory:
+        case None:
+            room = _ROOM + artifact.peak_bytes // 16
+        case float():
+            room = 0  # a ratio leaves none by its meaning
+        case budget:
+            room = parse_bytes(budget) - artifact.peak_bytes
+    return Terms(frozenset(batch), frozenset(written), room, clear_workspaces)
 
 
 def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, Story]:
@@ -286,8 +310,8 @@ def planned(step: StepGraph, target: Target) -> Scheduled:
     program = lowered(step, target)
     if target.workspaces is not None:
         program = with_workspaces(program, target.workspaces)
-    reserve = target.hardware.reserve
-    return Scheduled(program, schedule(program, fuse=target.options.fuse, reserve=reserve))
+    allocator = target.hardware.allocator
+    return Scheduled(program, schedule(program, fuse=target.options.fuse, allocator=allocator))
 
 
 def lowered(step: StepGraph, target: Target) -> Program:

@@ -560,3 +560,8 @@ def captured_graphs() -> int:
     """How many graphs ``torch.compile`` has captured in this process, whatever the backend."""
     utilities = sys.modules.get("torch._dynamo.utils")  # importing Dynamo takes seconds
     return 0 if utilities is None else utilities.counters["stats"]["unique_graphs"]
+
+
+def clear_workspaces() -> None:
+    """Give cuBLAS's workspaces back to the allocator; the next product takes one again."""
+    torch._C._cuda_clearCublasWorkspaces()

@@ -39,7 +39,7 @@ def artifact_of(
             steps.extend(next(remaining))
     if any(isinstance(step, Call) and step.out == OPERATOR for step in plan.steps):
         sources = (*sources, DRAWS)
-    specs = {name: spec_of(each, plan.offsets) for name, each in plan.buffers.items()}
+    specs = {name: spec_of(each, plan.offsets, plan.device) for name, each in plan.buffers.items()}
     kept = frozenset(ref.buffer for ref in plan.results if ref is not None)
     return Artifact(
         device=device,
@@ -104,8 +104,9 @@ def _view(ref: TensorRef) -> View:
     return View(ref.buffer, ref.dtype, ref.shape, ref.strides, ref.offset)
 
 
-def spec_of(buffer: Buffer, offsets: Mapping[str, int]) -> BufferSpec:
-    """A buffer as the runtime knows it; ``offsets`` are those in the arena."""
+def spec_of(buffer: Buffer, offsets: Mapping[str, int], device: str = "") -> BufferSpec:
+    """A buffer as the runtime knows it; ``offsets`` are those in the arena, ``device`` where the
+    step runs."""
     places = {BufferKind.INPUT: Place.INPUT, BufferKind.CONSTANT: Place.CONSTANT}
     place = places.get(buffer.kind, Place.ARENA if buffer.name in offsets else Place.CALL)
     return BufferSpec(
@@ -116,6 +117,7 @@ def spec_of(buffer: Buffer, offsets: Mapping[str, int]) -> BufferSpec:
         place,
         offsets.get(buffer.name, 0),
         buffer.unsized,
+        buffer.device if device and buffer.device != device else "",
     )
 
 

@@ -93,10 +93,10 @@ def _lookup(
 
 
 def _unmoved(node: fx.Node) -> fx.Node:
-    """The value that ``node`` shows in another shape, or as int64."""
+    """The value that ``node`` shows in another shape, as int64, or on another device."""
     while isinstance(node.target, OpOverload):
         packet = node.target.overloadpacket
-        to_int64 = packet is aten._to_copy and node.kwargs.get("dtype") is torch.int64
+        to_int64 = packet is aten._to_copy and node.kwargs.get("dtype") in (None, torch.int64)
         if packet not in _MOVES and not (to_int64 and _is_whole(node.all_input_nodes[0])):
             break
         (node,) = node.all_input_nodes

@@ -81,3 +81,4 @@ class Plan:
     inputs: tuple[str, ...]
     results: tuple[TensorRef | None, ...]
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    device: str = ""

@@ -112,16 +112,25 @@ class Call:
     in_order: bool = False
 
 
+IMPORT = "aten._to_copy.default"
+"""The call that copies a buffer from one device to another."""
+
 Step = Compute | Call
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """``inputs`` in signature order; ``results`` in the order of the signature's outputs,
-    ``None`` for write-backs (their computes stand in ``steps``) and for constants of None."""
+    ``None`` for write-backs (their computes stand in ``steps``) and for constants of None.
+    ``device``: where it runs; empty where there is only one."""
 
     buffers: Mapping[str, Buffer]
     steps: tuple[Step, ...]
     inputs: tuple[str, ...]
     results: tuple[TensorRef | None, ...]
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    device: str = ""
+
+    def is_elsewhere(self, buffer: Buffer) -> bool:
+        """Whether ``buffer`` is on another device than the program's."""
+        return bool(self.device) and buffer.device != self.device

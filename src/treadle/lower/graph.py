@@ -16,7 +16,7 @@ from torch import fx
 from treadle.graph.dynamic import layout_of
 from treadle.graph.signature import StepGraph
 from treadle.loop.expr import Array
-from treadle.loop.program import BufferKind, Compute, Origin, Program, TensorRef
+from treadle.loop.program import IMPORT, BufferKind, Call, Compute, Origin, Program, TensorRef
 from treadle.lower import (
     activations,
     batch_norm,
@@ -72,13 +72,15 @@ def lower(
     results, writes = _outputs(builder, step, env)
     place_write_backs(builder, writes)
     drop_dead_steps(builder, inputs, results)
-    return Program(builder.buffers, tuple(builder.steps), inputs, results, builder.constants)
+    steps = tuple(builder.steps)
+    return Program(builder.buffers, steps, inputs, results, builder.constants, device)
 
 
 def _is_placed(step: StepGraph, device: str) -> bool:
     """Whether the step was traced on ``device``: then other devices in it are meant."""
     vals = [node.meta.get("val") for node in step.placeholders]
-    return any(isinstance(val, torch.Tensor) and val.device.type == device for val in vals)
+    kind = torch.device(device).type
+    return any(isinstance(val, torch.Tensor) and val.device.type == kind for val in vals)
 
 
 def _bind_input(builder: Builder, node: fx.Node, env: Environment) -> str:
@@ -104,12 +106,24 @@ def _outputs(
             results.append(None)
             continue
         if output.writes is None:
-            results.append(_returned(builder, node, env[node]))
+            results.append(_placed(builder, node, _returned(builder, node, env[node])))
             continue
         results.append(None)
         if node is not placeholders[output.writes]:
             writes[env[placeholders[output.writes]].buffer] = (env[node], origin_of(node))
     return tuple(results), writes
+
+
+def _placed(builder: Builder, node: fx.Node, ref: TensorRef) -> TensorRef:
+    """``ref`` on the device where eager's result is: what is on the host is computed here too."""
+    place = builder.device_of(node.meta["val"])
+    buffer = builder.buffers[ref.buffer]
+    if buffer.device == place:
+        return ref
+    copy = builder.buffer(f"{node.name}_there", ref.dtype, ref.shape, device=place)
+    kwargs = {"device": place, "memory_format": torch.contiguous_format}
+    builder.steps.append(Call(IMPORT, (ref,), kwargs, (copy.buffer,), origin_of(node)))
+    return copy
 
 
 def _returned(builder: Builder, node: fx.Node, value: Any) -> TensorRef:

@@ -69,6 +69,8 @@ def _lowered(
     if not _is_tensors(site.val):
         raise site.fault("the result is not a tensor", "compute it outside the step")
     crosses = op is torch.ops.aten._to_copy.default and _leaves(site, args[0])
+    if op is torch.ops.aten._to_copy.default and not crosses and _is_moved(site, args[0]):
+        return args[0]
     strange = _without_formulas(site.val, args, kwargs)
     only_views = site.builder.library or bool(strange)
     has_rule = not only_views or op in views.VIEWS | views.BY_STRIDES
@@ -185,12 +187,30 @@ def _resolved(site: Site, arg: Any, env: Environment) -> Any:
     """Arguments with nodes replaced by their values, on the device of the program."""
     if isinstance(arg, fx.Node):
         value = env[arg]
-        return site.builder.local(value, site.origin) if isinstance(value, TensorRef) else value
+        if not isinstance(value, TensorRef):
+            return value
+        return site.builder.local(value, site.origin, may_wait=not _goes_ahead(arg))
     if isinstance(arg, tuple | list):
         return tuple(_resolved(site, item, env) for item in arg)
     if isinstance(arg, Mapping):
         return {key: _resolved(site, item, env) for key, item in arg.items()}
     return arg
+
+
+def _goes_ahead(source: fx.Node) -> bool:
+    """Whether every reader is ``source.to(device, non_blocking=True)``."""
+    return all(
+        user.target is torch.ops.aten._to_copy.default and user.kwargs.get("non_blocking", False)
+        for user in source.users
+    )
+
+
+def _is_moved(site: Site, source: Any) -> bool:
+    """Whether ``source`` is all that ``tensor.to(device)`` gives: it was brought here already."""
+    if not isinstance(source, TensorRef) or source.buffer not in site.builder.moved.values():
+        return False
+    layout = source.dtype, source.shape, source.strides
+    return layout == (site.dtype, site.shape, site.strides)
 
 
 def origin_of(node: fx.Node) -> Origin:

@@ -12,6 +12,7 @@ from treadle.graph.dynamic import layout_of
 from treadle.loop.expr import DTYPES, Array, Const, Expr, Load, Reduce
 from treadle.loop.index import Axis, Index, linear
 from treadle.loop.program import (
+    IMPORT,
     Buffer,
     BufferKind,
     Call,
@@ -191,7 +192,8 @@ class Builder:
 
     def device_of(self, val: torch.Tensor) -> str:
         """Where a traced value lives."""
-        return val.device.type if self.is_placed else self.device
+        here = not self.is_placed or val.device.type == torch.device(self.device).type
+        return self.device if here else val.device.type
 
     def whole(self, name: str) -> TensorRef:
         """The view of all of buffer ``name``."""
@@ -255,22 +257,17 @@ class Builder:
             self.steps.append(self._filled(ref, once, origin))
         return replace(ref, shape=tuple(value.shape))
 
-    def local(self, ref: TensorRef, origin: Origin) -> TensorRef:
-        """``ref`` on the device of the program: a scalar that lives elsewhere is copied once."""
+    def local(self, ref: TensorRef, origin: Origin, *, may_wait: bool = True) -> TensorRef:
+        """``ref`` on the device of the program: what lives elsewhere is copied once. ``may_wait``:
+        whether its bytes may change once the step has returned."""
         buffer = self.buffers[ref.buffer]
         if buffer.device == self.device:
             return ref
         if ref.buffer not in self.moved:
             copy = self.buffer(f"{ref.buffer}_local", buffer.dtype, buffer.shape, buffer.strides)
-            self.steps.append(
-                Call(
-                    "aten._to_copy.default",
-                    (self.whole(ref.buffer),),
-                    {"device": self.device},
-                    (copy.buffer,),
-                    origin,
-                )
-            )
+            kwargs = {"device": self.device, "non_blocking": not may_wait}
+            source = self.whole(ref.buffer)
+            self.steps.append(Call(IMPORT, (source,), kwargs, (copy.buffer,), origin))
             self.moved[ref.buffer] = copy.buffer
         return TensorRef(self.moved[ref.buffer], ref.dtype, ref.shape, ref.strides, ref.offset)
 

@@ -51,6 +51,7 @@ class Observed:
     has_run: bool = True
     recompiles: tuple[str, ...] = ()
     whole: bool = True  # with its optimizer and its batch; of the backend all inputs are alike
+    launching: str = ""  # whether its launches are replayed on a GPU, and why not
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,7 @@ class Account:
     roles: tuple[Role, ...]
     has_run: bool
     whole: bool
+    launching: str
 
     @property
     def launches(self) -> int:
@@ -215,6 +217,7 @@ def observed_of(compiled: Compiled, name: str, recompiles: Sequence[str] = ()) -
         measured_peak=compiled.measured_peak,
         has_run=compiled.has_run,
         recompiles=tuple(recompiles),
+        launching=compiled.executable.replay.note if compiled.executable.replay else "",
     )
 
 
@@ -251,6 +254,7 @@ def account_of(seen: Observed) -> Account:
         roles=tuple(entry.role for entry in step.signature.inputs),
         has_run=seen.has_run,
         whole=seen.whole,
+        launching=seen.launching,
     )
 
 

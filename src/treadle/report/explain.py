@@ -24,6 +24,7 @@ def explain(account: Account) -> str:
         _captured(account),
         _phases(account),
         _uses(account),
+        account.launching and f"launches: {account.launching}",
         _fallbacks(account),
         _memory(account),
         _alive(account),

@@ -32,7 +32,8 @@ class Place(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class BufferSpec:
     """Storage of a step: ``offset`` in bytes for ``ARENA``; strides in elements. ``unsized``: what
-    the call that fills it gives, a tensor of any size or a number."""
+    the call that fills it gives, a tensor of any size or a number. ``device``: empty for the
+    artifact's own."""
 
     name: str
     dtype: torch.dtype
@@ -41,6 +42,7 @@ class BufferSpec:
     place: Place
     offset: int = 0
     unsized: bool = False
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What turns the sources of an artifact into functions on this machine."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -17,6 +17,7 @@ from treadle.runtime.compilers import (
     load_functions,
     thread_setter,
 )
+from treadle.runtime.tables import Tables
 from treadle.util.errors import RuntimeFailure
 
 DeviceFunction = Callable[[Sequence[Sequence[Tensor]], Sequence[Sequence[int]]], None]
@@ -29,8 +30,8 @@ class Launcher(Protocol):
     @property
     def identity(self) -> str: ...
 
-    def load(self, source: Source) -> Mapping[str, DeviceFunction]:
-        """The functions that ``source.functions`` names."""
+    def load(self, source: Source, tables: Tables) -> Mapping[str, DeviceFunction]:
+        """The functions that ``source.functions`` names; ``tables``: where theirs come from."""
         ...
 
 
@@ -41,6 +42,7 @@ class Functions:
     native: Mapping[str, Callable[..., None]]
     device: Mapping[str, DeviceFunction]
     set_threads: Callable[[int], None] | None = None
+    tables: Tables = field(default_factory=Tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +94,12 @@ class Build:
                 functions |= load_functions(library, source.functions)
                 setter = setter or thread_setter(library)
         device: dict[str, DeviceFunction] = {}
+        tables = Tables()
         for source in others:
             if self.launcher is None:
                 raise _missing(f"launcher for {source.language}")
-            device |= self.launcher.load(source)
-        return Functions(functions, device, setter)
+            device |= self.launcher.load(source, tables)
+        return Functions(functions, device, setter, tables)
 
 
 def build(cache: Cache, *, device: str, cxx: str = "") -> Build:

@@ -11,7 +11,8 @@ import math
 import operator
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 import treadle.runtime.packed  # noqa: F401 - defines operators, recurrent ones as well
+from treadle.runtime.arena import Arena
 from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Place, View
 from treadle.runtime.bindings import (
     Bindings,
@@ -32,29 +34,17 @@ from treadle.runtime.bindings import (
     whole,
 )
 from treadle.runtime.build import Build, DeviceFunction, Functions, Launcher, build
+from treadle.runtime.checks import check_layout, mismatch, wrong_count
 from treadle.runtime.draws import FUNCTION, OPERATOR, drawer
 from treadle.runtime.functional import NAMESPACE, named
+from treadle.runtime.incoming import Incoming, imported
+from treadle.runtime.replay import CudaRecorder, Recorder, Replay, Terms
 from treadle.util.errors import RuntimeFailure, require
 
 __all__ = ["Build", "DeviceFunction", "Executable", "Launcher", "build", "resolve"]
 
-_ALIGNMENT = 64
 _PYTHON = {"_operator": operator, "math": math, "torch": torch}
 """Modules whose functions compute sizes."""
-
-
-class Arena:
-    """The memory for temporaries; executables of one pattern take turns in it."""
-
-    def __init__(self) -> None:
-        self.bytes: Tensor | None = None
-
-    def get(self, nbytes: int, device: torch.device) -> Tensor:
-        """At least ``nbytes``, allocated when there are none."""
-        if self.bytes is None or self.bytes.numel() < nbytes:
-            self.bytes = None  # before the new one
-            self.bytes = _aligned(nbytes, device)
-        return self.bytes
 
 
 class Executable:
@@ -62,6 +52,8 @@ class Executable:
 
     ``like``: an executable of the same sources for other sizes, whose code, arena and generators it
     shares. ``generators``: those of the user's that the artifact's calls draw from, by number.
+    ``terms``: with them, a step that is bound by launching is recorded by ``recorder`` (on a GPU
+    CUDA's) and replayed.
     """
 
     def __init__(
@@ -71,6 +63,8 @@ class Executable:
         *,
         like: "Executable | None" = None,
         generators: Sequence[torch.Generator] = (),
+        terms: Terms | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.artifact = artifact
         self.device = torch.device(artifact.device)
@@ -92,7 +86,15 @@ class Executable:
         self._owners: list[int] = []
         self._keep: list[Any] = []  # C arrays whose addresses the actions hold
         self._empty: list[BufferSpec] = []  # without elements, so that no step fills them
+        self._imports: dict[int, tuple[str, bool]] = {}
+        self._brought: Mapping[int, Tensor] = {}
+        self._incoming = Incoming(self.device)
         self._prepare()
+        if recorder is None and terms is not None and self.device.type == "cuda":
+            recorder = CudaRecorder(self.device, terms.clear)
+        self.replay: Replay | None = None
+        if terms is not None and recorder is not None and not self.generators:
+            self.replay = Replay(artifact, weakref.proxy(self), recorder, terms)
 
     def run(
         self, inputs: Sequence[Tensor], seconds: list[float] | None = None
@@ -106,13 +108,20 @@ class Executable:
         """
         with self._lock, torch.no_grad(), self._plain():
             self._allocate()
+            if seconds is None and self.replay is not None:
+                results = self.replay.run(inputs)
+                if results is not None:
+                    return results
             try:
                 self._bind_inputs(inputs)
                 if self._functions.set_threads is not None:
                     self._functions.set_threads(torch.get_num_threads())
                 for spec in self._empty:
                     self._live.allocate(spec)
-                self._perform(seconds)
+                if seconds is None and self.replay is not None:
+                    self.replay.watch(self._perform)
+                else:
+                    self._perform(seconds)
                 return [self._result(view) for view in self.artifact.results]
             finally:
                 self._clear()
@@ -124,12 +133,53 @@ class Executable:
     def release(self) -> None:
         """Give the arena back; the next call allocates it again."""
         with self._lock:
+            if self.replay is not None:
+                self.replay.drop()
             self._arena = self._space.bytes = None
             self._constants = {}
             for uses in self._bindings.uses.values():
                 uses.drop()
             self._addresses = [-1] * len(self._specs)
             self._kept = [False] * len(self._specs)
+
+    # For replays; see ``Recordable``.
+
+    def launch(self, inputs: Sequence[Tensor], imported: Mapping[int, Tensor]) -> dict[str, Tensor]:
+        """Everything on ``inputs``; gives the results that calls allocated."""
+        self._brought = imported
+        try:
+            self._bind_inputs(inputs)
+            for spec in self._empty:
+                self._live.allocate(spec)
+            self._perform()
+            return dict(self._live.tensors)
+        finally:
+            self._brought = {}
+            self._clear()
+
+    def bring(self, inputs: Sequence[Tensor], at: int) -> Tensor:
+        """A copy on the device of the input on the host that is number ``at``."""
+        name, may_wait = self._imports[at]
+        return self._incoming.copy(inputs[at], self.artifact.buffers[name], may_wait=may_wait)
+
+    def settle(self, *, failed: bool = False) -> list[Tensor]:
+        """Fill the tables of addresses that recorded launches read, or forget them."""
+        if failed:
+            self._functions.tables.forget()
+        return self._functions.tables.settle()
+
+    def results(self, inputs: Sequence[Tensor], held: Mapping[str, Tensor]) -> list[Tensor | None]:
+        """The results of a replay, copied out of what calls allocated."""
+        self._bound, self._live.tensors = inputs, dict(held)
+        try:
+            found = [self._result(view) for view in self.artifact.results]
+            own = {_storage(each) for each in held.values()}
+            return [
+                each.clone() if each is not None and _storage(each) in own else each
+                for each in found
+            ]
+        finally:
+            self._bound, self._live.tensors = (), {}
 
     # Preparation, once.
 
@@ -140,6 +190,11 @@ class Executable:
         for index, step in enumerate(self.artifact.steps):
             launch = isinstance(step, Launch)
             actions = self._launch(step, filled) if launch else self._call(step, filled)
+            brought = imported(self.artifact, step)
+            if brought is not None:
+                at, name, may_wait = brought
+                self._imports[at] = name, may_wait
+                actions = [functools.partial(Executable._import, weakref.proxy(self), at)]
             dead = tuple(name for name in releases[index] if name not in kept)
             if dead:
                 actions.append(functools.partial(self._live.release, dead))
@@ -180,6 +235,11 @@ class Executable:
         specs = tuple(self.artifact.buffers[o] if o is not None else None for o in step.outputs)
         return [_CallAllocating(resolve(step.op), args, kwargs, specs, self._live.define)]
 
+    def _import(self, at: int) -> None:
+        spec = self.artifact.buffers[self._imports[at][0]]
+        place = self._brought.get(at)
+        self._live.define(spec, self.bring(self._bound, at) if place is None else place)
+
     def _operator(self, name: str) -> Any:
         """PyTorch's operator, or our own on top of a function of the artifact."""
         return drawer(self._functions.native[FUNCTION]) if name == OPERATOR else resolve(name)
@@ -210,8 +270,9 @@ class Executable:
         if len(self._constants) < len(self.artifact.constants):
             for name, values in self.artifact.constants.items():
                 spec = buffers[name]
-                fits = same_strides(values, spec)
-                self._constants[name] = values if fits else laid_out(values, spec)
+                here = values if spec.device else values.to(self.device)
+                fits = same_strides(here, spec)
+                self._constants[name] = here if fits else laid_out(here, spec)
                 self._bindings.uses[name].bind(self._constants[name], spec)
 
     def _in_arena(self, spec: BufferSpec) -> Tensor:
@@ -221,26 +282,26 @@ class Executable:
 
     def _bind_inputs(self, inputs: Sequence[Tensor]) -> None:
         if len(inputs) != len(self._specs):
-            raise _wrong_count(len(inputs), len(self._specs))
+            raise wrong_count(len(inputs), len(self._specs))
         self._bound = inputs
         addresses = self._addresses
         for index, (tensor, spec) in enumerate(zip(inputs, self._specs, strict=True)):
             dense = tensor.layout is torch.strided
             if not dense or tensor.shape != spec.shape or tensor.dtype is not spec.dtype:
-                raise _mismatch(tensor, spec)
+                raise mismatch(tensor, spec)
             address = tensor.data_ptr()
             if address == addresses[index] and self._kept[index]:
                 if tensor.stride() != spec.strides and not same_strides(tensor, spec):
-                    raise _mismatch(tensor, spec)
+                    raise mismatch(tensor, spec)
                 continue
-            _check_layout(tensor, spec, self.device)
+            check_layout(tensor, spec, self.device)
             # Views stay bound from the second call at one address on: parameters and state
             # stay in place, and a batch that moves is not kept alive between calls.
             self._kept[index] = address == addresses[index]
             addresses[index] = address
             self._bindings.uses[spec.name].bind(tensor, spec)
 
-    def _perform(self, seconds: list[float] | None) -> None:
+    def _perform(self, seconds: list[float] | None = None) -> None:
         position = 0
         try:
             if seconds is None:
@@ -412,49 +473,3 @@ def resolve(name: str) -> Any:
             remedy="compile the step again with this version of PyTorch",
         ) from error
     return found
-
-
-def _aligned(nbytes: int, device: torch.device) -> Tensor:
-    """``nbytes`` bytes whose address is a multiple of 64."""
-    exact = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    shift = -exact.data_ptr() % _ALIGNMENT
-    if shift == 0:
-        return exact
-    del exact
-    longer = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8, device=device)
-    shift = -longer.data_ptr() % _ALIGNMENT
-    return longer[shift : shift + nbytes]
-
-
-def _check_layout(tensor: Tensor, spec: BufferSpec, device: torch.device) -> None:
-    if not same_strides(tensor, spec):
-        raise _mismatch(tensor, spec)
-    scalar = tensor.ndim == 0 and tensor.is_cpu
-    if tensor.device.type != device.type and not scalar:
-        raise _mismatch(tensor, spec)
-    if tensor.is_conj() or tensor.is_neg():
-        raise RuntimeFailure(
-            f"input {spec.name} is a lazy conjugate or negative",
-            code="TR-401",
-            remedy="pass tensor.resolve_conj().resolve_neg()",
-        )
-
-
-def _mismatch(tensor: Tensor, spec: BufferSpec) -> RuntimeFailure:
-    dense = tensor.layout is torch.strided
-    layout = f"strides {tensor.stride()}" if dense else str(tensor.layout)
-    given = f"{tensor.dtype} {tuple(tensor.shape)} {layout} on {tensor.device}"
-    return RuntimeFailure(
-        f"input {spec.name} is {given}, and the step was compiled for {spec.dtype} "
-        f"{spec.shape} strides {spec.strides}",
-        code="TR-401",
-        remedy="pass a tensor of that layout, or compile the step for this one",
-    )
-
-
-def _wrong_count(given: int, expected: int) -> RuntimeFailure:
-    return RuntimeFailure(
-        f"{given} inputs given, and the step has {expected}",
-        code="TR-401",
-        remedy="pass the inputs that the artifact lists, in its order",
-    )

@@ -174,13 +174,16 @@ def _dtype(name: str) -> torch.dtype:
 
 def _from_spec(spec: BufferSpec) -> list[Any]:
     layout = [encode(list(spec.shape)), encode(list(spec.strides))]
-    return [spec.name, _name(spec.dtype), *layout, spec.place.value, spec.offset, spec.unsized]
+    place = spec.place.value
+    return [
+        spec.name, _name(spec.dtype), *layout, place, spec.offset, spec.unsized, spec.device
+    ]  # fmt: skip
 
 
 def _to_spec(data: Sequence[Any]) -> BufferSpec:
-    name, dtype, shape, strides, place, offset, unsized = data
+    name, dtype, shape, strides, place, offset, unsized, device = data
     layout = tuple(decode(shape)), tuple(decode(strides))
-    return BufferSpec(name, _dtype(dtype), *layout, Place(place), offset, unsized)
+    return BufferSpec(name, _dtype(dtype), *layout, Place(place), offset, unsized, device)
 
 
 def _from_step(step: Launch | CallStep) -> dict[str, Any]:

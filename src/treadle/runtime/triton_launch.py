@@ -25,6 +25,7 @@ from torch import Tensor
 
 from treadle.runtime.artifact import Source
 from treadle.runtime.cache import Cache
+from treadle.runtime.tables import Tables
 from treadle.util.errors import RuntimeFailure
 
 Sizes = Sequence[Sequence[int]]
@@ -50,8 +51,9 @@ class TritonLauncher:
     def identity(self) -> str:
         return f"triton {triton.__version__}"
 
-    def load(self, source: Source) -> Mapping[str, "DeviceLaunch"]:
+    def load(self, source: Source, tables: Tables | None = None) -> Mapping[str, "DeviceLaunch"]:
         """The functions that ``source.functions`` names. Same text, same module."""
+        tables = Tables() if tables is None else tables
         digest = hashlib.sha256(source.text.encode()).hexdigest()[:24]
         if digest not in _modules:
             path = _write(self.folder, f"triton_{digest}.py", source.text)
@@ -61,7 +63,7 @@ class TritonLauncher:
             name: {**each, "contract": module.CONTRACT} for name, each in module.FUNCTIONS.items()
         }
         scratch = _Scratch([table[name]["scratch"] for name in source.functions])
-        return {name: DeviceLaunch(table[name], scratch) for name in source.functions}
+        return {name: DeviceLaunch(table[name], scratch, tables) for name in source.functions}
 
 
 class _Scratch:
@@ -135,6 +137,7 @@ class DeviceLaunch:
 
     entry: Mapping[str, Any]
     scratch: "_Scratch"
+    tables: Tables
     bound: dict[int, tuple[Sequence[Sequence[Tensor]], Any]] = field(
         default_factory=dict[int, tuple[Sequence[Sequence[Tensor]], Any]]
     )
@@ -148,7 +151,7 @@ class DeviceLaunch:
                 (t.device for row in storages for t in row if not t.is_cpu), torch.device("cpu")
             )
             made = (
-                _Many(self.entry, sizes, device)
+                _Many(self.entry, sizes, device, self.tables)
                 if self.entry["table"]
                 else _One(self.entry, sizes, device, self.scratch.of(self.entry["scratch"], device))
             )
@@ -218,7 +221,10 @@ class _Many:
         blocks[2 * program] = instance      blocks[2 * program + 1] = program of the instance
     """
 
-    def __init__(self, entry: Mapping[str, Any], sizes: Sizes, device: torch.device) -> None:
+    def __init__(
+        self, entry: Mapping[str, Any], sizes: Sizes, device: torch.device, tables: Tables
+    ) -> None:
+        self._tables = tables
         self._mirrors = _Mirrors(device)
         (stage,) = entry["stages"]
         counts = [_programs(stage, each) for each in sizes]
@@ -232,16 +238,22 @@ class _Many:
         self._stage = _Prepared(stage["jit"], len(pairs), stage["warps"], entry["contract"])
         self._addresses: list[int] = []
         self._table = torch.empty(0, dtype=torch.int64, device=device)
-        self._align = _ALIGNED
+        self._spare: list[Tensor] = []  # for a recording
 
     def __call__(self, instances: Sequence[Sequence[Tensor]]) -> None:
         rows = self._mirrors.of(instances)
         addresses = [tensor.data_ptr() for tensors in rows for tensor in tensors]
+        align = _ALIGNED if all(a % _ALIGNED == 0 for a in addresses) else 1
+        constants = {"ALIGN": align, "UNIT": self._unit}
+        if self._tables.is_recording(self._device):
+            table = self._spare.pop()
+            self._tables.fill_later(table, addresses)
+            self._stage.launch((table, self._sizes, self._blocks), constants)
+            return
+        if not self._spare:  # not while recording: that memory is written by every replay
+            self._spare.append(torch.empty(len(addresses), dtype=torch.int64, device=self._device))
         if addresses != self._addresses:
-            self._table = torch.tensor(addresses, dtype=torch.int64, device=self._device)
-            self._align = _ALIGNED if all(a % _ALIGNED == 0 for a in addresses) else 1
-            self._addresses = addresses
-        constants = {"ALIGN": self._align, "UNIT": self._unit}
+            self._table, self._addresses = self._tables.of(addresses, self._device), addresses
         self._stage.launch((self._table, self._sizes, self._blocks), constants)
 
 

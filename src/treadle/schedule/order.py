@@ -21,8 +21,10 @@ def ordered(
     writes: Sequence[frozenset[str]],
     buffers: Mapping[str, Buffer],
     kept: frozenset[str],
+    first: frozenset[int] = frozenset(),
 ) -> list[int]:
-    """Positions of ``groups`` in a valid order. ``kept`` are the buffers that never die."""
+    """Positions of ``groups`` in a valid order. ``kept`` are the buffers that never die; those of
+    ``first``, which wait for nothing, come before all others."""
     number = {m: g for g, group in enumerate(groups) for m in group.members}
     waits = [{number[w] for w in group.waits} - {g} for g, group in enumerate(groups)]
     followers: list[list[int]] = [[] for _ in groups]
@@ -31,17 +33,18 @@ def ordered(
             followers[source].append(g)
     live = _Liveness(reads, writes, buffers, kept)
     missing = [len(sources) for sources in waits]
-    ready = [(group.members[-1], g) for g, group in enumerate(groups) if not missing[g]]
+    place = [-1 if g in first else group.members[-1] for g, group in enumerate(groups)]
+    ready = [(place[g], g) for g in range(len(groups)) if not missing[g]]
     heapq.heapify(ready)
     result: list[int] = []
     while ready:
-        g = _pick(ready, live)
+        g = heapq.heappop(ready)[1] if ready[0][0] < 0 else _pick(ready, live)
         result.append(g)
         live.run(g)
         for follower in followers[g]:
             missing[follower] -= 1
             if not missing[follower]:
-                heapq.heappush(ready, (groups[follower].members[-1], follower))
+                heapq.heappush(ready, (place[follower], follower))
     assert len(result) == len(groups), "the groups wait for each other"
     return result
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from treadle.loop.expr import Load, Local, Reduce
 from treadle.loop.index import Index
 from treadle.loop.kernel import OWN_ROWS, Definition, Kernel, KernelKind, Plan, Store
-from treadle.loop.program import Buffer, BufferKind, Call, Program
+from treadle.loop.program import IMPORT, Buffer, BufferKind, Call, Program
 from treadle.loop.traverse import loads, walk
 from treadle.schedule.arena import Interval, chained, pack
 from treadle.schedule.build import build_kernel
@@ -22,15 +22,16 @@ from treadle.schedule.fuse import Fuser, stored_buffers
 from treadle.schedule.normalize import normalize
 from treadle.schedule.order import ordered
 from treadle.schedule.sparse import compute_where_picked
+from treadle.util.allocator import PLAIN, Allocator
 from treadle.util.extents import largest, same, surely_less
 
 PlanStep = Kernel | Call
 
 
-def schedule(program: Program, *, fuse: bool = True, reserve: int = 0) -> Plan:
+def schedule(program: Program, *, fuse: bool = True, allocator: Allocator = PLAIN) -> Plan:
     """The plan of ``program``; without ``fuse`` every compute is a kernel of its own.
 
-    ``reserve``: bytes that libraries hold beside the plan's own; they count in its peak.
+    ``allocator``: how bytes are counted in its peak.
     """
     steps, buffers = normalize(program)
     kept = frozenset(ref.buffer for ref in program.results if ref is not None)
@@ -52,9 +53,19 @@ def schedule(program: Program, *, fuse: bool = True, reserve: int = 0) -> Plan:
         made.append(build_kernel(number, group, stored, steps, frames))
     reads = [plan_reads(each) for each in made]
     writes = [plan_writes(each) for each in made]
-    order = ordered(groups, reads, writes, buffers, kept)
-    plan = _finish(program, tuple(made[g] for g in order), buffers, kept)
-    return replace(plan, peak_bytes=plan.peak_bytes + reserve)
+    first = frozenset(g for g, step in enumerate(made) if is_import(step, buffers))
+    order = ordered(groups, reads, writes, buffers, kept, first)
+    return _finish(program, tuple(made[g] for g in order), buffers, kept, allocator)
+
+
+def is_import(step: PlanStep, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a step only brings an input from another device: it need not wait for anything."""
+    if not isinstance(step, Call) or step.op != IMPORT:
+        return False
+    (source,) = step.args
+    (target,) = step.outputs
+    read = buffers[source.buffer]
+    return read.kind is BufferKind.INPUT and buffers[target or ""].device != read.device
 
 
 def plan_reads(step: PlanStep) -> frozenset[str]:
@@ -82,6 +93,7 @@ def _finish(
     steps: tuple[PlanStep, ...],
     buffers: Mapping[str, Buffer],
     kept: frozenset[str],
+    allocator: Allocator,
 ) -> Plan:
     lives = lifetimes(steps, buffers, kept)
     by_call = {
@@ -97,8 +109,13 @@ def _finish(
     used = {name for step in steps for name in (*plan_reads(step), *plan_writes(step))}
     used |= {*program.inputs, *program.constants, *kept}
     surviving = {name: each for name, each in buffers.items() if name in used}
-    calls = {name: lives[name] for name in lives if name in by_call | kept}
-    peak = _peak(steps, surviving, calls, arena_bytes)
+    calls = {
+        name: replace(each, nbytes=allocator.taken(each.nbytes))
+        for name, each in lives.items()
+        if name in by_call | kept
+    }
+    near = {name: each for name, each in surviving.items() if not program.is_elsewhere(each)}
+    peak = _peak(steps, near, calls, arena_bytes, allocator)
     return Plan(
         steps,
         surviving,
@@ -108,6 +125,7 @@ def _finish(
         program.inputs,
         program.results,
         program.constants,
+        program.device,
     )
 
 
@@ -133,15 +151,18 @@ def _peak(
     buffers: Mapping[str, Buffer],
     calls: Mapping[str, Interval],
     arena_bytes: int,
+    allocator: Allocator,
 ) -> int:
     """Inputs, constants and the arena, and what calls hold and work in at the worst step."""
     fixed = sum(
-        largest(each.nbytes) for each in buffers.values() if each.kind is not BufferKind.TEMPORARY
+        allocator.taken(largest(each.nbytes))
+        for each in buffers.values()
+        if each.kind is not BufferKind.TEMPORARY
     )
     held = held_by_calls(steps, calls)
     work = [step.workspace if isinstance(step, Call) else 0 for step in steps]
     worst = max(a + b for a, b in zip(held, (*work, 0), strict=True))
-    return fixed + arena_bytes + worst
+    return fixed + allocator.taken(arena_bytes) + worst + allocator.reserve
 
 
 def held_by_calls(steps: Sequence[PlanStep], calls: Mapping[str, Interval]) -> list[int]:

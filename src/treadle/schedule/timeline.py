@@ -34,9 +34,10 @@ class Timeline:
 
         peak  =  sum(inputs) + constants + arena + max(calls + workspace) + reserve
 
-    ``temporaries`` are the bytes of the arena in use, by the phase that wrote them. The arena is
-    one block, there all the time; ``peak_at`` is the step where most of it and of the calls' bytes
-    is in use, and ``held`` names the largest temporaries there.
+    ``inputs``: 0 for those on another device. ``reserve``: what libraries hold, and what an
+    allocator adds to requests. ``temporaries`` are the bytes of the arena in use, by the phase that
+    wrote them. The arena is one block, there all the time; ``peak_at`` is the step where most of it
+    and of the calls' bytes is in use, and ``held`` names the largest temporaries there.
     """
 
     names: tuple[str, ...]
@@ -66,7 +67,10 @@ def timeline(plan: Plan) -> Timeline:
     sums = [sum(each[i] for each in temporaries.values()) for i in range(len(plan.steps))]
     alive = [sums[i] + held[i] + workspace[i] for i in range(len(plan.steps))]
     at = alive.index(max(alive)) if alive else 0
-    inputs = tuple(largest(plan.buffers[name].nbytes) for name in plan.inputs)
+    inputs = tuple(
+        0 if plan.device and each.device != plan.device else largest(each.nbytes)
+        for each in (plan.buffers[name] for name in plan.inputs)
+    )
     constants = _constants(plan)
     worst = max((*(a + b for a, b in zip(held, (*workspace, 0), strict=True)),), default=0)
     return Timeline(

@@ -16,6 +16,7 @@ from treadle.graph.alias import storages
 from treadle.graph.operator_facts import CostClass, facts_of
 from treadle.graph.operators import OpOverload, has_effect, is_random
 from treadle.graph.types import tensors_in
+from treadle.util.allocator import Allocator
 from treadle.util.errors import PlanError
 
 
@@ -55,6 +56,11 @@ class Device:
 
     def rate(self, dtype: torch.dtype) -> float:
         return self.flops.get(dtype, self.flops[torch.float32])
+
+    @property
+    def allocator(self) -> Allocator:
+        """How its memory is counted."""
+        return Allocator(self.reserve, blocks=self.name != CPU.name)
 
 
 def _rates(full: float, half: float, double: float) -> Mapping[torch.dtype, float]:

@@ -1,0 +1,315 @@
+"""Steps that are bound by launching: recorded once as a CUDA graph, and replayed.
+
+A step of hundreds of small kernels takes as long as the host needs to launch them. Its launches
+are the same at every call: the arena, parameters and state stay where they are. So the third call
+is timed, and if launching was a good part of it, the launches are recorded and later calls give
+the GPU all of them at once::
+
+    call 1, 2     launch by launch: kernels are compiled, libraries choose their algorithms
+    call 3        the same, timed
+    call 4 ...    moving inputs are copied to fixed places; replay; results are copied out
+
+Draws advance the generator as they do when launched one by one. What may wait for the host while
+it runs cannot be recorded, so only operations known not to are. A call whose parameters moved is
+launched as usual, and then recorded again.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from treadle.runtime.artifact import Artifact, Launch, Place, View
+from treadle.runtime.bindings import same_strides, spec_bytes
+from treadle.runtime.incoming import imported
+from treadle.util.errors import RuntimeFailure
+
+_TIMED_CALL = 3
+_SHARE = 0.3
+"""Recording pays if launching takes at least this share of a call."""
+_ATTEMPTS = 4
+
+
+Launches = Callable[[], dict[str, Tensor]]
+"""Launches everything; gives the results that calls allocated, by the names of their buffers."""
+
+
+class Recorder(Protocol):
+    """What records launches; on a GPU CUDA does."""
+
+    def timed(self, run: Callable[[], None]) -> tuple[float, float]:
+        """Run; seconds until everything was launched, and until everything was done."""
+        ...
+
+    def record(self, run: Launches) -> tuple[dict[str, Tensor], Callable[[], None]]:
+        """Run without doing the work. What it gave, and what does the work, into those tensors.
+        ``RuntimeError`` if that cannot be."""
+        ...
+
+
+class Recordable(Protocol):
+    """A step that can be replayed; see ``Executable``."""
+
+    def launch(self, inputs: Sequence[Tensor], imported: Mapping[int, Tensor]) -> dict[str, Tensor]:
+        """Launch everything on ``inputs`` with these copies of those on the host; the buffers of
+        results that calls allocated."""
+        ...
+
+    def bring(self, inputs: Sequence[Tensor], at: int) -> Tensor:
+        """A copy on the device of an input that is on the host."""
+        ...
+
+    def settle(self, *, failed: bool = False) -> list[Tensor]:
+        """Write what launches that were recorded could not; what must be kept with them. None of
+        it if the recording ``failed``."""
+        ...
+
+    def results(self, inputs: Sequence[Tensor], held: Mapping[str, Tensor]) -> list[Tensor | None]:
+        """The results, none of which shares memory with ``held``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a recording has to know of a step. ``moving``: inputs that are elsewhere at each call;
+    ``written``: those that change in place; ``room``: bytes it may cost beside the plan's own;
+    ``clear``: gives the workspaces of libraries back."""
+
+    moving: frozenset[int]
+    written: frozenset[int]
+    room: int
+    clear: Callable[[], None]
+
+
+class Replay:
+    """Whether a step is worth recording, and its recording."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        step: Recordable,
+        recorder: Recorder,
+        terms: "Terms",
+    ) -> None:
+        self._specs = [artifact.buffers[name] for name in artifact.inputs]
+        self._moving = set(terms.moving) | {
+            at for at, spec in enumerate(self._specs) if spec.device
+        }
+        names = {view.buffer for view in artifact.results if view is not None}
+        kept = [artifact.buffers[name] for name in names]
+        self._extra = sum(spec_bytes(spec) for spec in kept if spec.place is Place.CALL)
+        self._device = torch.device(artifact.device)
+        self._written, self._room = terms.written, terms.room
+        self._step, self._recorder = step, recorder
+        self._calls = self._attempts = 0
+        self._due = False
+        self._again: Callable[[], None] | None = None
+        self._places: dict[int, Tensor] = {}
+        self._held: dict[str, Tensor] = {}
+        self._tables: list[Tensor] = []
+        self._addresses: list[int] = []
+        self.note = why_not(artifact)
+        self._off = bool(self.note)
+
+    @property
+    def is_recorded(self) -> bool:
+        return self._again is not None
+
+    def watch(self, run: Callable[[], None]) -> None:
+        """Run a call as usual; one of the first is timed."""
+        self._calls += not self._off
+        if self._off or self._calls != _TIMED_CALL:
+            run()
+            return
+        launching, total = self._recorder.timed(run)
+        times = f"launching took {1e3 * launching:.2f} of {1e3 * total:.2f} ms"
+        self._due = launching >= _SHARE * total
+        self._off = not self._due
+        self.note = times if self._due else f"not recorded: {times}"
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor | None] | None:
+        """The results of a replayed call; ``None`` if this one is to run as usual."""
+        if self._off:
+            return None
+        if self._again is not None and not self._fits(inputs):
+            self.drop()
+            self._due = True
+            return None
+        if self._due:
+            return self._record(inputs) if self._may_record(inputs) else None
+        if self._again is None:
+            self._observe(inputs)
+            return None
+        self._fill(inputs)
+        self._again()
+        return self._step.results(inputs, self._held)
+
+    def drop(self) -> None:
+        """Forget the recording, and give its memory back."""
+        self._again, self._due = None, False
+        self._places, self._held, self._tables = {}, {}, []
+
+    def _observe(self, inputs: Sequence[Tensor]) -> None:
+        """What is elsewhere than in the call before moves, unless the step writes to it."""
+        addresses = [each.data_ptr() for each in inputs]
+        if self._addresses:
+            pairs = zip(addresses, self._addresses, strict=True)
+            self._moving |= {at for at, (a, b) in enumerate(pairs) if a != b} - self._written
+        self._addresses = addresses
+
+    def _fits(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether what was recorded is right for these: what moved has its layout, nothing else
+        moved."""
+        fits = True
+        for at, (tensor, address) in enumerate(zip(inputs, self._addresses, strict=True)):
+            if at in self._places:
+                if not self._is_alike(tensor, at):
+                    return False
+            elif tensor.data_ptr() != address:
+                fits = False
+                if at not in self._written:
+                    self._moving.add(at)
+        return fits
+
+    def _fill(self, inputs: Sequence[Tensor]) -> None:
+        for at, place in self._places.items():
+            place.copy_(self._step.bring(inputs, at) if self._specs[at].device else inputs[at])
+
+    def _may_record(self, inputs: Sequence[Tensor]) -> bool:
+        self._due = False
+        self._attempts += 1
+        moving = sorted(self._moving)
+        extra = self._extra + sum(spec_bytes(self._specs[at]) for at in moving)
+        why = ""
+        if self._moving & self._written:
+            why = "an argument is written to"
+        elif extra > self._room:
+            why = f"copies of {extra} bytes have no room beside the plan"
+        elif self._attempts > _ATTEMPTS:
+            why = "its tensors move from call to call"
+        self._off, self.note = bool(why), f"not recorded: {why}" if why else self.note
+        return not why and all(self._is_alike(inputs[at], at) for at in moving)
+
+    def _record(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+        """This call, launched on the fixed places, and then the same launches recorded."""
+        self._places = {at: self._place(at) for at in sorted(self._moving)}
+        self._addresses = [each.data_ptr() for each in inputs]
+        self._fill(inputs)
+        imported = {at: each for at, each in self._places.items() if self._specs[at].device}
+        bound = [
+            each if at in imported else self._places.get(at, each) for at, each in enumerate(inputs)
+        ]
+        results = self._step.results(inputs, self._step.launch(bound, imported))
+        try:
+            made = self._recorder.record(lambda: self._step.launch(bound, imported))
+        except (RuntimeError, RuntimeFailure) as error:
+            self.drop()
+            self._step.settle(failed=True)
+            self._off = True
+            self.note = f"not recorded: {str(error).splitlines()[0]}"
+            return results
+        self._held, self._again = made
+        self._tables = self._step.settle()
+        self.note = f"{self.note.split(';')[0]}; replayed as one CUDA graph"
+        return results
+
+    def _is_alike(self, tensor: Tensor, at: int) -> bool:
+        spec = self._specs[at]
+        return (
+            tensor.shape == spec.shape
+            and tensor.dtype is spec.dtype
+            and tensor.device.type == (spec.device or self._device.type)
+            and same_strides(tensor, spec)
+        )
+
+    def _place(self, at: int) -> Tensor:
+        spec = self._specs[at]
+        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self._device)
+
+
+def why_not(artifact: Artifact) -> str:
+    """Why the launches of an artifact cannot be recorded; empty if they can."""
+    for step in artifact.steps:
+        if isinstance(step, Launch) or imported(artifact, step):
+            continue
+        name = step.op.removeprefix("aten.").partition(".")[0]
+        masked = name.startswith("index") and any(map(_is_mask, _views(step.args)))
+        if name not in _NEVER_WAIT or masked:
+            return f"not recorded: {step.op} may wait for the host"
+        if any(artifact.buffers[each].device for each in step.outputs if each):
+            return "not recorded: a result goes to the host"
+    return ""
+
+
+def _is_mask(view: View) -> bool:
+    """``x[mask]`` counts the mask's elements on the host."""
+    return view.dtype in (torch.bool, torch.uint8)
+
+
+def _views(value: Any) -> Iterator[View]:
+    if isinstance(value, View):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _views(each)
+
+
+_NEVER_WAIT = frozenset({
+    "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "addbmm", "_int_mm", "convolution",
+    "convolution_backward", "cudnn_convolution", "_cudnn_rnn", "_cudnn_rnn_backward",
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward",
+    "cudnn_batch_norm", "cudnn_batch_norm_backward", "_batch_norm_with_update_functional",
+    "batch_norm_backward", "native_batch_norm", "native_batch_norm_backward", "native_dropout",
+    "bernoulli", "rand", "rand_like", "randn", "randn_like", "randint", "randint_like",
+    "normal_functional", "uniform", "exponential", "sort", "topk", "cumsum", "cumprod",
+    "logcumsumexp", "cummax", "cummin", "embedding_dense_backward", "scatter", "scatter_add",
+    "scatter_reduce", "index_put", "index_add", "index_copy", "_embedding_bag",
+    "_embedding_bag_forward_only", "_embedding_bag_backward",
+    "_embedding_bag_dense_backward", "upsample_bicubic2d_backward",
+    "grid_sampler_2d", "grid_sampler_2d_backward", "max_unpool2d", "max_pool2d_with_indices",
+    "max_pool2d_with_indices_backward", "clone", "copy", "_to_copy", "full", "add", "mul",
+})  # fmt: skip
+"""Operations that launch kernels and return: they may be recorded."""
+
+
+class CudaRecorder:
+    """Records with CUDA graphs. ``clear``: gives libraries' workspaces back, since those that the
+    recording uses come beside them."""
+
+    def __init__(self, device: torch.device, clear: Callable[[], None]) -> None:
+        self._device = device
+        self._clear = clear
+
+    def timed(self, run: Callable[[], None]) -> tuple[float, float]:
+        torch.cuda.synchronize(self._device)
+        start = time.perf_counter()
+        run()
+        launched = time.perf_counter()
+        torch.cuda.synchronize(self._device)
+        return launched - start, time.perf_counter() - start
+
+    def record(self, run: Launches) -> tuple[dict[str, Tensor], Callable[[], None]]:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("the caller records launches itself")
+        self._clear()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                made = run()
+        except BaseException:
+            self._recover()
+            raise
+        return made, graph.replay
+
+    def _recover(self) -> None:
+        """After a recording that failed: another one, which ends well, so that generators and
+        allocator leave the state that they were put into."""
+        torch.cuda.synchronize(self._device)
+        empty = torch.zeros((), device=self._device)
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+            empty.add_(0)

@@ -1,0 +1,181 @@
+"""Replays of recorded launches, with a recorder that runs them again instead of a GPU."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Place, View
+from treadle.runtime.build import Build
+from treadle.runtime.execute import Executable
+from treadle.runtime.replay import Launches, Terms, why_not
+
+PLAIN = Build.without_compiler("cpu")
+
+
+def spec(name: str, place: Place, shape=(4,), dtype=torch.float32, offset=0, device=""):
+    return BufferSpec(name, dtype, shape, (1,) * len(shape), place, offset, device)
+
+
+def whole(s: BufferSpec) -> View:
+    return View(s.name, s.dtype, s.shape, s.strides)
+
+
+X, W = spec("x", Place.INPUT), spec("w", Place.INPUT)
+Y, Z = spec("y", Place.CALL), spec("z", Place.ARENA)
+
+
+def step() -> Artifact:
+    """``w += x`` in place;  returns ``x + w`` from a call, and ``x * w`` from the arena."""
+    steps = (
+        CallStep("aten.add.Tensor", (whole(X), whole(W)), {}, ("y",)),
+        CallStep("aten.mul.Tensor", (whole(X), whole(W)), {}, ("z",), out="aten.mul.out"),
+        CallStep("aten.add.Tensor", (whole(W), whole(X)), {}, ("w",), out="aten.add.out"),
+    )
+    buffers = {each.name: each for each in (X, W, Y, Z)}
+    results = (whole(Y), whole(Z))
+    return Artifact("cpu", (), buffers, steps, (), ("x", "w"), results, 64, 64)
+
+
+class Again:
+    """Records by keeping the launches; they run when it is replayed. ``share``: of a call that
+    launching takes."""
+
+    def __init__(self, share: float = 1.0, failing: bool = False) -> None:
+        self.share, self.failing = share, failing
+        self.replays = self.recordings = 0
+
+    def timed(self, run: Callable[[], None]) -> tuple[float, float]:
+        run()
+        return self.share, 1.0
+
+    def record(self, run: Launches) -> tuple[dict[str, Tensor], Callable[[], None]]:
+        if self.failing:
+            raise RuntimeError("operation not permitted\nand more")
+        self.recordings += 1
+        state = [each.clone() for each in self.state]
+        held = run()
+        for mine, old in zip(self.state, state, strict=True):
+            mine.copy_(old)  # recording does not do the work
+
+        def replay() -> None:
+            self.replays += 1
+            for name, value in run().items():
+                held[name].copy_(value)
+
+        return held, replay
+
+    state: tuple[Tensor, ...] = ()
+
+
+def made(recorder: Again, *, written=frozenset({1}), room=1 << 20) -> Executable:
+    terms = Terms(frozenset({0}), written, room, lambda: None)
+    return Executable(step(), PLAIN, terms=terms, recorder=recorder)
+
+
+def test_later_calls_are_replayed_with_moving_batches_and_fresh_results():
+    recorder, w = Again(), torch.randn(4)
+    recorder.state = (w,)
+    executable = made(recorder)
+    results = []
+    for number in range(8):
+        x, before = torch.randn(4), w.clone()
+        found = executable.run([x, w])
+        for mine, right in zip((*found, w), (x + before, x * before, before + x), strict=True):
+            torch.testing.assert_close(mine, right, rtol=0, atol=0)
+        assert executable.replay is not None
+        assert executable.replay.is_recorded == (number >= 3)
+        results.append((found, [each.clone() for each in found]))
+    assert (recorder.recordings, recorder.replays) == (1, 4)
+    for found, kept in results:  # no later call changed them
+        assert all(torch.equal(mine, old) for mine, old in zip(found, kept, strict=True))
+    assert executable.replay.note.endswith("replayed as one CUDA graph")
+
+
+def test_a_parameter_that_moved_is_launched_as_usual_and_recorded_again():
+    recorder, w = Again(), torch.randn(4)
+    executable = made(recorder)
+    for number in range(10):
+        if number == 6:
+            w = w.clone()
+        recorder.state = (w,)
+        x, before = torch.randn(4), w.clone()
+        found = executable.run([x, w])
+        assert torch.equal(found[0], x + before)
+        assert torch.equal(w, before + x)
+    assert recorder.recordings == 2
+    assert recorder.replays == 2 + 2
+
+
+def test_what_moves_on_and_on_is_not_recorded_for_ever():
+    recorder = Again()
+    executable = made(recorder)
+    kept = []
+    for _ in range(30):
+        w = torch.randn(4)
+        kept.append(w)  # so that no address comes again
+        recorder.state = (w,)
+        x, before = torch.randn(4), w.clone()
+        assert torch.equal(executable.run([x, w])[0], x + before)
+    assert recorder.recordings <= 4
+    assert executable.replay is not None
+    assert "move from call to call" in executable.replay.note
+
+
+@pytest.mark.parametrize(
+    ("recorder", "options", "why"),
+    [
+        (Again(share=0.1), {}, "launching took 100.00 of 1000.00 ms"),
+        (Again(failing=True), {}, "operation not permitted"),
+        (Again(), {"room": 3}, "no room beside the plan"),
+        (Again(), {"written": frozenset({0, 1})}, "an argument is written to"),
+    ],
+)
+def test_says_why_a_step_is_launched_as_usual(recorder, options, why):
+    w = torch.randn(4)
+    executable = made(recorder, **options)
+    for _ in range(6):
+        x, before = torch.randn(4), w.clone()
+        assert torch.equal(executable.run([x, w])[0], x + before)
+    assert executable.replay is not None
+    assert not executable.replay.is_recorded
+    assert executable.replay.note.startswith("not recorded: ")
+    assert why in executable.replay.note
+    assert "\n" not in executable.replay.note
+
+
+def test_a_profiled_call_is_launched_step_by_step():
+    recorder, w = Again(), torch.randn(4)
+    recorder.state = (w,)
+    executable = made(recorder)
+    for _ in range(5):
+        executable.run([torch.randn(4), w])
+    seconds = [0.0] * 3
+    x, before = torch.randn(4), w.clone()
+    assert torch.equal(executable.run([x, w], seconds)[0], x + before)
+    assert all(seconds)
+    executable.release()
+    assert executable.replay is not None
+    assert not executable.replay.is_recorded
+    assert torch.equal(executable.run([x, w])[1], x * (before + x))
+
+
+MASK = View("m", torch.bool, (4,), (1,))
+HOST = spec("h", Place.CALL, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (CallStep("aten.nonzero.default", (whole(X),), {}, ("y",)), "may wait"),
+        (CallStep("aten.index_put.default", (whole(X), (MASK,), whole(W)), {}, ("y",)), "may wait"),
+        (CallStep("aten._to_copy.default", (whole(Y),), {"device": "cpu"}, ("h",)), "to the host"),
+        (CallStep("aten.mm.default", (whole(X), whole(W)), {}, ("y",)), ""),
+    ],
+)
+def test_only_what_cannot_wait_for_the_host_is_recorded(call, why):
+    buffers = {each.name: each for each in (X, W, Y, HOST)}
+    found = why_not(Artifact("cuda:0", (), buffers, (call,), (), ("x", "w"), (), 0, 0))
+    assert why in found
+    assert bool(found) == bool(why)
