@@ -170,7 +170,7 @@ HOST = spec("h", Place.CALL, device="cpu")
     [
         (CallStep("aten.nonzero.default", (whole(X),), {}, ("y",)), "may wait"),
         (CallStep("aten.index_put.default", (whole(X), (MASK,), whole(W)), {}, ("y",)), "may wait"),
-        (CallStep("aten._to_copy.default", (whole(Y),), {"device": "cpu"}, ("h",)), "to the host"),
+        (CallStep("aten._to_copy.default", (whole(Y),), {"device": "cpu"}, ("h",)), "on the host"),
         (CallStep("aten.mm.default", (whole(X), whole(W)), {}, ("y",)), ""),
     ],
 )

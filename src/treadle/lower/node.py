@@ -1,5 +1,6 @@
 """One node: a rule, the rules of its decomposition, or a library call, in this order."""
 
+import contextlib
 import operator
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.fx.node import map_arg
 
 from treadle.graph.at_run_time import AtRunTime
 from treadle.loop.expr import DTYPES, Array, Const
@@ -45,6 +47,8 @@ def lower_node(
         site = Site(builder, node, origin_of(node), val, node.name)
     else:
         site = Site(builder, node, inside.origin, val, f"{inside.name}_{node.name}")
+    if _is_on_the_host(site, env):
+        return _on_the_host(site, target, env)
     args = _resolved(site, node.args, env)
     kwargs = _resolved(site, node.kwargs, env)
     return _lowered(site, target, args, kwargs, env)
@@ -195,6 +199,34 @@ def _resolved(site: Site, arg: Any, env: Environment) -> Any:
     if isinstance(arg, Mapping):
         return {key: _resolved(site, item, env) for key, item in arg.items()}
     return arg
+
+
+def _is_on_the_host(site: Site, env: Environment) -> bool:
+    """Whether a step on a GPU computes this on the host, from what is there: PyTorch's kernels do
+    it there, as they do in eager."""
+    if not isinstance(site.val, torch.Tensor) or not site.node.all_input_nodes:
+        return False
+    if site.builder.device_of(site.val) == site.builder.device:
+        return False
+    operands = [env.get(each) for each in site.node.all_input_nodes]
+    places = [
+        site.builder.buffers[each.buffer].device if isinstance(each, TensorRef) else ""
+        for each in operands
+    ]
+    return all(each and each != site.builder.device for each in places)
+
+
+def _on_the_host(site: Site, op: OpOverload, env: Environment) -> Any:
+    """A view of what is on the host, or PyTorch's kernel there."""
+    args = map_arg(tuple(site.node.args), env.__getitem__)
+    kwargs = map_arg(dict(site.node.kwargs), env.__getitem__)
+    rule = rule_for(op) if op in views.VIEWS else None
+    if rule is not None:
+        with contextlib.suppress(Decline):
+            value = rule(site, *args, **kwargs)
+            if isinstance(value, TensorRef):
+                return value
+    return calls.call(site, op, args, kwargs, "")
 
 
 def _goes_ahead(source: fx.Node) -> bool:

@@ -32,7 +32,7 @@ def place_write_backs(builder: Builder, writes: Mapping[str, tuple[Value, Origin
     A value that aliases an input about to be overwritten goes through a temporary first.
     """
     sources = {
-        target: (_detached(builder, value, origin, writes), origin)
+        target: (_detached(builder, target, value, origin, writes), origin)
         for target, (value, origin) in writes.items()
     }
     copies = {
@@ -59,9 +59,12 @@ def place_write_backs(builder: Builder, writes: Mapping[str, tuple[Value, Origin
 
 
 def _detached(
-    builder: Builder, value: Value, origin: Origin, writes: Mapping[str, object]
+    builder: Builder, target: str, value: Value, origin: Origin, writes: Mapping[str, object]
 ) -> Value:
     """``value``, or a copy of it when its storage is an input that changes."""
+    if isinstance(value, TensorRef) and value.buffer not in writes:
+        there = builder.buffers[value.buffer].device == builder.buffers[target].device
+        return value if there else builder.local(value, origin)
     if isinstance(value, TensorRef):
         value = builder.local(value, origin)
     if not isinstance(value, TensorRef) or value.buffer not in writes:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from treadle.runtime.artifact import Artifact, Launch, Place, View
+from treadle.runtime.artifact import Artifact, CallStep, Launch, Place, View
 from treadle.runtime.bindings import same_strides, spec_bytes
 from treadle.runtime.incoming import imported
 from treadle.util.errors import RuntimeFailure
@@ -233,20 +233,42 @@ class Replay:
 def why_not(artifact: Artifact) -> str:
     """Why the launches of an artifact cannot be recorded; empty if they can."""
     for step in artifact.steps:
-        if isinstance(step, Launch) or imported(artifact, step):
+        if isinstance(step, Launch):
+            if any(artifact.buffers[each].device for row in step.buffers for each in row):
+                return "not recorded: a part of the step is on the host"
+            continue
+        if imported(artifact, step):
             continue
         name = step.op.removeprefix("aten.").partition(".")[0]
         masked = name.startswith("index") and any(map(_is_mask, _views(step.args)))
-        if name not in _NEVER_WAIT or masked:
+        if (name not in _NEVER_WAIT and not _is_pointwise(step.op)) or masked:
             return f"not recorded: {step.op} may wait for the host"
-        if any(artifact.buffers[each].device for each in step.outputs if each):
-            return "not recorded: a result goes to the host"
+        if any(artifact.buffers[each].device for each in touched(step)):
+            return "not recorded: a part of the step is on the host"
     return ""
+
+
+def _is_pointwise(op: str) -> bool:
+    """One kernel over the elements, as PyTorch's tag says."""
+    room, _, rest = op.partition(".")
+    if room != "aten":
+        return False
+    found: Any = torch.ops.aten
+    for part in rest.split("."):
+        found = getattr(found, part)  # the way to an operator whose name is data
+    return torch.Tag.pointwise in found.tags
 
 
 def _is_mask(view: View) -> bool:
     """``x[mask]`` counts the mask's elements on the host."""
     return view.dtype in (torch.bool, torch.uint8)
+
+
+def touched(step: CallStep) -> Iterator[str]:
+    """The buffers that a call reads or writes."""
+    yield from (each for each in step.outputs if each is not None)
+    for view in _views((step.args, tuple(step.kwargs.values()))):
+        yield view.buffer
 
 
 def _views(value: Any) -> Iterator[View]:
@@ -272,7 +294,11 @@ _NEVER_WAIT = frozenset({
     "_embedding_bag_forward_only", "_embedding_bag_backward",
     "_embedding_bag_dense_backward", "upsample_bicubic2d_backward",
     "grid_sampler_2d", "grid_sampler_2d_backward", "max_unpool2d", "max_pool2d_with_indices",
-    "max_pool2d_with_indices_backward", "clone", "copy", "_to_copy", "full", "add", "mul",
+    "max_pool2d_with_indices_backward", "randperm", "multi_margin_loss",
+    "multi_margin_loss_backward",
+    "fake_quantize_per_tensor_affine_cachemask", "_thnn_fused_gru_cell",
+    "_thnn_fused_gru_cell_backward", "_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl",
+    "clone", "copy", "_to_copy", "full", "add", "mul",
 })  # fmt: skip
 """Operations that launch kernels and return: they may be recorded."""
 

@@ -112,7 +112,7 @@ def _finish(
     calls = {
         name: replace(each, nbytes=allocator.taken(each.nbytes))
         for name, each in lives.items()
-        if name in by_call | kept
+        if name in by_call | kept and not program.is_elsewhere(buffers[name])
     }
     near = {name: each for name, each in surviving.items() if not program.is_elsewhere(each)}
     peak = _peak(steps, near, calls, arena_bytes, allocator)
