@@ -15,7 +15,7 @@ PLAIN = Build.without_compiler("cpu")
 
 
 def spec(name: str, place: Place, shape=(4,), dtype=torch.float32, offset=0, device=""):
-    return BufferSpec(name, dtype, shape, (1,) * len(shape), place, offset, device)
+    return BufferSpec(name, dtype, shape, (1,) * len(shape), place, offset, device=device)
 
 
 def whole(s: BufferSpec) -> View:

@@ -245,6 +245,8 @@ def why_not(artifact: Artifact) -> str:
             return f"not recorded: {step.op} may wait for the host"
         if any(artifact.buffers[each].device for each in touched(step)):
             return "not recorded: a part of the step is on the host"
+        if any(artifact.buffers[each].unsized for each in touched(step)):
+            return "not recorded: sizes are known at run time only"
     return ""
 
 
