@@ -180,6 +180,13 @@ class Account:
         return sum(seconds for _, seconds in self.stages)
 
     @property
+    def at_peak(self) -> HostStep | None:
+        """The kernel or call during which most is alive, if that is known."""
+        line = self.memory.timeline
+        peak = -1 if line is None else line.peak_at
+        return next((each for each in self.host_steps if peak in each.at), None)
+
+    @property
     def floor_seconds(self) -> float:
         return sum(each.floor_seconds for each in self.host_steps)
 

@@ -162,8 +162,7 @@ def _alive(account: Account) -> str:
     if line is None or not line.names:
         return ""
     at = line.peak_at
-    phase = f" ({line.phases[at]})" if line.phases[at] else ""
-    lines = [f"alive at the peak, during {line.names[at]}{phase}, {at + 1} of {len(line.names)}"]
+    lines = [f"alive at the peak, {at + 1} of {len(line.names)}: {during(account)}"]
     parts = [(label, sizes[at]) for label, _, sizes in series(line, account.roles, account.whole)]
     for label, size in sorted(parts, key=lambda part: -part[1]):
         lines += [f"  {format_bytes(size):>11}  {label}"] if size else []
@@ -173,6 +172,16 @@ def _alive(account: Account) -> str:
         size = format_bytes(count * each.size_bytes)
         lines.append(f"  {size:>11}  {count} x {each.name} {each.type} {each.phase}: {where}")
     return "\n".join(lines)
+
+
+def during(account: Account) -> str:
+    """``treadle_7 (backward: mul, sum), examples/gpt.py:48: text``: where most is alive."""
+    step = account.at_peak
+    if step is None:
+        return "not known"
+    made = f": {counted(step.info.operations, _OPERATIONS)}" if step.function else ""
+    where = f", {short_line(step.where)}" if step.where else ""
+    return f"{step.name} ({step.phase}{made}){where}"
 
 
 def held_rows(held: Sequence[Held]) -> list[tuple[int, Held]]:

@@ -9,7 +9,7 @@ from treadle.passes.memory.decisions import layer_of
 from treadle.report.account import Account, Use
 from treadle.report.advice import advice, short_line
 from treadle.report.chart import HEIGHT, WIDTH, chart, frontier_chart
-from treadle.report.explain import counted, held_rows, milliseconds
+from treadle.report.explain import counted, during, held_rows, milliseconds
 from treadle.util.sizes import format_bytes
 
 
@@ -32,6 +32,7 @@ def page(account: Account, frontier: Sequence[tuple[int, float]] = ()) -> str:
         uses=_uses(account),
         total=_total(account),
         advice=advice(account),
+        during=during(account),
         held=held_rows(line.held)[:_HELD] if line is not None else [],
         operations=sum(count for _, count in account.operations),
         width=WIDTH,
