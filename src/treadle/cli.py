@@ -43,6 +43,7 @@ class Exit(enum.IntEnum):
 
 
 _WRONG_WORDS = ("TR-001", "TR-004", "TR-201", "TR-203", "TR-204")
+_USERS_CODE = ("TR-132", "TR-138", "TR-206")
 _BUGS = ("TR-199", "TR-900", "TR-901")
 
 
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _status(error: TreadleError) -> Exit:
     if error.code in _WRONG_WORDS:
         return Exit.USAGE
-    if error.code == "TR-206":
+    if error.code in _USERS_CODE:
         return Exit.USERS_CODE
     return Exit.BUG if error.code in _BUGS else Exit.REFUSED
 
