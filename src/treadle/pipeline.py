@@ -3,7 +3,6 @@
 capture -> clean -> plan memory -> lower -> simplify -> schedule -> generate code -> build
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -279,10 +278,10 @@ def frontier_points(
 ) -> tuple[tuple[int, float], ...]:
     """Predicted peak and estimated seconds of plans from the fastest to the smallest. Peaks are
     exact at both ends; between them those of the simulator are moved onto the line of the two."""
-    endless = replace(options, memory=math.inf)
+    budgeted = replace(options, memory=1.0)
     build_ = build(cache, device=device) if options.codegen else Build.without_compiler(device)
-    target = request_of(extended(step), device, endless, build_, cache=cache).target
-    found = frontier(settled(extended(step), endless), target.hardware)
+    target = request_of(extended(step), device, budgeted, build_, cache=cache).target
+    found = frontier(settled(extended(step), budgeted), target.hardware)
     first, last = (planned(each.step, target).plan.peak_bytes for each in (found[0], found[-1]))
     high, low = found[0].predicted_peak, found[-1].predicted_peak
     slope = (first - last) / max(high - low, 1)

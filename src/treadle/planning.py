@@ -95,7 +95,7 @@ def plan(
         build_ = build(cache, device=captured.device)
         here = machine(torch.device(captured.device), switches(), build_.identity)
         target = replace(target, workspaces=Workspaces(cache, captured.device, here.identity))
-    step = settled(extended(captured.step), replace(target.options, memory=math.inf))
+    step = settled(extended(captured.step), replace(target.options, memory=1.0))
     points = [
         Point(planned(each.step, target).plan.peak_bytes, 1e3 * each.seconds)
         for each in frontier(step, hardware)
