@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from treadle.capture.ctc import FUNCTIONS, losses
 from treadle.capture.packed import PackedRows
 from treadle.capture.torch_private import onednn_takes, outside_modes
 from treadle.capture.words import here
@@ -97,8 +98,10 @@ class RecurrentLayers:
     def instead_of(
         self, function: Callable[..., Any], leaves: list[Any], kwargs: Any
     ) -> Callable[..., Any]:
-        """What to call in place of a recurrent layer of PyTorch's, or of what packs sequences; any
-        other function as it is. ``leaves``: tensors and values among its arguments."""
+        """What to call in place of a recurrent layer of PyTorch's, its CTC loss, or what packs
+        sequences; any other function as it is. ``leaves``: tensors and values of its arguments."""
+        if function in FUNCTIONS:
+            return losses
         cell = _CELLS.get(function) if not kwargs else None
         if cell is None:
             return self.packed.instead_of(function, leaves, kwargs)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch._ops import OpOverload
 
+from treadle.graph.ctc import OPERATIONS as CTC
 from treadle.graph.operator_facts import facts_of
 from treadle.graph.packed import OPERATIONS as PACKED
 from treadle.graph.recurrent import OPERATIONS as RECURRENT
@@ -117,10 +118,10 @@ def _operations(names: str) -> list[OpOverload]:
     return found
 
 
-_RECURRENT = "a recurrent layer: one call for all steps in time"
+_RECURRENT = "a recursion: one call for all steps in time"
 WHY: Mapping[OpOverload, str] = {
     op: why for why, names in _WHY.items() for op in _operations(names)
-} | dict.fromkeys((*RECURRENT, *PACKED), _RECURRENT)
+} | dict.fromkeys((*RECURRENT, *PACKED, *CTC), _RECURRENT)
 """Why an operation that is a library call by choice is one."""
 
 

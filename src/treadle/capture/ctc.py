@@ -1,0 +1,48 @@
+"""``torch.ctc_loss`` while a step is traced: in terms of an operation whose sizes are known."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treadle.graph.ctc import ctc_loss
+
+FUNCTIONS = frozenset({torch.ctc_loss, torch.nn.functional.ctc_loss})
+_REDUCTIONS = "none", "mean", "sum"  # by PyTorch's numbers
+
+
+def losses(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str | int = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """``log_probs`` [T, N, C] or [T, C]; lengths are tensors or numbers, as in PyTorch."""
+    how = _REDUCTIONS[reduction] if isinstance(reduction, int) else reduction
+    if torch.is_autocast_enabled(log_probs.device.type):
+        log_probs = log_probs.float()
+    batched = log_probs.dim() == 3
+    rows = log_probs if batched else log_probs.unsqueeze(1)
+    given = targets if batched or targets.dim() != 1 else targets.unsqueeze(0)
+    lengths = _lengths(input_lengths), _lengths(target_lengths)
+    found = ctc_loss(rows, given, *lengths, blank, zero_infinity)
+    if zero_infinity:
+        found = torch.where(found == float("inf"), torch.zeros_like(found), found)
+    if how == "mean":
+        return (found / lengths[1].to(found.device).clamp_min(1).to(found.dtype)).mean()
+    if how == "sum":
+        return found.sum()
+    return found if batched else found.squeeze(0)
+
+
+def _lengths(given: Any) -> Tensor:
+    """[N] on the host."""
+    if isinstance(given, Tensor):
+        return given.reshape(-1).to("cpu", torch.int64)
+    return torch.tensor(given, dtype=torch.int64).reshape(-1)
+
+
+__all__ = ["FUNCTIONS", "losses"]
