@@ -21,12 +21,18 @@ import torch
 from torch import SymInt, Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from treadle.capture.torch_private import outside_modes, retraced, through_autograd
+from treadle.capture.torch_private import (
+    mutated_inputs,
+    outside_modes,
+    retraced,
+    through_autograd,
+)
 from treadle.compiler.request import Target
 from treadle.graph.effects import remove_tokens
 from treadle.graph.operators import has_effect
 from treadle.graph.passes import run_passes
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.values import compute
 from treadle.options import Options, from_environment
 from treadle.passes.memory.choose import fastest_plan
 from treadle.passes.memory.split import Halves, extract, split
@@ -195,13 +201,15 @@ class _Partition:
         graph = joint.graph
         places = _inputs_first(graph)
         first, last = places[: len(primals)], places[len(primals) :]
+        written = mutated_inputs(graph)
         if not _has_symbols(graph):
             step = _joint_step(graph, last, num_fwd_outputs)
             with outside_modes():
                 step = _planned(step, self.options)
             graph, places = step.graph, step.placeholders
             first, last = places[: len(first)], places[len(first) :]
-        halves = split(graph, first, last, num_fwd_outputs)
+        old = _old_values(graph, [first[at] for at in written], last)
+        halves = split(graph, first, last, num_fwd_outputs, old)
         sizes = [node for node in halves.kept if isinstance(node.meta["val"], SymInt)]
         if sizes:  # AOTAutograd takes them after the tensors, and gives them before
             order = [*(n for n in halves.kept if n not in sizes), *sizes]
@@ -260,6 +268,30 @@ def _joint_step(graph: fx.Graph, tangents: Sequence[fx.Node], results: int) -> S
         tuple(Output(f"result {at}") for at in range(len(returned))),
     )
     return StepGraph(graph, signature)
+
+
+def _old_values(
+    graph: fx.Graph, written: Sequence[fx.Node], tangents: Sequence[fx.Node]
+) -> list[fx.Node]:
+    """Copies of inputs that are written after the forward, for a backward that reads what they
+    were: a batch norm that is computed again takes the running statistics of before."""
+    late = set(tangents)
+    for node in graph.nodes:
+        again = node.meta.get("recomputed") or node.meta.get("phase") == "backward"
+        if node.op != "output" and (again or not late.isdisjoint(node.all_input_nodes)):
+            late.add(node)
+    copies: list[fx.Node] = []
+    for place in written:
+        readers = [user for user in place.users if user in late]
+        if readers:
+            with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
+                copy = graph.call_function(torch.ops.aten.clone.default, (place,))
+            copy.meta = dict(place.meta) | {"phase": "forward"}
+            copy.meta["val"] = compute(copy)
+            for each in readers:
+                each.replace_input_with(place, copy)
+            copies.append(copy)
+    return copies
 
 
 def _inputs_first(graph: fx.Graph) -> list[fx.Node]:

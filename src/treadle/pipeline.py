@@ -16,12 +16,12 @@ from treadle.compiler.request import CompileRequest, Target, key_of, request_of
 from treadle.generality import require_general
 from treadle.graph.dynamic import dims_of_graph
 from treadle.graph.lookups import IndexCheck
-from treadle.graph.operator_facts import facts_of, follows_seed
+from treadle.graph.operator_facts import CostClass, facts_of, follows_seed
 from treadle.graph.operators import arguments_of
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.signature import Role, StepGraph
 from treadle.loop.kernel import Kernel, Plan
-from treadle.loop.program import Call, Program
+from treadle.loop.program import Call, Program, TensorRef
 from treadle.loop.simplify import simplify_program
 from treadle.loop.verify import verify_kernel, verify_program
 from treadle.lower.graph import lower
@@ -354,7 +354,15 @@ def _is_unsized(call: Call, program: Program) -> bool:
 
 
 def _may_measure(call: Call) -> bool:
-    """Whether the call may run on invented numbers."""
+    """Whether the call may run on invented numbers. Whole numbers cannot be divided by zero."""
     op = resolve(call.op)
+    facts = facts_of(op)
     given = arguments_of(op, call.args, call.kwargs)
-    return facts_of(op).measurable and not follows_seed(op, given)
+    whole = any(isinstance(x, TensorRef) and _is_whole(x.dtype) for x in given.values())
+    if facts.cost is CostClass.POINTWISE and whole:
+        return False
+    return facts.measurable and not follows_seed(op, given)
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)

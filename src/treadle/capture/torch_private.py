@@ -500,6 +500,16 @@ def through_autograd(
     return compiler(module, inputs)
 
 
+def mutated_inputs(joint: fx.Graph) -> list[int]:
+    """Positions of the placeholders of AOTAutograd's joint graph that are written when the forward
+    has run; ``InputMutationAOTOutput`` stands for the new value of one among the results."""
+    (output,) = joint.find_nodes(op="output")
+    places = [node.meta.get("desc") for node in joint.find_nodes(op="placeholder")]
+    told = output.meta.get("desc") or ()
+    kept = [each for each in told if type(each).__name__ == "InputMutationAOTOutput"]
+    return [places.index(each.mutated_input) for each in kept]
+
+
 @contextmanager
 def outside_modes() -> Iterator[None]:
     """Inside, tensors are real again, whatever traces outside."""

@@ -35,12 +35,17 @@ class Halves:
 
 
 def split(
-    graph: fx.Graph, inputs: Sequence[fx.Node], tangents: Sequence[fx.Node], results: int
+    graph: fx.Graph,
+    inputs: Sequence[fx.Node],
+    tangents: Sequence[fx.Node],
+    results: int,
+    saved: Sequence[fx.Node] = (),
 ) -> Halves:
     """Cut ``graph``, whose first ``results`` outputs are the forward's.
 
     ``inputs`` and ``tangents`` are its placeholders by their role. ``PlanError`` TR-210 names the
-    first output that cannot be computed from what its half is given.
+    first output that cannot be computed from what its half is given. ``saved``: what the forward
+    computes for the backward alone.
     """
     (output,) = graph.find_nodes(op="output")
     returned: Sequence[Result] = output.args[0]  # type: ignore[assignment]
@@ -48,7 +53,7 @@ def split(
     effects = [node for node in graph.nodes if node.op == "call_function" and has_effect(node)]
     second = [n for n in effects if n in late or n.meta.get("phase") == "backward"]
     first = [n for n in effects if n not in second]
-    ahead = _needed([*(node for node in returned[:results] if node is not None), *first])
+    ahead = _needed([*(node for node in returned[:results] if node is not None), *first, *saved])
     late |= {n for n in graph.nodes if n.meta.get("recomputed")}
     late |= _needed([*filter(None, returned[results:]), *second]) - ahead - set(inputs)
     late -= {n for n in late if n.target is operator.getitem and n.args[0] in ahead}
