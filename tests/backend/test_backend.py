@@ -81,6 +81,17 @@ def test_dropout_and_norms_at_every_budget(memory):
     check(perceptron(), [(torch.randn(5, 8),)] * 2, options={"memory": memory})
 
 
+@pytest.mark.parametrize("memory", [0.5, 0.0])
+def test_norms_that_are_computed_again_see_the_statistics_of_before(memory, monkeypatch):
+    monkeypatch.setenv("TREADLE_NO_CODEGEN", "1")
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.SiLU()),
+        *(nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.BatchNorm2d(4), nn.SiLU()),
+        *(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)),
+    )
+    check(model, [(torch.randn(2, 3, 8, 8),) for _ in range(2)], options={"memory": memory})
+
+
 def test_buffers_that_change():
     check(convolution(), [(torch.randn(4, 3, 9, 9),) for _ in range(3)])
 
