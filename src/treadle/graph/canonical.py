@@ -32,6 +32,7 @@ from treadle.util.extents import Size
 from treadle.util.formulas import to_data
 from treadle.util.generators import GeneratorRef
 
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 _REFERENCE = re.compile("\u27e6(\\d+)\u27e7")
 
 
@@ -186,6 +187,8 @@ def text_of_value(value: Any) -> str:
 
     ``(1, 1.0, "1", True)``  ->  ``(1, 1.0, '1', True)``. ``VerifyError`` for kinds without a text.
     """
+    if type(value) in _PLAIN:
+        return repr(value)
     match value:
         case fx.Node():
             return f"%{value.name}"
@@ -193,7 +196,7 @@ def text_of_value(value: Any) -> str:
             return f"size {to_data(value.formula)!r}"
         case enum.Enum():
             return f"{type(value).__qualname__}.{value.name}"
-        case None | bool() | int() | float() | complex() | str() | bytes():
+        case int() | float() | complex() | str() | bytes():  # kinds derived from these
             return repr(value)
         case torch.dtype() | torch.layout() | torch.memory_format():
             return str(value)
