@@ -175,6 +175,7 @@ class Run:
             with outside.watching():
                 result = self.function(*args, **kwargs)
                 refuse_collectives(watch.lines)
+                watch.indices.check()
                 watch.rng.check()
                 self._note_left(outside.changes(), table)
                 refuse_new_tensors(args, kwargs, batch)

@@ -23,6 +23,7 @@ from treadle.capture.averaging import update_parameters
 from treadle.capture.communication import refuse_wrapper
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.rng_guard import RngGuard
+from treadle.capture.scalar_index import ScalarIndices
 from treadle.capture.torch_private import (
     OURS,
     FakeTensor,
@@ -100,6 +101,8 @@ class StandIns(TorchFunctionMode):
             args, kwargs = unflatten(leaves, spec)
         if any(isinstance(leaf, Generator) for leaf in leaves):
             result = self._drawn(func, args, kwargs or {})
+        elif instead := self._watch.indices.instead_of(func, args):
+            result = instead(*args)
         else:
             result = self._layers.instead_of(func, leaves, kwargs)(*args, **(kwargs or {}))
         self._watch.note_made(result)
@@ -196,6 +199,7 @@ class Watch:
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         self.rng = RngGuard()
         self.generators: list[tuple[Span, int]] = []  # nodes that draw from one of the user's
+        self.indices = ScalarIndices()
         self.backward: list[Span] = []
         self.lines: list[tuple[int, Line]] = [(0, ("", 0))]
         self.draws: list[tuple[int, bool, int]] = []  # node, whether the state is put back, which

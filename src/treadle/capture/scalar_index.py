@@ -1,0 +1,93 @@
+"""Indices that are 0-dim integer tensors, whose values PyTorch reads: here they stay tensors.
+
+::
+
+    x[i]       ->  x[i[None]].squeeze(0)
+    x[i] = v   ->  x[i[None]] = v.expand(...).unsqueeze(0)
+
+In eager ``x[i]`` is a view. Here it is a copy, so that writing to it is refused.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treadle.capture.words import here
+from treadle.util.errors import CaptureError
+
+
+class ScalarIndices:
+    """Does what indices of that kind do, and remembers what it copied."""
+
+    def __init__(self) -> None:
+        self._copies: list[tuple[Tensor, int, str, tuple[Any, ...]]] = []
+
+    def instead_of(
+        self, func: Callable[..., Any], args: tuple[Any, ...]
+    ) -> Callable[..., Any] | None:
+        """What to call in place of ``func``; ``None``: ``func`` itself."""
+        if func not in (Tensor.__getitem__, Tensor.__setitem__) or len(args) < 2:
+            return None
+        entries = args[1] if isinstance(args[1], tuple) else (args[1],)
+        dim = _dim(entries)
+        if dim is None:
+            return None
+        index = tuple(each[None] if isinstance(each, Tensor) else each for each in entries)
+        place = (id(args[0]), *(id(e) if isinstance(e, Tensor) else str(e) for e in entries))
+        if func is Tensor.__getitem__:
+            return lambda x, _: self._get(x, index, dim, place)
+        return lambda x, _, value: self._set(x, index, dim, value, place)
+
+    def _get(self, x: Tensor, index: tuple[Any, ...], dim: int, place: tuple[Any, ...]) -> Tensor:
+        found = x[index].squeeze(dim)
+        self._copies.append((found, found._version, here(), place))
+        return found
+
+    def _set(
+        self, x: Tensor, index: tuple[Any, ...], dim: int, value: Any, place: tuple[Any, ...]
+    ) -> None:
+        """``x[i] += v`` writes to a copy, and then puts it back where it is from."""
+        self._copies = [e for e in self._copies if not (e[0] is value and e[3] == place)]
+        _set(x, index, dim, value)
+
+    def check(self) -> None:
+        """TR-107 if a copy that is a view in eager was written to."""
+        for copy, version, where, _ in self._copies:
+            if copy._version != version:
+                raise CaptureError(
+                    "the step writes to x[i], where i is a tensor: a view in eager, here a copy",
+                    code="TR-107",
+                    where=where,
+                    remedy="write x[i] = value, or x.index_copy_(0, i[None], value[None])",
+                )
+
+
+def _set(x: Tensor, index: tuple[Any, ...], dim: int, value: Any) -> None:
+    if isinstance(value, Tensor) and value.ndim:
+        shape = list(x[index].shape)
+        del shape[dim]
+        extra = max(value.ndim - len(shape), 0)
+        value = value.reshape(value.shape[extra:]) if extra else value
+        value = value.expand(shape).unsqueeze(dim).to(x.dtype)
+    x[index] = value
+
+
+def _dim(entries: tuple[Any, ...]) -> int | None:
+    """The dim of the first such index; ``None`` where there is none, or something else than slices
+    beside them."""
+    places = [at for at, each in enumerate(entries) if _is_scalar(each)]
+    others = [each for each in entries if not _is_scalar(each)]
+    if not places or any(not isinstance(each, slice) for each in others):
+        return None
+    together = places == list(range(places[0], places[0] + len(places)))
+    return places[0] if together else None
+
+
+def _is_scalar(value: Any) -> bool:
+    integers = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    return isinstance(value, Tensor) and value.ndim == 0 and value.dtype in integers
+
+
+__all__ = ["ScalarIndices"]
