@@ -27,6 +27,7 @@ from treadle.capture.torch_private import (
     retraced,
     through_autograd,
 )
+from treadle.capture.written import expand_written
 from treadle.compiler.request import Target
 from treadle.graph.effects import remove_tokens
 from treadle.graph.operators import has_effect
@@ -261,6 +262,7 @@ def _joint_step(graph: fx.Graph, tangents: Sequence[fx.Node], results: int) -> S
             needed.add(node)  # one result of a forward operation is made with the others
         _annotate(node, "forward" if node in needed else "backward")
     remove_tokens(graph)
+    expand_written(graph)
     roles = [Role.BATCH if node in tangents else Role.PARAMETER for node in _places(graph)]
     names = [node.name for node in _places(graph)]
     signature = Signature(
@@ -383,6 +385,7 @@ class _Fixed:
     def __init__(self, module: fx.GraphModule, options: Options, phase: str) -> None:
         graph = module.graph
         remove_tokens(graph)
+        expand_written(graph)
         (output,) = graph.find_nodes(op="output")
         returned = list(output.args[0])  # type: ignore[call-overload]
         places = _places(graph)
