@@ -7,6 +7,8 @@ from torch.utils.flop_counter import flop_registry
 
 from treadle.graph.operator_facts import CostClass, call_draws, facts_of, follows_seed
 from treadle.graph.operators import has_effect, is_in_order, is_random
+from treadle.graph.recurrent import recurrent_layer
+from treadle.util.draw_operators import DRAWS
 
 aten = torch.ops.aten
 
@@ -71,8 +73,9 @@ def test_what_draws_or_writes_is_neither_repeated_nor_measured():
         assert facts.mutates == schema.is_mutable
         if facts.draws or facts.mutates or not schema.returns:
             assert not facts.may_recompute, op
-        if facts.draws or not schema.returns or torch.Tag.dynamic_output_shape in op.tags:
-            assert not facts.measurable, op
+        random = follows_seed(op, {each.name: each.default_value for each in schema.arguments})
+        if random or not schema.returns or torch.Tag.dynamic_output_shape in op.tags:
+            assert not facts.measurable or "dropout_p" in str(schema) or "train" in str(schema), op
         assert not facts.opaque
 
 
@@ -98,6 +101,18 @@ def test_costs():
     assert facts_of(aten.tanh.default).slow_elements
 
 
+def test_our_own_operators_are_known_as_well():
+    layer = facts_of(recurrent_layer)
+    assert layer.cost is CostClass.PRODUCT
+    assert layer.measurable
+    assert layer.may_recompute
+    for op in DRAWS.values():
+        facts = facts_of(op)
+        assert facts.draws
+        assert not facts.may_recompute
+        assert not facts.measurable
+
+
 def test_a_call_without_dropout_draws_nothing():
     attention = aten._scaled_dot_product_flash_attention_for_cpu.default
     assert not call_draws(attention, {"dropout_p": 0.0})
@@ -106,6 +121,8 @@ def test_a_call_without_dropout_draws_nothing():
     assert call_draws(dropout, {"p": 0.1, "train": True})
     assert call_draws(dropout, {"p": 0.1, "train": None})  # eager drops then
     assert not call_draws(dropout, {"p": 0.1, "train": False})
+    assert facts_of(attention).measurable  # of calls without dropout
+    assert follows_seed(attention, {"dropout_p": 0.1})
     backward = aten._scaled_dot_product_flash_attention_backward.default
     assert follows_seed(backward, {"dropout_p": 0.1})
     assert not call_draws(backward, {"dropout_p": 0.1})

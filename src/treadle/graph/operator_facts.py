@@ -35,8 +35,8 @@ class OperatorFacts:
     ``mutates``: writes to an argument. ``raises``: called to check data, and may raise.
     ``communicates``: meets other processes. ``opaque``: a user's, with anything inside; it happens
     exactly once and in order. ``slow_elements``: a transcendental function of each element.
-    ``measurable``: runs on invented numbers (zeros) without harm: it checks no data, follows no
-    seed, and is PyTorch's own.
+    ``measurable``: a call that ``follows_seed`` does not say otherwise of runs on invented numbers
+    (zeros) without harm: the operator checks no data, and is PyTorch's own or ours.
     """
 
     draws: bool
@@ -100,8 +100,8 @@ _REDUCTIONS = frozenset({
 })  # fmt: skip
 """One pass over the rows of an operand; PyTorch tags some of them since 2.12."""
 
-_PRODUCTS = frozenset({*flop_registry, aten.linear, aten.matmul})
-"""What PyTorch counts floating-point operations of."""
+_PRODUCTS = frozenset({aten.linear, aten.matmul})
+"""Besides those that PyTorch has, or was given, a formula of floating-point operations for."""
 
 _SLOW_ELEMENTS = frozenset({
     aten._log_softmax, aten._softmax, aten.cos, aten.erf, aten.exp, aten.gelu, aten.log,
@@ -117,6 +117,11 @@ _MEASURABLE = frozenset({
     aten.max_pool2d_with_indices_backward, aten.median, aten.native_batch_norm_backward,
     aten.native_group_norm_backward, aten.native_layer_norm_backward, aten.searchsorted,
     aten.upsample_bicubic2d_backward, aten._cdist_backward,
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    aten._native_batch_norm_legit_functional, aten.native_batch_norm,
+    aten._convolution_double_backward, aten.cudnn_convolution, aten._fft_c2c, aten.cummax,
+    aten.cummin, aten.mode, aten.nanmedian, aten._unsafe_masked_index_put_accumulate,
 })  # fmt: skip
 """Arithmetic for which zeros are numbers, and places, like any others; not among PyTorch's core
 operators, all of which are."""
@@ -144,7 +149,8 @@ def facts_of(op: OpOverload) -> OperatorFacts:
         opaque=opaque,
         cost=_cost_of(op),
         slow_elements=packet in _SLOW_ELEMENTS,
-        measurable=not draws and namespace == "aten" and _is_arithmetic(op),
+        measurable=(not draws or _draws_sometimes(op))
+        and (namespace == "treadle" or _is_arithmetic(op)),
     )
 
 
@@ -172,9 +178,15 @@ def _may_draw(op: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags or takes_generator
 
 
+def _draws_sometimes(op: OpOverload) -> bool:
+    """Whether an argument decides if a call draws."""
+    schema = op._schema  # pyright: ignore[reportPrivateUsage]
+    return any(each.name in _NO_DRAW_IF for each in schema.arguments)
+
+
 def _cost_of(op: OpOverload) -> CostClass:
     packet = op.overloadpacket
-    if packet in _PRODUCTS:
+    if packet in flop_registry or packet in _PRODUCTS:
         return CostClass.PRODUCT
     if torch.Tag.reduction in op.tags or packet in _REDUCTIONS:
         return CostClass.REDUCTION
@@ -185,7 +197,7 @@ def _cost_of(op: OpOverload) -> CostClass:
 
 def _is_arithmetic(op: OpOverload) -> bool:
     """Whether any numbers are as good as any others for ``op``."""
-    if not _DATA_TAGS.isdisjoint(op.tags) or not op._schema.returns:  # pyright: ignore[reportPrivateUsage]
+    if op.namespace != "aten" or not _DATA_TAGS.isdisjoint(op.tags) or not op._schema.returns:  # pyright: ignore[reportPrivateUsage]
         return False
     if op.overloadpacket in _UNMEASURABLE:
         return False
