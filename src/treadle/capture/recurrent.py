@@ -9,12 +9,13 @@ nobody else sees, is not used.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treadle.capture.ctc import FUNCTIONS, losses
@@ -284,4 +285,20 @@ def _cudnn(x: Tensor, stack: _Stack, layers: range) -> tuple[Tensor, Tensor, Ten
     return y, hy, rest[0] if c is not None else None
 
 
-__all__ = ["RecurrentLayers"]
+@contextmanager
+def weights_in_place() -> Iterator[None]:
+    """Inside, ``flatten_parameters`` does nothing. ``nn.LSTM`` calls it when its weights are other
+    tensors than before, as they are while a step is traced; on a GPU it reads their memory."""
+    original = nn.RNNBase.flatten_parameters
+    nn.RNNBase.flatten_parameters = _nothing
+    try:
+        yield
+    finally:
+        nn.RNNBase.flatten_parameters = original
+
+
+def _nothing(self: nn.RNNBase) -> None:
+    pass
+
+
+__all__ = ["RecurrentLayers", "weights_in_place"]

@@ -16,6 +16,7 @@ from treadle.capture.failures import raise_told
 from treadle.capture.finish import Captured, finish
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.place import autocast_on, check_values, described
+from treadle.capture.recurrent import weights_in_place
 from treadle.capture.refuse import check_models, device_of
 from treadle.capture.run import Run
 from treadle.capture.sources import (
@@ -78,7 +79,7 @@ def capture(
         function, models, optimizers, clusters, sources, leaves, spec, update=update, plans=plans
     )
     casts = nullcontext() if place is None else autocast_on(place)
-    with _tracing, torch.random.fork_rng(devices=[]), casts:
+    with _tracing, torch.random.fork_rng(devices=[]), weights_in_place(), casts:
         try:
             module = trace(run.traced, inputs, symbolic=symbolic is not None)
             captured = finish(module, run, device, symbolic=symbolic is not None)

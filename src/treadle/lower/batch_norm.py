@@ -77,7 +77,7 @@ def batch_norm_no_training(
     return _with_statistics(site, x, weight, bias, running_mean, running_var, eps)
 
 
-@lowers(aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
+@lowers(aten.native_batch_norm.default)
 def batch_norm(
     site: Site,
     x: Value,
