@@ -199,7 +199,7 @@ def test_results_that_run_later_are_refused(result):
 @pytest.mark.parametrize("memory", [
     [], {}, True, -1, 0, "12 bananas", "", "GiB", float("nan"), 1.5, -0.1, b"1GiB", object(),
     torch.tensor(3),
-], ids=repr)  # fmt: skip
+], ids=lambda value: "object" if type(value) is object else repr(value))  # fmt: skip
 def test_budgets_that_are_none(memory):
     with pytest.raises(treadle.PlanError, match=r"TR-201") as caught:
         treadle.compile(lambda x: x, model=nn.Linear(2, 2), memory=memory)
