@@ -174,7 +174,7 @@ class Later:
 
 @pytest.mark.parametrize("function", [
     nn.Linear(2, 2), 5, None, "step", nn.Linear, Later().step, Later().parts,
-], ids=repr)  # fmt: skip
+], ids=["module", "number", "none", "text", "class", "coroutine", "generator"])  # fmt: skip
 def test_what_is_no_step_is_refused(function):
     given = {} if isinstance(function, nn.Module) else {"model": nn.Linear(2, 2)}
     with pytest.raises(treadle.CaptureError, match=r"TR-135") as caught:
