@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -376,7 +376,7 @@ def compile(
         chosen = replace(chosen, numerics=numerics)
     if rng is not None:
         chosen = replace(chosen, rng=rng)
-    return Step(function, model, optimizer, chosen, shapes)
+    return Step(function, cast(Models, model), optimizer, chosen, shapes)
 
 
 def load(

@@ -206,7 +206,8 @@ def test_a_compile_that_is_broken_off_changes_nothing(stage, error, monkeypatch,
     owner = "treadle.api" if stage == "capture" else "treadle.pipeline"
     with monkeypatch.context() as patch:
         patch.setattr(f"{owner}.{stage}", broken)
-        with pytest.raises(error, match="broken off"):
+        kinds = (error, treadle.TreadleError)  # a bug of ours has a code
+        with pytest.raises(kinds, match="broken off"):
             step(*given)
     assert_unchanged(before, model, optimizer)
     torch.manual_seed(4)

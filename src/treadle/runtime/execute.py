@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import treadle.runtime.packed  # noqa: F401 - defines operators, recurrent ones as well
+# defines operators, recurrent ones as well
+import treadle.runtime.packed  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from treadle.runtime.arena import Arena
 from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Place, View
 from treadle.runtime.bindings import (
