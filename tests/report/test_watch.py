@@ -158,6 +158,8 @@ def test_a_terminal_that_cannot_go_back_is_left_alone(monkeypatch, term):
 
 
 def test_of_a_torchrun_only_the_first_process_shows_progress(monkeypatch):
+    for name in ("RANK", "TREADLE_PROGRESS", "TREADLE_NO_PROGRESS"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert not from_environment().progress
     monkeypatch.setenv("LOCAL_RANK", "0")
