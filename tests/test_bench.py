@@ -195,7 +195,7 @@ def test_a_target_that_is_none_is_refused(script, capsys, command, tmp_path, mon
         assert "TR-203" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main([command, f"{script}:make", "--memory", "7 parsecs"])
-    assert "TR-201" in capsys.readouterr().err
+    assert "is not a size in bytes" in capsys.readouterr().err
     assert {each for each in tmp_path.iterdir() if each.suffix == ".html"} <= before
 
 
