@@ -122,12 +122,12 @@ def test_a_row_in_which_nothing_was_captured_is_refused(script, capsys):
     """The model is an ``nn.Sequential``, of which ``model.compile()`` captures nothing."""
     command = ["bench", f"{script}:make", "--steps", "1", "--against", "eager,torch.compile"]
     with torch.compiler.set_stance("force_eager"):
-        assert main(command) in (2, 3)
+        assert main(command) == 3
     assert "TR-006" in capsys.readouterr().err
 
 
 def test_one_model_for_two_is_refused(script, capsys):
-    assert main(["bench", f"{script}:same", "--steps", "1"]) in (2, 3)
+    assert main(["bench", f"{script}:same", "--steps", "1"]) == 2
     said = capsys.readouterr().err
     assert "TR-203" in said
     assert "same model" in said
@@ -182,7 +182,7 @@ def test_a_path_that_cannot_be_written_is_found_before_the_work(
 ):
     script.write_text(SCRIPT + "\ndef never():\n    raise AssertionError('the work began')\n")
     for path in (tmp_path, script / "below.html"):
-        assert main([command, f"{script}:never", flag, str(path)]) in (2, 3)
+        assert main([command, f"{script}:never", flag, str(path)]) == 2
         assert "TR-004" in capsys.readouterr().err
 
 
@@ -191,16 +191,16 @@ def test_a_target_that_is_none_is_refused(script, capsys, command, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     before = set(tmp_path.iterdir())
     for target in ("nowhere.py:make", f"{script}:missing", "mine.py"):
-        assert main([command, target]) in (2, 3)
+        assert main([command, target]) == 2
         assert "TR-203" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main([command, f"{script}:make", "--memory", "7 parsecs"])
-    assert "is not a size in bytes" in capsys.readouterr().err
+    assert "TR-201" in capsys.readouterr().err
     assert {each for each in tmp_path.iterdir() if each.suffix == ".html"} <= before
 
 
 def test_something_else_to_compare_with_is_refused(script, capsys):
-    assert main(["bench", f"{script}:make", "--against", "eager,jax"]) in (2, 3)
+    assert main(["bench", f"{script}:make", "--against", "eager,jax"]) == 2
     assert "TR-001" in capsys.readouterr().err
 
 

@@ -157,7 +157,9 @@ def _memory(text: str) -> str | int | float:
     try:
         size = parse_bytes(int(text) if text.isdecimal() else text)
     except TreadleError as error:
-        raise argparse.ArgumentTypeError(f"{error.message}; {error.remedy}") from None
+        raise argparse.ArgumentTypeError(
+            f"[{error.code}] {error.message}; {error.remedy}"
+        ) from None
     return size if text.isdecimal() else text
 
 
@@ -165,7 +167,9 @@ def _device(text: str) -> str:
     try:
         device_for(text)
     except TreadleError as error:
-        raise argparse.ArgumentTypeError(f"{error.message}; {error.remedy}") from None
+        raise argparse.ArgumentTypeError(
+            f"[{error.code}] {error.message}; {error.remedy}"
+        ) from None
     return text
 
 
