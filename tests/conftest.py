@@ -34,5 +34,5 @@ def quick(preferred: str = "") -> Compiler | None:
 @pytest.fixture(autouse=True)
 def quick_compiles(request, monkeypatch):
     room = request.path.relative_to(_HERE).parts[0]
-    if room in QUICK:
+    if room in QUICK and request.node.get_closest_marker("users_flags") is None:
         monkeypatch.setattr(building, "find_cxx", quick)

@@ -1,6 +1,8 @@
 """The key of a compile: what differs in the artifact differs in the key, and lines do neither."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -194,37 +196,59 @@ def test_the_generator_reaches_every_ingredient(cache):
     assert key_of(Ingredients().request(cache).facts) == plain
 
 
+@contextmanager
+def default_dtype():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def deterministic():
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(not before)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@contextmanager
+def matmul_precision():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 @pytest.mark.parametrize(
-    "switch",
+    "switched",
     [
-        lambda: torch.set_default_dtype(torch.float64),
-        lambda: torch.use_deterministic_algorithms(True),
-        lambda: torch.set_float32_matmul_precision("medium"),
-        lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
-        lambda: setattr(torch.backends.mkldnn, "enabled", False),
+        default_dtype,
+        deterministic,
+        matmul_precision,
+        partial(torch.backends.cudnn.flags, allow_tf32=False),
+        partial(torch.backends.mkldnn.flags, enabled=False),
     ],
     ids=["default dtype", "deterministic", "matmul precision", "tf32", "mkldnn"],
 )
-def test_switches_of_pytorch_are_in_the_key(cache, switch):
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    precision, dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
-    tf32, mkldnn = torch.backends.cudnn.allow_tf32, torch.backends.mkldnn.enabled
+def test_switches_of_pytorch_are_in_the_key(cache, switched):
     step = Ingredients().step()
 
     def key():
         options, here = Options(), build(cache, device="cpu")
         return key_of(request_of(step, "cpu", options, here, cache=cache).facts)
 
-    before = key()
-    try:
-        switch()
-        assert key() != before
-    finally:
-        torch.use_deterministic_algorithms(deterministic)
-        torch.set_float32_matmul_precision(precision)
-        torch.set_default_dtype(dtype)
-        torch.backends.cudnn.allow_tf32, torch.backends.mkldnn.enabled = tf32, mkldnn
-    assert key() == before
+    with torch.backends.cudnn.flags(allow_tf32=True):
+        before = key()
+        with switched():
+            assert key() != before
+        assert key() == before
 
 
 def test_what_decides_nothing_is_not_in_the_key(cache, tmp_path):

@@ -103,6 +103,7 @@ def test_the_next_losses_are_those_of_an_uninterrupted_run(tmp_path, kind, befor
         assert resumed == pytest.approx(uninterrupted, rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.users_flags
 def test_a_run_resumes_in_another_process(tmp_path):
     """Bitwise, and through the objects a step has run with before as well."""
     here = Path(__file__)

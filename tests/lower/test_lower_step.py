@@ -92,12 +92,15 @@ def test_adamw_with_scalars_as_tensors(dtype: torch.dtype) -> None:
 
 
 def test_a_scalar_on_another_device_is_copied_once() -> None:
+    """And what is made of it there stays there."""
     with FakeTensorMode():
         w, lr = torch.empty(3, device="cuda"), torch.empty((), dtype=torch.float64)
         step = trace(lambda w, lr: (w * lr + w / lr, lr * 0.5), w, lr, writes=[0, 1])
     program = lower(step, device="cuda")
-    moved, back = calls_of(program)
-    assert (moved.op, moved.kwargs) == ("aten._to_copy.default", {"device": "cuda"})
+    moved, half, back = calls_of(program)
+    assert moved.op == "aten._to_copy.default"
+    assert moved.kwargs == {"device": "cuda", "non_blocking": False}
+    assert half.op == "aten.mul.Tensor"
     assert (back.op, back.outputs, back.out) == (
         "aten.copy.default", (program.inputs[1],), "aten.copy.out"
     )  # fmt: skip

@@ -15,6 +15,8 @@ import torch
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
+from treadle.graph.ctc import OPERATIONS as CTC
+
 aten = torch.ops.aten
 
 
@@ -128,8 +130,8 @@ operators, all of which are."""
 
 _UNMEASURABLE: Mapping[Any, str] = {
     aten._embedding_bag: "the last offset may have to be the number of indices",
-}
-"""Core operators that zeros may not be given to."""
+} | {op.overloadpacket: "the lengths of targets sum to their number" for op in CTC}
+"""Core operators and operators of ours that zeros may not be given to."""
 
 _DATA_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
@@ -150,6 +152,7 @@ def facts_of(op: OpOverload) -> OperatorFacts:
         cost=_cost_of(op),
         slow_elements=packet in _SLOW_ELEMENTS,
         measurable=(not draws or _draws_sometimes(op))
+        and packet not in _UNMEASURABLE
         and (namespace == "treadle" or _is_arithmetic(op)),
     )
 
@@ -198,8 +201,6 @@ def _cost_of(op: OpOverload) -> CostClass:
 def _is_arithmetic(op: OpOverload) -> bool:
     """Whether any numbers are as good as any others for ``op``."""
     if op.namespace != "aten" or not _DATA_TAGS.isdisjoint(op.tags) or not op._schema.returns:  # pyright: ignore[reportPrivateUsage]
-        return False
-    if op.overloadpacket in _UNMEASURABLE:
         return False
     known = torch.Tag.core in op.tags or _cost_of(op) is not CostClass.LIBRARY
     return known or op.overloadpacket in _MEASURABLE
