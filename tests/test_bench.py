@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 
+from testing import forget_progress_settings
 from treadle.bench import WARMUP, Contestant, _figures, _gap, _random, bench, eager_peak
 from treadle.cli import main
 from treadle.commands import progress
@@ -211,8 +212,7 @@ def test_progress_is_silent_off_a_terminal_and_shown_on_one(monkeypatch):
 
     for stream, shown in ((io.StringIO(), False), (Terminal(), True)):
         monkeypatch.setattr(sys, "stderr", stream)
-        for name in ("RANK", "LOCAL_RANK", "TREADLE_PROGRESS", "TREADLE_NO_PROGRESS"):
-            monkeypatch.delenv(name, raising=False)
+        forget_progress_settings(monkeypatch)
         monkeypatch.setenv("TERM", "xterm-256color")
         with progress() as clock, clock.stage("time each kernel"):
             time.sleep(1.2 if shown else 0)

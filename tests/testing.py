@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from textwrap import dedent
 
+import pytest
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -15,6 +16,12 @@ from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.util.errors import TreadleError
 
 Program = Callable[..., object]
+
+
+def forget_progress_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the environment of the tests says of progress, and of processes beside this one."""
+    for name in ("RANK", "LOCAL_RANK", "TREADLE_PROGRESS", "TREADLE_NO_PROGRESS"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def trace(

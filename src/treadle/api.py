@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ class Step:
     def __init__(
         self,
         function: Callable[..., Any],
-        models: Models,
+        models: Models | None,
         optimizers: Optimizers,
         options: Options,
         shapes: Dynamic | None = None,
@@ -376,7 +376,7 @@ def compile(
         chosen = replace(chosen, numerics=numerics)
     if rng is not None:
         chosen = replace(chosen, rng=rng)
-    return Step(function, cast(Models, model), optimizer, chosen, shapes)
+    return Step(function, model, optimizer, chosen, shapes)
 
 
 def load(

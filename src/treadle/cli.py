@@ -157,9 +157,7 @@ def _memory(text: str) -> str | int | float:
     try:
         size = parse_bytes(int(text) if text.isdecimal() else text)
     except TreadleError as error:
-        raise argparse.ArgumentTypeError(
-            f"[{error.code}] {error.message}; {error.remedy}"
-        ) from None
+        raise _no_argument(error) from None
     return size if text.isdecimal() else text
 
 
@@ -167,10 +165,13 @@ def _device(text: str) -> str:
     try:
         device_for(text)
     except TreadleError as error:
-        raise argparse.ArgumentTypeError(
-            f"[{error.code}] {error.message}; {error.remedy}"
-        ) from None
+        raise _no_argument(error) from None
     return text
+
+
+def _no_argument(error: TreadleError) -> argparse.ArgumentTypeError:
+    """For argparse, which says it behind the name of the option, on one line."""
+    return argparse.ArgumentTypeError(f"[{error.code}] {error.message}; {error.remedy}")
 
 
 def _positive(text: str) -> int:

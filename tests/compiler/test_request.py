@@ -197,41 +197,31 @@ def test_the_generator_reaches_every_ingredient(cache):
 
 
 @contextmanager
-def default_dtype():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+def set_to(value, get, put):
+    before = get()
+    put(value)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
-
-
-@contextmanager
-def deterministic():
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(not before)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-@contextmanager
-def matmul_precision():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+        put(before)
 
 
 @pytest.mark.parametrize(
     "switched",
     [
-        default_dtype,
-        deterministic,
-        matmul_precision,
+        partial(set_to, torch.float64, torch.get_default_dtype, torch.set_default_dtype),
+        partial(
+            set_to,
+            True,
+            torch.are_deterministic_algorithms_enabled,
+            torch.use_deterministic_algorithms,
+        ),
+        partial(
+            set_to,
+            "medium",
+            torch.get_float32_matmul_precision,
+            torch.set_float32_matmul_precision,
+        ),
         partial(torch.backends.cudnn.flags, allow_tf32=False),
         partial(torch.backends.mkldnn.flags, enabled=False),
     ],

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lower.lowering_help import check, lower, trace
+from treadle.util.errors import LoweringError
 
 aten = torch.ops.aten
 
@@ -48,3 +49,13 @@ def test_places_that_overlap_are_written_by_pytorch_s_kernel():
     check(write, x, source, formulas=False)
     scatter = lower(trace(write, x, source)).steps[-1]
     assert "places that overlap" in scatter.reason
+
+
+def test_places_that_overlap_in_a_base_with_gaps_are_refused():
+    x, source = torch.randn(10, 2)[:, 0], torch.randn(3, 3)
+
+    def write(x, s):
+        return [aten.as_strided_scatter(x, s, (3, 3), (2, 1), 0)]
+
+    with pytest.raises(LoweringError, match="storage that has gaps"):
+        lower(trace(write, x, source))

@@ -11,6 +11,7 @@ from rich.progress import Progress
 from torch import nn
 
 import treadle
+from testing import forget_progress_settings
 from treadle.options import Options, from_environment
 from treadle.report.progress import ProgressLine, can_be_live
 from treadle.report.watch import watcher_for
@@ -158,8 +159,7 @@ def test_a_terminal_that_cannot_go_back_is_left_alone(monkeypatch, term):
 
 
 def test_of_a_torchrun_only_the_first_process_shows_progress(monkeypatch):
-    for name in ("RANK", "TREADLE_PROGRESS", "TREADLE_NO_PROGRESS"):
-        monkeypatch.delenv(name, raising=False)
+    forget_progress_settings(monkeypatch)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert not from_environment().progress
     monkeypatch.setenv("LOCAL_RANK", "0")

@@ -11,8 +11,6 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
-# counts operations, as flop_registry is to say
-import treadle.graph.packed  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from treadle.graph.alias import storages
 from treadle.graph.operator_facts import CostClass, facts_of
 from treadle.graph.operators import OpOverload, has_effect, is_random

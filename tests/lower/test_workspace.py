@@ -1,0 +1,64 @@
+"""What library calls hold beside their results, where a formula says it: beside a measurement."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import treadle
+from treadle.graph.ctc import ctc_loss, ctc_loss_backward
+from treadle.lower.workspace import workspace_of
+from treadle.runtime.meter import measure_each
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(("times", "batch", "classes", "longest"), [
+    (50, 4, 20, 12), (23, 1, 5, 1), (97, 8, 30, 40),
+])  # fmt: skip
+def test_the_tables_of_the_ctc_loss(times, batch, classes, longest, joined, dtype):
+    lengths = torch.randint(1, longest + 1, (batch,))
+    lengths[0] = longest
+    shape = (int(lengths.sum()),) if joined else (batch, longest)
+    targets = torch.randint(1, classes, shape)
+    log_probs = torch.randn(times, batch, classes, dtype=dtype).log_softmax(-1)
+    given = log_probs, targets, torch.full((batch,), times), lengths, 0, False
+    losses = torch.ones(batch, dtype=dtype)
+    runs = [lambda: ctc_loss(*given), lambda: ctc_loss_backward(losses, *given)]
+    with torch.no_grad():
+        forward, backward = measure_each(runs, CPU)
+    found = forward - losses.nbytes, backward - log_probs.nbytes  # results are no workspace
+    promised = (
+        workspace_of(ctc_loss, given, "cpu"),
+        workspace_of(ctc_loss_backward, (losses, *given), "cpu"),
+    )
+    if joined:
+        assert all(
+            each <= bound <= batch * each for each, bound in zip(found, promised, strict=True)
+        )
+    else:
+        assert found == promised
+
+
+def test_sizes_that_vary_count_at_their_largest_and_ask_nothing():
+    """One compile serves every length: the bound is a plain number, no question depends on it."""
+    model = nn.Linear(6, 9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x, targets, lengths):
+        times = torch.full((4,), 12)
+        loss = F.ctc_loss(model(x).log_softmax(-1), targets, times, lengths)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    shapes = treadle.dynamic({"x": ("time",)}, time=(12, 40))
+    compiled = treadle.compile(step, model=model, optimizer=optimizer, shapes=shapes)
+    for time in (20, 12, 40, 31):
+        x = torch.randn(time, 4, 6)
+        targets, lengths = torch.randint(1, 9, (4, 5)), torch.tensor([3, 5, 2, 4])
+        assert compiled(x, targets, lengths).isfinite()
+    assert compiled.recompiles == ["compiled for time in 12..40"]
