@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from treadle.capture.bind import apply_outputs, clear_fresh, named_state, read_inputs, step_eagerly
 from treadle.capture.dynamic import Dims
 from treadle.capture.guards import GuardKey, guard_key
-from treadle.capture.places import tensors_held
+from treadle.capture.reads import Place, argument_place
 from treadle.capture.refuse import check_call, check_models, named_models, named_optimizers
+from treadle.capture.run import Call
 from treadle.capture.snapshot import Snapshot
 from treadle.capture.step import capture
 from treadle.capture.torch_private import flatten
@@ -82,6 +83,8 @@ class Step:
         self._patterns: Patterns | None = None
         self._takes_update = "update" not in parameter_names(function)
         self._lock = threading.RLock()
+        self._call = Call()
+        self._numbers: list[Place] = []  # of Python's, that change from call to call
         check_models(self._models, self._optimizers)
 
     def __reduce__(self) -> Any:
@@ -260,7 +263,7 @@ class Step:
     ) -> Difference | None:
         compiled = self._variant(batch, {})
         captured = compiled.captured
-        held = [tensors_held(each.place.get()) for each in captured.left]
+        held = [_tensors(each.place.get()) for each in captured.left]
         others = [*_leaves(batch), *(tensor for each in held for tensor in each)]
         places = [each.place for each in captured.left]
         start = Snapshot(self._models, self._optimizers, others, places, captured.generators)
@@ -279,6 +282,7 @@ class Step:
     def _variant(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
     ) -> Compiled:
+        self._call.leaves = flatten((args, kwargs))[0]
         key = guard_key(self._models, self._optimizers, args, kwargs, update=update)
         found = self._variants.get(key)
         if found is None:
@@ -288,10 +292,20 @@ class Step:
             found = self._from_pattern(key, args, kwargs, update)
             if found is None:
                 self.recompiles += self._variants.why_not(key, self._models)
+                self._note_numbers(self._variants.changed_numbers(key))
                 found = self._compile(args, kwargs, update=update)
             self._variants.add(key, found)
         self._last = found
         return found
+
+    def _note_numbers(self, found: Iterable[str | Place]) -> None:
+        """From now on these are inputs, where the graph allows it."""
+        known = {(each.label, each.name) for each in self._numbers}
+        for each in found:
+            place = argument_place(each) if isinstance(each, str) else each
+            if (place.label, place.name) not in known:
+                known.add((place.label, place.name))
+                self._numbers.append(place)
 
     def _from_pattern(
         self, key: GuardKey, args: tuple[Any, ...], kwargs: dict[str, Any], update: bool
@@ -332,6 +346,8 @@ class Step:
                     kwargs=kwargs,
                     dims=dims,
                     update=update,
+                    call=self._call,
+                    numbers=tuple(self._numbers),
                 )
             compiled = compile_graph(captured, self.options, cache=self._store, clock=clock)
         finally:

@@ -52,7 +52,7 @@ class Patterns:
             (
                 made
                 for key, made in self._known
-                if general.of(None, key.fresh) == key and made.captured.reads.hold()
+                if general.of(None, key.fresh, key.free) == key and made.captured.reads.hold()
             ),
             None,
         )
@@ -75,7 +75,7 @@ class Patterns:
             self.notes.append(f"each size is compiled by itself: {error.message}")
             return None
         fresh = frozenset(map(id, made.captured.fresh))
-        self._known.append((general.of(None, fresh), made))
+        self._known.append((general.of(None, fresh, made.captured.free), made))
         kept = ", ".join(f"{name}={found.sizes[name]}" for name in sorted(fixed))
         open_ = ", ".join(
             "{} in {}..{}".format(name, *self.spec.bucket(name, size))

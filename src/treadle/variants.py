@@ -5,7 +5,13 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
-from treadle.capture.guards import GuardKey, explain_difference, names_of
+from treadle.capture.guards import (
+    GuardKey,
+    differing_numbers,
+    explain_difference,
+    names_of,
+)
+from treadle.capture.reads import Place
 from treadle.pipeline import Compiled
 
 _SHARED = 8  # variants of patterns kept per variant of its own
@@ -32,7 +38,9 @@ class Variants:
     def get(self, key: GuardKey) -> Compiled | None:
         """The variant for a call; it counts as used."""
         self._parted = False
-        for kind in dict.fromkeys((each.outside, each.fresh) for each in reversed(self._known)):
+        for kind in dict.fromkeys(
+            (each.outside, each.fresh, each.free) for each in reversed(self._known)
+        ):
             whole = key.of(*kind)
             found = self._known.get(whole)
             if found is None or not found.captured.reads.hold():
@@ -48,17 +56,31 @@ class Variants:
     def add(self, key: GuardKey, compiled: Compiled) -> None:
         """``key``: that of the call which ``compiled`` was made for."""
         fresh = frozenset(map(id, compiled.captured.fresh))
-        self._known[key.of(compiled.captured.reads, fresh)] = compiled
+        captured = compiled.captured
+        self._known[key.of(captured.reads, fresh, captured.free)] = compiled
         self._evict()
+
+    def changed_numbers(self, key: GuardKey) -> list[str | Place]:
+        """Numbers that kept a variant from serving a call: of an argument its label, of others
+        where they are."""
+        found: list[str | Place] = []
+        for each in self._known:
+            if key.of(each.outside, each.fresh, each.free) == each and each.outside is not None:
+                found += [place for _, place in each.outside.changed() if place is not None]
+            found += [f"argument {at}" for at in differing_numbers(each, key)]
+        return found
 
     def why_not(self, key: GuardKey, models: Mapping[str, nn.Module]) -> list[str]:
         """Why there was none for a call, in words; nothing where there is none at all."""
         if self._parted:
             return ["step counts of an optimizer's parameters came apart"]
         keys = list(reversed(self._known))
-        alike = [each for each in keys if key.of(each.outside, each.fresh) == each]
+        alike = [each for each in keys if key.of(each.outside, each.fresh, each.free) == each]
         names = names_of(models)
-        return [explain_difference(each, key, names) for each in (alike or keys)[:1]]
+        if alike:  # all but what they read outside: the one that comes nearest
+            found = [each.outside.changed() for each in alike if each.outside is not None]
+            return [min(found, key=len)[0][0]] if found and all(found) else []
+        return [explain_difference(each, key, names) for each in keys[:1]]
 
     def forget_replaced(self, key: GuardKey) -> bool:
         """Variants for parameters that the model no longer has go; whether there were any."""

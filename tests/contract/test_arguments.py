@@ -159,7 +159,7 @@ def test_an_object_without_tensors_is_itself_and_what_it_holds():
         torch.testing.assert_close(
             compiled(long(0), settings), step(long(0), settings), rtol=1e-5, atol=1e-3
         )
-    assert compiled.recompiles == ["argument args[1]: what the Settings holds changed"]
+    assert compiled.recompiles == ["argument args[1].scale: 1.0 became 2.0"]
 
 
 def middle(number: int) -> Any:
@@ -222,15 +222,8 @@ def test_whether_an_argument_needs_a_gradient_is_part_of_the_key():
 def test_what_can_be_neither_compared_nor_read_is_refused():
     model = nn.Linear(5, 5)
 
-    class Odd:
-        __slots__ = ()
-        __hash__ = None
-
-        def __reduce_ex__(self, protocol):
-            raise TypeError("no")
-
-    with pytest.raises(treadle.CaptureError, match=r"TR-116.*Odd"):
-        treadle.compile(lambda x, odd: model(x).sum(), model=model)(long(0), Odd())
+    with pytest.raises(treadle.CaptureError, match=r"TR-116.*args\[1\]: generator"):
+        treadle.compile(lambda x, odd: model(x).sum(), model=model)(long(0), (i for i in range(3)))
 
 
 class Uncopied:

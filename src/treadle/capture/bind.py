@@ -9,18 +9,20 @@ from torch import Tensor
 from treadle.capture.eager import run_eagerly
 from treadle.capture.finish import Captured
 from treadle.capture.optimizers.registry import form_of
-from treadle.capture.places import tensors_held
-from treadle.capture.run import ResultSlot
-from treadle.capture.sources import Held, Scalar, State
+from treadle.capture.run import ResultSlot, fill
+from treadle.capture.sources import Held, RunTimeNumber, Scalar, State
 from treadle.capture.torch_private import flatten, unflatten
 
 
 def read_inputs(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors of this call, in the signature's order; the user's own, not copies."""
     leaves, _ = flatten((args, kwargs))
+    captured.call.leaves = leaves
     scalars = iter(captured.scalars.read())
     return [
-        next(scalars) if isinstance(source, Scalar) else source.read(leaves, captured.pending)
+        next(scalars)
+        if isinstance(source, Scalar | RunTimeNumber)
+        else source.read(leaves, captured.pending)
         for source in captured.sources
     ]
 
@@ -36,7 +38,7 @@ def named_state(captured: Captured, args: tuple[Any, ...]) -> dict[str, Tensor]:
         if not isinstance(source, Held)
     }
     for each in captured.left:
-        tensors = tensors_held(each.place.get())
+        tensors = [leaf for leaf in flatten(each.place.get())[0] if isinstance(leaf, Tensor)]
         found |= {f"{each.place.label} {at}": tensor for at, tensor in enumerate(tensors)}
     return {name: tensor.detach().clone() for name, tensor in found.items()}
 
@@ -61,9 +63,10 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> Any:
     """After a step that succeeded: the result, what it leaves outside, gradients, new state and
     counters."""
     tensors = iter(results)
-    leaves = [next(tensors) if leaf is ResultSlot else leaf for leaf in captured.result_leaves]
-    for left in captured.left:
-        left.put(tensors)
+    leaves = fill(captured.result_leaves, tensors)
+    values = [each.values(tensors) for each in captured.left]  # all, before one is put in place
+    for left, found in zip(captured.left, values, strict=True):
+        left.put(found)
     for parameter in captured.left_grads:
         parameter.grad = next(tensors)
     for parameter in captured.cleared_grads:
@@ -72,6 +75,7 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> Any:
         parameter.requires_grad_(flag)
     _adopt_state(captured)
     _count_steps(captured)
+    captured.call.leaves = []  # nothing of a call is kept
     return unflatten(leaves, captured.result_tree)
 
 

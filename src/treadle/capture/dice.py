@@ -1,29 +1,35 @@
 """Random numbers that a step draws from Python's or NumPy's generators: only once, when traced."""
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from treadle.util.errors import CaptureError
 
+_PYTHON_S: Any = random.seed.__self__  # type: ignore[attr-defined]
+_NUMPY_S: Any = np.random.mtrand._rand
+
 
 class Dice:
     """The states of the generators before a traced run: the global ones, and those it may hold."""
 
-    def __init__(self, held: Iterable[tuple[str, Any]] = ()) -> None:
-        """``held``: other objects that the step reads, with the user's names for them."""
+    def __init__(self) -> None:
         self._kept: list[tuple[str, Any, Callable[[], Any], Callable[[Any], None]]] = []
         self._keep("Python's random", random.getstate, random.setstate)
         self._keep("numpy.random", np.random.get_state, np.random.set_state)
-        for name, each in held:
-            if isinstance(each, random.Random):
-                self._keep(name, each.getstate, each.setstate)
-            elif isinstance(each, np.random.RandomState):
-                self._keep(name, each.get_state, each.set_state)
-            elif isinstance(each, np.random.Generator):
-                self._keep(name, *_state_of(each))
+
+    def meet(self, each: Any, name: str) -> None:
+        """Another object that the step can reach, with the user's name for it."""
+        if each is _PYTHON_S or each is _NUMPY_S:
+            return  # the global ones, which are looked after already
+        if isinstance(each, random.Random):
+            self._keep(name, each.getstate, each.setstate)
+        elif isinstance(each, np.random.RandomState):
+            self._keep(name, each.get_state, each.set_state)
+        elif isinstance(each, np.random.Generator):
+            self._keep(name, *_state_of(each))
 
     def _keep(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
         self._kept.append((name, get(), get, put))

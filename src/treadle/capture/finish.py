@@ -10,11 +10,20 @@ from torch import Tensor, fx, nn
 
 from treadle.capture.eager import EagerStep, drop_lost, refuse_lost
 from treadle.capture.functionalize import Functionalizer
-from treadle.capture.places import Place, Reads
+from treadle.capture.numbers import Uses
+from treadle.capture.reads import Place, Reads
 from treadle.capture.rng_guard import seeds
-from treadle.capture.run import Left, ResultSlot, Run, Toggle, Trace
+from treadle.capture.run import Call, Left, ResultSlot, Run, Toggle, Trace
 from treadle.capture.sizes import refuse_unsized, wrap_unsized
-from treadle.capture.sources import Clusters, Fixed, Held, Parameter, Scalars, Source
+from treadle.capture.sources import (
+    Clusters,
+    Fixed,
+    Held,
+    Parameter,
+    RunTimeNumber,
+    Scalars,
+    Source,
+)
 from treadle.capture.torch_private import TreeSpec
 from treadle.capture.words import looks_at_value, show_line
 from treadle.graph.draws import looks_at_numbers
@@ -44,6 +53,8 @@ class Captured:
     result_tree: TreeSpec
     result_leaves: tuple[Any, ...]  # ``_TENSOR`` where a result tensor goes
     reads: Reads
+    call: Call  # where the arguments of a call are found
+    free: frozenset[int]  # leaves of the arguments whose values decide nothing
     left: tuple[Left, ...]
     toggled: tuple[Toggle, ...]
     fresh: tuple[nn.Parameter, ...]  # what is in ``.grad`` at first does not matter
@@ -63,7 +74,13 @@ class Captured:
 
 
 def finish(
-    module: fx.GraphModule, run: Run, device: torch.device, *, symbolic: bool = False
+    module: fx.GraphModule,
+    run: Run,
+    reads: Reads,
+    call: Call,
+    device: torch.device,
+    *,
+    symbolic: bool = False,
 ) -> Captured:
     """The traced module as a functional graph with roles, and how to call it. ``symbolic``: some
     of its inputs have sizes that were declared."""
@@ -74,7 +91,7 @@ def finish(
     ):
         raise looks_at_value(node.meta["where"])
     sources = list(run.sources)
-    _constants_to_inputs(module, sources, run.trace)
+    _constants_to_inputs(module, sources, reads.places(), run.trace)
     for node, (entry, _) in zip(graph.find_nodes(op="placeholder"), sources, strict=True):
         node.meta["name"] = entry.name  # for words about it
     _strip(graph)
@@ -107,7 +124,9 @@ def finish(
         sources=tuple(kept),
         result_tree=run.trace.tree,  # type: ignore[arg-type]
         result_leaves=tuple(run.trace.leaves),
-        reads=run.trace.reads,
+        reads=reads,
+        call=call,
+        free=run.free_arguments(),
         left=tuple(run.trace.left),
         toggled=tuple(run.trace.toggled),
         fresh=tuple(run.trace.fresh),
@@ -252,6 +271,7 @@ def _is_second_run(original: fx.Node, node: fx.Node) -> bool:
 def _constants_to_inputs(
     module: fx.GraphModule,
     sources: list[tuple[Input, Source]],
+    held: Mapping[int, Place],
     seen: Trace,
 ) -> None:
     """Tensors that the step reads from outside the model become inputs, read at every call."""
@@ -267,19 +287,22 @@ def _constants_to_inputs(
             last = found[id(tensor)] = place
             name = f"constant {len(found) - 1}"
             seen.watch.rng.refuse_state(tensor, node.meta["where"])
-            sources.append(seen.scalars.get(id(tensor)) or _outside(tensor, seen.held, name))
+            known = seen.scalars.get(id(tensor))
+            sources.append(known or _outside(tensor, held, seen.uses, name))
         node.replace_all_uses_with(found[id(tensor)])
         graph.erase_node(node)
 
 
 def _outside(
-    tensor: Tensor, held: Mapping[int, tuple[Place, int]], name: str
+    tensor: Tensor, held: Mapping[int, Place], uses: Uses, name: str
 ) -> tuple[Input, Source]:
     """``held``: by its id, where a tensor was found when the step was captured."""
+    if id(tensor) in uses.inputs:
+        return Input(Role.SCALAR, name), RunTimeNumber(uses.inputs[id(tensor)], tensor.device)
     if id(tensor) not in held:
         return Input(Role.BUFFER, name), Fixed(tensor)
-    place, at = held[id(tensor)]
-    return Input(Role.BUFFER, place.label), Held(place, at)
+    place = held[id(tensor)]
+    return Input(Role.BUFFER, place.label), Held(place)
 
 
 def _strip(graph: fx.Graph) -> None:

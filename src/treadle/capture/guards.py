@@ -1,6 +1,5 @@
 """What a compiled variant depends on, and in words what changed."""
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,19 +8,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.opened import held_values
 from treadle.capture.optimizers.registry import form_of, has_form
-from treadle.capture.places import Reads, Same, first_of_each, tensor_fact
+from treadle.capture.parts import is_plain, plain_fact
+from treadle.capture.reads import Reads, first_of_each, tensor_fact
 from treadle.capture.torch_private import (
     TreeSpec,
     flatten_with_paths,
     module_hooks,
     step_hooks,
+    switches,
     tensor_hooks,
 )
-from treadle.util.errors import CaptureError
 
 Facts = tuple[Any, ...]
+
+
+ANY: Any = object()
+"""In the place of a value on which nothing depends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,23 @@ class GuardKey:
     grads: tuple[bool, ...]  # by parameter: whether ``.grad`` is there
     outside: Reads | None = None  # known once a variant has been captured
     fresh: frozenset[int] = frozenset()  # parameters whose first ``.grad`` such a one ignores
+    free: frozenset[int] = frozenset()  # arguments on whose values such a one does not depend
 
-    def of(self, outside: Reads | None, fresh: frozenset[int]) -> "GuardKey":
-        """As the key of a variant that reads this outside, and ignores these gradients."""
+    def of(
+        self, outside: Reads | None, fresh: frozenset[int], free: frozenset[int] = frozenset()
+    ) -> "GuardKey":
+        """As the key of a variant that reads this outside, and ignores these gradients and the
+        values of these arguments."""
         there = zip(self.grads, self.identity, strict=True)
         grads = tuple(each and at not in fresh for each, at in there) if fresh else self.grads
-        return replace(self, grads=grads, outside=outside, fresh=fresh)
+        given = tuple(
+            (path, (fact[0], ANY)) if at in free and len(fact) == 2 else (path, fact)
+            for at, (path, fact) in enumerate(self.arguments)
+        )
+        arguments = given if free else self.arguments
+        return replace(
+            self, arguments=arguments, grads=grads, outside=outside, fresh=fresh, free=free
+        )
 
 
 def guard_key(
@@ -90,7 +104,7 @@ def guard_key(
             torch.get_autocast_dtype("cpu"),
             torch.get_autocast_dtype("cuda"),
             torch.is_inference_mode_enabled(),
-            torch.get_default_dtype(),
+            tuple(switches().values()),
             update,
         ),
         grads,
@@ -125,9 +139,11 @@ def _model_facts(
                     grads.append(p.grad is not None)
                     tensors.append((p.requires_grad, p.dtype, p.shape, p.stride(), p.device))
             tensors += [
-                (b.dtype, b.shape, b.device) for b in module._buffers.values() if b is not None
+                (b.dtype, b.shape, b.stride(), b.device)
+                for b in module._buffers.values()
+                if b is not None
             ]
-    facts = tuple(tensors), tuple(map(Same, hooks))
+    facts = tuple(tensors), tuple(map(id, hooks))
     return tuple(training), tuple(identity), *facts, tuple(grads)
 
 
@@ -144,32 +160,14 @@ def _modules(model: nn.Module) -> list[nn.Module]:
 
 
 def _fact(value: Any) -> Any:
-    """What of an argument decides the graph. Objects without a value of their own are themselves,
-    with the plain values that they hold now."""
+    """What of an argument decides the graph; of objects only their kind: what they hold is looked
+    at as what a step reads outside is."""
     if isinstance(value, Tensor):
         return tensor_fact(value)
-    kind = type(value)
-    if kind in (float, complex):
-        return (kind.__name__, repr(value))  # 0.0 is not -0.0, and nan is nan
-    try:
-        hash(value)
-    except TypeError:
-        return (kind.__name__, _contents(value))
-    if kind.__hash__ is object.__hash__:
-        return (kind.__name__, value, held_values(value))
-    return (kind.__name__, value)
-
-
-def _contents(value: Any) -> bytes:
-    """Of a set or an array: equal bytes are equal values."""
-    try:
-        return pickle.dumps(value)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise CaptureError(
-            f"an argument of type {type(value).__name__} can be neither compared nor read",
-            code="TR-116",
-            remedy="pass tensors, Python values, or lists, dicts and data classes of them",
-        ) from error
+    if is_plain(value):
+        kind, found = plain_fact(value)
+        return (kind.__name__, found)
+    return (type(value).__name__, type(value), "object")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +200,7 @@ def names_of(models: Mapping[str, nn.Module]) -> Names:
 
 def explain_difference(old: GuardKey, new: GuardKey, names: Names) -> str:
     """Which argument and dim changed, or what else did. ``names``: of the models of ``new``."""
-    before, after = dict(old.arguments), dict(new.arguments)
+    before, after = dict(old.arguments), dict(new.of(None, frozenset(), old.free).arguments)
     for path, fact in after.items():
         if path not in before:
             return f"argument {path} is new"
@@ -228,9 +226,20 @@ def explain_difference(old: GuardKey, new: GuardKey, names: Names) -> str:
         return _other_grads(old, new, names)
     if old.optimizers != new.optimizers:
         return "an optimizer's options or parameter groups changed"
-    if old.modes == new.modes and old.outside is not None:
-        return old.outside.changed()
-    return "grad mode, autocast or the default dtype changed"
+    return "grad mode, autocast or another of PyTorch's switches changed"
+
+
+def differing_numbers(old: GuardKey, new: GuardKey) -> list[int]:
+    """Leaves of the arguments that are other numbers of the same kind, if nothing else differs."""
+    pairs = list(zip(old.arguments, new.arguments, strict=False))
+    if len(old.arguments) != len(new.arguments) or old.structure != new.structure:
+        return []
+    kinds = ("int", "float")
+    return [
+        at
+        for at, ((_, a), (_, b)) in enumerate(pairs)
+        if a != b and a[0] == b[0] and a[0] in kinds and len(a) == 2 and at not in old.free
+    ]
 
 
 def _switched(old: GuardKey, new: GuardKey, names: Names) -> str:
@@ -253,7 +262,7 @@ def _other_tensors(old: GuardKey, new: GuardKey, names: Names) -> str:
     name, before, now = next((n, a, b) for n, a, b in pairs if a != b)
     words = ("requires_grad", "dtype", "shape", "strides", "device")
     if len(now) != len(words):
-        words = ("dtype", "shape", "device")
+        words = ("dtype", "shape", "strides", "device")
     at = next(at for at, (a, b) in enumerate(zip(before, now, strict=True)) if a != b)
     shown = [list(each[at]) if isinstance(each[at], tuple) else each[at] for each in (before, now)]
     return f"{name}: {words[at]} {shown[0]} became {shown[1]}"
@@ -285,13 +294,18 @@ def _change(old: Any, new: Any) -> str:
 
 
 def _change_of_value(old: Any, new: Any) -> str:
-    if len(old) == len(new) == 3 and old[1] == new[1]:
-        return f"what the {new[0]} holds changed"
-    if isinstance(old[1], bytes) and isinstance(new[1], bytes) and old[0] == new[0] != "bytes":
-        return f"the contents of the {new[0]} changed"
-    said = [each[0] if len(each) == 5 else _shown(each) for each in (old, new)]
-    return f"{said[0]} became {said[1]}"
+    return f"{_shown(old)} became {_shown(new)}"
 
 
 def _shown(fact: Any) -> str:
-    return fact[1] if fact[0] in ("float", "complex") else repr(fact[1])
+    if len(fact) == 5:
+        return "a tensor"
+    if len(fact) == 3:
+        return f"a {fact[0]}"
+    if fact[1] is ANY:
+        return f"any {fact[0]}"
+    if fact[0] in ("float", "complex", "slice"):
+        return fact[1]
+    return (
+        f"another {fact[0]}" if isinstance(fact[1], bytes) and fact[0] != "bytes" else repr(fact[1])
+    )

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.places import PLAIN
+from treadle.capture.numbers import is_stand_in
+from treadle.capture.parts import PLAIN
 from treadle.util.errors import CaptureError
 
 _VALUES = PLAIN | {slice, range, type(...), torch.Size, torch.memory_format, torch.layout}
@@ -25,7 +26,7 @@ Flatten = Callable[[Any], list[Any]]
 
 def is_value(leaf: Any) -> bool:
     """A tensor, or a Python value that is what it is."""
-    return type(leaf) in _VALUES or isinstance(leaf, Tensor)
+    return type(leaf) in _VALUES or isinstance(leaf, Tensor) or is_stand_in(leaf)
 
 
 @final
@@ -86,11 +87,6 @@ def _parts(value: Any) -> dict[Any, Any] | None:
             return {name: operator.attrgetter(name)(value) for name in names}
         case _:
             return dict(_vars(value)) or None
-
-
-def held_values(value: Any) -> tuple[tuple[str, Any], ...]:
-    """The attributes of an object that are numbers, texts and the like, and no others."""
-    return tuple(item for item in _vars(value).items() if type(item[1]) in PLAIN)
 
 
 def _vars(value: Any) -> Mapping[str, Any]:

@@ -1,6 +1,8 @@
 """The one run of the user's function on traced tensors, with all it touches swapped in."""
 
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -10,9 +12,18 @@ from torch.optim import Optimizer
 
 from treadle.capture.communication import refuse_collectives
 from treadle.capture.eager import EagerStep, Reason, why_eager
+from treadle.capture.external import (
+    Change,
+    ExternalState,
+    Later,
+    counted,
+    refuse_new_tensors,
+    refused,
+)
+from treadle.capture.numbers import Number, Text, Uses, is_number, is_stand_in
 from treadle.capture.optimizers.registry import Form, Values, check_step, form_of
-from treadle.capture.outside import Outside, refuse_new_tensors
-from treadle.capture.places import Place, Reads
+from treadle.capture.parts import MISSING, is_plain
+from treadle.capture.reads import Node, Place, Reads, Watched
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.refuse import refuse_unfinished
 from treadle.capture.sources import (
@@ -24,6 +35,7 @@ from treadle.capture.sources import (
     Grad,
     Held,
     Parameter,
+    RunTimeNumber,
     Scalar,
     Source,
     State,
@@ -34,12 +46,12 @@ from treadle.capture.torch_private import (
     TreeSpec,
     copy_hooks,
     flatten,
+    flatten_with_paths,
     outside_modes,
     traced_nodes,
     unflatten,
     uses_onednn,
 )
-from treadle.capture.variables import Variables
 from treadle.capture.words import here
 from treadle.graph.signature import Input, Role
 from treadle.util.errors import CaptureError
@@ -52,6 +64,13 @@ class ResultSlot:
     """Marks the place of a tensor among the leaves of the user's result."""
 
 
+@dataclass(slots=True)
+class Call:
+    """The call that is served: the leaves of its arguments."""
+
+    leaves: list[Any] = field(default_factory=list[Any])
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Left:
@@ -61,10 +80,25 @@ class Left:
     leaves: tuple[Any, ...]
     tree: TreeSpec
 
-    def put(self, tensors: Iterator[Tensor | None]) -> None:
+    def values(self, tensors: Iterator[Tensor | None]) -> list[Any]:
         """``tensors``: the values of the slots, taken from the front."""
-        leaves = [next(tensors) if leaf is ResultSlot else leaf for leaf in self.leaves]
-        self.place.put(unflatten(leaves, self.tree))
+        return fill(self.leaves, tensors)
+
+    def put(self, values: list[Any]) -> None:
+        """From now on it is there."""
+        self.place.put(unflatten(values, self.tree))
+
+
+def fill(leaves: Iterable[Any], tensors: Iterator[Any]) -> list[Any]:
+    """Leaves with values: tensors of this call, numbers as they are computed now, and new copies
+    of what a run made."""
+    found: list[Any] = []
+    for leaf in leaves:
+        if leaf is ResultSlot:
+            found.append(next(tensors))
+        else:
+            found.append(leaf.compute() if isinstance(leaf, Later) else leaf)
+    return found
 
 
 @dataclass
@@ -81,8 +115,9 @@ class Trace:
     update: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     stepped: set[int] = field(default_factory=set[int])
     eager: list[EagerStep] = field(default_factory=list[EagerStep])
-    reads: Reads = field(default_factory=lambda: Reads(()))
-    held: Mapping[int, tuple[Place, int]] = field(default_factory=dict[int, tuple[Place, int]])
+    external: ExternalState | None = None
+    uses: Uses = field(default_factory=Uses)
+    changed: list[Change] = field(default_factory=list[Change])  # beside each of ``left``
     left: list[Left] = field(default_factory=list[Left])
     toggled: list[Toggle] = field(default_factory=list[Toggle])
     fresh: list[nn.Parameter] = field(default_factory=list[nn.Parameter])
@@ -116,8 +151,13 @@ class Run:
         *,
         update: bool = True,
         plans: bool = False,
+        call: Call | None = None,
+        numbers: Sequence[Place] = (),
+        stand_in: bool = True,
     ) -> None:
-        """``update=False``: gradients only. Optimizers do not step, and what the last backward left
+        """``call``: where the arguments of later calls are found. ``numbers``: places whose numbers
+        change from call to call. ``stand_in=False``: every number is taken as it is.
+        ``update=False``: gradients only. Optimizers do not step, and what the last backward left
         in ``.grad`` stays there, whatever clips or clears it afterwards. ``plans``: there are no
         values."""
         self.function = function
@@ -131,7 +171,14 @@ class Run:
         self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
         self._updates = update
         self._plans = plans
+        self._call = call or Call()
+        self._numbers = numbers
+        self._stands_in = stand_in
         self._kept: dict[int, Tensor] = {}
+        self._of_fakes: set[str] = set()
+        self._on_tensor: set[str] = set()
+        self._batch: list[Tensor] = []
+        self._stood: dict[int, dict[str, Any]] = {}
         if not update:
             self.trace.watch.after_backward = self._keep_gradients
         self._stand_ins: dict[int, Tensor] = {}
@@ -147,6 +194,9 @@ class Run:
             match source:
                 case Parameter(parameter):
                     leaf = value.detach().requires_grad_(parameter.requires_grad)
+                    self._of_fakes |= vars(leaf).keys()
+                    self._on_tensor |= vars(parameter).keys()
+                    vars(leaf).update(vars(parameter))
                     copy_hooks(parameter, leaf)
                     self._stand_ins[id(parameter)] = leaf
                 case BufferSlot(owner, key):
@@ -160,44 +210,150 @@ class Run:
                     self._stand_ins[id(parameter)].grad = value
                 case Batch(at):
                     batch[at] = value
-                case Fixed() | Held():
+                case Fixed() | Held() | RunTimeNumber():
                     raise AssertionError("constants are found after the trace")
+        self._batch = [each for each in batch if isinstance(each, Tensor) and each.grad is None]
+        self._inputs = {id(each): at for at, each in enumerate(batch) if isinstance(each, Tensor)}
+        batch = [self._standing_in(at, leaf) for at, leaf in enumerate(batch)]
         args, kwargs = unflatten(batch, self.spec)
+        self._given = args, kwargs
         watch = self.trace.watch
         table = self._table(buffers)
-        inside = swapped(self.models, self.optimizers, table, self._stepper, watch, self._layers)
-        with inside, watch.watching():
-            variables = Variables(self.function, self.models.values())
+        self._groups = {id(each): dict(each.group) for each in self.clusters}
+        uses = self.trace.uses if self._stands_in else None
+        inside = swapped(
+            self.models, self.optimizers, table, self._stepper, watch, self._layers, uses
+        )
+        with inside, watch.watching(), self._changing_numbers():
             watch.rng.meet(self.leaves)
-            outside = Outside(
-                variables, self.models, self.optimizers, self.leaves, seen=watch.rng.meet
+            self._stood = {
+                id(group): dict(group)
+                for each in self.optimizers.values()
+                for group in each.param_groups
+            }
+            external = ExternalState(
+                self.function, self.models, self.optimizers, self.leaves, seen=watch.rng.meet
             )
-            with outside.watching():
+            self.trace.external = external
+            watch.listen = external.listen
+            with external.watching():
                 result = self.function(*args, **kwargs)
                 refuse_collectives(watch.lines)
                 watch.indices.check()
                 watch.rng.check()
-                self._note_left(outside.changes(), table)
+                self._note_left(external, table)
+                self._refuse_on_tensors()
                 refuse_new_tensors(args, kwargs, batch)
-        self.trace.reads = outside.reads()
-        self.trace.held = outside.places_of_tensors()
         return self._returned(result)
 
-    def _note_left(
-        self, changes: list[tuple[Place, Any, Any]], stand_ins: Mapping[int, Tensor]
-    ) -> None:
+    def _standing_in(self, at: int, leaf: Any) -> Any:
+        """A number or text among the arguments, as what may be another one at a later call."""
+        roots, call = frozenset({("argument", at)}), self._call
+        if not self._stands_in:
+            return leaf
+        if type(leaf) in (int, float):
+            scales = any(each.label == f"argument {at}" for each in self._numbers)
+            return Number(leaf, lambda: call.leaves[at], roots, self.trace.uses, scales=scales)
+        if type(leaf) is str:
+            return Text(leaf, lambda: call.leaves[at], roots, self.trace.uses)
+        return leaf
+
+    @contextlib.contextmanager
+    def _changing_numbers(self) -> Iterator[None]:
+        """Numbers in Python's places that were others before stand in for what they will be."""
+        undo: list[tuple[Place, Any]] = []
+        for place in self._numbers if self._stands_in else ():
+            value = place.get()
+            if type(value) in (int, float):
+                roots = frozenset({(place.owner, place.name)})
+                number = Number(value, place.get, roots, self.trace.uses, scales=True)
+                undo.append((place, value))
+                place.put(number)
+        try:
+            yield
+        finally:
+            for place, value in reversed(undo):
+                place.put(value)
+
+    def read(self) -> Reads:
+        """What the run read of the Python around it, now that everything is as it was before."""
+        external, uses = self.trace.external, self.trace.uses
+        assert external is not None
+        own = {id(self.function), id(self._call)}
+        names = external.names(lambda value: id(value) in own and value is self._call)
+        parameters = [p for model in self.models.values() for p in model.parameters()]
+        free = {key: None for key in self._stood_in() if key not in uses.needed}
+        reads = Reads(names, bound=parameters, free=free)
+        external.add_roots(reads)
+        paths = [path for path, _ in flatten_with_paths(self._given)[0]]
+        for at, (path, leaf) in enumerate(zip(paths, self.leaves, strict=True)):
+            if not isinstance(leaf, Tensor) and not is_plain(leaf):
+                reads.add_argument(f"argument {path}", leaf, functools.partial(self._leaf, at))
+        reads.settle()
+        if reads.opaque:
+            raise CaptureError(
+                f"{reads.opaque[0]} can be neither compared nor read: whether it is the same at "
+                "a later call cannot be told",
+                code="TR-116",
+                remedy="pass tensors, Python values, or lists, dicts and data classes of them",
+            )
+        return reads
+
+    def _leaf(self, at: int) -> Any:
+        return self._call.leaves[at]
+
+    def _stood_in(self) -> Iterator[tuple[int, Any]]:
+        """Places whose numbers stood in."""
+        if not self._stands_in:
+            return
+        for optimizer in self.optimizers.values():
+            for group in optimizer.param_groups:
+                for key, value in group.items():
+                    values = value if type(value) is tuple else (value,)
+                    if key != "params" and all(type(each) is float for each in values):
+                        yield id(group), key
+        for place in self._numbers:
+            yield place.owner, place.name
+
+    def free_arguments(self) -> frozenset[int]:
+        """Leaves of the arguments on whose values nothing depends."""
+        if not self._stands_in:
+            return frozenset()
+        kinds = (int, float, str)
+        return frozenset(
+            at
+            for at, leaf in enumerate(self.leaves)
+            if type(leaf) in kinds and ("argument", at) not in self.trace.uses.needed
+        )
+
+    def placed(self, reads: Reads) -> None:
+        """What is left outside goes where its owner is found at a call."""
+        for at, (left, change) in enumerate(zip(self.trace.left, self.trace.changed, strict=True)):
+            place = reads.place_of(change.owner, change.at, change.name, change.label)
+            if place is not None:
+                self.trace.left[at] = Left(place, left.leaves, left.tree)
+
+    def _note_left(self, external: ExternalState, stand_ins: Mapping[int, Tensor]) -> None:
         """``self.mean = 0.9 * self.mean + ...`` of a buffer is a write to the buffer that was
         there; what is left elsewhere is a result that is put there."""
         written = {id(each) for each in stand_ins.values()}
         rebound: list[tuple[Tensor, Tensor]] = []
-        for place, old, new in changes:
+        for change in external.changes():
+            old, new = change.before, change.now
             if id(old) in written and _is_alike(old, new):
                 rebound.append((old, new.detach().clone()))
                 continue
+            if external.was_read(change) and _counts(old, new):
+                raise counted(change, old, new)
             leaves, tree = flatten(new)
-            if not any(isinstance(leaf, FakeTensor) for leaf in leaves):
-                leaves, tree = [new], flatten(None)[1]  # as it is
-            self.trace.left.append(Left(place, tuple(leaves), tree))
+            if any(external.hides_traced(leaf) for leaf in leaves):
+                raise refused(change.label, type(new).__name__)
+            if not any(isinstance(e, FakeTensor) or is_stand_in(e) for e in leaves) and not (
+                isinstance(new, list | dict | tuple)
+            ):
+                leaves, tree = [external.again(new, change.label)], flatten(None)[1]
+            self.trace.left.append(Left(_direct(change), tuple(leaves), tree))
+            self.trace.changed.append(change)
         for old, new in rebound:  # all are read before one is written
             old.detach().copy_(new)
 
@@ -212,6 +368,7 @@ class Run:
         for leaf in (*leaves, *(leaf for each in self.trace.left for leaf in each.leaves)):
             self.trace.watch.rng.refuse_state(leaf)
         refuse_unfinished(leaves)
+        leaves = [self._own(leaf) for leaf in leaves]
         tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
         self.trace.leaves = [ResultSlot if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         tensors += self._left_tensors()
@@ -236,15 +393,48 @@ class Run:
 
     def _left_tensors(self) -> list[Tensor]:
         """The tensors that go to places outside, which get slots; the user's own go as they are."""
-        own = {id(self._stand_ins[id(p)]): p for p in self._parameters()}
         found: list[Tensor] = []
         for at, each in enumerate(self.trace.left):
-            leaves = [own.get(id(leaf), leaf) for leaf in each.leaves]
+            leaves = [self._own(leaf) for leaf in each.leaves]
             made = [leaf.detach() for leaf in leaves if isinstance(leaf, FakeTensor)]
             slots = [ResultSlot if isinstance(leaf, FakeTensor) else leaf for leaf in leaves]
             self.trace.left[at] = Left(each.place, tuple(slots), each.tree)
             found += made
         return found
+
+    def _refuse_changed(self, cluster: Cluster) -> None:
+        """TR-139 for a hyper-parameter that the step sets before the update that reads it."""
+        before = self._stood.get(id(cluster.group), {})
+        for key, value in cluster.group.items():
+            if key != "params" and key in before and _unlike(value, before[key]):
+                raise _changes_hyper_parameters(cluster)
+
+    def _refuse_on_tensors(self) -> None:
+        """TR-117 for attributes and gradients that the step leaves on tensors it was given."""
+        for parameter in self._parameters():
+            leaf = self._stand_ins[id(parameter)]
+            found, before = vars(leaf), vars(parameter)
+            if any(found.get(k, MISSING) is not before.get(k, MISSING) for k in self._on_tensor):
+                raise refused("an attribute of a parameter", "tensor")
+            new = found.keys() - before.keys() - self._of_fakes
+            if new:
+                raise refused(f"the attribute {min(new)} of a parameter", "tensor")
+        others = [*self._batch, *(fake for _, fake in self.trace.watch.held.values())]
+        if any(each.grad is not None for each in others if each.is_leaf):
+            raise refused("the .grad of a tensor that is no parameter", "tensor")
+
+    def _own(self, leaf: Any) -> Any:
+        """A parameter, buffer or argument that is returned or left somewhere is that object."""
+        if is_stand_in(leaf):
+            return Later(leaf.compute)
+        if not isinstance(leaf, FakeTensor):
+            return leaf
+        if id(leaf) in self._inputs:
+            return Later(functools.partial(self._leaf, self._inputs[id(leaf)]))
+        for parameter in self._parameters():
+            if self._stand_ins[id(parameter)] is leaf:
+                return Later(functools.partial(_itself, parameter))
+        return leaf
 
     def _is_as_handed(self, parameter: nn.Parameter) -> bool:
         """Whether ``.grad`` is still what an optimizer outside of the graph was given."""
@@ -319,8 +509,15 @@ class Run:
         with_grad = [p for p in cluster.parameters if self._stand_ins[id(p)].grad is not None]
         if not with_grad:
             return
-        if _hyper_parameters(cluster) != self._started[id(cluster)]:
-            raise _changes_hyper_parameters(cluster)
+        self._refuse_changed(cluster)
+        self.trace.uses.ours = True
+        try:
+            self._step(form, cluster, with_grad)
+        finally:
+            self.trace.uses.ours = False
+
+    def _step(self, form: Form, cluster: Cluster, with_grad: list[nn.Parameter]) -> None:
+        group = self._groups[id(cluster)]
         self.trace.stepped.add(self.clusters.index(cluster))
         if not cluster.taken:
             cluster.active.clear()
@@ -328,23 +525,23 @@ class Run:
         for nth in sorted({cluster.taken.get(id(p), 0) for p in with_grad}):
             some = [p for p in with_grad if cluster.taken.get(id(p), 0) == nth]
             scalars = {name: self._scalar(cluster, name, nth) for name in cluster.scalar_names()}
-            shared = form.prepare(scalars, cluster.group)
+            shared = form.prepare(scalars, group)
             for parameter in some:
-                self._update_one(form, cluster, parameter, shared)
+                self._update_one(form, group, parameter, shared)
                 cluster.taken[id(parameter)] = nth + 1
 
     def _update_one(
-        self, form: Form, cluster: Cluster, parameter: nn.Parameter, shared: Values
+        self, form: Form, group: dict[str, Any], parameter: nn.Parameter, shared: Values
     ) -> None:
         leaf = self._stand_ins[id(parameter)]
-        names = form.states(parameter, cluster.group)
+        names = form.states(parameter, group)
         state: Values = {key: self._values[id(parameter), key] for key in names}
         assert leaf.grad is not None
         value, grad = leaf.detach(), leaf.grad
         if value.is_complex():  # real and imaginary parts are numbers of their own
             value, grad = torch.view_as_real(value), torch.view_as_real(grad)
             state = {key: _parts(each) for key, each in state.items()}
-        form.update(value, grad, state, shared, cluster.group)
+        form.update(value, grad, state, shared, group)
 
     def _scalar(self, cluster: Cluster, name: str, nth: int) -> Tensor:
         """A scalar of the ``nth`` step of a call. Those of later steps are known when they are
@@ -365,6 +562,31 @@ class Run:
 
 def _parts(value: Tensor) -> Tensor:
     return torch.view_as_real(value) if value.is_complex() else value
+
+
+def _unlike(now: Any, stood_in: Any) -> bool:
+    """Whether a hyper-parameter is another one than stood there when the run began."""
+    if type(now) is tuple and type(stood_in) is tuple:
+        return len(now) != len(stood_in) or any(map(_unlike, now, stood_in))
+    return now is not stood_in
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _direct(change: Change) -> Place:
+    """The place of a change, by the object that holds it."""
+    node = Node(type(change.owner), change.part.label, change.owner)
+    node.watched.extend([Watched(change.part, None, {})] * (change.at + 1))
+    return Place(node, change.at, change.name, change.label)
+
+
+def _counts(before: Any, now: Any) -> bool:
+    numbers = all(type(each) in (int, float) for each in (before, now))
+    if is_number(before):
+        return type(now) in (int, float) and before.value != now
+    return numbers and before != now
 
 
 def _is_alike(old: Any, new: Any) -> bool:

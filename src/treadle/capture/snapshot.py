@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.places import Place
+from treadle.capture.parts import Entries
+from treadle.capture.reads import Node, Place, Watched
 
 
 class Snapshot:
@@ -24,7 +25,7 @@ class Snapshot:
         generators: Sequence[torch.Generator] = (),
     ) -> None:
         slots = [
-            Place(module._buffers, name, name)
+            _buffer(module, name)
             for model in models.values()
             for module in model.modules()
             for name in module._buffers
@@ -76,6 +77,12 @@ class Snapshot:
             generator.set_state(state)
         if self._cuda:
             torch.cuda.set_rng_state_all(self._cuda)
+
+
+def _buffer(module: nn.Module, name: str) -> Place:
+    node = Node(dict, name, module._buffers)
+    node.watched.append(Watched(Entries(name, module._buffers), None, {}))
+    return Place(node, 0, name, name)
 
 
 def _state_of(optimizer: Optimizer) -> dict[Any, dict[str, Any]]:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.numbers import Number
 from treadle.capture.optimizers.registry import Start, form_of
-from treadle.capture.places import Place, tensors_held
+from treadle.capture.reads import Place
 from treadle.capture.torch_private import note_stepped
 
 Pending = dict[tuple[int, str], Tensor]
@@ -168,9 +169,12 @@ class Scalar:
     device: torch.device
     nth: int = 0  # of the steps in one call
 
+    def value(self) -> float:
+        """The scalar now."""
+        return self.cluster.value(self.key, self.nth)
+
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
-        value = self.cluster.value(self.key, self.nth)
-        return torch.tensor(value, dtype=torch.float64, device=self.device)
+        return torch.tensor(self.value(), dtype=torch.float64, device=self.device)
 
 
 @final
@@ -210,27 +214,42 @@ class Held:
     is there at a call."""
 
     place: Place
-    at: int  # among the tensors of what is there
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
-        return tensors_held(self.place.get())[self.at]
+        return self.place.get()
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class RunTimeNumber:
+    """A Python number that scales tensors: what it is at a call."""
+
+    number: Number
+    device: torch.device
+
+    def value(self) -> float:
+        """The number now."""
+        return float(self.number.compute())
+
+    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+        return torch.tensor(self.value(), dtype=torch.float64, device=self.device)
 
 
 class Scalars:
     """All scalars of a step in one block, filled by one copy per call that waits for nothing."""
 
     def __init__(self, sources: Sequence["Source"]) -> None:
-        self._scalars = [each for each in sources if isinstance(each, Scalar)]
+        self._scalars = [each for each in sources if isinstance(each, Scalar | RunTimeNumber)]
         device = self._scalars[0].device if self._scalars else torch.device("cpu")
         self._block = torch.zeros(len(self._scalars), dtype=torch.float64, device=device)
         self._views = self._block.unbind()
 
     def read(self) -> list[Tensor]:
         """The scalars of this call, in the order of the sources: 0-dim float64 tensors."""
-        values = [each.cluster.value(each.key, each.nth) for each in self._scalars]
+        values = [each.value() for each in self._scalars]
         staged = torch.tensor(values, dtype=torch.float64, pin_memory=self._block.is_cuda)
         self._block.copy_(staged, non_blocking=True)
         return list(self._views)
 
 
-Source = Parameter | BufferSlot | State | Scalar | Grad | Batch | Fixed | Held
+Source = Parameter | BufferSlot | State | Scalar | RunTimeNumber | Grad | Batch | Fixed | Held

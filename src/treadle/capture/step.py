@@ -1,7 +1,8 @@
 """A training step to one functional graph, by running it once on fake tensors."""
 
+import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,9 +17,10 @@ from treadle.capture.failures import raise_told
 from treadle.capture.finish import Captured, finish
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.place import autocast_on, check_values, described
+from treadle.capture.reads import Place
 from treadle.capture.recurrent import weights_in_place
 from treadle.capture.refuse import check_models, device_of
-from treadle.capture.run import Run
+from treadle.capture.run import Call, Run
 from treadle.capture.sources import (
     Batch,
     BufferSlot,
@@ -32,6 +34,7 @@ from treadle.capture.sources import (
 )
 from treadle.capture.torch_private import flatten, trace
 from treadle.graph.signature import Input, Role
+from treadle.util.collector import without_collector
 
 _tracing = threading.RLock()
 """One trace at a time in a process: PyTorch's modes and patches are everyone's."""
@@ -47,12 +50,16 @@ def capture(
     place: torch.device | None = None,
     dims: Dims | None = None,
     update: bool = True,
+    call: Call | None = None,
+    numbers: Sequence[Place] = (),
 ) -> Captured:
     """Run ``function`` once on fake tensors; nothing of the user's changes.
 
     ``place``: capture as if everything were there, reading no values; the model may have none.
     ``dims``: the shapes of those leaves of the arguments that have sizes which later calls change.
-    ``update=False``: gradients are accumulated, and optimizers do not step.
+    ``update=False``: gradients are accumulated, and optimizers do not step. ``call``: where the
+    arguments of the calls to come are found; ``numbers``: places of Python's whose numbers change
+    from call to call, and are to be inputs where the graph allows it.
 
     Raises ``CaptureError`` with a code, the user's line and a remedy for what cannot become a
     graph; an exception of the user's own passes through unchanged.
@@ -75,14 +82,39 @@ def capture(
         {entry.name: each.parameter for entry, each in sources if isinstance(each, Parameter)}
     )
     plans = place is not None
-    run = Run(
-        function, models, optimizers, clusters, sources, leaves, spec, update=update, plans=plans
+    call = call or Call()
+    call.leaves = leaves
+    make = functools.partial(
+        Run,
+        function,
+        models,
+        optimizers,
+        clusters,
+        sources,
+        leaves,
+        spec,
+        update=update,
+        plans=plans,
+        call=call,
     )
     casts = nullcontext() if place is None else autocast_on(place)
-    with _tracing, torch.random.fork_rng(devices=[]), weights_in_place(), casts:
+    symbols = symbolic is not None
+    inside = without_collector()
+    with _tracing, torch.random.fork_rng(devices=[]), weights_in_place(), casts, inside:
         try:
-            module = trace(run.traced, inputs, symbolic=symbolic is not None)
-            captured = finish(module, run, device, symbolic=symbolic is not None)
+            run = make(numbers=numbers, stand_in=not plans)
+            try:
+                module = trace(run.traced, inputs, symbolic=symbols)
+            except Exception:
+                if not run.trace.uses.is_used:
+                    raise
+                for each in clusters:
+                    each.taken.clear()
+                run = make(stand_in=False)  # as if no number could change
+                module = trace(run.traced, inputs, symbolic=symbols)
+            reads = run.read()
+            run.placed(reads)
+            captured = finish(module, run, reads, call, device, symbolic=symbols)
         except Exception as error:
             raise_told(error)
     if symbolic is not None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -21,16 +22,22 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.capture.averaging import update_parameters
 from treadle.capture.communication import refuse_wrapper
+from treadle.capture.eager import why_eager
+from treadle.capture.frames import Whose, whose
+from treadle.capture.numbers import Number, Uses, is_stand_in, scale
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.rng_guard import RngGuard
 from treadle.capture.scalar_index import ScalarIndices
 from treadle.capture.torch_private import (
     OURS,
     FakeTensor,
+    flat_weights,
     flatten_containers,
     global_step_hooks,
+    held_input,
     masks_as_given,
     reducer_methods,
+    storage_key,
     tensor_entries,
     traced_nodes,
     unflatten,
@@ -64,6 +71,7 @@ _VALUES = frozenset(
 
 _GRAD = cast(Any, Tensor.grad)
 _READ_GRAD, _SET_GRAD = _GRAD.__get__, _GRAD.__set__
+_SET_DATA = cast(Any, Tensor.data).__set__
 
 
 class StandIns(TorchFunctionMode):
@@ -80,6 +88,7 @@ class StandIns(TorchFunctionMode):
         self._table = table
         self._layers = layers
         self._watch = watch
+        self._held = watch.held
 
     def __torch_function__(
         self,
@@ -94,11 +103,17 @@ class StandIns(TorchFunctionMode):
             leaf = self._table.get(id(args[0]), args[0])
             self._watch.note_gradient(leaf, cleared=func == _SET_GRAD and args[1] is None)
         leaves, spec = flatten_containers((args, dict(kwargs or {})))
+        if any(map(is_stand_in, leaves)):
+            args, kwargs = scale(func, args, dict(kwargs or {}))
+            leaves, spec = flatten_containers((args, kwargs))
         if func in _VALUES and any(isinstance(leaf, FakeTensor) for leaf in leaves):
             raise looks_at_value(here())
         if any(self._is_outside(leaf) for leaf in leaves):
-            leaves = [self._inside(leaf) for leaf in leaves]
+            users = whose(sys._getframe(1).f_code.co_filename) is not Whose.OURS  # pyright: ignore
+            leaves = [self._inside(leaf, held=users) for leaf in leaves]
             args, kwargs = unflatten(leaves, spec)
+        if func == _SET_DATA:
+            return self._set_data(*args)
         if any(isinstance(leaf, Generator) for leaf in leaves):
             result = self._drawn(func, args, kwargs or {})
         elif instead := self._watch.indices.instead_of(func, args):
@@ -123,6 +138,26 @@ class StandIns(TorchFunctionMode):
             self._watch.generators.append(((start, traced_nodes()), number))
         return result
 
+    def _set_data(self, target: Tensor, value: Tensor) -> None:
+        """``p.data = value`` of a tensor of the user's writes the value to it."""
+        if not any(target is each for each in self._table.values()):
+            _SET_DATA(target, value)
+            return
+        alike = (target.shape, target.dtype, target.device) == (
+            value.shape, value.dtype, value.device
+        )  # fmt: skip
+        shared = {storage_key(each) for each in self._table.values()}
+        if not alike or storage_key(value) in shared:
+            raise CaptureError(
+                f"a tensor {list(target.shape)} of {target.dtype} gets the storage of another one "
+                f"({list(value.shape)} of {value.dtype}) by .data =",
+                code="TR-117",
+                where=here(),
+                remedy="copy the values: p.data.copy_(value), or p.data = value.clone()",
+            )
+        with torch.no_grad():
+            target.detach().copy_(value)
+
     def _is_outside(self, leaf: Any) -> bool:
         if not isinstance(leaf, Tensor):
             return False
@@ -133,14 +168,16 @@ class StandIns(TorchFunctionMode):
         """``original``, which asks no mode, of the traced tensor instead of the user's own."""
 
         def call(tensor: Any, *rest: Any, **named: Any) -> Any:
-            return original(self._inside(tensor), *rest, **named)
+            return original(self._inside(tensor, held=True), *rest, **named)
 
         return call
 
-    def _inside(self, leaf: Any) -> Any:
+    def _inside(self, leaf: Any, *, held: bool) -> Any:
         if not self._is_outside(leaf):
             return leaf
         found = self._table.get(id(leaf))
+        if found is None:
+            found = self._held.get(id(leaf), (None, None))[1]
         if found is None and leaf.requires_grad:
             raise CaptureError(
                 f"a tensor {list(leaf.shape)} that needs a gradient belongs to no model given",
@@ -148,6 +185,9 @@ class StandIns(TorchFunctionMode):
                 where=here(),
                 remedy="pass the module that owns it in model=, or detach it",
             )
+        if found is None and held and not isinstance(leaf, FakeTensor):
+            found = held_input(leaf)
+            self._held[id(leaf)] = leaf, found
         return leaf if found is None else found
 
 
@@ -159,19 +199,29 @@ def swapped(
     stepper: Stepper,
     watch: "Watch",
     layers: RecurrentLayers,
+    uses: Uses | None,
 ) -> Iterator[None]:
     """Modules and ``param_groups`` hold the tensors of ``table`` (by the id of the user's), and
-    ``optimizer.step`` is what ``stepper`` gives; recurrent layers are traced as ``layers`` say."""
+    ``optimizer.step`` is what ``stepper`` gives; recurrent layers are traced as ``layers`` say.
+    Hyper-parameters are numbers that stand in, unless ``uses`` is ``None``."""
     with contextlib.ExitStack() as undo:
         for module in {id(m): m for model in models.values() for m in model.modules()}.values():
             for held in (module._parameters, module._buffers):
                 for key, tensor in list(held.items()):
                     if tensor is not None and id(tensor) in table:
                         _put(undo, held, key, table[id(tensor)])
+            if isinstance(module, nn.RNNBase):
+                for key, held in flat_weights(module, table).items():
+                    _put(undo, vars(module), key, held)
         for optimizer in optimizers.values():
             for group in optimizer.param_groups:
+                for key, value in list(group.items()):
+                    if key != "params" and uses is not None:
+                        _put(undo, group, key, _standing_in(value, group, key, uses))
                 _put(undo, group, "params", [table[id(p)] for p in group["params"]])
             _put(undo, vars(optimizer), "step", stepper(optimizer))
+            if not why_eager(optimizer):
+                _put(undo, vars(optimizer), "state", _NoState(optimizer.state))
         stranger = _traced_only(_refuse_stranger, _nothing)
         _put(undo, global_step_hooks(), OURS, stranger)
         watch.mode = functools.partial(StandIns, table, watch, layers)
@@ -181,6 +231,65 @@ def swapped(
             _put(undo, vars(owner), name, _traced_only(mode.entering(original), original))
         with mode:
             yield
+
+
+def _standing_in(value: Any, group: dict[str, Any], key: str, uses: Uses) -> Any:
+    """A hyper-parameter, or several in a tuple, as numbers that are read at every call."""
+    roots = frozenset({(id(group), key)})
+    if type(value) is float:
+        return Number(value, lambda: group[key], roots, uses, scales=True)
+    if type(value) is tuple and all(type(each) is float for each in cast(Any, value)):
+        return tuple(
+            Number(each, functools.partial(_nth, group, key, at), roots, uses, scales=True)
+            for at, each in enumerate(cast(Any, value))
+        )
+    return value
+
+
+def _nth(group: dict[str, Any], key: str, at: int) -> Any:
+    return group[key][at]
+
+
+class _NoState:
+    """In the place of ``optimizer.state``: its values are in the graph. Only we may look."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def __getattr__(self, name: str) -> Any:
+        if whose(sys._getframe(1).f_code.co_filename) is Whose.OURS:  # pyright: ignore
+            return getattr(self._state, name)
+        raise _no_state()
+
+    def __delitem__(self, key: Any) -> None:
+        raise _no_state()
+
+    def __getitem__(self, key: Any) -> Any:
+        raise _no_state()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise _no_state()
+
+    def __contains__(self, key: object) -> bool:
+        raise _no_state()
+
+    def __iter__(self) -> Any:
+        raise _no_state()
+
+    def __len__(self) -> int:
+        raise _no_state()
+
+    def __bool__(self) -> bool:
+        raise _no_state()
+
+
+def _no_state() -> CaptureError:
+    return CaptureError(
+        "the step looks at optimizer.state, which is part of the graph while it is captured",
+        code="TR-125",
+        where=here(),
+        remedy="look at it between the steps; a tensor of your own in a buffer may be used inside",
+    )
 
 
 def _put(undo: contextlib.ExitStack, target: Any, key: Any, value: Any) -> None:
@@ -207,6 +316,8 @@ class Watch:
         self.marks: list[tuple[Span, CheckpointPolicy]] = []  # what a policy says of nodes
         self._began: int | None = None
         self._made: dict[GradientNode, tuple[Line, str]] = {}
+        self.listen: Callable[[], None] = lambda: None  # in a thread of the engine's
+        self.held: dict[int, tuple[Tensor, Tensor]] = {}  # the user's, and what is traced
         self._followed: set[GradientNode] = set()
         self.after_backward: Callable[[], None] = lambda: None
         self.mode: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
@@ -351,6 +462,7 @@ class Watch:
             left += [(each, maker) for each, _ in node.next_functions]
 
     def _at_gradient(self, line: Line, module: str, _: Any) -> None:
+        self.listen()
         if line != self.lines[-1][1]:
             self.lines.append((traced_nodes(), line))
         if module != self.modules[-1][1]:

@@ -4,14 +4,16 @@ import functools
 import logging
 import sys
 import threading
+import weakref
 from collections import UserDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch._C._dynamo.guards import dict_version
 from torch._functorch import eager_transforms
 from torch._functorch import vmap as functorch_vmap
 from torch._guards import detect_fake_mode
@@ -23,7 +25,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.autograd import forward_ad
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
 from torch.nn.modules import transformer
 from torch.optim import Optimizer
@@ -39,9 +41,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.capture.opened import Opened, Shell, is_value, opened
 from treadle.util.draw_operators import TRACED_AS
+from treadle.util.errors import CaptureError
 from treadle.util.extents import Size
 
 NAMES: dict[str, tuple[str, ...]] = {
+    "torch._C._dynamo.guards.dict_version": ("2.11", "2.13", "2.15"),
     "torch._C._get_mkldnn_enabled": ("2.11", "2.13", "2.15"),
     "torch._C._set_mkldnn_enabled": ("2.11", "2.13", "2.15"),
     "torch._C._distributed_c10d.Reducer": ("2.11", "2.13", "2.15"),
@@ -92,10 +96,17 @@ def flatten_containers(tree: Any) -> tuple[list[Any], TreeSpec]:
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
     """Leaves of nested lists, tuples, dicts, registered classes and objects that hold tensors, and
     their structure."""
-    leaves, spec = pytree.tree_flatten(tree)
-    if all(map(is_value, leaves)):
-        return leaves, spec
-    return pytree.tree_flatten(_open(tree))
+    try:
+        leaves, spec = pytree.tree_flatten(tree)
+        if all(map(is_value, leaves)):
+            return leaves, spec
+        return pytree.tree_flatten(_open(tree))
+    except RecursionError:
+        raise CaptureError(
+            "a container among the arguments or results holds itself",
+            code="TR-116",
+            remedy="pass and return nested lists, dicts and data classes without circles",
+        ) from None
 
 
 def _open(tree: Any) -> Any:
@@ -337,6 +348,30 @@ def onednn_takes(dtype: torch.dtype) -> bool:
     return dtype is torch.float32
 
 
+def flat_weights(module: nn.RNNBase, table: Mapping[int, Tensor]) -> dict[str, list[Any]]:
+    """A recurrent layer's own lists of its weights, with the tensors of ``table`` (by the id of the
+    user's) in the place of the user's."""
+    weights = [table.get(id(each), each) for each in module._flat_weights]
+    refs = [None if each is None else weakref.ref(each) for each in weights]
+    return {"_flat_weights": weights, "_flat_weight_refs": refs}
+
+
+def held_input(tensor: Tensor) -> Tensor:
+    """For a tensor from outside of a trace one that is traced: an attribute of the graph, without a
+    value that could be looked at or changed meanwhile."""
+    proxies = get_proxy_mode()
+    mode = detect_fake_mode()
+    if proxies is None or mode is None:
+        return tensor
+    tracer = proxies.tracer
+    name = f"_held_{len(tracer.root.__dict__)}"
+    setattr(tracer.root, name, tensor)
+    with _disable_current_modes():
+        fake = mode.from_tensor(tensor.detach())
+    proxy = tracer.create_proxy("get_attr", name, (), {})
+    return track_tensor_tree(fake, proxy, constant=None, tracer=tracer)
+
+
 def works_for(thread: int) -> bool:
     """Whether this is the thread (by its identity) that traces, or one of the autograd engine's,
     which runs the backward pass of a GPU for it."""
@@ -522,6 +557,28 @@ def retraced(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(each) if isinstance(each, Tensor) else each for each in inputs]
     return make_fx(fx.Interpreter(module).run, tracing_mode="fake")(*fakes)
+
+
+class DictVersions:
+    """Which of many dicts have been written to, at some 20 ns a dict: CPython counts writes, and
+    PyTorch knows where (``ma_version_tag``, dict watchers from 3.12 on)."""
+
+    def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
+        self._dicts = list(dicts)
+        self._versions = list(map(dict_version, self._dicts))
+        self._found = self._versions
+
+    def changed(self) -> list[int]:
+        """The positions of those that have been written to since ``accept``."""
+        self._found = list(map(dict_version, self._dicts))
+        if self._found == self._versions:
+            return []
+        pairs = zip(self._found, self._versions, strict=True)
+        return [at for at, (now, before) in enumerate(pairs) if now != before]
+
+    def accept(self) -> None:
+        """What ``changed`` has found is how it is."""
+        self._versions = self._found
 
 
 def sample_mode() -> FakeTensorMode:

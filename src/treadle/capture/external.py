@@ -1,0 +1,552 @@
+"""What a captured run reads and changes outside of the step's function: everything is put back, and
+the changes are made again at every call.
+
+Nothing is listed by kind. What can be got from the step's function, models, optimizers and
+arguments, and from the globals that entered code names, is copied shallowly before that code runs;
+afterwards every difference is a change. What cannot be got from there was made by the run. Of
+objects whose class was made by Python code it is watched which attributes are read.
+"""
+
+import builtins
+import contextlib
+import copy
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from treadle.capture.dice import Dice
+from treadle.capture.frames import FrameRecorder, Whose, mentions, whose
+from treadle.capture.numbers import is_stand_in
+from treadle.capture.parts import (
+    MISSING,
+    Attributes,
+    OfClass,
+    Part,
+    Sequenced,
+    is_heap,
+    is_plain,
+    parts_of,
+)
+from treadle.capture.reads import ReadNames, Reads
+from treadle.capture.torch_private import FakeTensor, flatten, tensor_hooks
+from treadle.util.errors import CaptureError
+
+_BUILTINS: dict[str, Any] = builtins.__dict__  # type: ignore[assignment]
+_SKIPPED = ("torch.fx", "torch._", "torch.utils._", "torch.overrides", "sympy", "treadle")
+"""Packages whose objects are the machinery of the trace."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Later:
+    """A leaf that Python computes at every call."""
+
+    compute: Callable[[], Any]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """What the run left in a place. ``owner`` and ``at``: whose part it is."""
+
+    owner: Any
+    at: int
+    part: Part
+    name: Any
+    before: Any
+    now: Any
+
+    @property
+    def label(self) -> str:
+        return self.part.where(self.name)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """A part with what it held before the run."""
+
+    owner: Any
+    at: int
+    part: Part
+    before: dict[Any, Any]
+
+
+class ExternalState:
+    """Everything that a step's function reaches, from before it runs."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        models: Mapping[str, nn.Module],
+        optimizers: Mapping[str, Optimizer],
+        arguments: Iterable[Any] = (),
+        seen: Callable[[Any], None] = lambda _: None,
+    ) -> None:
+        """``arguments``: leaves of the step's own; objects among them are looked after as well.
+        ``seen`` hears of each object that the step can reach, before it can be changed."""
+        self._hears = seen
+        self._kept: dict[tuple[int, int], _Kept] = {}
+        self._seen: dict[int, Any] = {}
+        self._waiting: dict[str, list[tuple[Part, Any]]] = {}
+        self._known_names: set[str] = set()
+        self._read: dict[int, set[str]] = {}
+        self._classes: dict[type, Any] = {}
+        self._variables: dict[int, dict[str, Any]] = {}
+        self._frames = FrameRecorder(self._on_frame)
+        self._dice = Dice()
+        self._runs = False  # whether what is read is read by the step
+        self._function, self._models, self._optimizers = function, models, optimizers
+        self._getattr: Any = None
+        for prefix, model in models.items():
+            self._meet(model, prefix)
+            for name, module in model.named_modules():
+                self._meet(module, f"{prefix}.{name}".strip("."))
+        for prefix, optimizer in optimizers.items():
+            self._meet(optimizer, prefix or "optimizer")
+        self._meet(function, "")
+        for each in arguments:
+            self._meet(each, type(each).__name__)
+        for model in models.values():
+            for name, parameter in model.named_parameters():
+                for hook in tensor_hooks(parameter):
+                    self._meet(hook, name)
+
+    # -- before code runs
+
+    def _on_frame(self, frame: FrameType) -> None:
+        code, space = frame.f_code, frame.f_globals
+        found = mentions(code)
+        self._learn_names()
+        known = self._variables.setdefault(id(space), {})
+        used = (found.reads | found.assigns) - frozenset(code.co_freevars)
+        if self._frames.entered.reflects and space is not _BUILTINS:
+            used |= space.keys() - {"__builtins__"}
+        for name in used - known.keys():
+            known[name] = space.get(name, MISSING)
+            self._meet(known[name], name)
+        for name in found.modules & sys.modules.keys():
+            self._meet(sys.modules[name], name)
+
+    def _learn_names(self) -> None:
+        """Values that wait for a name which code mentions now."""
+        entered = self._frames.entered
+        new = entered.names - self._known_names
+        if entered.reflects:
+            new = set(self._waiting)
+        self._known_names |= new
+        for name in new & self._waiting.keys():
+            for part, value in self._waiting.pop(name, ()):
+                self._meet(value, part.where(name))
+
+    def _meet(self, value: Any, label: str) -> None:
+        """Keep what ``value`` holds, and what can be got from it, before anything changes it."""
+        left = [(value, label)]
+        while left:
+            each, name = left.pop()
+            if is_plain(each) or id(each) in self._seen or _is_machinery(each):
+                continue
+            self._seen[id(each)] = each
+            left += self._open(each, name)
+
+    def _open(self, value: Any, label: str) -> list[tuple[Any, str]]:
+        found: list[tuple[Any, str]] = []
+        if isinstance(value, type | ModuleType) and owner_of(value) is not Whose.USER:
+            return found  # what a step sets there is not looked after
+        self._dice.meet(value, label)
+        if isinstance(value, torch.Generator):
+            self._hears(value)
+        watched = not isinstance(value, Tensor) and self._watch_class(type(value))
+        if type(type(value)) is not type and is_heap(type(type(value))):
+            found.append((type(type(value)), type(value).__qualname__))  # a metaclass
+        for at, part in enumerate(parts_of(value, label).parts):
+            before = part.now()
+            self._kept[id(value), at] = _Kept(value, at, part, before)
+            named = isinstance(part, Attributes) or isinstance(value, type)
+            if named and watched and not isinstance(value, type):
+                self._read.setdefault(id(value), set())
+                continue  # met when it is read
+            for name, each in before.items():
+                if part.entries and not is_plain(name):
+                    found.append((name, part.where(name)))
+                if not named or self._is_named(name):
+                    found.append((each, part.where(name)))
+                else:
+                    self._waiting.setdefault(name, []).append((part, each))
+        if not isinstance(value, type | Tensor) and is_heap(type(value)):
+            found.append((type(value), type(value).__qualname__))
+        if isinstance(value, type):
+            found += [(base, base.__qualname__) for base in value.__mro__[1:-1]]
+        return found
+
+    def _is_named(self, name: Any) -> bool:
+        if self._frames.entered.reflects or name in self._known_names:
+            return True
+        return isinstance(name, str) and name.startswith("__") and name.endswith("__")
+
+    # -- which attributes are read
+
+    def _watch_class(self, kind: type) -> bool:
+        """From now on reading an attribute of such objects is noted; whether that can be."""
+        if kind in self._classes:
+            return True
+        if not is_heap(kind) or issubclass(kind, type | BaseException) or _is_machinery_class(kind):
+            return False
+        if any("__getattribute__" in vars(each) for each in kind.__mro__[:-1]):
+            return False  # its own way past what is watched
+        original: Callable[[Any, str], Any] = cast(Any, kind).__getattribute__
+
+        def get(owner: Any, name: str) -> Any:
+            try:
+                value = original(owner, name)
+            except AttributeError:
+                self._note(owner, name)
+                raise
+            self._note(owner, name)
+            return value
+
+        try:
+            own = vars(kind).get("__getattribute__", MISSING)
+            type.__setattr__(kind, "__getattribute__", get)
+        except (TypeError, AttributeError):
+            return False
+        self._classes[kind] = own
+        return True
+
+    def _note(self, owner: Any, name: str) -> None:
+        read = self._read.get(id(owner))
+        if read is None or not self._runs:
+            return  # in any thread: that of a step may have been started by it
+        if name.startswith("__"):
+            if name == "__dict__":
+                self._note_all(owner, read)
+            return
+        if name in read:
+            return
+        for at in range(2):
+            kept = self._kept.get((id(owner), at))
+            if kept is None or kept.part.entries or not kept.part.settable:
+                continue
+            before = kept.before.get(name, MISSING)
+            if kept.part.get(name) is before:
+                read.add(name)  # and not what the run itself has put there
+                if before is not MISSING:
+                    self._meet(before, kept.part.where(name))
+
+    def _note_all(self, owner: Any, read: set[str]) -> None:
+        """``vars(owner)``; a module's own look-up reads its parameters, buffers and modules."""
+        frame = sys._getframe(3)  # pyright: ignore[reportPrivateUsage]
+        if isinstance(owner, nn.Module) and whose(frame.f_code.co_filename) is Whose.TORCH:
+            for name in ("_parameters", "_buffers", "_modules"):
+                self._note(owner, name)
+            return
+        kept = self._kept.get((id(owner), 0))
+        for name in kept.before if kept is not None else ():
+            self._note(owner, name)
+        self._everything.add(id(owner))
+
+    @property
+    def _everything(self) -> set[int]:
+        return self.__dict__.setdefault("_all_read", set())
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note what is read; afterwards everything is as it was before."""
+        self._getattr = builtins.getattr
+        names, original = self._frames.entered.names, builtins.getattr
+
+        def get(owner: Any, name: str, *default: Any) -> Any:
+            if name not in names:
+                names.add(name)
+                self._learn_names()
+            return original(owner, name, *default)
+
+        builtins.getattr = get  # type: ignore[assignment]
+        try:
+            with self._frames:
+                self._runs = True
+                yield
+        finally:
+            self._runs = False
+            builtins.getattr = original
+            for kind, own in self._classes.items():
+                if own is MISSING:
+                    type.__delattr__(kind, "__getattribute__")
+                else:
+                    type.__setattr__(kind, "__getattribute__", own)
+            self._restore()
+
+    def listen(self) -> None:
+        """In a thread of the autograd engine's: hear it as well."""
+        self._frames.listen()
+
+    # -- what it changed
+
+    def changes(self) -> list[Change]:
+        """Places whose values the run changed.
+
+        ``CaptureError`` TR-117 to TR-119 for what cannot be made again at every call.
+        """
+        self._runs = False
+        self._frames.rest()
+        self._dice.refuse()
+        if self._frames.entered.resumed:
+            raise CaptureError(
+                f"the step takes the next value of {self._frames.entered.resumed}, a generator "
+                "from before it",
+                code="TR-117",
+                remedy="take it outside of the step, and pass it as an argument",
+            )
+        found = [*self._changed_variables(), *self._changed_parts()]
+        return [each for each in found if not _are_equal(each.before, each.now)]
+
+    def _changed_variables(self) -> list[Change]:
+        found: list[Change] = []
+        for at, known in self._variables.items():
+            space, _, _ = self._frames.entered.spaces[at]
+            part = Attributes("", space)
+            for name, before in known.items():
+                now = space.get(name, MISSING)
+                if now is not before:
+                    found.append(Change(space, 0, part, name, before, now))
+        return found
+
+    def _changed_parts(self) -> list[Change]:
+        found: list[Change] = []
+        for kept in self._kept.values():
+            if isinstance(kept.owner, functools._lru_cache_wrapper):
+                continue  # no more than a cache
+            now = kept.part.now()
+            if kept.part.is_same(now, kept.before) or _is_log(now, kept.before):
+                continue
+            names = [n for n in {**kept.before, **now} if n not in ("__getattribute__", "__dict__")]
+            changed = [n for n in names if now.get(n, MISSING) is not kept.before.get(n, MISSING)]
+            if isinstance(kept.owner, type):
+                changed = [n for n in changed if not _is_cache(n)]
+            if not changed and not kept.part.entries:
+                continue
+            found += self._of_part(kept, now, changed)
+        return found
+
+    def _of_part(self, kept: _Kept, now: dict[Any, Any], changed: list[Any]) -> list[Change]:
+        label, kind = kept.part.label, type(kept.owner).__name__
+        if not kept.part.settable or isinstance(kept.part, Sequenced) or not changed:
+            raise refused(label, kind)
+        if self._is_fixed(kept):
+            raise refused(kept.part.where(changed[0]), "part of a module")
+        return [
+            Change(
+                kept.owner, kept.at, kept.part, n, kept.before.get(n, MISSING), now.get(n, MISSING)
+            )
+            for n in changed
+        ]
+
+    def _is_fixed(self, kept: _Kept) -> bool:
+        """A module's parameters or modules."""
+        return any(
+            kept.owner is each
+            for model in self._models.values()
+            for module in model.modules()
+            for each in (module._parameters, module._modules)
+        )
+
+    def was_read(self, change: Change) -> bool:
+        """Whether the run may have read what was there before."""
+        if change.part.entries:
+            return True
+        read = self._read.get(id(change.owner))
+        if read is not None and isinstance(change.part, Attributes):
+            return change.name in read
+        return True
+
+    def hides_traced(self, value: Any, depth: int = 0) -> bool:
+        """Whether an object that is no container holds a tensor of the run, deep inside."""
+        if isinstance(value, FakeTensor) or is_stand_in(value):
+            return depth > 0
+        if is_plain(value) or id(value) in self._seen or depth > 8 or _is_machinery(value):
+            return False
+        parts = parts_of(value, "").parts
+        if isinstance(value, type):
+            return False
+        return any(
+            self.hides_traced(each, depth + 1) for part in parts for each in part.now().values()
+        )
+
+    def again(self, value: Any, label: str) -> Any:
+        """What the run made, for every call anew; what was there before is that object."""
+        if is_plain(value) or id(value) in self._seen or isinstance(value, type):
+            return value
+        known = dict(self._seen)
+        try:
+            copy.deepcopy(value, dict(known))
+        except Exception as error:
+            raise refused(label, type(value).__name__) from error
+        return Later(lambda: copy.deepcopy(value, dict(known)))
+
+    def _restore(self) -> None:
+        self._dice.restore()
+        for at, known in self._variables.items():
+            space, _, _ = self._frames.entered.spaces[at]
+            for name, before in known.items():
+                if space.get(name, MISSING) is not before:
+                    Attributes("", space).put(name, before)
+        for kept in self._kept.values():
+            if isinstance(kept.owner, functools._lru_cache_wrapper):
+                if kept.part.now() != kept.before:
+                    kept.owner.cache_clear()  # it holds what the run has made
+                continue
+            if isinstance(kept.part, OfClass):
+                for name, value in kept.part.now().items():
+                    before = kept.before.get(name, MISSING)
+                    if value is not before and not _is_cache(name) and name != "__getattribute__":
+                        kept.part.put(name, before)
+                continue
+            now = kept.part.now()
+            if not kept.part.is_same(now, kept.before) and not _is_log(now, kept.before):
+                kept.part.restore(kept.before)
+
+    # -- what it read
+
+    def names(self, ours: Callable[[Any], bool]) -> ReadNames:
+        """Which attributes of which objects count."""
+        entered = self._frames.entered
+        mentioned = None if entered.reflects else frozenset(entered.names)
+        read = {key: names for key, names in self._read.items() if key not in self._everything}
+        return ReadNames(
+            read=read,
+            mentioned=mentioned,
+            codes=frozenset(entered.codes),
+            ours=lambda value: ours(value) or _is_machinery(value),
+            owner=owner_of,
+        )
+
+    def add_roots(self, reads: Reads) -> None:
+        """All that a later call can start from."""
+        for prefix, model in self._models.items():
+            reads.add(prefix, model)
+        for prefix, optimizer in self._optimizers.items():
+            reads.add(prefix or "optimizer", optimizer)
+        reads.add("", self._function)
+        for model in self._models.values():
+            for name, parameter in model.named_parameters():
+                for hook in tensor_hooks(parameter):
+                    reads.add(name, hook)
+        for space, names, owner in self._frames.entered.spaces.values():
+            if self._frames.entered.reflects and owner is Whose.USER:
+                names = names | space.keys() - {"__builtins__"}
+            there = frozenset(name for name in names if name in space)
+            reads.add_names("", space, names, deep=owner is Whose.USER)
+            reads.add_names("", _BUILTINS, names - there, deep=True)
+        for name in self._frames.entered.modules & sys.modules.keys():
+            if _is_users(sys.modules[name]):
+                reads.add(name, sys.modules[name])
+
+
+def refuse_new_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], given: Iterable[Any]) -> None:
+    """TR-117 if the step puts a tensor into one of its arguments, of which it gets copies."""
+    known = {id(each) for each in given}
+    for leaf in flatten((args, kwargs))[0]:
+        if isinstance(leaf, FakeTensor) and id(leaf) not in known:
+            raise refused("what it is given", "container or an object")
+
+
+def owner_of(value: Any) -> Whose:
+    """Whose a module is, or a class by the module that made it."""
+    if isinstance(value, ModuleType):
+        return Whose.USER if _is_users(value) else Whose.STDLIB
+    name = module_of(value)
+    if name in ("builtins", "__main__") and is_heap(value):
+        return Whose.USER  # made by a text that was executed
+    module = sys.modules.get(name)
+    return Whose.USER if module is None or _is_users(module) else Whose.STDLIB
+
+
+def module_of(kind: type) -> str:
+    """The name of the module that made a class, whatever its metaclass says."""
+    name = type.__dict__["__module__"].__get__(kind)
+    return name if type(name) is str else "builtins"
+
+
+def _is_users(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return (
+            module.__name__ not in sys.builtin_module_names
+            and not module.__name__.startswith(("torch", "_", "builtins"))
+        ) or module.__name__ == "__main__"
+    return whose(file) is Whose.USER
+
+
+def _is_machinery_class(kind: type) -> bool:
+    if issubclass(kind, logging.Filterer):
+        return True  # logging happens once
+    name = module_of(kind)
+    return name.startswith(_SKIPPED) and not name.startswith("torch._C")
+
+
+def _is_machinery(value: Any) -> bool:
+    if is_stand_in(value) or isinstance(value, FakeTensor | BuiltinFunctionType):
+        return True
+    if isinstance(value, FunctionType):
+        return whose(value.__code__.co_filename) is Whose.OURS
+    if value is builtins or value is _BUILTINS or value is sys.modules:
+        return True  # what of them is named is looked at by its name
+    if isinstance(value, type):
+        return _is_machinery_class(value)
+    if isinstance(value, functools._lru_cache_wrapper):
+        wrapped = value.__wrapped__
+        users = isinstance(wrapped, FunctionType) and whose(wrapped.__code__.co_filename)
+        return users is not Whose.USER
+    return _is_machinery_class(type(value))
+
+
+def _is_cache(name: str) -> bool:
+    """What Python itself keeps in a class."""
+    return name in ("_abc_impl", "__abstractmethods__", "__annotations_cache__", "__doc__")
+
+
+def _is_log(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    """Whether what came is records of a log: logging happens once."""
+    new = [each for name, each in now.items() if before.get(name, MISSING) is not each]
+    return bool(new) and all(isinstance(each, logging.LogRecord) for each in new)
+
+
+def _are_equal(old: Any, new: Any) -> bool:
+    return is_plain(new) and type(new) is type(old) and repr(new) == repr(old)
+
+
+def refused(label: str, kind: str) -> CaptureError:
+    """TR-117 for a change that would happen only when the step is captured."""
+    return CaptureError(
+        f"the step changes {label}, a {kind} outside of it: that would happen when the step is "
+        "captured, and not at later calls",
+        code="TR-117",
+        remedy="return the value and keep it outside, or assign a new one",
+    )
+
+
+class Counted(CaptureError):
+    """TR-118, with the change: tried again with a number that stands in, it may go."""
+
+    change: Change
+
+
+def counted(change: Change, before: Any, now: Any) -> CaptureError:
+    """TR-118 for a number that is read and set to another one."""
+    before = before.value if is_stand_in(before) else before
+    error = Counted(
+        f"the step counts: it reads {change.label} and changes it from {before!r} to {now!r}; with "
+        "another number at every call it would be compiled at every call",
+        code="TR-118",
+        remedy="count outside of the step, and pass the number as an argument or a tensor",
+    )
+    error.change = change
+    return error

@@ -1,0 +1,651 @@
+"""What a Python object is made of: the namespaces and containers in which it keeps its values.
+
+Everything that asks what an object holds asks here: what a run may have changed is a difference
+between two readings of parts, what a later call must find unchanged is a reading of parts.
+"""
+
+import abc
+import array
+import contextvars
+import copyreg
+import functools
+import gc
+import itertools
+import operator
+import threading
+import types
+import weakref
+from _abc import _get_dump as get_dump  # pyright: ignore
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MISSING: Any = object()
+"""In the place of a value that is not there."""
+
+PLAIN = frozenset(
+    {
+        bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), range,
+        torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout,
+    }
+)  # fmt: skip
+"""Types whose values are what they are."""
+_NUMBERS = (bool, int, float, complex, str, bytes)
+_MUTABLE_BYTES = (bytearray, np.ndarray, memoryview, array.array)
+_SEALED = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.CodeType,
+    types.FrameType,
+    types.TracebackType,
+    np.ufunc,
+    np.dtype,
+)
+"""What holds nothing that Python code could set."""
+
+
+def is_plain(value: Any) -> bool:
+    """A value that says everything about itself, and cannot be changed."""
+    kind = cast(type[Any], type(value))
+    if issubclass(kind, Enum):
+        return type(vars(value).get("_value_")) in PLAIN
+    return kind in PLAIN or issubclass(kind, np.generic | slice)
+
+
+def plain_fact(value: Any) -> Any:
+    """Equal for plain values that are the same: ``1`` is not ``True``, ``0.0`` is not ``-0.0``."""
+    kind = cast(type[Any], type(value))
+    if isinstance(value, np.generic):
+        return kind, value.tobytes()
+    if isinstance(value, Enum):
+        return kind, id(value)
+    if kind in (float, complex):
+        return kind, repr(value)
+    if kind is slice:
+        return kind, repr(value)
+    return kind, value
+
+
+class Part:
+    """One namespace or container of an object. Subclasses say how to list and how to set."""
+
+    __slots__ = ("label",)
+    entries = False  # whether its values are entries of a container, and not attributes
+    settable = True  # whether a single value can be put in its place
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def now(self) -> dict[Any, Any]:
+        """What it holds, in order."""
+        raise NotImplementedError
+
+    def get(self, name: Any) -> Any:
+        """One value, or ``MISSING``."""
+        return self.now().get(name, MISSING)
+
+    def put(self, name: Any, value: Any) -> None:
+        """From now on ``value`` is there; ``MISSING`` for nothing."""
+        raise NotImplementedError
+
+    def is_same(self, one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+        """Whether two readings found the very same objects under the same names, in one order."""
+        if len(one) != len(other) or not all(map(operator.is_, one.values(), other.values())):
+            return False
+        pairs = zip(one, other, strict=True)
+        return all(a is b or (is_plain(a) and is_plain(b) and a == b) for a, b in pairs)
+
+    def restore(self, before: dict[Any, Any]) -> None:
+        """Hold again what a reading says, in its order."""
+        now = self.now()
+        for name in now.keys() - before.keys():
+            self.put(name, MISSING)
+        for name, value in before.items():
+            if now.get(name, MISSING) is not value:
+                self.put(name, value)
+
+    def dictionary(self) -> dict[Any, Any] | None:
+        """The dict behind it, for its version; ``None`` if there is none."""
+        return None
+
+    def where(self, name: Any) -> str:
+        """The user's words for one of its values."""
+        if self.entries:
+            key = repr(name) if isinstance(name, str | int | float | bytes | tuple) else "..."
+            return f"{self.label}[{key}]"
+        return f"{self.label}.{name}".lstrip(".")
+
+
+@final
+class Attributes(Part):
+    """``vars`` of an object or a module."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, label: str, values: dict[str, Any]) -> None:
+        super().__init__(label)
+        self.values = values
+
+    def now(self) -> dict[Any, Any]:
+        return dict(self.values)
+
+    def get(self, name: Any) -> Any:
+        return self.values.get(name, MISSING)
+
+    def put(self, name: Any, value: Any) -> None:
+        if value is MISSING:
+            self.values.pop(name, None)
+        else:
+            self.values[name] = value
+
+    def dictionary(self) -> dict[Any, Any] | None:
+        return self.values
+
+
+@final
+class Entries(Part):
+    """Those of a dict, also of one with a class of its own."""
+
+    __slots__ = ("values",)
+    entries = True
+
+    def __init__(self, label: str, values: dict[Any, Any]) -> None:
+        super().__init__(label)
+        self.values = values
+
+    def now(self) -> dict[Any, Any]:
+        return dict(zip(dict.keys(self.values), dict.values(self.values), strict=True))
+
+    def get(self, name: Any) -> Any:
+        return dict.get(self.values, name, MISSING)
+
+    def put(self, name: Any, value: Any) -> None:
+        if value is MISSING:
+            dict.pop(self.values, name, None)
+        else:
+            dict.__setitem__(self.values, name, value)
+
+    def restore(self, before: dict[Any, Any]) -> None:
+        now = self.now()
+        if list(now) != list(before):
+            dict.clear(self.values)
+            dict.update(self.values, before)
+            return
+        super().restore(before)
+
+    def dictionary(self) -> dict[Any, Any] | None:
+        return self.values
+
+
+@final
+class Sequenced(Part):
+    """Entries of a list or deque; those of a tuple, which stay."""
+
+    __slots__ = ("values",)
+    entries = True
+
+    def __init__(self, label: str, values: Any) -> None:
+        super().__init__(label)
+        self.values = values
+
+    @property
+    def settable(self) -> bool:  # type: ignore[override]
+        return not isinstance(self.values, tuple)
+
+    def now(self) -> dict[Any, Any]:
+        kind: Any = next(k for k in (list, tuple, deque) if isinstance(self.values, k))
+        return dict(enumerate(kind.__iter__(self.values)))
+
+    def put(self, name: Any, value: Any) -> None:
+        self.values[name] = value
+
+    def restore(self, before: dict[Any, Any]) -> None:
+        if not self.settable or list(map(id, before.values())) == list(
+            map(id, self.now().values())
+        ):
+            return
+        self.values.clear()
+        self.values.extend(before.values())
+
+
+@final
+class Members(Part):
+    """Those of a set, by what they are."""
+
+    __slots__ = ("values",)
+    entries = True
+    settable = False
+
+    def __init__(self, label: str, values: Any) -> None:
+        super().__init__(label)
+        self.values = values
+
+    def now(self) -> dict[Any, Any]:
+        return (
+            {_member(each): each for each in set.__iter__(self.values)}
+            if isinstance(self.values, set)
+            else {_member(each): each for each in frozenset.__iter__(self.values)}
+        )
+
+    def is_same(self, one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+        return one.keys() == other.keys()
+
+    def restore(self, before: dict[Any, Any]) -> None:
+        if isinstance(self.values, set) and self.now().keys() != before.keys():
+            self.values.clear()
+            self.values.update(before.values())
+
+
+def _member(value: Any) -> Any:
+    return plain_fact(value) if is_plain(value) else (type(value), id(value))
+
+
+@final
+class Variable(Part):
+    """What a cell of a closure holds."""
+
+    __slots__ = ("cell",)
+
+    def __init__(self, label: str, cell: types.CellType) -> None:
+        super().__init__(label)
+        self.cell = cell
+
+    def now(self) -> dict[Any, Any]:
+        try:
+            return {"": self.cell.cell_contents}
+        except ValueError:  # a variable that is not assigned yet
+            return {}
+
+    def put(self, name: Any, value: Any) -> None:
+        if value is MISSING:
+            del self.cell.cell_contents
+        else:
+            self.cell.cell_contents = value
+
+    def where(self, name: Any) -> str:
+        return self.label
+
+
+@final
+class Slots(Part):
+    """Values in ``__slots__``, of classes made by Python code and of some made in C."""
+
+    __slots__ = ("members", "owner")
+
+    def __init__(self, label: str, owner: Any, members: dict[str, Any]) -> None:
+        super().__init__(label)
+        self.owner = owner
+        self.members = members
+
+    def now(self) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for name, member in self.members.items():
+            try:
+                found[name] = member.__get__(self.owner)
+            except AttributeError:
+                continue
+        return found
+
+    def put(self, name: Any, value: Any) -> None:
+        if value is MISSING:
+            self.members[name].__delete__(self.owner)
+        else:
+            self.members[name].__set__(self.owner, value)
+
+
+@final
+class OfClass(Part):
+    """Attributes of a class itself."""
+
+    __slots__ = ("_values", "kind")
+
+    def __init__(self, label: str, kind: type) -> None:
+        super().__init__(label)
+        self.kind = kind
+        (self._values,) = gc.get_referents(type.__dict__["__dict__"].__get__(kind))
+
+    def now(self) -> dict[Any, Any]:
+        return dict(self._values)
+
+    def get(self, name: Any) -> Any:
+        return self._values.get(name, MISSING)
+
+    def put(self, name: Any, value: Any) -> None:
+        if value is MISSING:
+            type.__delattr__(self.kind, name)
+        else:
+            type.__setattr__(self.kind, name, value)
+
+    def dictionary(self) -> dict[Any, Any] | None:
+        return self._values
+
+
+@final
+class OfFunction(Part):
+    """Code, defaults and the variables of its closure."""
+
+    __slots__ = ("function",)
+    _NAMES = ("__code__", "__defaults__", "__kwdefaults__")
+
+    def __init__(self, label: str, function: types.FunctionType) -> None:
+        super().__init__(label)
+        self.function = function
+
+    def now(self) -> dict[Any, Any]:
+        f = self.function
+        found: dict[Any, Any] = {
+            "__code__": f.__code__,
+            "__defaults__": f.__defaults__,
+            "__kwdefaults__": f.__kwdefaults__,
+        }
+        free = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
+        return found | {f"<{name}>": cell for name, cell in free}
+
+    def put(self, name: Any, value: Any) -> None:
+        if name in self._NAMES:
+            setattr(self.function, name, None if value is MISSING else value)
+
+    def where(self, name: Any) -> str:
+        if name.startswith("<"):
+            return name[1:-1]
+        return super().where(name)
+
+
+@final
+class Fixed(Part):
+    """Parts that stay for the life of the object: what a bound method is bound to, say."""
+
+    __slots__ = ("values",)
+    settable = False
+
+    def __init__(self, label: str, values: dict[Any, Any]) -> None:
+        super().__init__(label)
+        self.values = values
+
+    def now(self) -> dict[Any, Any]:
+        return self.values
+
+    def where(self, name: Any) -> str:
+        return self.label or ("self" if name == "self" else "")
+
+    def restore(self, before: dict[Any, Any]) -> None:
+        return
+
+
+@final
+class Computed(Part):
+    """Contents that can be compared and not listed: of arrays, and of objects that can be
+    pickled."""
+
+    __slots__ = ("_back", "_read")
+    settable = False
+
+    def __init__(
+        self, label: str, read: Callable[[], Any], back: Callable[[Any], None] | None = None
+    ) -> None:
+        super().__init__(label)
+        self._read = read
+        self._back = back
+
+    def now(self) -> dict[Any, Any]:
+        return {"": self._read()}
+
+    def is_same(self, one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+        return bool(one[""] == other[""])
+
+    def where(self, name: Any) -> str:
+        return self.label
+
+    def restore(self, before: dict[Any, Any]) -> None:
+        if self._back is not None and self._read() != before[""]:
+            self._back(before[""])
+
+
+@final
+class Got(Part):
+    """One object that is got by a call of C code: what a weak reference refers to."""
+
+    __slots__ = ("_read",)
+    settable = False
+
+    def __init__(self, label: str, read: Callable[[], Any]) -> None:
+        super().__init__(label)
+        self._read = read
+
+    def now(self) -> dict[Any, Any]:
+        return {"": self._read()}
+
+    def where(self, name: Any) -> str:
+        return self.label
+
+    def restore(self, before: dict[Any, Any]) -> None:
+        return
+
+
+@final
+class Listed(Part):
+    """Objects in an array."""
+
+    __slots__ = ("_read",)
+    settable = False
+    entries = True
+
+    def __init__(self, label: str, read: Callable[[], dict[Any, Any]]) -> None:
+        super().__init__(label)
+        self._read = read
+
+    def now(self) -> dict[Any, Any]:
+        return self._read()
+
+    def restore(self, before: dict[Any, Any]) -> None:
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An object taken apart. ``opaque``: nothing can be said of what it holds."""
+
+    parts: tuple[Part, ...] = ()
+    opaque: bool = False
+
+
+def parts_of(value: Any, label: str) -> Made:
+    """The parts of any object but a plain value. Tensors have attributes; their numbers are
+    inputs."""
+    match value:
+        case Tensor():
+            return Made((Attributes(label, value.__dict__),))
+        case types.FunctionType():
+            return Made((OfFunction(label, value), Attributes(label, value.__dict__)))
+        case types.CellType():
+            return Made((Variable(label, value),))
+        case types.MethodType():
+            return Made((Fixed(label, {"self": value.__self__, "func": value.__func__}),))
+        case functools.partial():
+            held = {"func": value.func, "args": value.args, "keywords": value.keywords}
+            return Made((Fixed(label, held), Attributes(label, value.__dict__)))
+        case functools._lru_cache_wrapper():
+            wrapped = Fixed(label, {"func": value.__wrapped__})
+            return Made((wrapped, Computed(label, lambda: value.cache_info()[1:])))
+        case types.ModuleType():
+            return Made((Attributes(label, cast(Any, value).__dict__),))
+        case type():
+            found: tuple[Part, ...] = (OfClass(label, value),)
+            if isinstance(value, abc.ABCMeta) and is_heap(value):
+                found += (Computed(label, functools.partial(_registered, value)),)
+            return Made(found)
+        case property():
+            held = {"get": value.fget, "set": value.fset, "delete": value.fdel}
+            return Made((Fixed(label, held),))
+        case staticmethod() | classmethod():
+            return Made((Fixed(label, {"func": value.__func__}),))
+        case types.MappingProxyType():
+            return Made((Computed(label, lambda: dict(cast(Any, value))),))
+        case weakref.ReferenceType():
+            return Made((Got(label, cast(Any, value)),))
+        case contextvars.ContextVar():
+            return Made((Got(label, lambda: cast(Any, value).get(MISSING)),))
+        case torch.Generator():
+            return Made()  # its state is that of a generator: read and restored as such
+        case torch.Tag() | torch.finfo() | torch.iinfo():
+            return Made()
+        case _ if isinstance(value, _SEALED):
+            return Made()
+        case _:
+            return _of_object(value, label)
+
+
+def _registered(kind: Any) -> Any:
+    """The virtual subclasses of an abstract class."""
+    return frozenset(id(each()) for each in get_dump(kind)[0])
+
+
+def _of_object(value: Any, label: str) -> Made:
+    """Contents, attributes and slots."""
+    found: list[Part] = []
+    match value:
+        case dict():
+            found.append(Entries(label, cast(Any, value)))
+        case list() | tuple() | deque():
+            found.append(Sequenced(label, value))
+        case set() | frozenset():
+            found.append(Members(label, value))
+        case _ if isinstance(value, _MUTABLE_BYTES):
+            found.append(_of_array(value, label))
+        case _ if isinstance(value, _NUMBERS):
+            found.append(Fixed(label, {"value": _base(value)}))
+        case _:
+            pass
+    attributes = attributes_of(value)
+    if attributes is not None:
+        found.append(Attributes(label, attributes))
+    members = slots_of(type(value))
+    if members:
+        found.append(Slots(label, value, members))
+    base = _made_in_c(type(value))
+    if base in _OPEN or issubclass(base, np.ndarray | BaseException):
+        return Made(tuple(found))
+    if _reduced(value) is None:
+        return Made(tuple(found), opaque=True)
+    found.append(Computed(label, functools.partial(_reduced, value)))
+    return Made(tuple(found))
+
+
+_OPEN = frozenset(
+    {
+        object, dict, list, tuple, deque, set, frozenset, OrderedDict, defaultdict, bytearray,
+        memoryview, types.SimpleNamespace, threading.local, array.array, *_NUMBERS,
+    }
+)  # fmt: skip
+"""Classes made in C of which the parts say all."""
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _made_in_c(kind: type) -> type:
+    """The nearest class of its bases that no Python code made: it may hold what cannot be seen."""
+    return next(each for each in kind.__mro__ if not each.__flags__ & _HEAP or each in _OPEN)
+
+
+def is_heap(kind: type) -> bool:
+    """Made by Python code, and open."""
+    return bool(kind.__flags__ & _HEAP and not kind.__flags__ & _IMMUTABLE)
+
+
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of a type: made by Python code; sealed
+
+
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """``vars(value)``, past what its class may have put in the way; ``None`` if there is none."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def slots_of(kind: type) -> dict[str, Any]:
+    """By name, the slots of a class and its bases."""
+    found: dict[str, Any] = {}
+    for each in reversed(kind.__mro__):
+        for name, value in vars(each).items():
+            if isinstance(value, types.MemberDescriptorType) and "__slots__" in vars(each):
+                found[name] = value
+    return found
+
+
+def _of_array(value: Any, label: str) -> Part:
+    """The numbers of an array; objects in one are entries."""
+    if isinstance(value, np.ndarray):
+        array = cast("np.ndarray[Any, Any]", value)
+        if array.dtype.hasobject:
+            return Listed(label, lambda: dict(enumerate(array.ravel().tolist())))
+
+        def read() -> Any:
+            return array.shape, array.dtype.str, array.tobytes()
+
+        def back(kept: Any) -> None:
+            shape, dtype, held = kept
+            if array.shape == shape and array.dtype.str == dtype:
+                np.copyto(array, np.frombuffer(held, array.dtype).reshape(shape))
+
+        return Computed(label, read, back)
+    if isinstance(value, bytearray):
+
+        def put(kept: Any) -> None:
+            value[:] = kept
+
+        return Computed(label, lambda: bytes(value), put)
+    return Computed(label, value.tobytes)
+
+
+def _base(value: Any) -> Any:
+    """The number or text that an object of a class of its own is."""
+    kind: Any = next(each for each in _NUMBERS if isinstance(value, each))
+    return kind.__repr__(value)
+
+
+_ITERATED = (list, tuple, dict, set, str, bytes, range)
+
+
+def _reduced(value: Any) -> Any:
+    """What it would be pickled as, in terms that compare; ``None`` if it cannot be.
+
+    Only for classes made in C: no code of the user's runs.
+    """
+    if is_heap(type(value)):
+        return None
+    try:
+        reduce = copyreg.dispatch_table.get(type(value))
+        found: Any = reduce(value) if reduce is not None else value.__reduce_ex__(4)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
+    return _frozen(found, 0)
+
+
+def _frozen(value: Any, depth: int) -> Any:
+    if is_plain(value):
+        return plain_fact(value)
+    if isinstance(value, list | tuple) and depth < 8:
+        items = itertools.islice(cast(Iterable[Any], value), 1 << 12)
+        return type(value), tuple(_frozen(each, depth + 1) for each in items)
+    if type(value) is dict and depth < 8:
+        pairs = cast(dict[Any, Any], value).items()
+        return dict, tuple((_frozen(k, depth + 1), _frozen(v, depth + 1)) for k, v in pairs)
+    if isinstance(value, type | types.BuiltinFunctionType):
+        return value
+    if not is_heap(type(value)) and depth < 8 and not callable(value):
+        found = _reduced(value)
+        return id(value) if found is None else found
+    return id(value)

@@ -1,0 +1,641 @@
+"""What a captured run read of the Python around it, and whether a later call finds the same.
+
+A snapshot of all that can be got from the step's function, models, optimizers, arguments, and the
+globals that the code of the run names; of attributes those that were read. A call checks that the
+same objects stand in the same places; where other objects stand there, whether they are of the
+same kind and hold the same all the way down.
+"""
+
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from treadle.capture.frames import Whose, whose
+from treadle.capture.parts import (
+    MISSING,
+    Computed,
+    Made,
+    Members,
+    Part,
+    Sequenced,
+    is_heap,
+    is_plain,
+    parts_of,
+    plain_fact,
+)
+from treadle.capture.torch_private import DictVersions
+
+TensorFact = tuple[Any, ...]
+
+
+def tensor_fact(value: Tensor) -> TensorFact:
+    """What of a tensor decides a graph: all but its numbers."""
+    shape = tuple(value.shape)
+    return value.dtype, shape, value.stride(), value.device, value.requires_grad
+
+
+def first_of_each(tensors: Iterable[Tensor]) -> tuple[int, ...]:
+    """For each tensor the position of the first one that is the same object."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(each), at) for at, each in enumerate(tensors))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where Python keeps a value between calls: ``node``'s part ``at`` under ``name``."""
+
+    node: "Node"
+    at: int
+    name: Any
+    label: str
+
+    @property
+    def owner(self) -> int:
+        """The id of the object that has it; of variables that of the dict they are in."""
+        found = self.node.current()
+        return id(found.__dict__ if type(found) is _Space else found)
+
+    def get(self) -> Any:
+        """What is there now, or ``MISSING``."""
+        return self.node.part(self.at).get(self.name) if self.node.watched else MISSING
+
+    def put(self, value: Any) -> None:
+        """From now on ``value`` is there; ``MISSING`` for nothing."""
+        self.node.part(self.at).put(self.name, value)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One part of an object, and what was in it. ``names``: those that count; ``None``: all."""
+
+    part: Part
+    names: "Names | None"
+    held: dict[Any, "Entry"]
+    raw: tuple[Any, ...] | None = None  # the very objects, where none of them comes and goes
+
+    def now(self) -> dict[Any, Any]:
+        """What is there of what counts."""
+        return _those(self.part.now(), self.names)
+
+    def is_same(self, now: dict[Any, Any]) -> bool:
+        """The very same objects under the same names: the fast answer."""
+        if self.raw is None or len(now) != len(self.raw):
+            return False
+        if not all(map(operator.is_, now.values(), self.raw)):
+            return False
+        return isinstance(self.part, Sequenced) or list(now) == list(self.held)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ClassNames:
+    """Of a class: what code mentions, and what Python calls by itself."""
+
+    mentioned: frozenset[str] | None
+
+    def __contains__(self, name: object) -> bool:
+        if self.mentioned is None or name in self.mentioned:
+            return name not in _OF_PYTHON
+        return str(name).startswith("__") and str(name).endswith("__") and name not in _OF_PYTHON
+
+
+_OF_PYTHON = ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl")
+Names = frozenset[Any] | ClassNames
+
+
+def _those(found: dict[Any, Any], names: Names | None) -> dict[Any, Any]:
+    if names is None:
+        return found
+    return {name: value for name, value in found.items() if name in names}
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Node:
+    """An object with parts. ``loose``: found through its place at every call, and not held: it may
+    hold tensors that are to be freed."""
+
+    kind: type
+    label: str
+    value: Any
+    place: Place | None = None
+    loose: bool = False
+    only: Any = None  # the one object that may be there
+    asked: bool = True  # whether the step's code holds it, and not only the library's
+    watched: list[Watched] = field(default_factory=list[Watched])
+    getter: Callable[[], Any] | None = None  # of an argument: where it is at this call
+
+    def current(self) -> Any:
+        """The object now."""
+        if self.getter is not None:
+            return self.getter()
+        if self.loose and self.place is not None:
+            return self.place.get()
+        return self.value
+
+    def part(self, at: int) -> Part:
+        """One of its parts now."""
+        if self.loose or self.getter is not None:
+            return parts_of(self.current(), self.label).parts[at]
+        return self.watched[at].part
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A plain value, by what it is."""
+
+    fact: Any
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Same:
+    """Any other object that holds nothing of interest: that very one."""
+
+    held: Any
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A tensor, by its type; its numbers are read at every call."""
+
+    fact: TensorFact
+    place: Place
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Any_:
+    """Whatever is there: nothing of the run depended on it but that it is of this kind."""
+
+    kind: type
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What can be compared as a whole, and not looked into."""
+
+    held: Any
+
+
+Entry = Contents | Value | Same | Fact | Any_ | Node
+_IDENTITIES = (CodeType, BuiltinFunctionType, Tensor, torch.Generator)
+_HELD = (nn.Module, Optimizer, FunctionType, type, ModuleType, CellType, MethodType)
+"""What is held although tensors can be reached from it: it does not come and go with a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadNames:
+    """Which attributes of which objects were read. ``read``: by the id of an object whose reading
+    was watched, the names; of others those that any code of the run mentions (``None``: all)."""
+
+    read: Mapping[int, set[str]]
+    mentioned: frozenset[str] | None
+    codes: frozenset[CodeType]
+    ours: Callable[[Any], bool]  # is it an object that the compiler itself looks after?
+    owner: Callable[[Any], Whose]  # of a class or a module
+
+
+@final
+class Reads:
+    """The snapshot, with its check."""
+
+    def __init__(
+        self,
+        names: ReadNames,
+        *,
+        bound: Iterable[Tensor] = (),
+        free: Mapping[tuple[int, Any], None] | None = None,
+    ) -> None:
+        """``bound``: parameters, which count by identity. ``free``: by the id of a container and
+        an entry, values that nothing depended on, or that are inputs at run time."""
+        self._names = names
+        self._bound = {id(each): each for each in bound}
+        self._free = dict(free or {})
+        self._nodes: dict[int, Node] = {}
+        self._queue: list[Node] = []
+        self._order: list[Node] = []
+        self._facts: list[Fact] = []
+        self._same: tuple[int, ...] = ()
+        self.opaque: list[str] = []
+        self._versions: DictVersions | None = None
+        self._checked: list[tuple[Node, int]] = []
+        self._swept: list[tuple[Node, int]] = []
+        self._loose: list[Node] = []
+        self._types: tuple[list[Any], list[type]] = ([], [])
+
+    # -- making
+
+    def add(self, label: str, value: Any) -> Node | None:
+        """A root, with all that hangs on it."""
+        if is_plain(value) or self._names.ours(value) or isinstance(value, Tensor):
+            return None
+        node = self._node(label, value, None)
+        self._drain()
+        return node
+
+    def add_argument(self, label: str, value: Any, getter: Callable[[], Any]) -> None:
+        """An object among the arguments: at every call another one."""
+        if id(value) in self._nodes:
+            return  # the model, or what it holds: reached otherwise; compared as that object
+        node = self._node(label, value, None)
+        node.getter = getter
+        node.only = value if isinstance(value, _IDENTITIES) else None
+        self._drain()
+
+    def add_names(
+        self, label: str, values: dict[str, Any], names: Iterable[str], deep: bool
+    ) -> None:
+        """Some variables of a module's globals."""
+        module = _Space(values)
+        node = Node(_Space, label, module)
+        self._nodes[id(module)] = node
+        self._order.append(node)
+        part = parts_of(module, label).parts[0]
+        self._watch(node, 0, part, frozenset(names), deep=deep)
+        self._drain()
+
+    def _drain(self) -> None:
+        while self._queue:
+            node = self._queue.pop(0)
+            self._expand(node)
+
+    def _node(self, label: str, value: Any, place: Place | None) -> Node:
+        found = self._nodes.get(id(value))
+        if found is None:
+            found = Node(type(value), label, value, place)
+            self._nodes[id(value)] = found
+            self._queue.append(found)
+            self._order.append(found)
+        return found
+
+    def _expand(self, node: Node) -> None:
+        value = node.value
+        made = self._made(value, node.label)
+        if made.opaque and node.asked:
+            self.opaque.append(f"{node.label}: {node.kind.__qualname__}")
+        for at, part in enumerate(made.parts):
+            self._watch(node, at, part, self._names_of(value, part), deep=self._is_deep(value))
+        kind = type(value)
+        if isinstance(value, type) and is_heap(kind):
+            self._node(kind.__qualname__, kind, None)  # a metaclass
+        if not isinstance(value, type):
+            for each in kind.__mro__[:-1]:
+                if each.__flags__ & 1 << 9:
+                    self._node(each.__qualname__, each, None)
+
+    def _made(self, value: Any, label: str) -> Made:
+        plain = isinstance(value, FunctionType) and not value.__closure__
+        if plain and whose(value.__code__.co_filename) is not Whose.USER:
+            return Made()
+        return parts_of(value, label)
+
+    def _names_of(self, value: Any, part: Part) -> Names | None:
+        if isinstance(value, type):
+            return ClassNames(self._names.mentioned)
+        if part.entries or not part.settable:
+            return None
+        if isinstance(value, FunctionType) and part.dictionary() is None:
+            return None
+        if isinstance(value, CellType):
+            return None
+        known = self._names.read.get(id(value))
+        if known is not None and isinstance(value, Optimizer):
+            return frozenset(known - {"state"})  # its values are inputs
+        if known is not None:
+            return frozenset(known)
+        return self._names.mentioned
+
+    def _is_deep(self, value: Any) -> bool:
+        """Whether what it holds is followed: not of classes and modules of torch's and the
+        library's."""
+        if isinstance(value, type | ModuleType):
+            return self._names.owner(value) is Whose.USER
+        return True
+
+    def _watch(self, node: Node, at: int, part: Part, names: Names | None, *, deep: bool) -> None:
+        held: dict[Any, Entry] = {}
+        for name, value in _those(part.now(), names).items():
+            if isinstance(part, Computed):
+                held[name] = Contents(value)
+                continue
+            if part.entries and not is_plain(name) and not isinstance(part, Members):
+                self._node(part.where(name), name, None)  # keys may change inside
+            place = Place(node, at, name, part.where(name))
+            if (place.owner, name) in self._free:
+                held[name] = Any_(type(value))
+            else:
+                held[name] = self._entry(place, value, deep=deep)
+        node.watched.append(Watched(part, names, held))
+
+    def _entry(self, place: Place, value: Any, *, deep: bool) -> Entry:
+        if is_plain(value):
+            return Value(plain_fact(value))
+        if isinstance(value, Tensor) and id(value) not in self._bound:
+            fact = Fact(tensor_fact(value), place)
+            self._facts.append(fact)
+            return fact
+        if isinstance(value, _IDENTITIES) or self._names.ours(value):
+            return Same(value)
+        if not deep and type(value) is not OrderedDict:  # hooks of all modules are
+            return Same(value)
+        found = self._node(place.label, value, place)
+        kind = type(place.node.value)
+        if not place.node.asked or (is_heap(kind) and self._names.owner(kind) is not Whose.USER):
+            found.asked = False
+        return found
+
+    def settle(self) -> None:
+        """After the last root: which objects are held, and what each call looks at."""
+        for node in self._order:
+            node.loose = node.place is not None and self._comes_and_goes(node, set())
+        for node in self._order:
+            for at, watched in enumerate(node.watched):
+                node.watched[at] = replace(watched, raw=self._raw(node, watched))
+        self._same = self._aliases()
+        self._arrange()
+
+    def _raw(self, node: Node, watched: Watched) -> tuple[Any, ...] | None:
+        there = watched.held.values()
+        if node.loose or node.getter is not None or any(
+            isinstance(each, Fact | Any_) or (isinstance(each, Node) and each.loose)
+            for each in there
+        ):  # fmt: skip
+            return None
+        return tuple(watched.now().values())
+
+    def _comes_and_goes(self, node: Node, seen: set[int]) -> bool:
+        if id(node) in seen or isinstance(node.value, _HELD):
+            return False
+        seen.add(id(node))
+        return any(
+            isinstance(each, Fact) or (isinstance(each, Node) and self._comes_and_goes(each, seen))
+            for watched in node.watched
+            for each in watched.held.values()
+        )
+
+    def _arrange(self) -> None:
+        """The flat lists of the fast check."""
+        self._checked, self._swept, dicts = [], [], []
+        reached = {id(node) for node in self._order if node.getter is None and not node.loose}
+        for node in self._order:
+            if id(node) not in reached:
+                continue
+            for at, watched in enumerate(node.watched):
+                found = watched.part.dictionary()
+                if any(isinstance(e, Node) and e.loose for e in watched.held.values()):
+                    self._swept.append((node, at))
+                elif found is not None:
+                    dicts.append(found)
+                    self._checked.append((node, at))
+                elif watched.part.settable or not isinstance(node.value, tuple | frozenset):
+                    self._swept.append((node, at))
+        objects = [node for node in self._order if id(node) in reached and node.kind is not type]
+        self._types = [node.value for node in objects], [node.kind for node in objects]
+        for node in self._order:
+            if node.loose:
+                node.value = None
+                for at, watched in enumerate(node.watched):
+                    node.watched[at] = replace(watched, part=Part(watched.part.label))
+            elif node.getter is not None:
+                node.value = None
+        self._versions = DictVersions(dicts)
+
+    # -- checking
+
+    def hold(self) -> bool:
+        """Whether all of it is as it was."""
+        match = _Match(self._nodes)
+        if any(True for _ in self._differences(match)):
+            return False
+        assert self._versions is not None
+        self._versions.accept()
+        if match.moved:
+            self._rebind(match.moved)
+        return True
+
+    def changed(self) -> list[tuple[str, Place | None]]:
+        """What is different now, in words, and where another number of the same kind stands;
+        empty if nothing is."""
+        return list(self._differences(_Match(self._nodes)))
+
+    def _differences(self, match: "_Match") -> Iterator[tuple[str, Place | None]]:
+        assert self._versions is not None
+        for value, kind in zip(*self._types, strict=True):
+            if type(value) is not kind:
+                yield f"a {kind.__name__} became a {type(value).__name__}", None
+        written = [self._checked[at] for at in self._versions.changed()]
+        for node, part in (*written, *self._swept):
+            watched = node.watched[part]
+            now = watched.now()
+            if not watched.is_same(now) and not match.part(node, part, watched, now):
+                yield match.said()
+        for node in self._order:
+            if node.getter is not None and not match.object(node, node.current()):
+                yield match.said()
+        for fact in self._facts:
+            now = fact.place.get()
+            if not isinstance(now, Tensor) or tensor_fact(now) != fact.fact:
+                yield f"{fact.place.label}: {words_of(fact)} became {_words(now)}", None
+            elif id(now) in self._bound:
+                yield f"{fact.place.label}: a tensor became a parameter", None
+        if self._aliases() != self._same:
+            yield _OTHER_ALIASES, None
+
+    def _aliases(self) -> tuple[int, ...]:
+        return first_of_each(fact.place.get() for fact in self._facts)
+
+    def _rebind(self, moved: Mapping[int, tuple[Node, Any]]) -> None:
+        """Equal objects stand where others stood: from now on these."""
+        for node, value in moved.values():
+            if node.loose or node.getter is not None:
+                continue
+            self._nodes.pop(id(node.value), None)
+            self._nodes[id(value)] = node
+            node.value = value
+            parts = parts_of(value, node.label).parts
+            for at, (part, old) in enumerate(zip(parts, node.watched, strict=False)):
+                fresh = Watched(part, old.names, old.held)
+                node.watched[at] = replace(fresh, raw=self._raw(node, fresh))
+        self._arrange()
+
+    # -- what was found
+
+    def places(self) -> dict[int, Place]:
+        """By its id, where a tensor was found."""
+        found: dict[int, Place] = {}
+        for fact in self._facts:
+            found.setdefault(id(fact.place.get()), fact.place)
+        return found
+
+    def place_of(self, owner: Any, at: int, name: Any, label: str) -> Place | None:
+        """A place of an object that is part of the snapshot."""
+        node = self._nodes.get(id(owner))
+        if node is None or at >= max(1, len(node.watched)):
+            return None
+        return Place(node, at, name, label)
+
+    def __len__(self) -> int:
+        return sum(len(each.held) for node in self._order for each in node.watched)
+
+
+def argument_place(label: str) -> Place:
+    """Stands for a leaf of the arguments, which has a place only during a call."""
+    return Place(Node(dict, label, {}), 0, label, label)
+
+
+class _Space:
+    """A module's globals, as an object with attributes."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.__dict__ = values
+
+
+@dataclass(slots=True)
+class _Match:
+    """One comparison of what is there with what was: which object stands for which."""
+
+    nodes: Mapping[int, Node]
+    moved: dict[int, tuple[Node, Any]] = field(default_factory=dict[int, tuple[Node, Any]])
+    words: str = ""
+    number: Place | None = None
+    _taken: dict[int, Node] = field(default_factory=dict[int, Node])
+
+    def said(self) -> tuple[str, Place | None]:
+        """The words of the last refusal, once."""
+        words, number = self.words, self.number
+        self.words, self.number = "", None
+        return words or "an object outside of the step is another one", number
+
+    def part(self, node: Node, at: int, watched: Watched, now: dict[Any, Any]) -> bool:
+        """Whether a part holds the same under the same names, in the same order."""
+        same = now.keys() == watched.held.keys()
+        if not same or (watched.part.entries and list(now) != list(watched.held)):
+            return self._other_names(watched, now)
+        for name, entry in watched.held.items():
+            value = now[name]
+            if self._entry(entry, value):
+                continue
+            label = watched.part.where(name) if type(watched.part) is not Part else node.label
+            self.words = self.words or f"{label}: {words_of(entry)} became {_words(value)}"
+            if isinstance(entry, Value) and entry.fact[0] is type(value) in (int, float):
+                self.number = Place(node, at, name, label)
+            return False
+        return True
+
+    def _other_names(self, watched: Watched, now: dict[Any, Any]) -> bool:
+        label = watched.part.label
+        for name in {**watched.held, **now}:
+            if name not in now or name not in watched.held:
+                if watched.part.settable and not watched.part.entries:
+                    label = watched.part.where(name)
+                before = words_of(watched.held[name]) if name in watched.held else "nothing"
+                after = _words(now[name]) if name in now else "nothing"
+                self.words = f"{label}: {before} became {after}"
+                if watched.part.entries:
+                    self.words = f"{label} has other entries"
+                return False
+        self.words = f"{label} is in another order"
+        return False
+
+    def _entry(self, entry: Entry, value: Any) -> bool:
+        match entry:
+            case Value(fact):
+                return is_plain(value) and plain_fact(value) == fact
+            case Contents(held):
+                return type(held) is type(value) and bool(held == value)
+            case Same(held):
+                return held is value
+            case Fact(fact):
+                return isinstance(value, Tensor) and tensor_fact(value) == fact
+            case Any_(kind):
+                return type(value) is kind
+            case Node():
+                return self.object(entry, value)
+
+    def object(self, node: Node, value: Any) -> bool:
+        """Whether an object is what a node says; itself, or another that is equal all through."""
+        if value is node.value and node.getter is None and not node.loose:
+            return True
+        if type(value) is not node.kind or (node.only is not None and value is not node.only):
+            return False
+        known = self.moved.get(id(node))
+        if known is not None and known[1] is value:
+            return True
+        if known is not None and not isinstance(value, tuple | frozenset):
+            return False
+        if isinstance(value, _ONLY_ITSELF):
+            return False
+        if not isinstance(value, tuple | frozenset | MethodType | CellType):
+            other = self._taken.get(id(value)) or self.nodes.get(id(value))
+            if other is not None and other is not node and not other.loose and other.getter is None:
+                return False
+            self._taken[id(value)] = node
+        self.moved[id(node)] = node, value
+        parts = parts_of(value, node.label).parts
+        if len(parts) < len(node.watched):
+            return False
+        return all(
+            self.part(
+                node, at, Watched(part, each.names, each.held), _those(part.now(), each.names)
+            )
+            for at, (part, each) in enumerate(zip(parts, node.watched, strict=False))
+        )
+
+
+_OTHER_ALIASES = "tensors outside of the step that were one are several, or the other way round"
+_ONLY_ITSELF = (type, ModuleType, MappingProxyType, Optimizer)
+"""Objects that no other can stand for."""
+
+
+def words_of(entry: Entry) -> str:
+    """What was there, in words."""
+    match entry:
+        case Value((_, value)) if isinstance(value, str) and not isinstance(entry.fact[0], str):
+            return value if entry.fact[0] in (float, complex, slice) else repr(value)
+        case Value((_, value)):
+            return repr(value)
+        case Fact(fact):
+            return f"a tensor {list(fact[1])} of {fact[0]}"
+        case Node():
+            return f"a {entry.kind.__name__}"
+        case Contents():
+            return "its contents"
+        case Same(held):
+            return _words(held)
+        case Any_(kind):
+            return f"a {kind.__name__}"
+        case _:
+            return "another value"
+
+
+def _words(value: Any) -> str:
+    if value is MISSING:
+        return "nothing"
+    if is_plain(value):
+        return repr(value)
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)} of {value.dtype}"
+    if isinstance(value, list | tuple | dict | set):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"
