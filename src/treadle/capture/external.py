@@ -20,6 +20,7 @@ from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.optim import Optimizer
 
 from treadle.capture.dice import Dice
@@ -27,6 +28,7 @@ from treadle.capture.frames import FrameRecorder, Whose, mentions, whose
 from treadle.capture.numbers import is_stand_in
 from treadle.capture.parts import (
     MISSING,
+    OF_DECLARATION,
     Attributes,
     OfClass,
     Part,
@@ -35,8 +37,14 @@ from treadle.capture.parts import (
     is_plain,
     parts_of,
 )
-from treadle.capture.reads import ReadNames, Reads
-from treadle.capture.torch_private import FakeTensor, flatten, tensor_hooks
+from treadle.capture.reads import ReadNames, Reads, is_sealed
+from treadle.capture.torch_private import (
+    FakeTensor,
+    dispatch_of_trace,
+    flatten,
+    tensor_hooks,
+)
+from treadle.graph.operator_facts import facts_of
 from treadle.util.errors import CaptureError
 
 _BUILTINS: dict[str, Any] = builtins.__dict__  # type: ignore[assignment]
@@ -100,6 +108,9 @@ class ExternalState:
         self._known_names: set[str] = set()
         self._read: dict[int, set[str]] = {}
         self._classes: dict[type, Any] = {}
+        namespace = {"__getattribute__": self._noting(ModuleType.__getattribute__)}
+        self._module_class: Any = type("module", (ModuleType,), namespace)
+        self._modules: list[Any] = []
         self._variables: dict[int, dict[str, Any]] = {}
         self._frames = FrameRecorder(self._on_frame)
         self._dice = Dice()
@@ -159,12 +170,14 @@ class ExternalState:
 
     def _open(self, value: Any, label: str) -> list[tuple[Any, str]]:
         found: list[tuple[Any, str]] = []
-        if isinstance(value, type | ModuleType) and owner_of(value) is not Whose.USER:
+        if isinstance(value, type | ModuleType) and owner_of(value) < Whose.INSTALLED:
             return found  # what a step sets there is not looked after
+        if is_sealed(value):
+            return found
         self._dice.meet(value, label)
         if isinstance(value, torch.Generator):
             self._hears(value)
-        watched = not isinstance(value, Tensor) and self._watch_class(type(value))
+        watched = not isinstance(value, Tensor) and self._watch(value)
         if type(type(value)) is not type and is_heap(type(type(value))):
             found.append((type(type(value)), type(value).__qualname__))  # a metaclass
         for at, part in enumerate(parts_of(value, label).parts):
@@ -190,20 +203,20 @@ class ExternalState:
     def _is_named(self, name: Any) -> bool:
         if self._frames.entered.reflects or name in self._known_names:
             return True
-        return isinstance(name, str) and name.startswith("__") and name.endswith("__")
+        special = isinstance(name, str) and name.startswith("__") and name.endswith("__")
+        return special and name not in OF_DECLARATION
 
     # -- which attributes are read
 
-    def _watch_class(self, kind: type) -> bool:
-        """From now on reading an attribute of such objects is noted; whether that can be."""
-        if kind in self._classes:
-            return True
-        if not is_heap(kind) or issubclass(kind, type | BaseException) or _is_machinery_class(kind):
-            return False
-        if any("__getattribute__" in vars(each) for each in kind.__mro__[:-1]):
-            return False  # its own way past what is watched
-        original: Callable[[Any, str], Any] = cast(Any, kind).__getattribute__
+    def _watch(self, value: Any) -> bool:
+        """From now on reading one of its attributes is noted; whether that can be."""
+        if type(value) is not ModuleType:
+            return self._watch_class(type(value))
+        value.__class__ = self._module_class
+        self._modules.append(value)
+        return True
 
+    def _noting(self, original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         def get(owner: Any, name: str) -> Any:
             try:
                 value = original(owner, name)
@@ -213,6 +226,17 @@ class ExternalState:
             self._note(owner, name)
             return value
 
+        return get
+
+    def _watch_class(self, kind: type) -> bool:
+        """From now on reading an attribute of such objects is noted; whether that can be."""
+        if kind in self._classes:
+            return True
+        if not is_heap(kind) or issubclass(kind, type | BaseException) or _is_machinery_class(kind):
+            return False
+        if any("__getattribute__" in vars(each) for each in kind.__mro__[:-1]):
+            return False  # its own way past what is watched
+        get = self._noting(cast(Any, kind).__getattribute__)
         try:
             own = vars(kind).get("__getattribute__", MISSING)
             type.__setattr__(kind, "__getattribute__", get)
@@ -226,7 +250,7 @@ class ExternalState:
         if read is None or not self._runs:
             return  # in any thread: that of a step may have been started by it
         if name.startswith("__"):
-            if name == "__dict__":
+            if name in ("__dict__", "__getstate__"):
                 self._note_all(owner, read)
             return
         if name in read:
@@ -269,7 +293,10 @@ class ExternalState:
                 self._learn_names()
             return original(owner, name, *default)
 
+        owner, method = dispatch_of_trace()
+        dispatch = vars(owner)[method]
         builtins.getattr = get  # type: ignore[assignment]
+        setattr(owner, method, self._pausing(dispatch))
         try:
             with self._frames:
                 self._runs = True
@@ -277,12 +304,25 @@ class ExternalState:
         finally:
             self._runs = False
             builtins.getattr = original
+            setattr(owner, method, dispatch)
+            for module in self._modules:
+                module.__class__ = ModuleType
             for kind, own in self._classes.items():
                 if own is MISSING:
                     type.__delattr__(kind, "__getattribute__")
                 else:
                     type.__setattr__(kind, "__getattribute__", own)
             self._restore()
+
+    def _pausing(self, dispatch: Callable[..., Any]) -> Callable[..., Any]:
+        """No frame of a user's is entered within an operation, but for those of their own."""
+        paused = self._frames.paused(dispatch)
+
+        def call(mode: Any, op: Any, *rest: Any, **named: Any) -> Any:
+            whole = isinstance(op, OpOverload) and facts_of(op).opaque
+            return (dispatch if whole else paused)(mode, op, *rest, **named)
+
+        return call
 
     def listen(self) -> None:
         """In a thread of the autograd engine's: hear it as well."""
@@ -423,7 +463,6 @@ class ExternalState:
         return ReadNames(
             read=read,
             mentioned=mentioned,
-            codes=frozenset(entered.codes),
             ours=lambda value: ours(value) or _is_machinery(value),
             owner=owner_of,
         )
@@ -443,10 +482,10 @@ class ExternalState:
             if self._frames.entered.reflects and owner is Whose.USER:
                 names = names | space.keys() - {"__builtins__"}
             there = frozenset(name for name in names if name in space)
-            reads.add_names("", space, names, deep=owner is Whose.USER)
+            reads.add_names("", space, names, deep=owner >= Whose.INSTALLED)
             reads.add_names("", _BUILTINS, names - there, deep=True)
         for name in self._frames.entered.modules & sys.modules.keys():
-            if _is_users(sys.modules[name]):
+            if owner_of(sys.modules[name]) >= Whose.INSTALLED:
                 reads.add(name, sys.modules[name])
 
 
@@ -461,12 +500,12 @@ def refuse_new_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], given: Ite
 def owner_of(value: Any) -> Whose:
     """Whose a module is, or a class by the module that made it."""
     if isinstance(value, ModuleType):
-        return Whose.USER if _is_users(value) else Whose.STDLIB
+        return _owner_of_module(value)
     name = module_of(value)
     if name in ("builtins", "__main__") and is_heap(value):
         return Whose.USER  # made by a text that was executed
     module = sys.modules.get(name)
-    return Whose.USER if module is None or _is_users(module) else Whose.STDLIB
+    return Whose.USER if module is None else _owner_of_module(module)
 
 
 def module_of(kind: type) -> str:
@@ -475,14 +514,13 @@ def module_of(kind: type) -> str:
     return name if type(name) is str else "builtins"
 
 
-def _is_users(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    if file is None:
-        return (
-            module.__name__ not in sys.builtin_module_names
-            and not module.__name__.startswith(("torch", "_", "builtins"))
-        ) or module.__name__ == "__main__"
-    return whose(file) is Whose.USER
+def _owner_of_module(module: ModuleType) -> Whose:
+    known = ModuleType.__getattribute__(module, "__dict__")
+    name, file = known.get("__name__", ""), known.get("__file__")
+    if file is not None:
+        return whose(file)
+    builtin = name in sys.builtin_module_names or name.startswith(("torch", "_", "builtins"))
+    return Whose.STDLIB if builtin and name != "__main__" else Whose.USER
 
 
 def _is_machinery_class(kind: type) -> bool:

@@ -35,9 +35,9 @@ REFLECTION = frozenset(
 )  # fmt: skip
 """Names by which code reads attributes that it does not name."""
 
-_OF_LIBRARY = frozenset({"__reduce_ex__", "getmembers", "getattr_static"})
-"""Those that tell of the library's code: ``copy``, ``pickle`` and ``inspect`` look at all of an
-object. What else it mentions it reads of its own objects."""
+_OF_LIBRARY = frozenset({"getattr_static"})
+"""Those that tell of installed code and the library's: what else it mentions it reads of its own
+objects, or through what is watched."""
 
 _TORCH = str(Path(torch.__file__).parent)
 _NUMPY = str(Path(np.__file__).parent)
@@ -62,7 +62,8 @@ class Whose(IntEnum):
     OURS = 0
     TORCH = 1
     STDLIB = 2
-    USER = 3
+    INSTALLED = 3
+    USER = 4
 
 
 @functools.cache
@@ -74,11 +75,9 @@ def whose(filename: str) -> Whose:
         return Whose.TORCH
     if filename.startswith(("<frozen", _NUMPY)):
         return Whose.STDLIB
-    for folder in _STDLIB:
-        rest = filename.removeprefix(folder)
-        if rest != filename and not rest.lstrip("/").startswith(_INSTALLED):
-            return Whose.STDLIB
-    return Whose.USER
+    if any(f"/{folder}/" in filename for folder in _INSTALLED):
+        return Whose.INSTALLED
+    return Whose.STDLIB if filename.startswith(_STDLIB) else Whose.USER
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ class Entered:
     were read; ``deep``: those of code that is neither torch's nor the library's."""
 
     names: set[str] = field(default_factory=set[str])
-    codes: set[CodeType] = field(default_factory=set[CodeType])
+    codes: set[tuple[CodeType, int]] = field(default_factory=set[tuple[CodeType, int]])
     spaces: dict[int, tuple[dict[str, Any], set[str], Whose]] = field(
         default_factory=dict[int, tuple[dict[str, Any], set[str], Whose]]
     )
@@ -138,48 +137,125 @@ class Entered:
     reflects: bool = False  # attributes are read by names that no code mentions
     resumed: str = ""  # a generator that was there before the run, and has been advanced
 
-    def note(self, code: CodeType, space: dict[str, Any]) -> bool:
-        """Whether this code is new."""
-        if code in self.codes and id(space) in self.spaces:
-            return False
-        self.codes.add(code)
+    def knows(self, code: CodeType, space: dict[str, Any]) -> bool:
+        """Whether it was entered before."""
+        return (code, id(space)) in self.codes
+
+    def note(self, code: CodeType, space: dict[str, Any]) -> None:
+        """``code`` runs on the globals ``space``."""
+        if self.knows(code, space):
+            return
+        self.codes.add((code, id(space)))
         found, owner = mentions(code), whose(code.co_filename)
         self.names |= found.names
-        if owner is Whose.USER:
+        if owner >= Whose.INSTALLED:
             self.modules |= found.modules
         if found.names & (REFLECTION if owner is Whose.USER else _OF_LIBRARY):
             own = code.co_name in ("__getattribute__", "__getattr__")
             self.reflects |= not own or bool(found.names & (REFLECTION - {"__getattribute__"}))
         _, known, _ = self.spaces.setdefault(id(space), (space, set(), owner))
         known |= found.reads - frozenset(code.co_freevars)
-        return True
 
 
 class FrameRecorder:
     """While it runs, ``entered`` grows with every frame, and ``meets(frame)`` is called for those
-    of the user's code before they begin."""
+    of the user's code and of what they installed before they begin."""
 
     def __init__(self, meets: Callable[[FrameType], None]) -> None:
         self.entered = Entered()
         self._meets = meets
-        self._before: Any = None
-        self._active = False
-        self._busy = False
+        self._events = _Monitoring(self._enters) if _MONITORS else _Profiling(self._enters)
         self._generators: dict[int, FrameType] = {}  # held, so that no id is used twice
+        self._below: list[FrameType] = []
 
     def __enter__(self) -> "FrameRecorder":
-        self._before = sys.getprofile()
-        self._active = True
-        threading.setprofile(self._on_event)  # threads that the step starts
-        sys.setprofile(self._on_event)
+        self._below = [each for each in _callers(sys._getframe(1)) if _is_import(each)]  # pyright: ignore[reportPrivateUsage]
+        self._events.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.rest()
         self._generators.clear()
+        self._below.clear()
 
     def rest(self) -> None:
         """The step's own code is done."""
+        self._events.end()
+
+    def listen(self) -> None:
+        """Hear this thread as well: one of the autograd engine's."""
+        self._events.listen()
+
+    def paused(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, which runs code of the machinery's alone, without a look at its frames."""
+        return self._events.paused(function)
+
+    def _enters(self, frame: FrameType) -> bool:
+        """A frame begins; whether the next one of the same code tells something new."""
+        code = frame.f_code
+        owner = whose(code.co_filename)
+        if owner is Whose.OURS:
+            return False
+        known = self.entered.knows(code, frame.f_globals)
+        if not known and self._is_aside(frame):
+            return True
+        resumable = bool(code.co_flags & _RESUMABLE)
+        if resumable:
+            self._resumes(frame)
+        if owner >= Whose.INSTALLED:
+            texts = {value for value in frame.f_locals.values() if type(value) is str}
+            new = not texts <= self.entered.names
+            self.entered.names |= texts
+            if not known or new:
+                self.entered.note(code, frame.f_globals)
+                self._meets(frame)
+            return True
+        if not known:
+            self.entered.note(code, frame.f_globals)
+        return resumable
+
+    def _resumes(self, frame: FrameType) -> None:
+        """A generator's frame is entered again at each value; the first time from its start."""
+        if id(frame) not in self._generators:
+            self._generators[id(frame)] = frame
+            if frame.f_lasti > _first(frame.f_code):
+                self.entered.resumed = frame.f_code.co_qualname
+
+    def _is_aside(self, frame: FrameType) -> bool:
+        """Whether it runs for a handler of a log or a warning, or for a module that is imported
+        for the first time: neither is the step."""
+        return any(
+            each.f_code.co_filename in _LOGS or (_is_import(each) and each not in self._below)
+            for each in _callers(frame)
+        )
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_import(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "<module>"
+
+
+class _Profiling:
+    """Frames by the profile hook of each thread."""
+
+    def __init__(self, enters: Callable[[FrameType], bool]) -> None:
+        self._enters = enters
+        self._hook = self._on_event
+        self._before: Any = None
+        self._active = self._busy = False
+
+    def begin(self) -> None:
+        self._before = sys.getprofile()
+        self._active = True
+        threading.setprofile(self._hook)  # threads that the step starts
+        sys.setprofile(self._hook)
+
+    def end(self) -> None:
         if self._active:
             self._active = False
             threading.setprofile(None)  # type: ignore[arg-type]
@@ -190,15 +266,27 @@ class FrameRecorder:
                 sys.setprofile(self._before)
 
     def listen(self) -> None:
-        """Hear this thread as well: one of the autograd engine's."""
         if self._active and sys.getprofile() is None:
-            sys.setprofile(self._on_event)
+            sys.setprofile(self._hook)
+
+    def paused(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if sys.getprofile() is not self._hook:
+                return function(*args, **kwargs)
+            sys.setprofile(None)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if self._active:
+                    sys.setprofile(self._hook)
+
+        return call
 
     def _on_event(self, frame: FrameType, event: str, _: Any) -> None:
+        if event != "call" or self._busy:
+            return
         if not self._active:
             sys.setprofile(None)  # a thread of the engine's that outlives the run
-            return
-        if event != "call" or self._busy:
             return
         self._busy = True  # what looking at objects runs is not the step's
         try:
@@ -206,38 +294,59 @@ class FrameRecorder:
         finally:
             self._busy = False
 
-    def _enters(self, frame: FrameType) -> None:
-        code = frame.f_code
-        owner = whose(code.co_filename)
-        if owner is Whose.OURS or _logs(frame):
-            return
-        if code.co_flags & _RESUMABLE:
-            self._resumes(frame)
-        self.entered.note(code, frame.f_globals)
-        if owner is Whose.USER:
-            self.entered.names.update(
-                value for value in frame.f_locals.values() if type(value) is str
-            )
-            self._meets(frame)
 
-    def _resumes(self, frame: FrameType) -> None:
-        """A generator's frame is entered again at each value; the first time from its start."""
-        if id(frame) not in self._generators:
-            self._generators[id(frame)] = frame
-            if frame.f_lasti > _first(frame.f_code):
-                self.entered.resumed = frame.f_code.co_qualname
+_MONITORS = sys.version_info >= (3, 12)
 
 
-def _logs(frame: FrameType) -> bool:
-    """Whether this is a handler of a log or a warning, called from one of the last frames."""
-    caller = frame.f_back
-    for _ in range(6):
-        if caller is None:
-            return False
-        if caller.f_code.co_filename in _LOGS:
-            return True
-        caller = caller.f_back
-    return False
+class _Monitoring:
+    """Frames by ``sys.monitoring``, where code that has nothing new to tell costs nothing; of
+    threads that were there before only the one that traces."""
+
+    def __init__(self, enters: Callable[[FrameType], bool]) -> None:
+        self._enters = enters
+        self._others: set[int] = set()
+        self._tool: int | None = None
+        self._busy = False
+
+    def begin(self) -> None:
+        watch: Any = getattr(sys, "monitoring")  # noqa: B009 - Python 3.12
+        self._others = {each.ident or 0 for each in threading.enumerate()} - {
+            threading.get_ident()
+        }
+        free = (each for each in (3, 4, 1, 0, 2, 5) if watch.get_tool(each) is None)
+        self._tool = next(free)
+        watch.use_tool_id(self._tool, "treadle")
+        for event in (watch.events.PY_START, watch.events.PY_RESUME):
+            watch.register_callback(self._tool, event, self._on_event)
+        watch.set_events(self._tool, watch.events.PY_START | watch.events.PY_RESUME)
+        watch.restart_events()
+
+    def end(self) -> None:
+        if self._tool is not None:
+            watch: Any = getattr(sys, "monitoring")  # noqa: B009
+            watch.set_events(self._tool, 0)
+            for event in (watch.events.PY_START, watch.events.PY_RESUME):
+                watch.register_callback(self._tool, event, None)
+            watch.free_tool_id(self._tool)
+            self._tool = None
+
+    def listen(self) -> None:
+        self._others.discard(threading.get_ident())
+
+    def paused(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function
+
+    def _on_event(self, code: CodeType, _: int) -> Any:
+        if whose(code.co_filename) is Whose.OURS:
+            return sys.monitoring.DISABLE  # type: ignore[attr-defined]
+        if self._busy or threading.get_ident() in self._others:
+            return None
+        self._busy = True
+        try:
+            again = self._enters(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+        finally:
+            self._busy = False
+        return None if again else sys.monitoring.DISABLE  # type: ignore[attr-defined]
 
 
 _LOGS = (str(logging.__file__), str(warnings.__file__))

@@ -77,6 +77,16 @@ def plain_fact(value: Any) -> Any:
     return kind, value
 
 
+OF_DECLARATION = frozenset(
+    {
+        "__abstractmethods__", "__annotations__", "__annotate__", "__builtins__", "__cached__",
+        "__dataclass_fields__", "__dataclass_params__", "__loader__", "__match_args__",
+        "__orig_bases__", "__parameters__", "__spec__", "__static_attributes__",
+    }
+)  # fmt: skip
+"""What Python notes about a class or a module when it is made, and reads by name alone."""
+
+
 class Part:
     """One namespace or container of an object. Subclasses say how to list and how to set."""
 

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from treadle.capture.frames import Whose, whose
 from treadle.capture.parts import (
     MISSING,
+    OF_DECLARATION,
     Computed,
     Made,
     Members,
@@ -116,8 +117,18 @@ class ClassNames:
         return str(name).startswith("__") and str(name).endswith("__") and name not in _OF_PYTHON
 
 
-_OF_PYTHON = ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl")
+_OF_PYTHON = OF_DECLARATION | {"__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl"}
 Names = frozenset[Any] | ClassNames
+
+
+def is_sealed(value: Any) -> bool:
+    """A function that nobody here wrote, with nothing of its own that could change."""
+    if not isinstance(value, FunctionType) or value.__closure__:
+        return False
+    if whose(value.__code__.co_filename) is Whose.USER:
+        return False
+    defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+    return all(map(is_plain, defaults))
 
 
 def _those(found: dict[Any, Any], names: Names | None) -> dict[Any, Any]:
@@ -211,7 +222,6 @@ class ReadNames:
 
     read: Mapping[int, set[str]]
     mentioned: frozenset[str] | None
-    codes: frozenset[CodeType]
     ours: Callable[[Any], bool]  # is it an object that the compiler itself looks after?
     owner: Callable[[Any], Whose]  # of a class or a module
 
@@ -305,10 +315,7 @@ class Reads:
                     self._node(each.__qualname__, each, None)
 
     def _made(self, value: Any, label: str) -> Made:
-        plain = isinstance(value, FunctionType) and not value.__closure__
-        if plain and whose(value.__code__.co_filename) is not Whose.USER:
-            return Made()
-        return parts_of(value, label)
+        return Made() if is_sealed(value) else parts_of(value, label)
 
     def _names_of(self, value: Any, part: Part) -> Names | None:
         if isinstance(value, type):
@@ -330,7 +337,7 @@ class Reads:
         """Whether what it holds is followed: not of classes and modules of torch's and the
         library's."""
         if isinstance(value, type | ModuleType):
-            return self._names.owner(value) is Whose.USER
+            return self._names.owner(value) >= Whose.INSTALLED
         return True
 
     def _watch(self, node: Node, at: int, part: Part, names: Names | None, *, deep: bool) -> None:
@@ -355,13 +362,13 @@ class Reads:
             fact = Fact(tensor_fact(value), place)
             self._facts.append(fact)
             return fact
-        if isinstance(value, _IDENTITIES) or self._names.ours(value):
+        if isinstance(value, _IDENTITIES) or is_sealed(value) or self._names.ours(value):
             return Same(value)
         if not deep and type(value) is not OrderedDict:  # hooks of all modules are
             return Same(value)
         found = self._node(place.label, value, place)
         kind = type(place.node.value)
-        if not place.node.asked or (is_heap(kind) and self._names.owner(kind) is not Whose.USER):
+        if not place.node.asked or (is_heap(kind) and self._names.owner(kind) < Whose.USER):
             found.asked = False
         return found
 

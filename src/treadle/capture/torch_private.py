@@ -390,6 +390,11 @@ def traced_targets() -> list[Any]:
     return [node.target for node in mode.tracer.graph.nodes] if mode is not None else []
 
 
+def dispatch_of_trace() -> tuple[Any, str]:
+    """The method that puts an operation into the graph; where a trace runs."""
+    return type(get_proxy_mode()), "__torch_dispatch__"
+
+
 def reducer_methods() -> tuple[tuple[Any, str], ...]:
     """What ``DistributedDataParallel`` calls, however its forward is reached, before its hooks send
     anything."""
