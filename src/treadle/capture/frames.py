@@ -310,9 +310,7 @@ class _Monitoring:
 
     def begin(self) -> None:
         watch: Any = getattr(sys, "monitoring")  # noqa: B009 - Python 3.12
-        self._others = {each.ident or 0 for each in threading.enumerate()} - {
-            threading.get_ident()
-        }
+        self._others = {each.ident or 0 for each in threading.enumerate()} - {threading.get_ident()}
         free = (each for each in (3, 4, 1, 0, 2, 5) if watch.get_tool(each) is None)
         self._tool = next(free)
         watch.use_tool_id(self._tool, "treadle")

@@ -49,6 +49,8 @@ _SEALED = (
     types.CodeType,
     types.FrameType,
     types.TracebackType,
+    types.GenericAlias,
+    types.UnionType,
     np.ufunc,
     np.dtype,
 )
@@ -393,7 +395,6 @@ class Fixed(Part):
         return
 
 
-@final
 class Computed(Part):
     """Contents that can be compared and not listed: of arrays, and of objects that can be
     pickled."""
@@ -420,6 +421,13 @@ class Computed(Part):
     def restore(self, before: dict[Any, Any]) -> None:
         if self._back is not None and self._read() != before[""]:
             self._back(before[""])
+
+
+@final
+class Registered(Computed):
+    """The virtual subclasses of an abstract class. They change with a token of the process."""
+
+    __slots__ = ()
 
 
 @final
@@ -493,7 +501,7 @@ def parts_of(value: Any, label: str) -> Made:
         case type():
             found: tuple[Part, ...] = (OfClass(label, value),)
             if isinstance(value, abc.ABCMeta) and is_heap(value):
-                found += (Computed(label, functools.partial(_registered, value)),)
+                found += (Registered(label, functools.partial(_registered, value)),)
             return Made(found)
         case property():
             held = {"get": value.fget, "set": value.fset, "delete": value.fdel}

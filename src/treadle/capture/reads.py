@@ -39,7 +39,7 @@ from treadle.capture.parts import (
     parts_of,
     plain_fact,
 )
-from treadle.capture.torch_private import DictVersions
+from treadle.capture.sweep import Sweep
 
 TensorFact = tuple[Any, ...]
 
@@ -248,11 +248,9 @@ class Reads:
         self._facts: list[Fact] = []
         self._same: tuple[int, ...] = ()
         self.opaque: list[str] = []
-        self._versions: DictVersions | None = None
-        self._checked: list[tuple[Node, int]] = []
+        self._sweep = Sweep()
+        self._parts: list[tuple[Node, int]] = []
         self._swept: list[tuple[Node, int]] = []
-        self._loose: list[Node] = []
-        self._types: tuple[list[Any], list[type]] = ([], [])
 
     # -- making
 
@@ -403,22 +401,19 @@ class Reads:
 
     def _arrange(self) -> None:
         """The flat lists of the fast check."""
-        self._checked, self._swept, dicts = [], [], []
-        reached = {id(node) for node in self._order if node.getter is None and not node.loose}
+        self._sweep, self._swept, self._parts = Sweep(), [], []
         for node in self._order:
-            if id(node) not in reached:
+            if node.getter is not None or node.loose:
                 continue
+            self._sweep.add_type(node.value)
             for at, watched in enumerate(node.watched):
-                found = watched.part.dictionary()
                 if any(isinstance(e, Node) and e.loose for e in watched.held.values()):
                     self._swept.append((node, at))
-                elif found is not None:
-                    dicts.append(found)
-                    self._checked.append((node, at))
+                elif self._sweep.add(watched.part, node.value, len(self._parts)):
+                    self._parts.append((node, at))
                 elif watched.part.settable or not isinstance(node.value, tuple | frozenset):
                     self._swept.append((node, at))
-        objects = [node for node in self._order if id(node) in reached and node.kind is not type]
-        self._types = [node.value for node in objects], [node.kind for node in objects]
+        self._sweep.settle()
         for node in self._order:
             if node.loose:
                 node.value = None
@@ -426,7 +421,6 @@ class Reads:
                     node.watched[at] = replace(watched, part=Part(watched.part.label))
             elif node.getter is not None:
                 node.value = None
-        self._versions = DictVersions(dicts)
 
     # -- checking
 
@@ -435,8 +429,7 @@ class Reads:
         match = _Match(self._nodes)
         if any(True for _ in self._differences(match)):
             return False
-        assert self._versions is not None
-        self._versions.accept()
+        self._sweep.accept()
         if match.moved:
             self._rebind(match.moved)
         return True
@@ -447,11 +440,9 @@ class Reads:
         return list(self._differences(_Match(self._nodes)))
 
     def _differences(self, match: "_Match") -> Iterator[tuple[str, Place | None]]:
-        assert self._versions is not None
-        for value, kind in zip(*self._types, strict=True):
-            if type(value) is not kind:
-                yield f"a {kind.__name__} became a {type(value).__name__}", None
-        written = [self._checked[at] for at in self._versions.changed()]
+        for value, kind in self._sweep.other_types():
+            yield f"a {kind.__name__} became a {type(value).__name__}", None
+        written = [self._parts[at] for at in self._sweep.differing()]
         for node, part in (*written, *self._swept):
             watched = node.watched[part]
             now = watched.now()
