@@ -227,16 +227,18 @@ def test_code_of_the_user_s_that_raises_while_it_is_captured_changes_nothing(cal
     """In a hook of the forward or the backward pass, at one call after another."""
     model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(3)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    seen = []
+    raises = [call]
 
-    def hook(*_):
-        seen.append(1)
-        if len(seen) == call + 1:
-            raise error("of the user's")
+    def hook_of(number):
+        def hook(*_):
+            if raises[0] == number:
+                raise error("of the user's")
 
-    for block in model:
-        block[0].register_forward_hook(hook)
-        block[1].register_full_backward_hook(hook)
+        return hook
+
+    for at, block in enumerate(model):
+        block[0].register_forward_hook(hook_of(at))
+        block[1].register_full_backward_hook(hook_of(3 + at))
 
     train = training(lambda x: model(x).square().mean(), optimizer)
     step = treadle.compile(train, model=model, optimizer=optimizer)
@@ -248,5 +250,6 @@ def test_code_of_the_user_s_that_raises_while_it_is_captured_changes_nothing(cal
     assert_unchanged(before, model, optimizer)
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     assert optimizer.param_groups[0]["params"][0] is parameters[0]
+    raises[0] = -1
     assert step(x).isfinite()
     assert model(x).isfinite().all()
