@@ -12,6 +12,7 @@ import contextlib
 import copy
 import functools
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -48,6 +49,12 @@ from treadle.graph.operator_facts import facts_of
 from treadle.util.errors import CaptureError
 
 _BUILTINS: dict[str, Any] = builtins.__dict__  # type: ignore[assignment]
+_OF_PROCESS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "getcwd": ("the working directory", os.getcwd),
+    "getcwdb": ("the working directory", os.getcwd),
+    "initial_seed": ("torch.initial_seed()", torch.initial_seed),
+}
+"""What code that mentions such a function may have read of the process."""
 _SKIPPED = ("torch.fx", "torch._", "torch.utils._", "torch.overrides", "sympy", "treadle")
 """Packages whose objects are the machinery of the trace."""
 
@@ -484,6 +491,9 @@ class ExternalState:
             there = frozenset(name for name in names if name in space)
             reads.add_names("", space, names, deep=owner >= Whose.INSTALLED)
             reads.add_names("", _BUILTINS, names - there, deep=True)
+        for name, (label, read) in _OF_PROCESS.items():
+            if name in self._frames.entered.names:
+                reads.add_computed(label, read)
         for name in self._frames.entered.modules & sys.modules.keys():
             if owner_of(sys.modules[name]) >= Whose.INSTALLED:
                 reads.add(name, sys.modules[name])

@@ -19,7 +19,6 @@ from _abc import _get_dump as get_dump  # pyright: ignore
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, cast, final
 
 import numpy as np
@@ -60,8 +59,6 @@ _SEALED = (
 def is_plain(value: Any) -> bool:
     """A value that says everything about itself, and cannot be changed."""
     kind = cast(type[Any], type(value))
-    if issubclass(kind, Enum):
-        return type(vars(value).get("_value_")) in PLAIN
     return kind in PLAIN or issubclass(kind, np.generic | slice)
 
 
@@ -70,8 +67,6 @@ def plain_fact(value: Any) -> Any:
     kind = cast(type[Any], type(value))
     if isinstance(value, np.generic):
         return kind, value.tobytes()
-    if isinstance(value, Enum):
-        return kind, id(value)
     if kind in (float, complex):
         return kind, repr(value)
     if kind is slice:

@@ -10,6 +10,7 @@ import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -268,8 +269,15 @@ class Reads:
             return  # the model, or what it holds: reached otherwise; compared as that object
         node = self._node(label, value, None)
         node.getter = getter
-        node.only = value if isinstance(value, _IDENTITIES) else None
+        node.only = value if isinstance(value, (*_IDENTITIES, Enum)) else None
         self._drain()
+
+    def add_computed(self, label: str, read: Callable[[], Any]) -> None:
+        """What a call of the process' own says, which can be compared."""
+        node = Node(object, label, object())
+        self._nodes[id(node.value)] = node
+        self._order.append(node)
+        self._watch(node, 0, Computed(label, read), None, deep=False)
 
     def add_names(
         self, label: str, values: dict[str, Any], names: Iterable[str], deep: bool
@@ -602,7 +610,7 @@ class _Match:
 
 
 _OTHER_ALIASES = "tensors outside of the step that were one are several, or the other way round"
-_ONLY_ITSELF = (type, ModuleType, MappingProxyType, Optimizer)
+_ONLY_ITSELF = (type, ModuleType, MappingProxyType, Optimizer, Enum)
 """Objects that no other can stand for."""
 
 
