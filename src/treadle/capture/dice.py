@@ -22,8 +22,8 @@ class Dice:
 
     def meet(self, each: Any, name: str) -> None:
         """Another object that the step can reach, with the user's name for it."""
-        if each is _PYTHON_S or each is _NUMPY_S:
-            return  # the global ones, which are looked after already
+        if each is _PYTHON_S or each is _NUMPY_S or isinstance(each, random.SystemRandom):
+            return  # the global ones, which are looked after already; what has no state
         if isinstance(each, random.Random):
             self._keep(name, each.getstate, each.setstate)
         elif isinstance(each, np.random.RandomState):

@@ -10,12 +10,14 @@ objects whose class was made by Python code it is watched which attributes are r
 import builtins
 import contextlib
 import copy
+import decimal
 import functools
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from sys import _getframe  # pyright: ignore[reportPrivateUsage]
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any, cast, final
 
@@ -49,12 +51,27 @@ from treadle.graph.operator_facts import facts_of
 from treadle.util.errors import CaptureError
 
 _BUILTINS: dict[str, Any] = builtins.__dict__  # type: ignore[assignment]
+
+
+def _decimal_context() -> Any:
+    """All of it but what an operation sets."""
+    now = decimal.getcontext()
+    return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp
+
+
 _OF_PROCESS: dict[str, tuple[str, Callable[[], Any]]] = {
     "getcwd": ("the working directory", os.getcwd),
     "getcwdb": ("the working directory", os.getcwd),
+    "decimal": ("the decimal context", _decimal_context),
+    "Decimal": ("the decimal context", _decimal_context),
     "initial_seed": ("torch.initial_seed()", torch.initial_seed),
 }
 """What code that mentions such a function may have read of the process."""
+_IN_PART = (ModuleType, logging.Filterer)
+_LOGGER = logging.Logger
+_LOADED = sys.modules
+_BUILT_IN = frozenset(sys.builtin_module_names)
+"""What of the library is used while its modules are watched."""
 _SKIPPED = ("torch.fx", "torch._", "torch.utils._", "torch.overrides", "sympy", "treadle")
 """Packages whose objects are the machinery of the trace."""
 
@@ -121,6 +138,7 @@ class ExternalState:
         self._variables: dict[int, dict[str, Any]] = {}
         self._frames = FrameRecorder(self._on_frame)
         self._dice = Dice()
+        self._past = False  # whether attributes are read past what is watched
         self._runs = False  # whether what is read is read by the step
         self._function, self._models, self._optimizers = function, models, optimizers
         self._getattr: Any = None
@@ -151,8 +169,8 @@ class ExternalState:
         for name in used - known.keys():
             known[name] = space.get(name, MISSING)
             self._meet(known[name], name)
-        for name in found.modules & sys.modules.keys():
-            self._meet(sys.modules[name], name)
+        for name in found.modules & _LOADED.keys():
+            self._meet(_LOADED[name], name)
 
     def _learn_names(self) -> None:
         """Values that wait for a name which code mentions now."""
@@ -164,6 +182,15 @@ class ExternalState:
         for name in new & self._waiting.keys():
             for part, value in self._waiting.pop(name, ()):
                 self._meet(value, part.where(name))
+        if entered.past and not self._past:
+            self._past = True
+            for kept in [kept for key in self._read for kept in self._parts_kept(key)]:
+                for name, value in kept.before.items():
+                    self._meet(value, kept.part.where(name))
+
+    def _parts_kept(self, key: int) -> list[_Kept]:
+        """Of an object, by its id, whose attributes are met when they are read."""
+        return [self._kept[key, at] for at in range(2) if (key, at) in self._kept]
 
     def _meet(self, value: Any, label: str) -> None:
         """Keep what ``value`` holds, and what can be got from it, before anything changes it."""
@@ -177,7 +204,9 @@ class ExternalState:
 
     def _open(self, value: Any, label: str) -> list[tuple[Any, str]]:
         found: list[tuple[Any, str]] = []
-        if isinstance(value, type | ModuleType) and owner_of(value) < Whose.INSTALLED:
+        if isinstance(value, type | ModuleType) and owner_of(value) < (
+            Whose.INSTALLED if isinstance(value, type) else Whose.STDLIB
+        ):
             return found  # what a step sets there is not looked after
         if is_sealed(value):
             return found
@@ -191,7 +220,7 @@ class ExternalState:
             before = part.now()
             self._kept[id(value), at] = _Kept(value, at, part, before)
             named = isinstance(part, Attributes) or isinstance(value, type)
-            if named and watched and not isinstance(value, type):
+            if named and watched and not self._past and not isinstance(value, type):
                 self._read.setdefault(id(value), set())
                 continue  # met when it is read
             for name, each in before.items():
@@ -241,7 +270,8 @@ class ExternalState:
             return True
         if not is_heap(kind) or issubclass(kind, type | BaseException) or _is_machinery_class(kind):
             return False
-        if any("__getattribute__" in vars(each) for each in kind.__mro__[:-1]):
+        own = (each for each in kind.__mro__[:-1] if each not in self._classes)
+        if any("__getattribute__" in vars(each) for each in own):
             return False  # its own way past what is watched
         get = self._noting(cast(Any, kind).__getattribute__)
         try:
@@ -256,6 +286,8 @@ class ExternalState:
         read = self._read.get(id(owner))
         if read is None or not self._runs:
             return  # in any thread: that of a step may have been started by it
+        if issubclass(type(owner), _IN_PART) and not self._counts(owner, name):
+            return
         if name.startswith("__"):
             if name in ("__dict__", "__getstate__"):
                 self._note_all(owner, read)
@@ -272,9 +304,18 @@ class ExternalState:
                 if before is not MISSING:
                     self._meet(before, kept.part.where(name))
 
+    def _counts(self, owner: Any, name: str) -> bool:
+        """Of modules of the library, what others read; of loggers, what decides. What they do with
+        it happens once."""
+        if not issubclass(type(owner), ModuleType):
+            return name in ("level", "disabled", "parent", "manager", "name")
+        if owner_of(owner) is not Whose.STDLIB:
+            return True
+        return whose(_getframe(3).f_code.co_filename) >= Whose.INSTALLED
+
     def _note_all(self, owner: Any, read: set[str]) -> None:
         """``vars(owner)``; a module's own look-up reads its parameters, buffers and modules."""
-        frame = sys._getframe(3)  # pyright: ignore[reportPrivateUsage]
+        frame = _getframe(3)
         if isinstance(owner, nn.Module) and whose(frame.f_code.co_filename) is Whose.TORCH:
             for name in ("_parameters", "_buffers", "_modules"):
                 self._note(owner, name)
@@ -369,8 +410,8 @@ class ExternalState:
     def _changed_parts(self) -> list[Change]:
         found: list[Change] = []
         for kept in self._kept.values():
-            if isinstance(kept.owner, functools._lru_cache_wrapper):
-                continue  # no more than a cache
+            if isinstance(kept.owner, functools._lru_cache_wrapper) or _is_library(kept.owner):
+                continue  # no more than a cache; what a step sets there is not looked after
             now = kept.part.now()
             if kept.part.is_same(now, kept.before) or _is_log(now, kept.before):
                 continue
@@ -446,6 +487,8 @@ class ExternalState:
                 if space.get(name, MISSING) is not before:
                     Attributes("", space).put(name, before)
         for kept in self._kept.values():
+            if _is_library(kept.owner):
+                continue
             if isinstance(kept.owner, functools._lru_cache_wrapper):
                 if kept.part.now() != kept.before:
                     kept.owner.cache_clear()  # it holds what the run has made
@@ -467,6 +510,8 @@ class ExternalState:
         entered = self._frames.entered
         mentioned = None if entered.reflects else frozenset(entered.names)
         read = {key: names for key, names in self._read.items() if key not in self._everything}
+        if entered.past:
+            read = {}
         return ReadNames(
             read=read,
             mentioned=mentioned,
@@ -494,9 +539,13 @@ class ExternalState:
         for name, (label, read) in _OF_PROCESS.items():
             if name in self._frames.entered.names:
                 reads.add_computed(label, read)
-        for name in self._frames.entered.modules & sys.modules.keys():
-            if owner_of(sys.modules[name]) >= Whose.INSTALLED:
-                reads.add(name, sys.modules[name])
+        if "initial_seed" in self._frames.entered.names:
+            for value in self._seen.values():
+                if isinstance(value, torch.Generator):
+                    reads.add_computed("a generator's initial seed", value.initial_seed)
+        for name in self._frames.entered.modules & _LOADED.keys():
+            if owner_of(_LOADED[name]) >= Whose.INSTALLED:
+                reads.add(name, _LOADED[name])
 
 
 def refuse_new_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], given: Iterable[Any]) -> None:
@@ -514,7 +563,7 @@ def owner_of(value: Any) -> Whose:
     name = module_of(value)
     if name in ("builtins", "__main__") and is_heap(value):
         return Whose.USER  # made by a text that was executed
-    module = sys.modules.get(name)
+    module = _LOADED.get(name)
     return Whose.USER if module is None else _owner_of_module(module)
 
 
@@ -529,13 +578,13 @@ def _owner_of_module(module: ModuleType) -> Whose:
     name, file = known.get("__name__", ""), known.get("__file__")
     if file is not None:
         return whose(file)
-    builtin = name in sys.builtin_module_names or name.startswith(("torch", "_", "builtins"))
+    builtin = name in _BUILT_IN or name.startswith(("torch", "_", "builtins"))
     return Whose.STDLIB if builtin and name != "__main__" else Whose.USER
 
 
 def _is_machinery_class(kind: type) -> bool:
-    if issubclass(kind, logging.Filterer):
-        return True  # logging happens once
+    if issubclass(kind, _IN_PART[1]):
+        return not issubclass(kind, _LOGGER)  # logging happens once
     name = module_of(kind)
     return name.startswith(_SKIPPED) and not name.startswith("torch._C")
 
@@ -545,7 +594,7 @@ def _is_machinery(value: Any) -> bool:
         return True
     if isinstance(value, FunctionType):
         return whose(value.__code__.co_filename) is Whose.OURS
-    if value is builtins or value is _BUILTINS or value is sys.modules:
+    if value is builtins or value is _BUILTINS or value is _LOADED:
         return True  # what of them is named is looked at by its name
     if isinstance(value, type):
         return _is_machinery_class(value)
@@ -554,6 +603,11 @@ def _is_machinery(value: Any) -> bool:
         users = isinstance(wrapped, FunctionType) and whose(wrapped.__code__.co_filename)
         return users is not Whose.USER
     return _is_machinery_class(type(value))
+
+
+def _is_library(value: Any) -> bool:
+    """A module that comes with Python."""
+    return isinstance(value, ModuleType) and owner_of(value) is Whose.STDLIB
 
 
 def _is_cache(name: str) -> bool:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
+from sys import _getframe, getprofile, setprofile  # pyright: ignore[reportPrivateUsage]
+from threading import setprofile as set_thread_profile
 from types import CodeType, FrameType
 from typing import Any
 
@@ -34,6 +36,9 @@ REFLECTION = frozenset(
     }
 )  # fmt: skip
 """Names by which code reads attributes that it does not name."""
+
+_PAST = frozenset({"__getattribute__", "getattr_static"})
+"""Those that read past what is watched."""
 
 _OF_LIBRARY = frozenset({"getattr_static"})
 """Those that tell of installed code and the library's: what else it mentions it reads of its own
@@ -135,24 +140,26 @@ class Entered:
     )
     modules: set[str] = field(default_factory=set[str])
     reflects: bool = False  # attributes are read by names that no code mentions
+    past: bool = False  # and by ways past what is watched
     resumed: str = ""  # a generator that was there before the run, and has been advanced
 
     def knows(self, code: CodeType, space: dict[str, Any]) -> bool:
         """Whether it was entered before."""
         return (code, id(space)) in self.codes
 
-    def note(self, code: CodeType, space: dict[str, Any]) -> None:
-        """``code`` runs on the globals ``space``."""
+    def note(self, code: CodeType, space: dict[str, Any], owner: "Whose") -> None:
+        """``code`` of ``owner`` runs on the globals ``space``."""
         if self.knows(code, space):
             return
         self.codes.add((code, id(space)))
-        found, owner = mentions(code), whose(code.co_filename)
+        found = mentions(code)
         self.names |= found.names
         if owner >= Whose.INSTALLED:
             self.modules |= found.modules
         if found.names & (REFLECTION if owner is Whose.USER else _OF_LIBRARY):
             own = code.co_name in ("__getattribute__", "__getattr__")
             self.reflects |= not own or bool(found.names & (REFLECTION - {"__getattribute__"}))
+            self.past |= not own and bool(found.names & _PAST)
         _, known, _ = self.spaces.setdefault(id(space), (space, set(), owner))
         known |= found.reads - frozenset(code.co_freevars)
 
@@ -169,7 +176,7 @@ class FrameRecorder:
         self._below: list[FrameType] = []
 
     def __enter__(self) -> "FrameRecorder":
-        self._below = [each for each in _callers(sys._getframe(1)) if _is_import(each)]  # pyright: ignore[reportPrivateUsage]
+        self._below = [each for each in _callers(_getframe(1)) if _is_import(each)]  # pyright: ignore[reportPrivateUsage]
         self._events.begin()
         return self
 
@@ -193,7 +200,7 @@ class FrameRecorder:
     def _enters(self, frame: FrameType) -> bool:
         """A frame begins; whether the next one of the same code tells something new."""
         code = frame.f_code
-        owner = whose(code.co_filename)
+        owner = whose(file_of(frame))
         if owner is Whose.OURS:
             return False
         known = self.entered.knows(code, frame.f_globals)
@@ -207,11 +214,11 @@ class FrameRecorder:
             new = not texts <= self.entered.names
             self.entered.names |= texts
             if not known or new:
-                self.entered.note(code, frame.f_globals)
+                self.entered.note(code, frame.f_globals, owner)
                 self._meets(frame)
             return True
         if not known:
-            self.entered.note(code, frame.f_globals)
+            self.entered.note(code, frame.f_globals, owner)
         return resumable
 
     def _resumes(self, frame: FrameType) -> None:
@@ -228,6 +235,15 @@ class FrameRecorder:
             each.f_code.co_filename in _LOGS or (_is_import(each) and each not in self._below)
             for each in _callers(frame)
         )
+
+
+def file_of(frame: FrameType) -> str:
+    """The file of the code; of a text that was executed, that of the module which has it."""
+    name = frame.f_code.co_filename
+    if not name.startswith("<") or name.startswith("<frozen"):
+        return name
+    file = frame.f_globals.get("__file__")
+    return file if type(file) is str else name
 
 
 def _callers(frame: FrameType | None) -> Iterator[FrameType]:
@@ -250,35 +266,35 @@ class _Profiling:
         self._active = self._busy = False
 
     def begin(self) -> None:
-        self._before = sys.getprofile()
+        self._before = getprofile()
         self._active = True
-        threading.setprofile(self._hook)  # threads that the step starts
-        sys.setprofile(self._hook)
+        set_thread_profile(self._hook)  # threads that the step starts
+        setprofile(self._hook)
 
     def end(self) -> None:
         if self._active:
             self._active = False
-            threading.setprofile(None)  # type: ignore[arg-type]
-            sys.setprofile(None)
+            set_thread_profile(None)  # type: ignore[arg-type]
+            setprofile(None)
             if isinstance(self._before, cProfile.Profile):
                 self._before.enable()
             else:
-                sys.setprofile(self._before)
+                setprofile(self._before)
 
     def listen(self) -> None:
-        if self._active and sys.getprofile() is None:
-            sys.setprofile(self._hook)
+        if self._active and getprofile() is None:
+            setprofile(self._hook)
 
     def paused(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if sys.getprofile() is not self._hook:
+            if getprofile() is not self._hook:
                 return function(*args, **kwargs)
-            sys.setprofile(None)
+            setprofile(None)
             try:
                 return function(*args, **kwargs)
             finally:
                 if self._active:
-                    sys.setprofile(self._hook)
+                    setprofile(self._hook)
 
         return call
 
@@ -286,7 +302,7 @@ class _Profiling:
         if event != "call" or self._busy:
             return
         if not self._active:
-            sys.setprofile(None)  # a thread of the engine's that outlives the run
+            setprofile(None)  # a thread of the engine's that outlives the run
             return
         self._busy = True  # what looking at objects runs is not the step's
         try:
@@ -341,7 +357,7 @@ class _Monitoring:
             return None
         self._busy = True
         try:
-            again = self._enters(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+            again = self._enters(_getframe(1))  # pyright: ignore[reportPrivateUsage]
         finally:
             self._busy = False
         return None if again else sys.monitoring.DISABLE  # type: ignore[attr-defined]

@@ -534,7 +534,7 @@ def _of_object(value: Any, label: str) -> Made:
             found.append(Sequenced(label, value))
         case set() | frozenset():
             found.append(Members(label, value))
-        case _ if isinstance(value, _MUTABLE_BYTES):
+        case _ if isinstance(value, _MUTABLE_BYTES) or has_buffer(value):
             found.append(_of_array(value, label))
         case _ if isinstance(value, _NUMBERS):
             found.append(Fixed(label, {"value": _base(value)}))
@@ -547,7 +547,7 @@ def _of_object(value: Any, label: str) -> Made:
     if members:
         found.append(Slots(label, value, members))
     base = _made_in_c(type(value))
-    if base in _OPEN or issubclass(base, np.ndarray | BaseException):
+    if base in _OPEN or issubclass(base, np.ndarray | BaseException) or has_buffer(value):
         return Made(tuple(found))
     if _reduced(value) is None:
         return Made(tuple(found), opaque=True)
@@ -580,8 +580,9 @@ _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of a type: made by Python code; seal
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
     """``vars(value)``, past what its class may have put in the way; ``None`` if there is none."""
+    own = threading.local if isinstance(value, threading.local) else object
     try:
-        found = object.__getattribute__(value, "__dict__")
+        found = own.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
     return found if isinstance(found, dict) else None
@@ -601,17 +602,17 @@ def slots_of(kind: type) -> dict[str, Any]:
 def _of_array(value: Any, label: str) -> Part:
     """The numbers of an array; objects in one are entries."""
     if isinstance(value, np.ndarray):
-        array = cast("np.ndarray[Any, Any]", value)
-        if array.dtype.hasobject:
-            return Listed(label, lambda: dict(enumerate(array.ravel().tolist())))
+        numbers = cast("np.ndarray[Any, Any]", value)
+        if numbers.dtype.hasobject:
+            return Listed(label, lambda: dict(enumerate(numbers.ravel().tolist())))
 
         def read() -> Any:
-            return array.shape, array.dtype.str, array.tobytes()
+            return numbers.shape, numbers.dtype.str, numbers.tobytes()
 
         def back(kept: Any) -> None:
             shape, dtype, held = kept
-            if array.shape == shape and array.dtype.str == dtype:
-                np.copyto(array, np.frombuffer(held, array.dtype).reshape(shape))
+            if numbers.shape == shape and numbers.dtype.str == dtype:
+                np.copyto(numbers, np.frombuffer(held, numbers.dtype).reshape(shape))
 
         return Computed(label, read, back)
     if isinstance(value, bytearray):
@@ -620,7 +621,22 @@ def _of_array(value: Any, label: str) -> Part:
             value[:] = kept
 
         return Computed(label, lambda: bytes(value), put)
-    return Computed(label, value.tobytes)
+    if isinstance(value, array.array):
+        return Computed(label, value.tobytes)
+
+    def fill(kept: Any) -> None:
+        memoryview(value).cast("B")[:] = kept
+
+    return Computed(label, lambda: memoryview(value).tobytes(), fill)
+
+
+def has_buffer(value: Any) -> bool:
+    """Whether its memory can be read: of arrays of ``ctypes``, of mapped files."""
+    try:
+        memoryview(value).release()
+    except (TypeError, BufferError):
+        return False
+    return not isinstance(value, _NUMBERS)
 
 
 def _base(value: Any) -> Any:

@@ -9,6 +9,7 @@ same kind and hold the same all the way down.
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import (
@@ -343,7 +344,8 @@ class Reads:
         """Whether what it holds is followed: not of classes and modules of torch's and the
         library's."""
         if isinstance(value, type | ModuleType):
-            return self._names.owner(value) >= Whose.INSTALLED
+            known = id(value) in self._names.read  # what was read of it is followed
+            return known or self._names.owner(value) >= Whose.INSTALLED
         return True
 
     def _watch(self, node: Node, at: int, part: Part, names: Names | None, *, deep: bool) -> None:
@@ -370,7 +372,9 @@ class Reads:
             return fact
         if isinstance(value, _IDENTITIES) or is_sealed(value) or self._names.ours(value):
             return Same(value)
-        if not deep and type(value) is not OrderedDict:  # hooks of all modules are
+        if isinstance(value, type) and not is_heap(value):
+            return Same(value)
+        if not deep and type(value) not in (OrderedDict, ContextVar):  # hooks of all modules are
             return Same(value)
         found = self._node(place.label, value, place)
         kind = type(place.node.value)
@@ -438,6 +442,9 @@ class Reads:
         if any(True for _ in self._differences(match)):
             return False
         self._sweep.accept()
+        for node, at in match.renewed:
+            watched = node.watched[at]
+            node.watched[at] = replace(watched, raw=self._raw(node, watched))
         if match.moved:
             self._rebind(match.moved)
         return True
@@ -450,11 +457,17 @@ class Reads:
     def _differences(self, match: "_Match") -> Iterator[tuple[str, Place | None]]:
         for value, kind in self._sweep.other_types():
             yield f"a {kind.__name__} became a {type(value).__name__}", None
+        for value in self._sweep.other_spaces():
+            yield f"a {type(value).__name__} got another __dict__", None
         written = [self._parts[at] for at in self._sweep.differing()]
         for node, part in (*written, *self._swept):
             watched = node.watched[part]
             now = watched.now()
-            if not watched.is_same(now) and not match.part(node, part, watched, now):
+            if watched.is_same(now):
+                continue
+            if match.part(node, part, watched, now):
+                match.renewed.append((node, part))
+            else:
                 yield match.said()
         for node in self._order:
             if node.getter is not None and not match.object(node, node.current()):
@@ -525,6 +538,7 @@ class _Match:
     moved: dict[int, tuple[Node, Any]] = field(default_factory=dict[int, tuple[Node, Any]])
     words: str = ""
     number: Place | None = None
+    renewed: list[tuple[Node, int]] = field(default_factory=list[tuple[Node, int]])
     _taken: dict[int, Node] = field(default_factory=dict[int, Node])
 
     def said(self) -> tuple[str, Place | None]:

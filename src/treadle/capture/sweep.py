@@ -21,11 +21,13 @@ from treadle.capture.parts import (
     Sequenced,
     Slots,
     Variable,
+    attributes_of,
     is_heap,
 )
 from treadle.capture.torch_private import DictVersions
 
 _CODE = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_SPACE = operator.attrgetter("__dict__")
 _CELL = operator.attrgetter("cell_contents")
 _READERS: dict[type, Callable[[Any], Iterable[Any]]] = {
     FunctionType: _CODE,
@@ -112,6 +114,8 @@ class Sweep:
         self._groups: dict[Any, _Group] = {}
         self._owners: list[Any] = []
         self._kinds: list[type] = []
+        self._named: list[Any] = []
+        self._spaces: list[dict[str, Any]] = []
         self._registered: list[int] = []
         self._token = get_cache_token()
         self._versions = DictVersions(())
@@ -119,9 +123,14 @@ class Sweep:
 
     def add_type(self, value: Any) -> None:
         """An object whose class may be set to another one."""
-        if is_heap(type(value)):
-            self._owners.append(value)
-            self._kinds.append(type(value))
+        if not is_heap(type(value)):
+            return
+        self._owners.append(value)
+        self._kinds.append(type(value))
+        space = attributes_of(value)
+        if space is not None and type(value).__getattribute__ is object.__getattribute__:
+            self._named.append(value)
+            self._spaces.append(space)
 
     def add(self, part: Part, owner: Any, position: int) -> bool:
         """Whether such a part can be swept."""
@@ -169,6 +178,13 @@ class Sweep:
             return []
         pairs = zip(self._owners, self._kinds, strict=True)
         return [(value, kind) for value, kind in pairs if type(value) is not kind]
+
+    def other_spaces(self) -> list[Any]:
+        """Objects whose ``__dict__`` is another one."""
+        if _are_same(list(map(_SPACE, self._named)), self._spaces):
+            return []
+        pairs = zip(self._named, self._spaces, strict=True)
+        return [value for value, space in pairs if attributes_of(value) is not space]
 
     def differing(self) -> list[int]:
         """The numbers of parts that are not as they were."""
