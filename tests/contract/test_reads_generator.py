@@ -35,10 +35,9 @@ from contract.worlds import (
     same,
 )
 
-BY_HAND = pytest.mark.skip(reason="by hand until reads and changes are complete; see NOT_YET")
 
-NOT_YET: frozenset[str] = frozenset()
-"""Kinds of state that are not generated, because they are known to be wrong. To be empty."""
+NOT_YET = frozenset({"file"})
+"""Kinds of state that are not generated: what files hold is not looked at (docs/howto/python.md)."""
 
 
 @dataclass
@@ -342,7 +341,6 @@ def wrong(tally: Tally) -> list[Finding]:
     return [each for each in tally.findings if each.how in ("stale", "raw", "restless")]
 
 
-@BY_HAND
 @pytest.mark.parametrize("seed", range(4))
 def test_no_step_is_stale(seed: int):
     tally = generated(500, seed)
@@ -351,13 +349,11 @@ def test_no_step_is_stale(seed: int):
     assert tally.effective > 0.3 * tally.cases
 
 
-@BY_HAND
 def test_no_kind_of_state_is_stale():
     tally = every_kind()
     assert not wrong(tally), summary(tally)
 
 
-@BY_HAND
 def test_no_state_of_torch_is_stale():
     tally = every_torch(looks=1)
     assert not wrong(tally), summary(tally)
@@ -378,7 +374,6 @@ ARGUMENTS.update(number=1, text="a", items=[1], array=np.zeros(2))
 """
 
 
-@BY_HAND
 def test_what_was_not_read_compiles_nothing():
     call = "trainer.probe(x, given)"
     beside = Beside([Probe("unread", UNREAD, call, ())])

@@ -45,6 +45,7 @@ from treadle.capture.torch_private import (
     FakeTensor,
     dispatch_of_trace,
     flatten,
+    getters_named,
     tensor_hooks,
 )
 from treadle.graph.operator_facts import facts_of
@@ -64,7 +65,6 @@ _OF_PROCESS: dict[str, tuple[str, Callable[[], Any]]] = {
     "getcwdb": ("the working directory", os.getcwd),
     "decimal": ("the decimal context", _decimal_context),
     "Decimal": ("the decimal context", _decimal_context),
-    "initial_seed": ("torch.initial_seed()", torch.initial_seed),
 }
 """What code that mentions such a function may have read of the process."""
 _IN_PART = (ModuleType, logging.Filterer)
@@ -353,8 +353,9 @@ class ExternalState:
             self._runs = False
             builtins.getattr = original
             setattr(owner, method, dispatch)
-            for module in self._modules:
-                module.__class__ = ModuleType
+            for module in (*self._modules, *_LOADED.values()):
+                if type(module) is self._module_class:  # one that was imported is of sys' class
+                    module.__class__ = ModuleType
             for kind, own in self._classes.items():
                 if own is MISSING:
                     type.__delattr__(kind, "__getattribute__")
@@ -539,6 +540,9 @@ class ExternalState:
         for name, (label, read) in _OF_PROCESS.items():
             if name in self._frames.entered.names:
                 reads.add_computed(label, read)
+        for name, getter in getters_named(self._frames.entered.theirs):
+            reads.add_computed(f"torch.{name}()", getter)
+        reads.add("", Tensor)
         if "initial_seed" in self._frames.entered.names:
             for value in self._seen.values():
                 if isinstance(value, torch.Generator):

@@ -134,6 +134,7 @@ class Entered:
     were read; ``deep``: those of code that is neither torch's nor the library's."""
 
     names: set[str] = field(default_factory=set[str])
+    theirs: set[str] = field(default_factory=set[str])  # those of users' and installed code
     codes: set[tuple[CodeType, int]] = field(default_factory=set[tuple[CodeType, int]])
     spaces: dict[int, tuple[dict[str, Any], set[str], Whose]] = field(
         default_factory=dict[int, tuple[dict[str, Any], set[str], Whose]]
@@ -154,6 +155,8 @@ class Entered:
         self.codes.add((code, id(space)))
         found = mentions(code)
         self.names |= found.names
+        if owner >= Whose.INSTALLED:
+            self.theirs |= found.names
         if owner >= Whose.INSTALLED:
             self.modules |= found.modules
         if found.names & (REFLECTION if owner is Whose.USER else _OF_LIBRARY):

@@ -12,6 +12,7 @@ import functools
 import gc
 import itertools
 import operator
+import struct
 import threading
 import types
 import weakref
@@ -78,7 +79,7 @@ OF_DECLARATION = frozenset(
     {
         "__abstractmethods__", "__annotations__", "__annotate__", "__builtins__", "__cached__",
         "__dataclass_fields__", "__dataclass_params__", "__loader__", "__match_args__",
-        "__orig_bases__", "__parameters__", "__spec__", "__static_attributes__",
+        "__orig_bases__", "__slotnames__", "__parameters__", "__spec__", "__static_attributes__",
     }
 )  # fmt: skip
 """What Python notes about a class or a module when it is made, and reads by name alone."""
@@ -508,7 +509,7 @@ def parts_of(value: Any, label: str) -> Made:
         case weakref.ReferenceType():
             return Made((Got(label, cast(Any, value)),))
         case contextvars.ContextVar():
-            return Made((Got(label, lambda: cast(Any, value).get(MISSING)),))
+            return Made((Got(label, functools.partial(_in_context, value)),))
         case torch.Generator():
             return Made()  # its state is that of a generator: read and restored as such
         case torch.Tag() | torch.finfo() | torch.iinfo():
@@ -517,6 +518,14 @@ def parts_of(value: Any, label: str) -> Made:
             return Made()
         case _:
             return _of_object(value, label)
+
+
+def _in_context(variable: contextvars.ContextVar[Any]) -> Any:
+    """What it holds, or its default."""
+    try:
+        return variable.get()
+    except LookupError:
+        return MISSING
 
 
 def _registered(kind: Any) -> Any:
@@ -567,7 +576,18 @@ _OPEN = frozenset(
 @functools.lru_cache(maxsize=1 << 12)
 def _made_in_c(kind: type) -> type:
     """The nearest class of its bases that no Python code made: it may hold what cannot be seen."""
-    return next(each for each in kind.__mro__ if not each.__flags__ & _HEAP or each in _OPEN)
+    return next(each for each in kind.__mro__ if each in _OPEN or not _made_in_python(each))
+
+
+def _made_in_python(kind: type) -> bool:
+    """Whether its slots, ``__dict__`` and weak references are all that instances add to those of
+    the base."""
+    if not kind.__flags__ & _HEAP or kind.__flags__ & _IMMUTABLE or kind.__base__ is None:
+        return False
+    own = vars(kind)
+    places = sum(isinstance(each, types.MemberDescriptorType) for each in own.values())
+    known = places * ("__slots__" in own) + ("__dict__" in own) + ("__weakref__" in own)
+    return kind.__basicsize__ - kind.__base__.__basicsize__ <= _POINTER * known
 
 
 def is_heap(kind: type) -> bool:
@@ -575,6 +595,7 @@ def is_heap(kind: type) -> bool:
     return bool(kind.__flags__ & _HEAP and not kind.__flags__ & _IMMUTABLE)
 
 
+_POINTER = struct.calcsize("P")
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of a type: made by Python code; sealed
 
 
@@ -653,7 +674,7 @@ def _reduced(value: Any) -> Any:
 
     Only for classes made in C: no code of the user's runs.
     """
-    if is_heap(type(value)):
+    if _made_in_python(type(value)):
         return None
     try:
         reduce = copyreg.dispatch_table.get(type(value))

@@ -151,6 +151,7 @@ class Node:
     place: Place | None = None
     loose: bool = False
     only: Any = None  # the one object that may be there
+    ordered: bool = True  # whether the order of its entries counts
     asked: bool = True  # whether the step's code holds it, and not only the library's
     watched: list[Watched] = field(default_factory=list[Watched])
     getter: Callable[[], Any] | None = None  # of an argument: where it is at this call
@@ -213,7 +214,7 @@ class Contents:
 
 Entry = Contents | Value | Same | Fact | Any_ | Node
 _IDENTITIES = (CodeType, BuiltinFunctionType, Tensor, torch.Generator)
-_HELD = (nn.Module, Optimizer, FunctionType, type, ModuleType, CellType, MethodType)
+_HELD = (nn.Parameter, nn.Module, Optimizer, FunctionType, type, ModuleType, CellType, MethodType)
 """What is held although tensors can be reached from it: it does not come and go with a call."""
 
 
@@ -238,9 +239,12 @@ class Reads:
         *,
         bound: Iterable[Tensor] = (),
         free: Mapping[tuple[int, Any], None] | None = None,
+        unordered: Iterable[int] = (),
     ) -> None:
         """``bound``: parameters, which count by identity. ``free``: by the id of a container and
-        an entry, values that nothing depended on, or that are inputs at run time."""
+        an entry, values that nothing depended on, or that are inputs at run time. ``unordered``:
+        ids of dicts whose order is nobody's choice."""
+        self._unordered = frozenset(unordered)
         self._names = names
         self._bound = {id(each): each for each in bound}
         self._free = dict(free or {})
@@ -300,7 +304,8 @@ class Reads:
     def _node(self, label: str, value: Any, place: Place | None) -> Node:
         found = self._nodes.get(id(value))
         if found is None:
-            found = Node(type(value), label, value, place)
+            ordered = id(value) not in self._unordered
+            found = Node(type(value), label, value, place, ordered=ordered)
             self._nodes[id(value)] = found
             self._queue.append(found)
             self._order.append(found)
@@ -370,6 +375,8 @@ class Reads:
             fact = Fact(tensor_fact(value), place)
             self._facts.append(fact)
             return fact
+        if id(value) in self._bound and not isinstance(place.node.value, Tensor):
+            return self._node(place.label, value, place)  # its attributes; its type is in the key
         if isinstance(value, _IDENTITIES) or is_sealed(value) or self._names.ours(value):
             return Same(value)
         if isinstance(value, type) and not is_heap(value):
@@ -378,7 +385,9 @@ class Reads:
             return Same(value)
         found = self._node(place.label, value, place)
         kind = type(place.node.value)
-        if not place.node.asked or (is_heap(kind) and self._names.owner(kind) < Whose.USER):
+        holder = place.node.value if isinstance(place.node.value, ModuleType) else kind
+        theirs = not isinstance(holder, type) or is_heap(holder)
+        if not place.node.asked or (theirs and self._names.owner(holder) < Whose.USER):
             found.asked = False
         return found
 
@@ -550,7 +559,8 @@ class _Match:
     def part(self, node: Node, at: int, watched: Watched, now: dict[Any, Any]) -> bool:
         """Whether a part holds the same under the same names, in the same order."""
         same = now.keys() == watched.held.keys()
-        if not same or (watched.part.entries and list(now) != list(watched.held)):
+        in_order = not (watched.part.entries and node.ordered) or list(now) == list(watched.held)
+        if not same or not in_order:
             return self._other_names(watched, now)
         for name, entry in watched.held.items():
             value = now[name]
@@ -624,7 +634,7 @@ class _Match:
 
 
 _OTHER_ALIASES = "tensors outside of the step that were one are several, or the other way round"
-_ONLY_ITSELF = (type, ModuleType, MappingProxyType, Optimizer, Enum)
+_ONLY_ITSELF = (Tensor, type, ModuleType, MappingProxyType, Optimizer, Enum)
 """Objects that no other can stand for."""
 
 

@@ -73,10 +73,33 @@ class Call:
 
 @final
 @dataclass(frozen=True, slots=True)
+class _Gradient:
+    """The ``.grad`` of the argument ``at``, as a place: what is put there is added."""
+
+    at: int
+    call: Call
+
+    @property
+    def label(self) -> str:
+        return f"argument {self.at}.grad"
+
+    def get(self) -> Any:
+        return self.call.leaves[self.at].grad
+
+    def put(self, value: Tensor) -> None:
+        tensor: Tensor = self.call.leaves[self.at]
+        if tensor.grad is None:
+            tensor.grad = value
+        else:
+            tensor.grad += value
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Left:
     """What the step leaves in a place outside of it. ``leaves``: ``ResultSlot`` for a tensor."""
 
-    place: Place
+    place: Place | _Gradient
     leaves: tuple[Any, ...]
     tree: TreeSpec
 
@@ -87,6 +110,10 @@ class Left:
     def put(self, values: list[Any]) -> None:
         """From now on it is there."""
         self.place.put(unflatten(values, self.tree))
+
+
+def _nothing() -> None:
+    """In a thread that has nothing to tell."""
 
 
 def fill(leaves: Iterable[Any], tensors: Iterator[Any]) -> list[Any]:
@@ -117,7 +144,9 @@ class Trace:
     eager: list[EagerStep] = field(default_factory=list[EagerStep])
     external: ExternalState | None = None
     uses: Uses = field(default_factory=Uses)
-    changed: list[Change] = field(default_factory=list[Change])  # beside each of ``left``
+    changed: list[Change | None] = field(
+        default_factory=list[Change | None]
+    )  # beside each of ``left``; none for the gradients of arguments
     left: list[Left] = field(default_factory=list[Left])
     toggled: list[Toggle] = field(default_factory=list[Toggle])
     fresh: list[nn.Parameter] = field(default_factory=list[nn.Parameter])
@@ -236,14 +265,17 @@ class Run:
             )
             self.trace.external = external
             watch.listen = external.listen
-            with external.watching():
-                result = self.function(*args, **kwargs)
-                refuse_collectives(watch.lines)
-                watch.indices.check()
-                watch.rng.check()
-                self._note_left(external, table)
-                self._refuse_on_tensors()
-                refuse_new_tensors(args, kwargs, batch)
+            try:
+                with external.watching():
+                    result = self.function(*args, **kwargs)
+                    refuse_collectives(watch.lines)
+                    watch.indices.check()
+                    watch.rng.check()
+                    self._note_left(external, table)
+                    self._refuse_on_tensors()
+                    refuse_new_tensors(args, kwargs, batch)
+            finally:
+                watch.listen = _nothing  # hooks of traced nodes, which stay, know the watch
         return self._returned(result)
 
     def _standing_in(self, at: int, leaf: Any) -> Any:
@@ -283,7 +315,8 @@ class Run:
         names = external.names(lambda value: id(value) in own and value is self._call)
         parameters = [p for model in self.models.values() for p in model.parameters()]
         free = {key: None for key in self._stood_in() if key not in uses.needed}
-        reads = Reads(names, bound=parameters, free=free)
+        groups = [id(g) for each in self.optimizers.values() for g in each.param_groups]
+        reads = Reads(names, bound=parameters, free=free, unordered=groups)
         external.add_roots(reads)
         paths = [path for path, _ in flatten_with_paths(self._given)[0]]
         for at, (path, leaf) in enumerate(zip(paths, self.leaves, strict=True)):
@@ -329,6 +362,8 @@ class Run:
     def placed(self, reads: Reads) -> None:
         """What is left outside goes where its owner is found at a call."""
         for at, (left, change) in enumerate(zip(self.trace.left, self.trace.changed, strict=True)):
+            if change is None:
+                continue
             place = reads.place_of(change.owner, change.at, change.name, change.label)
             if place is not None:
                 self.trace.left[at] = Left(place, left.leaves, left.tree)
@@ -419,9 +454,16 @@ class Run:
             new = found.keys() - before.keys() - self._of_fakes
             if new:
                 raise refused(f"the attribute {min(new)} of a parameter", "tensor")
-        others = [*self._batch, *(fake for _, fake in self.trace.watch.held.values())]
-        if any(each.grad is not None for each in others if each.is_leaf):
+        held = [fake for _, fake in self.trace.watch.held.values()]
+        looked_at = [each for each in self._batch if self.trace.watch.uses_gradient(each)]
+        if any(each.grad is not None for each in (*held, *looked_at) if each.is_leaf):
             raise refused("the .grad of a tensor that is no parameter", "tensor")
+        for each in self._batch:
+            if each.is_leaf and each.grad is not None:
+                leaves, tree = flatten(each.grad)
+                place = _Gradient(self._inputs[id(each)], self._call)
+                self.trace.left.append(Left(place, tuple(leaves), tree))
+                self.trace.changed.append(None)
 
     def _own(self, leaf: Any) -> Any:
         """A parameter, buffer or argument that is returned or left somewhere is that object."""

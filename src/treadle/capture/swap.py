@@ -422,6 +422,10 @@ class Watch:
         else:
             self._used.add(id(leaf))
 
+    def uses_gradient(self, leaf: Any) -> bool:
+        """Whether the step looked at ``leaf.grad``, or set it."""
+        return id(leaf) in self._used or id(leaf) in self.fresh
+
     def _cleared(self, original: Callable[..., None]) -> Callable[..., None]:
         """``zero_grad``, which looks at gradients only to clear them."""
 

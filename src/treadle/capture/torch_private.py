@@ -4,6 +4,7 @@ import functools
 import logging
 import sys
 import threading
+import warnings
 import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -605,6 +606,27 @@ def switches() -> dict[str, str]:
         on, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         found[f"autocast_{kind}"] = f"{on} {dtype}"
     return found
+
+
+_ASKS = ("get_", "is_", "are_", "initial_seed")
+
+
+def getters_named(names: Iterable[str]) -> list[tuple[str, Callable[[], Any]]]:
+    """Those of PyTorch's functions with such a name that take nothing and give a plain value."""
+    found: list[tuple[str, Callable[[], Any]]] = []
+    for name in sorted(names):
+        getter = vars(torch).get(name) if name.startswith(_ASKS) else None
+        if getter is not None and callable(getter) and _answers(getter):
+            found.append((name, getter))
+    return found
+
+
+def _answers(getter: Callable[[], Any]) -> bool:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return isinstance(getter(), bool | int | float | str | torch.dtype | torch.device)
+    except (TypeError, RuntimeError):
+        return False
 
 
 @functools.cache
