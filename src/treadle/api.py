@@ -265,7 +265,7 @@ class Step:
         captured = compiled.captured
         held = [_tensors(each.place.get()) for each in captured.left]
         others = [*_leaves(batch), *(tensor for each in held for tensor in each)]
-        places = [each.place for each in captured.left]
+        places = [each.place for each in captured.left if isinstance(each.place, Place)]
         start = Snapshot(self._models, self._optimizers, others, places, captured.generators)
         try:
             ours = _tensors(self(*batch))

@@ -21,7 +21,6 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import pytest
 import torch
 
 import treadle
@@ -30,10 +29,19 @@ from contract.python_state import LAYERS
 from contract.python_values import LEAVES, SCOPES
 from contract.worlds import OPTIONS, World, limited
 
-BY_HAND = pytest.mark.skip(reason="by hand until reads and changes are complete; see NOT_YET")
+ONCE = frozenset({"file", "logging", "print", "print into a buffer", "lru_cache"})
+"""Effects that happen when a step is captured, and not again, as docs/howto/python.md says."""
 
-NOT_YET: frozenset[str] = frozenset()
-"""Effects that are not generated, because they are known to be wrong. To be empty."""
+NOT_YET = ONCE | {
+    "context variable",  # refused, and stays set
+    "generator object",  # refused, and stays advanced
+    "given returned",
+    "iterator",  # refused, and stays advanced
+    "iterator over a list",
+    "manual_seed at the end",  # refused, and stays seeded
+    "same tensor twice",
+}
+"""Effects that are not generated: the others are known to be wrong, and are to go."""
 
 
 @dataclass
@@ -232,13 +240,11 @@ def wrong(tally: Tally) -> list[Found]:
     return [each for each in tally.found if each.how != "refused"]
 
 
-@BY_HAND
 def test_each_effect_happens_as_in_eager_or_is_refused():
     tally = every_effect()
     assert not wrong(tally), summary(tally)
 
 
-@BY_HAND
 def test_random_effects_happen_as_in_eager_or_are_refused():
     tally = generated(60, seed=0)
     assert not wrong(tally), summary(tally) + "\n" + wrong(tally)[0].text

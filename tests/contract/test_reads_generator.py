@@ -35,9 +35,8 @@ from contract.worlds import (
     same,
 )
 
-
 NOT_YET = frozenset({"file"})
-"""Kinds of state that are not generated: what files hold is not looked at (docs/howto/python.md)."""
+"""Kinds of state that are not generated: nobody looks at files (docs/howto/python.md)."""
 
 
 @dataclass

@@ -9,7 +9,7 @@ from torch import Tensor
 from treadle.capture.eager import run_eagerly
 from treadle.capture.finish import Captured
 from treadle.capture.optimizers.registry import form_of
-from treadle.capture.run import ResultSlot, fill
+from treadle.capture.run import fill, slots_in
 from treadle.capture.sources import Held, RunTimeNumber, Scalar, State
 from treadle.capture.torch_private import flatten, unflatten
 
@@ -53,7 +53,7 @@ def step_eagerly(captured: Captured, results: Sequence[Tensor | None]) -> None:
     """Optimizers that are not in the graph step now, with the gradients that it made."""
     if captured.eager:
         slots = (captured.result_leaves, *(each.leaves for each in captured.left))
-        first = sum(each.count(ResultSlot) for each in slots) + len(captured.left_grads)
+        first = sum(slots_in(each) for each in slots) + len(captured.left_grads)
         grads = [each for each in results[first:] if each is not None]
         count = sum(len(each.parameters) for each in captured.eager)
         run_eagerly(captured.eager, grads[:count])

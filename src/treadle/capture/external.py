@@ -62,6 +62,7 @@ def _decimal_context() -> Any:
 
 _OF_PROCESS: dict[str, tuple[str, Callable[[], Any]]] = {
     "getcwd": ("the working directory", os.getcwd),
+    "getrecursionlimit": ("the recursion limit", sys.getrecursionlimit),
     "getcwdb": ("the working directory", os.getcwd),
     "decimal": ("the decimal context", _decimal_context),
     "Decimal": ("the decimal context", _decimal_context),
@@ -287,6 +288,8 @@ class ExternalState:
         if read is None or not self._runs:
             return  # in any thread: that of a step may have been started by it
         if issubclass(type(owner), _IN_PART) and not self._counts(owner, name):
+            if name == "_cache":
+                _read_levels(owner)
             return
         if name.startswith("__"):
             if name in ("__dict__", "__getstate__"):
@@ -607,6 +610,13 @@ def _is_machinery(value: Any) -> bool:
         users = isinstance(wrapped, FunctionType) and whose(wrapped.__code__.co_filename)
         return users is not Whose.USER
     return _is_machinery_class(type(value))
+
+
+def _read_levels(logger: logging.Logger | None) -> None:
+    """What the answers that a logger keeps follow from."""
+    while logger is not None:
+        _ = logger.level, logger.manager.disable
+        logger = logger.parent
 
 
 def _is_library(value: Any) -> bool:

@@ -13,7 +13,7 @@ from treadle.capture.functionalize import Functionalizer
 from treadle.capture.numbers import Uses
 from treadle.capture.reads import Place, Reads
 from treadle.capture.rng_guard import seeds
-from treadle.capture.run import Call, Left, ResultSlot, Run, Toggle, Trace
+from treadle.capture.run import Call, Left, Run, Toggle, Trace, slots_in
 from treadle.capture.sizes import refuse_unsized, wrap_unsized
 from treadle.capture.sources import (
     Clusters,
@@ -98,9 +98,9 @@ def finish(
     (output,) = graph.find_nodes(op="output")
     returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
     new, results, writes = Functionalizer(graph).run(list(returned))
-    outputs = [Output(f"result {at}") for at in range(run.trace.leaves.count(ResultSlot))]
+    outputs = [Output(f"result {at}") for at in range(slots_in(run.trace.leaves))]
     for each in run.trace.left:
-        outputs += [Output(each.place.label)] * each.leaves.count(ResultSlot)
+        outputs += [Output(each.place.label)] * slots_in(each.leaves)
     names = {id(s.parameter): i.name for i, s in sources if isinstance(s, Parameter)}
     outputs += [Output(f"grad of {names[id(p)]}") for p, _ in run.trace.grads]
     for each in run.trace.eager:

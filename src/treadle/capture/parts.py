@@ -18,7 +18,7 @@ import types
 import weakref
 from _abc import _get_dump as get_dump  # pyright: ignore
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, ItemsView, Iterable, KeysView, ValuesView
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -256,7 +256,7 @@ class Members(Part):
 
 
 def _member(value: Any) -> Any:
-    return plain_fact(value) if is_plain(value) else (type(value), id(value))
+    return plain_fact(value) if is_plain(value) else (None, id(value))
 
 
 @final
@@ -449,7 +449,7 @@ class Got(Part):
 
 @final
 class Listed(Part):
-    """Objects in an array."""
+    """Objects in an array, or in what C code made."""
 
     __slots__ = ("_read",)
     settable = False
@@ -479,9 +479,9 @@ def parts_of(value: Any, label: str) -> Made:
     inputs."""
     match value:
         case Tensor():
-            return Made((Attributes(label, value.__dict__),))
+            return Made((Attributes(label, cast(Any, value).__dict__),))
         case types.FunctionType():
-            return Made((OfFunction(label, value), Attributes(label, value.__dict__)))
+            return Made((OfFunction(label, value), Attributes(label, cast(Any, value).__dict__)))
         case types.CellType():
             return Made((Variable(label, value),))
         case types.MethodType():
@@ -505,11 +505,16 @@ def parts_of(value: Any, label: str) -> Made:
         case staticmethod() | classmethod():
             return Made((Fixed(label, {"func": value.__func__}),))
         case types.MappingProxyType():
-            return Made((Computed(label, lambda: dict(cast(Any, value))),))
+            return Made((Listed(label, lambda: dict(cast(Any, value))),))
+        case KeysView() | ValuesView() | ItemsView() if not is_heap(type(value)):
+            held = cast("Iterable[Any]", value)
+            return Made((Listed(label, lambda: dict(enumerate(held))),))
         case weakref.ReferenceType():
             return Made((Got(label, cast(Any, value)),))
         case contextvars.ContextVar():
             return Made((Got(label, functools.partial(_in_context, value)),))
+        case types.GeneratorType():
+            return Made((Computed(label, functools.partial(_advanced, value)),), opaque=True)
         case torch.Generator():
             return Made()  # its state is that of a generator: read and restored as such
         case torch.Tag() | torch.finfo() | torch.iinfo():
@@ -518,6 +523,12 @@ def parts_of(value: Any, label: str) -> Made:
             return Made()
         case _:
             return _of_object(value, label)
+
+
+def _advanced(generator: Any) -> Any:
+    """How far it is."""
+    frame = generator.gi_frame
+    return None if frame is None else frame.f_lasti
 
 
 def _in_context(variable: contextvars.ContextVar[Any]) -> Any:
@@ -561,6 +572,7 @@ def _of_object(value: Any, label: str) -> Made:
     if _reduced(value) is None:
         return Made(tuple(found), opaque=True)
     found.append(Computed(label, functools.partial(_reduced, value)))
+    found.append(Listed(label, functools.partial(_referents, value)))
     return Made(tuple(found))
 
 
@@ -664,6 +676,12 @@ def _base(value: Any) -> Any:
     """The number or text that an object of a class of its own is."""
     kind: Any = next(each for each in _NUMBERS if isinstance(value, each))
     return kind.__repr__(value)
+
+
+def _referents(value: Any) -> dict[Any, Any]:
+    """What an object made in C holds."""
+    found = (each for each in gc.get_referents(value) if not isinstance(each, type))
+    return dict(enumerate(found))
 
 
 _ITERATED = (list, tuple, dict, set, str, bytes, range)

@@ -614,8 +614,8 @@ class _Match:
             return True
         if known is not None and not isinstance(value, tuple | frozenset):
             return False
-        if isinstance(value, _ONLY_ITSELF):
-            return False
+        if isinstance(value, _ONLY_ITSELF) or not (node.watched or node.only):
+            return False  # of what has no parts there is nothing to compare
         if not isinstance(value, tuple | frozenset | MethodType | CellType):
             other = self._taken.get(id(value)) or self.nodes.get(id(value))
             if other is not None and other is not node and not other.loose and other.getter is None:

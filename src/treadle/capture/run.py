@@ -48,6 +48,7 @@ from treadle.capture.torch_private import (
     flatten,
     flatten_with_paths,
     outside_modes,
+    switches_kept,
     traced_nodes,
     unflatten,
     uses_onednn,
@@ -110,6 +111,24 @@ class Left:
     def put(self, values: list[Any]) -> None:
         """From now on it is there."""
         self.place.put(unflatten(values, self.tree))
+
+
+def slots_in(leaves: Iterable[Any]) -> int:
+    """How many tensors belong among the leaves."""
+    return sum(leaf is ResultSlot for leaf in leaves)
+
+
+def _sets_switch(name: str) -> CaptureError:
+    return CaptureError(
+        f"the step leaves PyTorch's {name} set to another value: that would happen when it is "
+        "captured, and not at later calls",
+        code="TR-117",
+        remedy="set it outside of the step, or for a part of it by a context manager",
+    )
+
+
+def _buffer(owner: nn.Module, key: str) -> Tensor | None:
+    return owner._buffers[key]
 
 
 def _nothing() -> None:
@@ -248,6 +267,7 @@ class Run:
         self._given = args, kwargs
         watch = self.trace.watch
         table = self._table(buffers)
+        self._buffers = buffers
         self._groups = {id(each): dict(each.group) for each in self.clusters}
         uses = self.trace.uses if self._stands_in else None
         inside = swapped(
@@ -267,7 +287,8 @@ class Run:
             watch.listen = external.listen
             try:
                 with external.watching():
-                    result = self.function(*args, **kwargs)
+                    with switches_kept(_sets_switch):
+                        result = self.function(*args, **kwargs)
                     refuse_collectives(watch.lines)
                     watch.indices.check()
                     watch.rng.check()
@@ -476,6 +497,9 @@ class Run:
         for parameter in self._parameters():
             if self._stand_ins[id(parameter)] is leaf:
                 return Later(functools.partial(_itself, parameter))
+        for owner, key, traced in self._buffers:
+            if traced is leaf:
+                return Later(functools.partial(_buffer, owner, key))
         return leaf
 
     def _is_as_handed(self, parameter: nn.Parameter) -> bool:

@@ -608,6 +608,30 @@ def switches() -> dict[str, str]:
     return found
 
 
+@contextmanager
+def switches_kept(refuse: Callable[[str], Exception]) -> Iterator[None]:
+    """What ``refuse(name)`` gives is raised if one of the switches is another one afterwards; they
+    are put back, as far as PyTorch has a way."""
+    names = [name for name in _getters() if name.replace("_get_", "_set_", 1) in vars(torch._C)]
+    kept = {name: vars(torch._C)[name]() for name in names}
+    dtype, gradients, before = torch.get_default_dtype(), torch.is_grad_enabled(), switches()
+    strict = torch.are_deterministic_algorithms_enabled()
+    yield
+    now = switches()
+    changed = [name for name in before if now[name] != before[name]]
+    if torch.is_grad_enabled() != gradients:
+        changed.append("grad mode")
+    if not changed:
+        return
+    torch.set_default_dtype(dtype)
+    torch.set_grad_enabled(gradients)
+    torch.use_deterministic_algorithms(strict)
+    for name in names:
+        if vars(torch._C)[name]() != kept[name]:
+            vars(torch._C)[name.replace("_get_", "_set_", 1)](kept[name])
+    raise refuse(changed[0].replace("_", " "))
+
+
 _ASKS = ("get_", "is_", "are_", "initial_seed")
 
 
