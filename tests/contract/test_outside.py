@@ -3,6 +3,7 @@
 import collections
 import copy
 import functools
+import logging
 import random
 import types
 
@@ -516,4 +517,83 @@ def test_autocast_around_a_step_is_part_of_its_key():
     for dtype in (torch.bfloat16, torch.float16, torch.bfloat16):
         with torch.autocast("cpu", dtype=dtype):
             assert compiled(torch.randn(2, 3)).dtype is dtype
+    assert len(compiled.recompiles) == 1
+
+
+def test_gradients_of_arguments_are_added_to_those_that_are_there():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3)
+
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        model.zero_grad()
+        return loss.detach()
+
+    compiled = treadle.compile(step, model=model)
+    for there in (None, torch.ones(2, 3), None):
+        mine = torch.randn(2, 3).requires_grad_()
+        other = mine.detach().clone().requires_grad_()
+        mine.grad, other.grad = (None if there is None else there.clone() for _ in range(2))
+        compiled(mine), step(other)
+        torch.testing.assert_close(mine.grad, other.grad)
+    assert not compiled.recompiles
+
+
+def test_a_buffer_that_is_returned_is_that_object():
+    model = nn.BatchNorm1d(3)
+
+    def step(x):
+        model(x)
+        return model.running_mean
+
+    compiled = treadle.compile(step, model=model)
+    for _ in range(3):
+        assert compiled(torch.randn(5, 3)) is model.running_mean
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.set_grad_enabled(False),
+        lambda: torch.use_deterministic_algorithms(True),
+        lambda: torch.set_float32_matmul_precision("medium"),
+    ],
+    ids=["default dtype", "grad mode", "deterministic", "matmul precision"],
+)
+def test_a_switch_that_a_step_leaves_set_is_refused_and_put_back(switch):
+    model = nn.Linear(3, 3)
+
+    def step(x):
+        y = model(x)
+        switch()
+        return y
+
+    def states():
+        return (
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_float32_matmul_precision(),
+        )
+
+    before = states()
+    with pytest.raises(treadle.CaptureError, match="set to another value") as caught:
+        treadle.compile(step, model=model)(torch.randn(2, 3))
+    assert caught.value.code == "TR-117"
+    assert states() == before
+
+
+def test_a_module_of_the_library_and_a_logger_count_as_far_as_they_are_read():
+    model, logger = nn.Linear(3, 3), logging.getLogger("of a step")
+    compiled = treadle.compile(lambda x: model(x) * logger.isEnabledFor(logging.INFO), model=model)
+    x, root = torch.randn(2, 3), logging.getLogger()
+    level = root.level
+    try:
+        for each in (logging.WARNING, logging.INFO, logging.INFO):
+            root.setLevel(each)
+            torch.testing.assert_close(compiled(x), model(x) * (each == logging.INFO))
+    finally:
+        root.setLevel(level)
     assert len(compiled.recompiles) == 1

@@ -599,7 +599,7 @@ _OF_THE_PROCESS = ("thread_name", "caught_jit", "cache_stats", "worker")
 def switches() -> dict[str, str]:
     """How PyTorch is set to compute, by name: every getter of its core that takes nothing and
     gives a plain value, the default dtype and device, and what autocast does."""
-    found = {name.removeprefix("_get_"): repr(vars(torch._C)[name]()) for name in _getters()}
+    found = {name.removeprefix("_get_"): repr(_switch(name)) for name in _getters()}
     found["default_dtype"] = str(torch.get_default_dtype())
     found["default_device"] = str(torch.get_default_device())
     for kind in ("cpu", "cuda"):
@@ -608,12 +608,21 @@ def switches() -> dict[str, str]:
     return found
 
 
+def _switch(name: str) -> Any:
+    """What a getter says; of a switch that was set by a new and an old interface it says nothing."""
+    try:
+        return vars(torch._C)[name]()
+    except RuntimeError:
+        return "mixed"
+
+
 @contextmanager
 def switches_kept(refuse: Callable[[str], Exception]) -> Iterator[None]:
     """What ``refuse(name)`` gives is raised if one of the switches is another one afterwards; they
     are put back, as far as PyTorch has a way."""
     names = [name for name in _getters() if name.replace("_get_", "_set_", 1) in vars(torch._C)]
-    kept = {name: vars(torch._C)[name]() for name in names}
+    names.sort(key="_get_float32_matmul_precision".__ne__)  # others follow from it
+    kept = {name: _switch(name) for name in names}
     dtype, gradients, before = torch.get_default_dtype(), torch.is_grad_enabled(), switches()
     strict = torch.are_deterministic_algorithms_enabled()
     yield
@@ -627,7 +636,7 @@ def switches_kept(refuse: Callable[[str], Exception]) -> Iterator[None]:
     torch.set_grad_enabled(gradients)
     torch.use_deterministic_algorithms(strict)
     for name in names:
-        if vars(torch._C)[name]() != kept[name]:
+        if _switch(name) != kept[name]:
             vars(torch._C)[name.replace("_get_", "_set_", 1)](kept[name])
     raise refuse(changed[0].replace("_", " "))
 
