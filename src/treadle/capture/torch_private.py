@@ -609,7 +609,7 @@ def switches() -> dict[str, str]:
 
 
 def _switch(name: str) -> Any:
-    """What a getter says; of a switch that was set by a new and an old interface it says nothing."""
+    """What a getter says, which is nothing for what new and old interfaces have set."""
     try:
         return vars(torch._C)[name]()
     except RuntimeError:
