@@ -37,7 +37,7 @@ from treadle.stages import STAGES, Clock, text_of
 from treadle.undo import Undo
 from treadle.util.errors import LoweringError, RuntimeFailure, TreadleError
 from treadle.util.files import check_output, write_output
-from treadle.variants import Variants
+from treadle.variants import Variants, warn_of_recompiles
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 Optimizers = (
@@ -286,12 +286,14 @@ class Step:
         key = guard_key(self._models, self._optimizers, args, kwargs, update=update)
         found = self._variants.get(key)
         if found is None:
+            known = len(self.recompiles)
             if self._variants.forget_replaced(key):
                 self.recompiles.append("parameters were replaced by other objects")
                 self._patterns = None
             found = self._from_pattern(key, args, kwargs, update)
             if found is None:
                 self.recompiles += self._variants.why_not(key, self._models)
+                warn_of_recompiles(self.recompiles, known)
                 self._note_numbers(self._variants.changed_numbers(key))
                 found = self._compile(args, kwargs, update=update)
             self._variants.add(key, found)

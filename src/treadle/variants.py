@@ -1,7 +1,8 @@
 """The compiled variants of a step, by what each of them depends on."""
 
+import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
@@ -15,6 +16,23 @@ from treadle.capture.reads import Place
 from treadle.pipeline import Compiled
 
 _SHARED = 8  # variants of patterns kept per variant of its own
+
+
+MANY_RECOMPILES = 4
+
+
+def warn_of_recompiles(reasons: Sequence[str], known: int) -> None:
+    """One warning at the user's call, when a step is compiled again for the fourth time; ``known``:
+    how many reasons there were before this call."""
+    if known < MANY_RECOMPILES <= len(reasons):
+        warnings.warn(
+            f"the step is compiled again for the {MANY_RECOMPILES}th time: {reasons[-1]}. "
+            "step.recompiles has every reason. Sizes that vary are declared with treadle.dynamic; "
+            "tensors, numbers that only scale them and what the step does not read may change "
+            "freely; what else changes at every call belongs outside of the step",
+            RuntimeWarning,
+            stacklevel=5,  # this, a look-up, a preparation, the step
+        )
 
 
 class Variants:

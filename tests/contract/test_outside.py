@@ -6,6 +6,7 @@ import functools
 import logging
 import random
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -597,3 +598,15 @@ def test_a_module_of_the_library_and_a_logger_count_as_far_as_they_are_read():
     finally:
         root.setLevel(level)
     assert len(compiled.recompiles) == 1
+
+
+def test_the_fourth_recompile_warns_once_at_the_call():
+    model = nn.Linear(3, 3)
+    compiled = treadle.compile(lambda x: model(x), model=model)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for rows in range(1, 9):
+            compiled(torch.ones(rows, 3))
+    ours = [each for each in seen if "compiled again for the 4th time" in str(each.message)]
+    assert [each.filename for each in ours] == [__file__]
+    assert len(compiled.recompiles) == 7

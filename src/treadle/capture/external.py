@@ -139,10 +139,10 @@ class ExternalState:
         self._variables: dict[int, dict[str, Any]] = {}
         self._frames = FrameRecorder(self._on_frame)
         self._dice = Dice()
+        self._everything: set[int] = set()  # ids of objects of which all attributes were read
         self._past = False  # whether attributes are read past what is watched
         self._runs = False  # whether what is read is read by the step
         self._function, self._models, self._optimizers = function, models, optimizers
-        self._getattr: Any = None
         for prefix, model in models.items():
             self._meet(model, prefix)
             for name, module in model.named_modules():
@@ -328,14 +328,9 @@ class ExternalState:
             self._note(owner, name)
         self._everything.add(id(owner))
 
-    @property
-    def _everything(self) -> set[int]:
-        return self.__dict__.setdefault("_all_read", set())
-
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Note what is read; afterwards everything is as it was before."""
-        self._getattr = builtins.getattr
         names, original = self._frames.entered.names, builtins.getattr
 
         def get(owner: Any, name: str, *default: Any) -> Any:
