@@ -246,7 +246,7 @@ def test_each_effect_happens_as_in_eager_or_is_refused():
 
 
 def test_random_effects_happen_as_in_eager_or_are_refused():
-    tally = generated(60, seed=0)
+    tally = generated(20, seed=0)
     assert not wrong(tally), summary(tally) + "\n" + wrong(tally)[0].text
 
 

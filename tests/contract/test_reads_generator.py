@@ -340,9 +340,9 @@ def wrong(tally: Tally) -> list[Finding]:
     return [each for each in tally.findings if each.how in ("stale", "raw", "restless")]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_step_is_stale(seed: int):
-    tally = generated(500, seed)
+    tally = generated(250, seed)
     bad = wrong(tally)
     assert not bad, summary(tally) + "\n" + bad[0].text
     assert tally.effective > 0.3 * tally.cases
