@@ -330,7 +330,7 @@ class Reads:
         return Made() if is_sealed(value) else parts_of(value, label)
 
     def _names_of(self, value: Any, part: Part) -> Names | None:
-        if isinstance(value, type):
+        if isinstance(value, type) and not isinstance(part, Computed):
             return ClassNames(self._names.mentioned)
         if part.entries or not part.settable:
             return None
@@ -381,8 +381,9 @@ class Reads:
             return Same(value)
         if isinstance(value, type) and not is_heap(value):
             return Same(value)
-        if not deep and type(value) not in (OrderedDict, ContextVar):  # hooks of all modules are
-            return Same(value)
+        named = isinstance(value, type) and isinstance(place.node.value, ModuleType)
+        if not deep and not named and type(value) not in (OrderedDict, ContextVar):
+            return Same(value)  # hooks of all modules are followed, and classes as far as named
         found = self._node(place.label, value, place)
         kind = type(place.node.value)
         holder = place.node.value if isinstance(place.node.value, ModuleType) else kind

@@ -100,18 +100,20 @@ def capture(
     casts = nullcontext() if place is None else autocast_on(place)
     symbols = symbolic is not None
     inside = without_collector()
-    with _tracing, torch.random.fork_rng(devices=[]), weights_in_place(), casts, inside:
+    with _tracing, torch.random.fork_rng(devices=[]), casts, inside:
         try:
             run = make(numbers=numbers, stand_in=not plans)
             try:
-                module = trace(run.traced, inputs, symbolic=symbols)
+                with weights_in_place():
+                    module = trace(run.traced, inputs, symbolic=symbols)
             except Exception:
                 if not run.trace.uses.is_used:
                     raise
                 for each in clusters:
                     each.taken.clear()
                 run = make(stand_in=False)  # as if no number could change
-                module = trace(run.traced, inputs, symbolic=symbols)
+                with weights_in_place():
+                    module = trace(run.traced, inputs, symbolic=symbols)
             reads = run.read()
             run.placed(reads)
             captured = finish(module, run, reads, call, device, symbolic=symbols)
