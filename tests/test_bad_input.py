@@ -95,8 +95,16 @@ def run_script(text: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 def test_the_demo_runs_without_a_compiler_and_says_so(tmp_path):
-    program = "from treadle.cli import main; raise SystemExit(main(['demo', '--steps', '2']))"
-    environment = {"PATH": str(tmp_path), "TREADLE_CACHE_DIR": str(tmp_path / "cache")}
+    program = """
+        from testing import small_demo
+        from treadle.cli import main
+        small_demo()
+        raise SystemExit(main(['demo', '--steps', '2']))
+    """
+    paths = os.pathsep.join([str(SRC), str(Path(__file__).parent)])
+    environment = {
+        "PATH": str(tmp_path), "TREADLE_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": paths,
+    }  # fmt: skip
     done = run_script(program, **environment)
     assert done.returncode == 0, done.stderr
     assert "no working C++ compiler was found" in done.stdout

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import treadle
+from testing import small_demo
 from treadle.cli import Exit, _memory, main
 
 
@@ -20,6 +21,7 @@ def test_doctor_says_what_the_machine_has(capsys):
 
 def test_demo_writes_what_it_prints(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TREADLE_CACHE_DIR", str(tmp_path / "cache"))
+    small_demo(monkeypatch.setattr)
     out = tmp_path / "new" / "out.json"
     assert main(["demo", "--steps", "4", "--json", str(out)]) == 0
     data = json.loads(out.read_text())

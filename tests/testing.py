@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from textwrap import dedent
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from treadle import demo
 from treadle.graph.execute import run_step
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.printing import show
@@ -22,6 +24,18 @@ def forget_progress_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the environment of the tests says of progress, and of processes beside this one."""
     for name in ("RANK", "LOCAL_RANK", "TREADLE_PROGRESS", "TREADLE_NO_PROGRESS"):
         monkeypatch.delenv(name, raising=False)
+
+
+def small_demo(put: Callable[[object, str, object], None] = setattr) -> None:
+    """From now on ``treadle demo`` trains a model of a fraction of the size."""
+    original = demo._example
+
+    def example() -> object:
+        gpt = original()
+        gpt.Config = partial(gpt.Config, layers=4, length=48, width=48, heads=2)
+        return gpt
+
+    put(demo, "_example", example)
 
 
 def trace(

@@ -4,6 +4,7 @@ import collections
 import copy
 import functools
 import logging
+import os
 import random
 import types
 import warnings
@@ -610,3 +611,79 @@ def test_the_fourth_recompile_warns_once_at_the_call():
     ours = [each for each in seen if "compiled again for the 4th time" in str(each.message)]
     assert [each.filename for each in ours] == [__file__]
     assert len(compiled.recompiles) == 7
+
+
+OF_THE_LIBRARY = {
+    "environment": (
+        lambda: float(os.getenv("TREADLE_TEST_READ", "3")),
+        lambda: os.environ.__setitem__("TREADLE_TEST_READ", "2"),
+        lambda: os.environ.pop("TREADLE_TEST_READ", None),
+    ),
+    "home": (
+        lambda: float(len(os.path.expanduser("~"))),
+        lambda: os.environ.__setitem__("HOME", "/a/home/of/another/length"),
+        functools.partial(os.environ.__setitem__, "HOME", os.environ.get("HOME", "/root")),
+    ),
+    "hooks of all modules": (
+        lambda: 1.0,
+        lambda: nn.modules.module._global_forward_hooks.__setitem__(-1, lambda m, a, y: y * 3),
+        lambda: nn.modules.module._global_forward_hooks.pop(-1, None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_LIBRARY)
+def test_what_functions_of_the_library_read_of_its_variables(name):
+    read, change, back = OF_THE_LIBRARY[name]
+    model = nn.Linear(2, 2)
+
+    def step(x):
+        return model(x) * read()
+
+    compiled, x = treadle.compile(step, model=model), torch.ones(2)
+    try:
+        for act in (lambda: None, change):
+            act()
+            assert torch.equal(compiled(x), step(x))
+        assert len(compiled.recompiles) == 1
+    finally:
+        back()
+    assert torch.equal(compiled(x), step(x))
+
+
+def test_loggers_that_a_step_is_the_first_to_ask_for():
+    name = f"treadle.test.{id(object())}"
+
+    def step(x):
+        log = logging.getLogger(name)
+        return x * (2 if log.isEnabledFor(logging.DEBUG) else 3)
+
+    compiled, x = treadle.compile(step, model=nn.Linear(2, 2)), torch.ones(2)
+    assert torch.equal(compiled(x), x * 3)
+    logging.getLogger(name).setLevel(logging.DEBUG)
+    assert torch.equal(compiled(x), x * 2)
+    assert logging.getLogger(name).level == logging.DEBUG
+
+
+TYPES = {
+    "of a parameter": lambda v: float(type(v) is int),
+    "of an attribute": lambda v: float(type(types.SimpleNamespace(v=v).v) is int),
+    "of an entry": lambda v: float(type([v][0]).__name__ == "float"),
+    "by another name": lambda v, kind=type: float(len(kind(v).__name__)),
+    "made anew": lambda v: float(type(v)(3.5)),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("place", ["argument", "variable"])
+def test_the_type_of_a_number_that_changes(name, place):
+    held = types.SimpleNamespace(v=1.0)
+
+    def step(x, v):
+        v = v if place == "argument" else held.v
+        return x * TYPES[name](v) + x * v
+
+    compiled, x = treadle.compile(step, model=nn.Linear(2, 2)), torch.ones(2)
+    for value in (1.0, 2.0, 3.0, 4, 5, 1.0):
+        held.v = value
+        assert torch.equal(compiled(x, value), step(x, value)), value

@@ -348,16 +348,6 @@ def test_no_step_is_stale(seed: int):
     assert tally.effective > 0.3 * tally.cases
 
 
-def test_no_kind_of_state_is_stale():
-    tally = every_kind()
-    assert not wrong(tally), summary(tally)
-
-
-def test_no_state_of_torch_is_stale():
-    tally = every_torch(looks=1)
-    assert not wrong(tally), summary(tally)
-
-
 UNREAD = """
 UNREAD, READ = 1, 2.0
 class Trainer:

@@ -27,7 +27,7 @@ from torch._ops import OpOverload
 from torch.optim import Optimizer
 
 from treadle.capture.dice import Dice
-from treadle.capture.frames import FrameRecorder, Whose, mentions, whose
+from treadle.capture.frames import FrameRecorder, Whose, callers, is_of_logs, mentions, whose
 from treadle.capture.numbers import is_stand_in
 from treadle.capture.parts import (
     MISSING,
@@ -70,6 +70,8 @@ _OF_PROCESS: dict[str, tuple[str, Callable[[], Any]]] = {
 """What code that mentions such a function may have read of the process."""
 _IN_PART = (ModuleType, logging.Filterer)
 _LOGGER = logging.Logger
+_REGISTERED = logging.root.manager.loggerDict
+"""All loggers. Those that a step is the first to ask for stay: others may have them."""
 _LOADED = sys.modules
 _BUILT_IN = frozenset(sys.builtin_module_names)
 """What of the library is used while its modules are watched."""
@@ -137,12 +139,14 @@ class ExternalState:
         self._module_class: Any = type("module", (ModuleType,), namespace)
         self._modules: list[Any] = []
         self._variables: dict[int, dict[str, Any]] = {}
+        self._loggers: dict[str, Any] = {}
         self._frames = FrameRecorder(self._on_frame)
         self._dice = Dice()
         self._everything: set[int] = set()  # ids of objects of which all attributes were read
         self._past = False  # whether attributes are read past what is watched
         self._runs = False  # whether what is read is read by the step
         self._function, self._models, self._optimizers = function, models, optimizers
+        self._watch_class(_LOGGER)
         for prefix, model in models.items():
             self._meet(model, prefix)
             for name, module in model.named_modules():
@@ -169,6 +173,8 @@ class ExternalState:
             used |= space.keys() - {"__builtins__"}
         for name in used - known.keys():
             known[name] = space.get(name, MISSING)
+            if known[name] is type and whose(code.co_filename) is Whose.USER:
+                self._frames.entered.asks_types = True  # by another name
             self._meet(known[name], name)
         for name in found.modules & _LOADED.keys():
             self._meet(_LOADED[name], name)
@@ -284,8 +290,12 @@ class ExternalState:
         return True
 
     def _note(self, owner: Any, name: str) -> None:
+        if not self._runs:
+            return
+        if issubclass(type(owner), _LOGGER) and id(owner) not in self._read:
+            self._meet_logger(owner)
         read = self._read.get(id(owner))
-        if read is None or not self._runs:
+        if read is None:
             return  # in any thread: that of a step may have been started by it
         if issubclass(type(owner), _IN_PART) and not self._counts(owner, name):
             if name == "_cache":
@@ -302,10 +312,18 @@ class ExternalState:
             if kept is None or kept.part.entries or not kept.part.settable:
                 continue
             before = kept.before.get(name, MISSING)
-            if kept.part.get(name) is before:
+            if kept.part.get(name) is before and not self._frames.is_importing(_getframe(2)):
                 read.add(name)  # and not what the run itself has put there
                 if before is not MISSING:
                     self._meet(before, kept.part.where(name))
+
+    def _meet_logger(self, owner: Any) -> None:
+        """One that users' or installed code got by its name."""
+        frame = next(each for each in callers(_getframe(3)) if not is_of_logs(each))
+        if whose(frame.f_code.co_filename) >= Whose.INSTALLED:
+            name = object.__getattribute__(owner, "name")
+            self._loggers[f"logging.getLogger({name!r})"] = owner
+            self._meet(owner, f"logging.getLogger({name!r})")
 
     def _counts(self, owner: Any, name: str) -> bool:
         """Of modules of the library, what others read; of loggers, what decides. What they do with
@@ -314,7 +332,7 @@ class ExternalState:
             return name in ("level", "disabled", "parent", "manager", "name")
         if owner_of(owner) is not Whose.STDLIB:
             return True
-        return whose(_getframe(3).f_code.co_filename) >= Whose.INSTALLED
+        return whose(_getframe(3).f_code.co_filename) >= Whose.STDLIB
 
     def _note_all(self, owner: Any, read: set[str]) -> None:
         """``vars(owner)``; a module's own look-up reads its parameters, buffers and modules."""
@@ -409,7 +427,7 @@ class ExternalState:
     def _changed_parts(self) -> list[Change]:
         found: list[Change] = []
         for kept in self._kept.values():
-            if isinstance(kept.owner, functools._lru_cache_wrapper) or _is_library(kept.owner):
+            if isinstance(kept.owner, functools._lru_cache_wrapper) or _stays(kept.owner):
                 continue  # no more than a cache; what a step sets there is not looked after
             now = kept.part.now()
             if kept.part.is_same(now, kept.before) or _is_log(now, kept.before):
@@ -486,7 +504,7 @@ class ExternalState:
                 if space.get(name, MISSING) is not before:
                     Attributes("", space).put(name, before)
         for kept in self._kept.values():
-            if _is_library(kept.owner):
+            if _stays(kept.owner):
                 continue
             if isinstance(kept.owner, functools._lru_cache_wrapper):
                 if kept.part.now() != kept.before:
@@ -504,6 +522,15 @@ class ExternalState:
 
     # -- what it read
 
+    @property
+    def asks_types(self) -> bool:
+        """Whether ``type`` may have been asked of a number that stands in for another."""
+        return self._frames.entered.asks_types
+
+    def mentions(self, name: str) -> bool:
+        """Whether code of the user's or of what they installed names ``name``."""
+        return self._frames.entered.reflects or name in self._frames.entered.theirs
+
     def names(self, ours: Callable[[Any], bool]) -> ReadNames:
         """Which attributes of which objects count."""
         entered = self._frames.entered
@@ -514,6 +541,7 @@ class ExternalState:
         return ReadNames(
             read=read,
             mentioned=mentioned,
+            of_library=frozenset(entered.names),
             ours=lambda value: ours(value) or _is_machinery(value),
             owner=owner_of,
         )
@@ -545,6 +573,8 @@ class ExternalState:
             for value in self._seen.values():
                 if isinstance(value, torch.Generator):
                     reads.add_computed("a generator's initial seed", value.initial_seed)
+        for label, logger in self._loggers.items():
+            reads.add(label, logger)
         for name in self._frames.entered.modules & _LOADED.keys():
             if owner_of(_LOADED[name]) >= Whose.INSTALLED:
                 reads.add(name, _LOADED[name])
@@ -585,7 +615,7 @@ def _owner_of_module(module: ModuleType) -> Whose:
 
 
 def _is_machinery_class(kind: type) -> bool:
-    if issubclass(kind, _IN_PART[1]):
+    if issubclass(kind, _IN_PART[1] | logging.PlaceHolder):
         return not issubclass(kind, _LOGGER)  # logging happens once
     name = module_of(kind)
     return name.startswith(_SKIPPED) and not name.startswith("torch._C")
@@ -614,8 +644,11 @@ def _read_levels(logger: logging.Logger | None) -> None:
         logger = logger.parent
 
 
-def _is_library(value: Any) -> bool:
-    """A module that comes with Python."""
+def _stays(value: Any) -> bool:
+    """Whether what a run leaves there stays: in modules that come with Python, and in the registry
+    of loggers."""
+    if value is _REGISTERED:
+        return True
     return isinstance(value, ModuleType) and owner_of(value) is Whose.STDLIB
 
 

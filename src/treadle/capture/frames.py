@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from treadle.capture.numbers import is_stand_in
 
 _READ = frozenset(
     {
@@ -89,12 +91,15 @@ def whose(filename: str) -> Whose:
 class Mentions:
     """What a piece of code names. ``reads``: variables of others that it may need; ``assigns``:
     those that it sets; ``names``: attributes, keys and texts of its own; ``modules``: what it may
-    import or look up as modules."""
+    import or look up as modules; ``typed``: of which of its parameters it asks ``type``, and
+    ``asks_types``: of what else it may ask it."""
 
     names: frozenset[str]
     reads: frozenset[str]
     assigns: frozenset[str]
     modules: frozenset[str]
+    typed: frozenset[str]
+    asks_types: bool
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -114,7 +119,30 @@ def mentions(code: CodeType) -> Mentions:
     names = frozenset(code.co_names) | frozenset(_texts(code.co_consts))
     imported = {step.argval for step in steps if step.opname == "IMPORT_NAME"}
     looks_up = names & {"modules", "import_module", "__import__"}
-    return Mentions(names, reads, assigns, names if looks_up else frozenset(imported))
+    typed, asks = _typed(code, steps)
+    modules = names if looks_up else frozenset(imported)
+    return Mentions(names, reads, assigns, modules, typed, asks)
+
+
+def _typed(code: CodeType, steps: list[dis.Instruction]) -> tuple[frozenset[str], bool]:
+    """The parameters ``p`` of each ``type(p)``, as far as they stay what they were; and whether
+    ``type`` is used in another way. What it answers no object can decide."""
+    count = code.co_argcount + code.co_kwonlyargcount
+    stored = {s.argval for s in steps if s.opname.startswith(("STORE_FAST", "DELETE_FAST"))}
+    fixed = frozenset(code.co_varnames[:count]) - stored
+    found: set[str] = set()
+    asks = False
+    steps = [each for each in steps if each.opname not in ("CACHE", "PRECALL")]
+    for at, step in enumerate(steps[:-2]):
+        if step.opname not in _READ or step.argval != "type":
+            continue
+        given, call = steps[at + 1 : at + 3]
+        simple = given.opname.startswith("LOAD_FAST") and given.argval in fixed
+        if simple and call.opname == "CALL" and call.arg == 1:
+            found.add(given.argval)
+        else:
+            asks = True
+    return frozenset(found), asks
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -142,6 +170,7 @@ class Entered:
     modules: set[str] = field(default_factory=set[str])
     reflects: bool = False  # attributes are read by names that no code mentions
     past: bool = False  # and by ways past what is watched
+    asks_types: bool = False  # of a value that stands for another one, ``type`` may be asked
     resumed: str = ""  # a generator that was there before the run, and has been advanced
 
     def knows(self, code: CodeType, space: dict[str, Any]) -> bool:
@@ -177,9 +206,10 @@ class FrameRecorder:
         self._events = _Monitoring(self._enters) if _MONITORS else _Profiling(self._enters)
         self._generators: dict[int, FrameType] = {}  # held, so that no id is used twice
         self._below: list[FrameType] = []
+        self._imports = False  # whether the run is the first to import anything
 
     def __enter__(self) -> "FrameRecorder":
-        self._below = [each for each in _callers(_getframe(1)) if _is_import(each)]  # pyright: ignore[reportPrivateUsage]
+        self._below = [each for each in callers(_getframe(1)) if _is_import(each)]  # pyright: ignore[reportPrivateUsage]
         self._events.begin()
         return self
 
@@ -203,6 +233,7 @@ class FrameRecorder:
     def _enters(self, frame: FrameType) -> bool:
         """A frame begins; whether the next one of the same code tells something new."""
         code = frame.f_code
+        self._imports = self._imports or _is_import(frame)
         owner = whose(file_of(frame))
         if owner is Whose.OURS:
             return False
@@ -213,7 +244,9 @@ class FrameRecorder:
         if resumable:
             self._resumes(frame)
         if owner >= Whose.INSTALLED:
-            texts = {value for value in frame.f_locals.values() if type(value) is str}
+            given = frame.f_locals
+            self._asks_types(mentions(code), given, owner)
+            texts = {value for value in given.values() if type(value) is str}
             new = not texts <= self.entered.names
             self.entered.names |= texts
             if not known or new:
@@ -223,6 +256,14 @@ class FrameRecorder:
         if not known:
             self.entered.note(code, frame.f_globals, owner)
         return resumable
+
+    def _asks_types(self, found: Mentions, given: Mapping[str, Any], owner: Whose) -> None:
+        """Whether ``type`` is asked of a number that stands in: of an argument, which can be
+        seen; or of something that users' code got in other ways, or installed code was given."""
+        asked = any(is_stand_in(given.get(name)) for name in found.typed)
+        if not asked and (found.asks_types or any(each is type for each in given.values())):
+            asked = owner is Whose.USER or any(map(is_stand_in, given.values()))
+        self.entered.asks_types |= asked
 
     def _resumes(self, frame: FrameType) -> None:
         """A generator's frame is entered again at each value; the first time from its start."""
@@ -234,10 +275,13 @@ class FrameRecorder:
     def _is_aside(self, frame: FrameType) -> bool:
         """Whether it runs for a handler of a log or a warning, or for a module that is imported
         for the first time: neither is the step."""
-        return any(
-            each.f_code.co_filename in _LOGS or (_is_import(each) and each not in self._below)
-            for each in _callers(frame)
-        )
+        return self.is_importing(frame) or any(map(is_of_logs, callers(frame)))
+
+    def is_importing(self, frame: FrameType) -> bool:
+        """Whether it runs for a module that the run is the first to import."""
+        if not self._imports:
+            return False
+        return any(_is_import(each) and each not in self._below for each in callers(frame))
 
 
 def file_of(frame: FrameType) -> str:
@@ -249,14 +293,22 @@ def file_of(frame: FrameType) -> str:
     return file if type(file) is str else name
 
 
-def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+def is_of_logs(frame: FrameType) -> bool:
+    """Whether its code is that of logging or of warnings."""
+    return frame.f_code.co_filename in _LOGS
+
+
+def callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame itself, and those that wait for it, from the inside out."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def _is_import(frame: FrameType) -> bool:
-    return frame.f_code.co_name == "<module>"
+    """Whether it is a module that is being imported, or Python's search for one."""
+    code = frame.f_code
+    return code.co_name == "<module>" or code.co_filename.startswith("<frozen importlib")
 
 
 class _Profiling:
@@ -354,7 +406,7 @@ class _Monitoring:
         return function
 
     def _on_event(self, code: CodeType, _: int) -> Any:
-        if whose(code.co_filename) is Whose.OURS:
+        if whose(code.co_filename) is Whose.OURS and code.co_name != "<module>":
             return sys.monitoring.DISABLE  # type: ignore[attr-defined]
         if self._busy or threading.get_ident() in self._others:
             return None

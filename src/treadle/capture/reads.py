@@ -6,8 +6,10 @@ same objects stand in the same places; where other objects stand there, whether 
 same kind and hold the same all the way down.
 """
 
+import logging
 import operator
-from collections import OrderedDict
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -214,6 +216,18 @@ class Contents:
 
 Entry = Contents | Value | Same | Fact | Any_ | Node
 _IDENTITIES = (CodeType, BuiltinFunctionType, Tensor, torch.Generator)
+_MEMORIES: Mapping[str, tuple[str, ...]] = {
+    "re": ("_cache", "_cache2"),
+    "linecache": ("cache",),
+    "threading": ("_active", "_limbo", "_dangling"),
+    "sys": ("path_importer_cache",),
+    "torch.distributions.kl": ("_KL_MEMOIZE",),
+    "torch.utils.hooks": ("next_id",),
+}
+"""Of modules of the library, variables and attributes in which they keep what they have computed
+or counted."""
+_CONTAINERS = (dict, list, set, deque, OrderedDict, ContextVar, threading.local)
+_CALLED = (type, FunctionType, ModuleType, logging.Logger)
 _HELD = (nn.Parameter, nn.Module, Optimizer, FunctionType, type, ModuleType, CellType, MethodType)
 """What is held although tensors can be reached from it: it does not come and go with a call."""
 
@@ -221,10 +235,12 @@ _HELD = (nn.Parameter, nn.Module, Optimizer, FunctionType, type, ModuleType, Cel
 @dataclass(frozen=True, slots=True)
 class ReadNames:
     """Which attributes of which objects were read. ``read``: by the id of an object whose reading
-    was watched, the names; of others those that any code of the run mentions (``None``: all)."""
+    was watched, the names; of others those that any code of the run mentions (``None``: all).
+    ``of_library``: those mentioned, for modules that come with Python and only their like used."""
 
     read: Mapping[int, set[str]]
     mentioned: frozenset[str] | None
+    of_library: frozenset[str]
     ours: Callable[[Any], bool]  # is it an object that the compiler itself looks after?
     owner: Callable[[Any], Whose]  # of a class or a module
 
@@ -321,6 +337,10 @@ class Reads:
         kind = type(value)
         if isinstance(value, type) and is_heap(kind):
             self._node(kind.__qualname__, kind, None)  # a metaclass
+        if isinstance(value, type):
+            for each in value.__mro__[1:-1]:
+                if is_heap(each):
+                    self._node(each.__qualname__, each, None)
         if not isinstance(value, type):
             for each in kind.__mro__[:-1]:
                 if each.__flags__ & 1 << 9:
@@ -343,6 +363,8 @@ class Reads:
             return frozenset(known - {"state"})  # its values are inputs
         if known is not None:
             return frozenset(known)
+        if isinstance(value, ModuleType) and self._names.owner(value) is Whose.STDLIB:
+            return self._names.of_library
         return self._names.mentioned
 
     def _is_deep(self, value: Any) -> bool:
@@ -362,7 +384,7 @@ class Reads:
             if part.entries and not is_plain(name) and not isinstance(part, Members):
                 self._node(part.where(name), name, None)  # keys may change inside
             place = Place(node, at, name, part.where(name))
-            if (place.owner, name) in self._free:
+            if _is_memory(place) or (place.owner, name) in self._free:
                 held[name] = Any_(type(value))
             else:
                 held[name] = self._entry(place, value, deep=deep)
@@ -381,9 +403,9 @@ class Reads:
             return Same(value)
         if isinstance(value, type) and not is_heap(value):
             return Same(value)
-        named = isinstance(value, type) and isinstance(place.node.value, ModuleType)
-        if not deep and not named and type(value) not in (OrderedDict, ContextVar):
-            return Same(value)  # hooks of all modules are followed, and classes as far as named
+        named = isinstance(value, type) and isinstance(place.node.value, ModuleType | _Space)
+        if not deep and not named and not _is_state(value) and not self._is_near(place, value):
+            return Same(value)  # functions of the library's are what they are
         found = self._node(place.label, value, place)
         kind = type(place.node.value)
         holder = place.node.value if isinstance(place.node.value, ModuleType) else kind
@@ -391,6 +413,11 @@ class Reads:
         if not place.node.asked or (theirs and self._names.owner(holder) < Whose.USER):
             found.asked = False
         return found
+
+    def _is_near(self, place: Place, value: Any) -> bool:
+        """Whether a variable of the library's is one of its own modules."""
+        inside = isinstance(place.node.value, _Space) and isinstance(value, ModuleType)
+        return inside and self._names.owner(value) is Whose.STDLIB
 
     def settle(self) -> None:
         """After the last root: which objects are held, and what each call looks at."""
@@ -526,6 +553,22 @@ class Reads:
 
     def __len__(self) -> int:
         return sum(len(each.held) for node in self._order for each in node.watched)
+
+
+def _is_memory(place: Place) -> bool:
+    """Whether a variable or an attribute decides nothing: of the library's the known ones. One that
+    is not known costs a variant, and says so."""
+    owner = place.node.value
+    if not isinstance(owner, type | ModuleType | _Space):
+        return False
+    module = vars(owner).get("__module__" if isinstance(owner, type) else "__name__")
+    return type(module) is str and place.name in _MEMORIES.get(module, ())
+
+
+def _is_state(value: Any) -> bool:
+    """Whether a variable of the library's holds what others may have put there: the environment,
+    hooks of all modules, a registry."""
+    return type(value) in _CONTAINERS or (is_heap(type(value)) and not isinstance(value, _CALLED))
 
 
 def argument_place(label: str) -> Place:

@@ -328,6 +328,15 @@ class Run:
             for place, value in reversed(undo):
                 place.put(value)
 
+    def asks_types(self) -> bool:
+        """Whether a number that stands in may have been asked for its type: then the run is one
+        of another program."""
+        external = self.trace.external
+        if external is None or not self._stands_in or not external.asks_types:
+            return False
+        given = any(type(leaf) in (int, float, str) for leaf in self.leaves)
+        return given or bool(self._numbers) or external.mentions("param_groups")
+
     def read(self) -> Reads:
         """What the run read of the Python around it, now that everything is as it was before."""
         external, uses = self.trace.external, self.trace.uses

@@ -106,9 +106,12 @@ def capture(
             try:
                 with weights_in_place():
                     module = trace(run.traced, inputs, symbolic=symbols)
+                alone = run.asks_types()
             except Exception:
                 if not run.trace.uses.is_used:
                     raise
+                alone = True
+            if alone:
                 for each in clusters:
                     each.taken.clear()
                 run = make(stand_in=False)  # as if no number could change
