@@ -258,6 +258,25 @@ def test_writing_to_memory_that_two_inputs_share_in_part_is_refused():
     check(lambda a, b: a * b, tokens[:-1], tokens[1:])  # reading is fine
 
 
+@pytest.mark.parametrize(
+    ("first", "second"), [((0, 6), (6, 12)), ((10, 16), (0, 10)), ((3, 9), (12, 20))]
+)
+def test_parts_of_one_memory_that_do_not_overlap_are_inputs_of_their_own(first, second):
+    def program(a, b):
+        a.add_(1).view(2, -1)[0].mul_(2)
+        b[1:].copy_(a[:2].sum())
+        return a * 2, b.exp()
+
+    flat = x(20)
+    check(program, flat[slice(*first)], flat[slice(*second)])
+
+
+def test_a_view_of_two_inputs_at_once_is_refused():
+    flat = x(12)
+    with pytest.raises(treadle.CaptureError, match="TR-107"):
+        captured(lambda a, b: a.as_strided((12,), (1,)).add_(b.sum()), flat[:6], flat[6:])
+
+
 def test_an_input_that_is_only_written():
     check(lambda t, u: t.copy_(u).sum() * 0, x(3), x(3))
     check(lambda t: t.fill_(2.0) * 0, x(3))

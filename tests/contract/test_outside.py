@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import treadle
+from treadle.capture.reads import Reads
 
 
 class Stateful(nn.Module):
@@ -687,3 +688,23 @@ def test_the_type_of_a_number_that_changes(name, place):
     for value in (1.0, 2.0, 3.0, 4, 5, 1.0):
         held.v = value
         assert torch.equal(compiled(x, value), step(x, value)), value
+
+
+def test_a_call_that_finds_everything_as_it_was_arranges_nothing(monkeypatch):
+    """Buffers come and go with a call, and stand where they stood."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    compiled = treadle.compile(step, model=model, optimizer=optimizer)
+    for _ in range(3):
+        compiled(torch.randn(6, 4))
+    monkeypatch.setattr(Reads, "_arrange", lambda self: pytest.fail("arranged again"))
+    compiled(torch.randn(6, 4))
+    assert not compiled.recompiles

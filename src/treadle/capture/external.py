@@ -27,7 +27,7 @@ from torch._ops import OpOverload
 from torch.optim import Optimizer
 
 from treadle.capture.dice import Dice
-from treadle.capture.frames import FrameRecorder, Whose, callers, is_of_logs, mentions, whose
+from treadle.capture.frames import NUMPY, FrameRecorder, Whose, callers, is_of_logs, mentions, whose
 from treadle.capture.numbers import is_stand_in
 from treadle.capture.parts import (
     MISSING,
@@ -326,13 +326,14 @@ class ExternalState:
             self._meet(owner, f"logging.getLogger({name!r})")
 
     def _counts(self, owner: Any, name: str) -> bool:
-        """Of modules of the library, what others read; of loggers, what decides. What they do with
-        it happens once."""
+        """Of modules of the library, what others read, and not NumPy of itself; of loggers, what
+        decides. What they do with it happens once."""
         if not issubclass(type(owner), ModuleType):
             return name in ("level", "disabled", "parent", "manager", "name")
         if owner_of(owner) is not Whose.STDLIB:
             return True
-        return whose(_getframe(3).f_code.co_filename) >= Whose.STDLIB
+        file = _getframe(3).f_code.co_filename
+        return whose(file) >= Whose.STDLIB and not file.startswith(NUMPY)
 
     def _note_all(self, owner: Any, read: set[str]) -> None:
         """``vars(owner)``; a module's own look-up reads its parameters, buffers and modules."""

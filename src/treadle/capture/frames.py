@@ -47,7 +47,7 @@ _OF_LIBRARY = frozenset({"getattr_static"})
 objects, or through what is watched."""
 
 _TORCH = str(Path(torch.__file__).parent)
-_NUMPY = str(Path(np.__file__).parent)
+NUMPY = str(Path(np.__file__).parent)
 _OURS = str(Path(__file__).parent.parent)
 _STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _INSTALLED = ("site-packages", "dist-packages")
@@ -80,7 +80,7 @@ def whose(filename: str) -> Whose:
         return Whose.OURS
     if filename.startswith(_TORCH):
         return Whose.TORCH
-    if filename.startswith(("<frozen", _NUMPY)):
+    if filename.startswith(("<frozen", NUMPY)):
         return Whose.STDLIB
     if any(f"/{folder}/" in filename for folder in _INSTALLED):
         return Whose.INSTALLED

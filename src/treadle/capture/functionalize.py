@@ -64,7 +64,8 @@ class Functionalizer:
     def __init__(self, graph: fx.Graph) -> None:
         self._old = graph
         self._new = fx.Graph()
-        self._storages: dict[int, _Storage] = {}
+        self._storages: dict[tuple[int, int], _Storage] = {}
+        self._spans = _spans(graph.find_nodes(op="placeholder"))
         self._plain: dict[fx.Node, Any] = {}
         self._same: dict[fx.Node, fx.Node] = {}  # an in-place result is what it wrote to
         self._pieces: dict[fx.Node, list[fx.Node]] = {}  # or the several that it wrote to
@@ -96,8 +97,23 @@ class Functionalizer:
                 writes[at] = self._read(node)
         return self._new, results, writes
 
+    def _memory(self, node: fx.Node) -> tuple[int, int] | None:
+        """Equal for values that may share an element."""
+        value: Any = node.meta.get("val")
+        key = storage_key(value)
+        if key is None:
+            return None
+        spans = self._spans.get(key)
+        if spans is None:
+            return key, 0
+        start, end = _bytes_of(value)
+        found = max((at for at, (low, _) in enumerate(spans) if low <= start), default=0)
+        if end > spans[found][1] and start < end:
+            raise _no_form(node, "is a view of several inputs that share memory")
+        return key, found
+
     def _storage_of(self, node: fx.Node) -> _Storage | None:
-        key = storage_key(node.meta.get("val"))
+        key = self._memory(node)
         return None if key is None else self._storages.get(key)
 
     def _version(self, node: fx.Node) -> int:
@@ -106,7 +122,7 @@ class Functionalizer:
 
     def _define(self, node: fx.Node, copy: fx.Node, source: fx.Node | None) -> None:
         self._plain[node] = copy
-        key = storage_key(node.meta.get("val"))
+        key = self._memory(node)
         if key is None:
             return
         storage = self._storages.setdefault(key, _Storage())
@@ -186,14 +202,14 @@ class Functionalizer:
 
     def _viewed(self, node: fx.Node) -> fx.Node | None:
         """The operand whose storage ``node`` shares, if any."""
-        key = storage_key(node.meta.get("val"))
+        key = self._memory(node)
         if key is None:
             return None
         if node.target is aten.as_strided.default and key in self._storages:
             return self._storages[key].roots[0]  # strides count in the storage, not in a view
         maker = item_of(node)[0] if node.target is operator.getitem else node
         for operand in maker.all_input_nodes:
-            if storage_key(operand.meta.get("val")) == key:
+            if self._memory(operand) == key:
                 return self._same.get(operand, operand)
         return None
 
@@ -303,12 +319,54 @@ class Functionalizer:
             return self._typed(self._emit(like, target, args, kwargs))
 
         if view.target is aten.as_strided.default:
-            source = self._storages[storage_key(view.meta["val"]) or 0].roots[0]
-            base = self._laid_out(source, base, like)
+            storage = self._storage_of(view)
+            assert storage is not None, view
+            base = self._laid_out(storage.roots[0], base, like)
         found = base_of(call, view, base, value)
         if found is None:
             raise _no_form(like, "writes through a view that cannot be undone")
         return found
+
+
+def _bytes_of(value: Any) -> tuple[int, int]:
+    """From where to where in its storage the elements of a tensor are, in bytes."""
+    reach = sum(
+        (size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)
+    )
+    first, size = value.storage_offset(), value.element_size()
+    return first * size, (first + reach + 1 if value.numel() else first) * size
+
+
+def _spans(inputs: Sequence[fx.Node]) -> dict[int, list[tuple[int, int]]]:
+    """For each storage of several inputs the parts of it that do not overlap: the weights of a
+    recurrent layer on a GPU are one piece of memory."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    symbolic: set[int] = set()
+    for node in inputs:
+        value: Any = node.meta.get("val")
+        key = storage_key(value)
+        if key is None:
+            continue
+        if not all(type(n) is int for n in (*value.shape, *value.stride(), value.storage_offset())):
+            symbolic.add(key)
+        else:
+            found.setdefault(key, []).append(_bytes_of(value))
+    return {
+        key: _joined(spans)
+        for key, spans in found.items()
+        if key not in symbolic and len(spans) > 1
+    }
+
+
+def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """In order, those that overlap as one."""
+    found: list[tuple[int, int]] = []
+    for low, high in sorted(spans):
+        if found and low < found[-1][1]:
+            found[-1] = found[-1][0], max(high, found[-1][1])
+        else:
+            found.append((low, high))
+    return found
 
 
 def _written_args(node: fx.Node) -> list[fx.Node]:

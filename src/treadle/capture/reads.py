@@ -8,6 +8,7 @@ same kind and hold the same all the way down.
 
 import logging
 import operator
+import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -221,14 +222,17 @@ _MEMORIES: Mapping[str, tuple[str, ...]] = {
     "linecache": ("cache",),
     "threading": ("_active", "_limbo", "_dangling"),
     "sys": ("path_importer_cache",),
-    "torch.distributions.kl": ("_KL_MEMOIZE",),
     "torch.utils.hooks": ("next_id",),
 }
 """Of modules of the library, variables and attributes in which they keep what they have computed
 or counted."""
-_CONTAINERS = (dict, list, set, deque, OrderedDict, ContextVar, threading.local)
+_CONTAINERS = (OrderedDict, ContextVar, threading.local)
+_LOADED = sys.modules
 _CALLED = (type, FunctionType, ModuleType, logging.Logger)
-_HELD = (nn.Parameter, nn.Module, Optimizer, FunctionType, type, ModuleType, CellType, MethodType)
+_HELD = (
+    nn.Parameter, nn.Module, Optimizer, FunctionType, type, ModuleType, CellType, MethodType, Enum,
+    MappingProxyType,
+)  # fmt: skip
 """What is held although tensors can be reached from it: it does not come and go with a call."""
 
 
@@ -404,7 +408,7 @@ class Reads:
         if isinstance(value, type) and not is_heap(value):
             return Same(value)
         named = isinstance(value, type) and isinstance(place.node.value, ModuleType | _Space)
-        if not deep and not named and not _is_state(value) and not self._is_near(place, value):
+        if not deep and not named and not self._is_state(place, value):
             return Same(value)  # functions of the library's are what they are
         found = self._node(place.label, value, place)
         kind = type(place.node.value)
@@ -414,10 +418,21 @@ class Reads:
             found.asked = False
         return found
 
-    def _is_near(self, place: Place, value: Any) -> bool:
-        """Whether a variable of the library's is one of its own modules."""
-        inside = isinstance(place.node.value, _Space) and isinstance(value, ModuleType)
-        return inside and self._names.owner(value) is Whose.STDLIB
+    def _is_state(self, place: Place, value: Any) -> bool:
+        """Whether a variable of the library's holds what others may have put there: the
+        environment, hooks of all modules, its own modules. Dicts and lists of torch's do not count:
+        those that users set are switches or ordered, the others are memories."""
+        if type(value) in _CONTAINERS:
+            return True
+        module = place.node.value if isinstance(place.node.value, ModuleType) else None
+        if isinstance(place.node.value, _Space):
+            module = _LOADED.get(vars(place.node.value).get("__name__", ""))
+        if module is None or self._names.owner(module) is not Whose.STDLIB:
+            return False
+        if isinstance(value, ModuleType):
+            return self._names.owner(value) is Whose.STDLIB
+        own = is_heap(type(value)) and not isinstance(value, _CALLED)
+        return own or type(value) in (dict, list, set, deque)
 
     def settle(self) -> None:
         """After the last root: which objects are held, and what each call looks at."""
@@ -482,8 +497,8 @@ class Reads:
         for node, at in match.renewed:
             watched = node.watched[at]
             node.watched[at] = replace(watched, raw=self._raw(node, watched))
-        if match.moved:
-            self._rebind(match.moved)
+        if moved := match.held():
+            self._rebind(moved)
         return True
 
     def changed(self) -> list[tuple[str, Place | None]]:
@@ -521,11 +536,9 @@ class Reads:
     def _aliases(self) -> tuple[int, ...]:
         return first_of_each(fact.place.get() for fact in self._facts)
 
-    def _rebind(self, moved: Mapping[int, tuple[Node, Any]]) -> None:
+    def _rebind(self, moved: Iterable[tuple[Node, Any]]) -> None:
         """Equal objects stand where others stood: from now on these."""
-        for node, value in moved.values():
-            if node.loose or node.getter is not None:
-                continue
+        for node, value in moved:
             self._nodes.pop(id(node.value), None)
             self._nodes[id(value)] = node
             node.value = value
@@ -565,12 +578,6 @@ def _is_memory(place: Place) -> bool:
     return type(module) is str and place.name in _MEMORIES.get(module, ())
 
 
-def _is_state(value: Any) -> bool:
-    """Whether a variable of the library's holds what others may have put there: the environment,
-    hooks of all modules, a registry."""
-    return type(value) in _CONTAINERS or (is_heap(type(value)) and not isinstance(value, _CALLED))
-
-
 def argument_place(label: str) -> Place:
     """Stands for a leaf of the arguments, which has a place only during a call."""
     return Place(Node(dict, label, {}), 0, label, label)
@@ -599,6 +606,11 @@ class _Match:
         words, number = self.words, self.number
         self.words, self.number = "", None
         return words or "an object outside of the step is another one", number
+
+    def held(self) -> list[tuple[Node, Any]]:
+        """What stands for another, but for what is found anew at every call."""
+        found = self.moved.values()
+        return [each for each in found if not each[0].loose and each[0].getter is None]
 
     def part(self, node: Node, at: int, watched: Watched, now: dict[Any, Any]) -> bool:
         """Whether a part holds the same under the same names, in the same order."""

@@ -102,16 +102,14 @@ def capture(
     inside = without_collector()
     with _tracing, torch.random.fork_rng(devices=[]), casts, inside:
         try:
-            run = make(numbers=numbers, stand_in=not plans)
+            run, module = make(numbers=numbers, stand_in=not plans), None
             try:
                 with weights_in_place():
                     module = trace(run.traced, inputs, symbolic=symbols)
-                alone = run.asks_types()
             except Exception:
                 if not run.trace.uses.is_used:
                     raise
-                alone = True
-            if alone:
+            if module is None or run.asks_types():
                 for each in clusters:
                     each.taken.clear()
                 run = make(stand_in=False)  # as if no number could change

@@ -276,8 +276,10 @@ def note_stepped(optimizer: Optimizer) -> None:
 
 
 def storage_key(value: Any) -> int | None:
-    """Equal for values that share storage; ``None`` for what is no tensor."""
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+    """Equal for values that share storage; ``None`` for what is no tensor, and for sparse ones."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return None
+    return value.untyped_storage()._cdata
 
 
 def fake_mode_of(tensors: Sequence[Tensor]) -> FakeTensorMode:
