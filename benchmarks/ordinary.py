@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import treadle
+from treadle.capture.torch_private import clear_workspaces
 from treadle.runtime.meter import measure_peak
 
 FAMILIES = (vision, generative, sequences, tables, training)
@@ -203,8 +204,10 @@ def compare(name: str, kit: Kit, steps: int, repeats: int) -> Result:
 def peaks_on_gpu(name: str, kit: Kit, steps: int) -> float:
     """Treadle's peak over eager's, each alone on the device."""
     found: list[float] = []
-    for how in ("treadle", "eager"):
+    for how in ("eager", "treadle"):
         gc.collect()
+        torch.cuda.synchronize()
+        clear_workspaces()  # of products that ran before
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
         _, setup, run = trained(name, kit, max(steps, 2), how)
@@ -215,7 +218,17 @@ def peaks_on_gpu(name: str, kit: Kit, steps: int) -> float:
         torch.cuda.synchronize()
         found.append(torch.cuda.max_memory_allocated() - before)
         del setup, run, batch, _
-    return found[0] / max(found[1], 1)
+    return found[1] / max(found[0], 1)
+
+
+def _or_none(measured: Callable[[], float]) -> float | None:
+    """Nothing where treadle fails; ``compare`` says why."""
+    try:
+        return measured()
+    except TimeoutError:
+        raise
+    except Exception:
+        return None
 
 
 @contextmanager
@@ -238,9 +251,10 @@ def one(name: str, kit: Kit, options: argparse.Namespace) -> Result:
     try:
         with within(options.seconds), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            on_gpu = kit.device.type == "cuda"
+            peak = _or_none(lambda: peaks_on_gpu(name, kit, options.steps)) if on_gpu else None
             result = compare(name, kit, options.steps, options.repeats)
-            if kit.device.type == "cuda" and result.status != "error":
-                result.peak = peaks_on_gpu(name, kit, options.steps)
+            result.peak = result.peak if peak is None else peak
     except Exception as error:
         line = (str(error).splitlines() or [""])[0]
         result = Result(name, said=f"outside of treadle: {type(error).__name__}: {line}"[:160])

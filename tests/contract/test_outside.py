@@ -708,3 +708,19 @@ def test_a_call_that_finds_everything_as_it_was_arranges_nothing(monkeypatch):
     monkeypatch.setattr(Reads, "_arrange", lambda self: pytest.fail("arranged again"))
     compiled(torch.randn(6, 4))
     assert not compiled.recompiles
+
+
+def test_arrays_with_ways_of_their_own():
+    masked = np.ma.array([1.0, 2.0], mask=[False, True])
+    held = {"masked": masked, "constant": np.ma.masked, "matrix": np.matrix([[1.0, 2.0]])}
+
+    def step(x):
+        return x * float(held["masked"].sum()) + held["matrix"].shape[1] + len(held)
+
+    compiled, x = treadle.compile(step, model=nn.Linear(2, 2)), torch.ones(2)
+    for change in (lambda: None, lambda: masked.mask.__setitem__(1, False), lambda: None):
+        change()
+        assert torch.equal(compiled(x), step(x))
+    masked[0] = 5.0
+    assert torch.equal(compiled(x), step(x))
+    assert len(compiled.recompiles) == 2

@@ -342,7 +342,7 @@ def wrong(tally: Tally) -> list[Finding]:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_no_step_is_stale(seed: int):
-    tally = generated(250, seed)
+    tally = generated(150, seed)
     bad = wrong(tally)
     assert not bad, summary(tally) + "\n" + bad[0].text
     assert tally.effective > 0.3 * tally.cases

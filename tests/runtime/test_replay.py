@@ -172,6 +172,9 @@ HOST = spec("h", Place.CALL, device="cpu")
         (CallStep("aten.index_put.default", (whole(X), (MASK,), whole(W)), {}, ("y",)), "may wait"),
         (CallStep("aten._to_copy.default", (whole(Y),), {"device": "cpu"}, ("h",)), "on the host"),
         (CallStep("aten.mm.default", (whole(X), whole(W)), {}, ("y",)), ""),
+        (CallStep("treadle.cudnn_rnn.default", (whole(X), whole(W)), {}, ("y",)), ""),
+        (CallStep("aten._fft_r2c.default", (whole(X), [0], 0, True), {}, ("y",)), ""),
+        (CallStep("treadle.ctc_loss.default", (whole(X), whole(W)), {}, ("y",)), "may wait"),
     ],
 )
 def test_only_what_cannot_wait_for_the_host_is_recorded(call, why):

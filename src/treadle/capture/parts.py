@@ -635,15 +635,16 @@ def slots_of(kind: type) -> dict[str, Any]:
 def _of_array(value: Any, label: str) -> Part:
     """The numbers of an array; objects in one are entries."""
     if isinstance(value, np.ndarray):
-        numbers = cast("np.ndarray[Any, Any]", value)
-        if numbers.dtype.hasobject:
-            return Listed(label, lambda: dict(enumerate(numbers.ravel().tolist())))
+        if value.dtype.hasobject:
+            return Listed(label, lambda: dict(enumerate(_plain_array(value).ravel().tolist())))
 
         def read() -> Any:
+            numbers = _plain_array(value)
             return numbers.shape, numbers.dtype.str, numbers.tobytes()
 
         def back(kept: Any) -> None:
             shape, dtype, held = kept
+            numbers = _plain_array(value)
             if numbers.shape == shape and numbers.dtype.str == dtype:
                 np.copyto(numbers, np.frombuffer(held, numbers.dtype).reshape(shape))
 
@@ -661,6 +662,11 @@ def _of_array(value: Any, label: str) -> Part:
         memoryview(value).cast("B")[:] = kept
 
     return Computed(label, lambda: memoryview(value).tobytes(), fill)
+
+
+def _plain_array(value: Any) -> "np.ndarray[Any, Any]":
+    """The array without the ways of its class: a masked one fills, and one of them refuses."""
+    return np.asarray(value)
 
 
 def has_buffer(value: Any) -> bool:

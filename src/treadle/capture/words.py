@@ -10,6 +10,7 @@ from treadle.util.errors import CaptureError
 
 OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 """Where frames are not the user's."""
+_DISTRIBUTIONS = str(Path(torch.__file__).parent / "distributions")
 
 Line = tuple[str, int]
 """A file and a line number; empty and 0 if there is none."""
@@ -21,8 +22,21 @@ def looks_at_value(where: str) -> CaptureError:
         "the step looks at the value of a tensor, which does not exist while it is captured",
         code="TR-102",
         where=where,
-        remedy="return the tensor and look at it outside, or use torch.where instead of a branch",
+        remedy=_instead(),
     )
+
+
+def _instead() -> str:
+    """What to do about the look that is being taken; PyTorch's own checks are named."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_code.co_filename.startswith((*OURS, "<")):
+        if frame.f_code.co_filename.startswith(_DISTRIBUTIONS):
+            return (
+                "that is a check of the distribution's arguments: give it validate_args=False, or "
+                "torch.distributions.Distribution.set_default_validate_args(False) once for all"
+            )
+        frame = frame.f_back
+    return "return the tensor and look at it outside, or use torch.where instead of a branch"
 
 
 def running_line() -> Line:

@@ -239,7 +239,7 @@ def why_not(artifact: Artifact) -> str:
             continue
         if imported(artifact, step):
             continue
-        name = step.op.removeprefix("aten.").partition(".")[0]
+        name = step.op.removeprefix("aten.").removeprefix("treadle.").partition(".")[0]
         masked = name.startswith("index") and any(map(_is_mask, _views(step.args)))
         if (name not in _NEVER_WAIT and not _is_pointwise(step.op)) or masked:
             return f"not recorded: {step.op} may wait for the host"
@@ -283,7 +283,16 @@ def _views(value: Any) -> Iterator[View]:
 
 _NEVER_WAIT = frozenset({
     "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "addbmm", "_int_mm", "convolution",
-    "convolution_backward", "cudnn_convolution", "_cudnn_rnn", "_cudnn_rnn_backward",
+    "convolution_backward", "cudnn_convolution", "_cudnn_rnn", "_cudnn_rnn_backward", "cudnn_rnn",
+    "cudnn_rnn_backward", "_fft_r2c", "_fft_c2r", "_fft_c2c", "view_as_real",
+    "view_as_complex", "_conj", "_neg_view", "zeros", "ones", "empty", "arange",
+    "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full",
+    "new_empty", "new_empty_strided", "empty_strided", "fill", "linspace", "eye", "slice_scatter",
+    "select_scatter", "as_strided_scatter", "diagonal_scatter", "slice_backward",
+    "select_backward", "repeat", "flip", "roll", "cat", "stack", "tril", "triu", "gather",
+    "index_select", "constant_pad_nd", "im2col", "col2im", "reflection_pad1d",
+    "reflection_pad1d_backward", "reflection_pad2d", "reflection_pad2d_backward",
+    "sum", "mean", "amax", "amin", "var_mean", "std", "var", "linalg_vector_norm",
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward",
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward",
     "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward",
