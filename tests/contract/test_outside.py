@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import treadle
+from treadle.capture import external
 from treadle.capture.reads import Reads
 
 
@@ -724,3 +725,28 @@ def test_arrays_with_ways_of_their_own():
     masked[0] = 5.0
     assert torch.equal(compiled(x), step(x))
     assert len(compiled.recompiles) == 2
+
+
+def test_a_step_that_fails_leaves_no_switch_set():
+    def step(x):
+        torch.set_default_dtype(torch.float64)
+        raise ValueError("no data here")
+
+    with pytest.raises(ValueError, match="no data here"):
+        treadle.compile(step, model=nn.Linear(2, 2))(torch.ones(2))
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_nothing_is_watched_any_more_where_the_step_cannot_be_looked_at(monkeypatch):
+    def fail(value, label):
+        raise RuntimeError("cannot be looked at")
+
+    model, x = nn.Linear(2, 2), torch.ones(2)
+    step = treadle.compile(lambda x: model(x), model=model)
+    with monkeypatch.context() as patch:
+        patch.setattr(external, "parts_of", fail)
+        with pytest.raises(RuntimeError, match="cannot be looked at"):
+            step(x)
+    assert "__getattribute__" not in vars(logging.Logger)
+    assert "__getattribute__" not in vars(nn.Linear)
+    assert torch.equal(step(x), model(x))

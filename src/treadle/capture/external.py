@@ -146,17 +146,25 @@ class ExternalState:
         self._past = False  # whether attributes are read past what is watched
         self._runs = False  # whether what is read is read by the step
         self._function, self._models, self._optimizers = function, models, optimizers
-        self._watch_class(_LOGGER)
-        for prefix, model in models.items():
+        try:
+            self._watch_class(_LOGGER)
+            self._meet_all(arguments)
+        except BaseException:
+            self._stop_watching()
+            raise
+
+    def _meet_all(self, arguments: Iterable[Any]) -> None:
+        """What a step starts from."""
+        for prefix, model in self._models.items():
             self._meet(model, prefix)
             for name, module in model.named_modules():
                 self._meet(module, f"{prefix}.{name}".strip("."))
-        for prefix, optimizer in optimizers.items():
+        for prefix, optimizer in self._optimizers.items():
             self._meet(optimizer, prefix or "optimizer")
-        self._meet(function, "")
+        self._meet(self._function, "")
         for each in arguments:
             self._meet(each, type(each).__name__)
-        for model in models.values():
+        for model in self._models.values():
             for name, parameter in model.named_parameters():
                 for hook in tensor_hooks(parameter):
                     self._meet(hook, name)
@@ -370,15 +378,19 @@ class ExternalState:
             self._runs = False
             builtins.getattr = original
             setattr(owner, method, dispatch)
-            for module in (*self._modules, *_LOADED.values()):
-                if type(module) is self._module_class:  # one that was imported is of sys' class
-                    module.__class__ = ModuleType
-            for kind, own in self._classes.items():
-                if own is MISSING:
-                    type.__delattr__(kind, "__getattribute__")
-                else:
-                    type.__setattr__(kind, "__getattribute__", own)
+            self._stop_watching()
             self._restore()
+
+    def _stop_watching(self) -> None:
+        """Classes and modules read their attributes as before."""
+        for module in (*self._modules, *_LOADED.values()):
+            if type(module) is self._module_class:  # one that was imported is of sys' class
+                module.__class__ = ModuleType
+        for kind, own in self._classes.items():
+            if own is MISSING:
+                type.__delattr__(kind, "__getattribute__")
+            else:
+                type.__setattr__(kind, "__getattribute__", own)
 
     def _pausing(self, dispatch: Callable[..., Any]) -> Callable[..., Any]:
         """No frame of a user's is entered within an operation, but for those of their own."""

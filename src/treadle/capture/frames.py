@@ -318,7 +318,8 @@ class _Profiling:
         self._enters = enters
         self._hook = self._on_event
         self._before: Any = None
-        self._active = self._busy = False
+        self._active = False
+        self._busy: set[int] = set()  # threads that look at objects
 
     def begin(self) -> None:
         self._before = getprofile()
@@ -354,16 +355,17 @@ class _Profiling:
         return call
 
     def _on_event(self, frame: FrameType, event: str, _: Any) -> None:
-        if event != "call" or self._busy:
+        thread = threading.get_ident()
+        if event != "call" or thread in self._busy:
             return
         if not self._active:
             setprofile(None)  # a thread of the engine's that outlives the run
             return
-        self._busy = True  # what looking at objects runs is not the step's
+        self._busy.add(thread)  # what looking at objects runs is not the step's
         try:
             self._enters(frame)
         finally:
-            self._busy = False
+            self._busy.discard(thread)
 
 
 _MONITORS = sys.version_info >= (3, 12)
@@ -377,7 +379,7 @@ class _Monitoring:
         self._enters = enters
         self._others: set[int] = set()
         self._tool: int | None = None
-        self._busy = False
+        self._busy: set[int] = set()  # threads that look at objects
 
     def begin(self) -> None:
         watch: Any = getattr(sys, "monitoring")  # noqa: B009 - Python 3.12
@@ -408,13 +410,14 @@ class _Monitoring:
     def _on_event(self, code: CodeType, _: int) -> Any:
         if whose(code.co_filename) is Whose.OURS and code.co_name != "<module>":
             return sys.monitoring.DISABLE  # type: ignore[attr-defined]
-        if self._busy or threading.get_ident() in self._others:
+        thread = threading.get_ident()
+        if thread in self._busy or thread in self._others:
             return None
-        self._busy = True
+        self._busy.add(thread)
         try:
             again = self._enters(_getframe(1))  # pyright: ignore[reportPrivateUsage]
         finally:
-            self._busy = False
+            self._busy.discard(thread)
         return None if again else sys.monitoring.DISABLE  # type: ignore[attr-defined]
 
 

@@ -341,8 +341,7 @@ class Run:
         """What the run read of the Python around it, now that everything is as it was before."""
         external, uses = self.trace.external, self.trace.uses
         assert external is not None
-        own = {id(self.function), id(self._call)}
-        names = external.names(lambda value: id(value) in own and value is self._call)
+        names = external.names(lambda value: value is self._call)
         parameters = [p for model in self.models.values() for p in model.parameters()]
         free = {key: None for key in self._stood_in() if key not in uses.needed}
         groups = [id(g) for each in self.optimizers.values() for g in each.param_groups]

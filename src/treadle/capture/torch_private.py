@@ -621,26 +621,28 @@ def _switch(name: str) -> Any:
 @contextmanager
 def switches_kept(refuse: Callable[[str], Exception]) -> Iterator[None]:
     """What ``refuse(name)`` gives is raised if one of the switches is another one afterwards; they
-    are put back, as far as PyTorch has a way."""
+    are put back, as far as PyTorch has a way, also after an error."""
     names = [name for name in _getters() if name.replace("_get_", "_set_", 1) in vars(torch._C)]
     names.sort(key="_get_float32_matmul_precision".__ne__)  # others follow from it
     kept = {name: _switch(name) for name in names}
     dtype, gradients, before = torch.get_default_dtype(), torch.is_grad_enabled(), switches()
     strict = torch.are_deterministic_algorithms_enabled()
-    yield
-    now = switches()
-    changed = [name for name in before if now[name] != before[name]]
-    if torch.is_grad_enabled() != gradients:
-        changed.append("grad mode")
-    if not changed:
-        return
-    torch.set_default_dtype(dtype)
-    torch.set_grad_enabled(gradients)
-    torch.use_deterministic_algorithms(strict)
-    for name in names:
-        if _switch(name) != kept[name]:
-            vars(torch._C)[name.replace("_get_", "_set_", 1)](kept[name])
-    raise refuse(changed[0].replace("_", " "))
+    try:
+        yield
+    finally:
+        now = switches()
+        changed = [name for name in before if now[name] != before[name]]
+        if torch.is_grad_enabled() != gradients:
+            changed.append("grad mode")
+        if changed:
+            torch.set_default_dtype(dtype)
+            torch.set_grad_enabled(gradients)
+            torch.use_deterministic_algorithms(strict)
+            for name in names:
+                if _switch(name) != kept[name]:
+                    vars(torch._C)[name.replace("_get_", "_set_", 1)](kept[name])
+    if changed:
+        raise refuse(changed[0].replace("_", " "))
 
 
 _ASKS = ("get_", "is_", "are_", "initial_seed")
