@@ -15,7 +15,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sys import _getframe  # pyright: ignore[reportPrivateUsage]
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
@@ -41,6 +41,7 @@ from treadle.capture.parts import (
     parts_of,
 )
 from treadle.capture.reads import ReadNames, Reads, is_sealed
+from treadle.capture.threads import Threads
 from treadle.capture.torch_private import (
     FakeTensor,
     dispatch_of_trace,
@@ -134,13 +135,15 @@ class ExternalState:
         self._waiting: dict[str, list[tuple[Part, Any]]] = {}
         self._known_names: set[str] = set()
         self._read: dict[int, set[str]] = {}
+        self._early: dict[int, set[str]] = {}  # of objects that were read before they were met
         self._classes: dict[type, Any] = {}
         namespace = {"__getattribute__": self._noting(ModuleType.__getattribute__)}
         self._module_class: Any = type("module", (ModuleType,), namespace)
         self._modules: list[Any] = []
         self._variables: dict[int, dict[str, Any]] = {}
         self._loggers: dict[str, Any] = {}
-        self._frames = FrameRecorder(self._on_frame)
+        self._threads = Threads()
+        self._frames = FrameRecorder(self._on_frame, self._threads)
         self._dice = Dice()
         self._everything: set[int] = set()  # ids of objects of which all attributes were read
         self._past = False  # whether attributes are read past what is watched
@@ -183,7 +186,7 @@ class ExternalState:
             known[name] = space.get(name, MISSING)
             if known[name] is type and whose(code.co_filename) is Whose.USER:
                 self._frames.entered.asks_types = True  # by another name
-            self._meet(known[name], name)
+            self._meet(_BUILTINS.get(name) if known[name] is MISSING else known[name], name)
         for name in found.modules & _LOADED.keys():
             self._meet(_LOADED[name], name)
 
@@ -229,14 +232,13 @@ class ExternalState:
         if isinstance(value, torch.Generator):
             self._hears(value)
         watched = not isinstance(value, Tensor) and self._watch(value)
-        if type(type(value)) is not type and is_heap(type(type(value))):
-            found.append((type(type(value)), type(value).__qualname__))  # a metaclass
         for at, part in enumerate(parts_of(value, label).parts):
             before = part.now()
             self._kept[id(value), at] = _Kept(value, at, part, before)
             named = isinstance(part, Attributes) or isinstance(value, type)
             if named and watched and not self._past and not isinstance(value, type):
-                self._read.setdefault(id(value), set())
+                read = self._read.setdefault(id(value), self._early.pop(id(value), set()))
+                found += [(before[name], part.where(name)) for name in read & before.keys()]
                 continue  # met when it is read
             for name, each in before.items():
                 if part.entries and not is_plain(name):
@@ -245,8 +247,8 @@ class ExternalState:
                     found.append((each, part.where(name)))
                 else:
                     self._waiting.setdefault(name, []).append((part, each))
-        if not isinstance(value, type | Tensor) and is_heap(type(value)):
-            found.append((type(value), type(value).__qualname__))
+        if not isinstance(value, Tensor) and is_heap(type(value)):
+            found.append((type(value), type(value).__qualname__))  # of a class its metaclass
         if isinstance(value, type):
             found += [(base, base.__qualname__) for base in value.__mro__[1:-1]]
         return found
@@ -304,6 +306,8 @@ class ExternalState:
             self._meet_logger(owner)
         read = self._read.get(id(owner))
         if read is None:
+            if not name.startswith("__"):
+                self._early.setdefault(id(owner), set()).add(name)
             return  # in any thread: that of a step may have been started by it
         if issubclass(type(owner), _IN_PART) and not self._counts(owner, name):
             if name == "_cache":
@@ -356,8 +360,9 @@ class ExternalState:
         self._everything.add(id(owner))
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Note what is read; afterwards everything is as it was before."""
+    def watching(self, traced: Sequence[Tensor]) -> Iterator[None]:
+        """Note what is read; afterwards everything is as it was before. ``traced``: tensors of the
+        trace."""
         names, original = self._frames.entered.names, builtins.getattr
 
         def get(owner: Any, name: str, *default: Any) -> Any:
@@ -371,7 +376,7 @@ class ExternalState:
         builtins.getattr = get  # type: ignore[assignment]
         setattr(owner, method, self._pausing(dispatch))
         try:
-            with self._frames:
+            with self._frames, self._threads.watching(traced):
                 self._runs = True
                 yield
         finally:
@@ -397,6 +402,7 @@ class ExternalState:
         paused = self._frames.paused(dispatch)
 
         def call(mode: Any, op: Any, *rest: Any, **named: Any) -> Any:
+            self._threads.follow()
             whole = isinstance(op, OpOverload) and facts_of(op).opaque
             return (dispatch if whole else paused)(mode, op, *rest, **named)
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from treadle.capture.numbers import is_stand_in
+from treadle.capture.threads import Threads
 
 _READ = frozenset(
     {
@@ -200,9 +201,10 @@ class FrameRecorder:
     """While it runs, ``entered`` grows with every frame, and ``meets(frame)`` is called for those
     of the user's code and of what they installed before they begin."""
 
-    def __init__(self, meets: Callable[[FrameType], None]) -> None:
+    def __init__(self, meets: Callable[[FrameType], None], threads: Threads) -> None:
         self.entered = Entered()
         self._meets = meets
+        self._threads = threads
         self._events = _Monitoring(self._enters) if _MONITORS else _Profiling(self._enters)
         self._generators: dict[int, FrameType] = {}  # held, so that no id is used twice
         self._below: list[FrameType] = []
@@ -224,6 +226,7 @@ class FrameRecorder:
 
     def listen(self) -> None:
         """Hear this thread as well: one of the autograd engine's."""
+        self._threads.follow()
         self._events.listen()
 
     def paused(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -232,6 +235,10 @@ class FrameRecorder:
 
     def _enters(self, frame: FrameType) -> bool:
         """A frame begins; whether the next one of the same code tells something new."""
+        again = self._threads.enters(frame)
+        return self._is_new(frame) or again
+
+    def _is_new(self, frame: FrameType) -> bool:
         code = frame.f_code
         self._imports = self._imports or _is_import(frame)
         owner = whose(file_of(frame))

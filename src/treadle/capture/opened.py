@@ -18,7 +18,7 @@ from treadle.capture.numbers import is_stand_in
 from treadle.capture.parts import PLAIN
 from treadle.util.errors import CaptureError
 
-_VALUES = PLAIN | {slice, range, type(...), torch.Size, torch.memory_format, torch.layout}
+_VALUES = PLAIN | {slice, range, type(...), torch.memory_format, torch.layout}
 _CLOSED = (nn.Module, Optimizer, Enum, type, torch.Generator)
 
 Flatten = Callable[[Any], list[Any]]
@@ -26,7 +26,17 @@ Flatten = Callable[[Any], list[Any]]
 
 def is_value(leaf: Any) -> bool:
     """A tensor, or a Python value that is what it is."""
+    if type(leaf) is torch.Size:
+        return all(type(each) is int for each in leaf)
     return type(leaf) in _VALUES or isinstance(leaf, Tensor) or is_stand_in(leaf)
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sized:
+    """A shape some of whose sizes stand for others."""
+
+    sizes: tuple[Any, ...]
 
 
 @final

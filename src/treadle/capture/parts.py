@@ -75,6 +75,11 @@ def plain_fact(value: Any) -> Any:
     return kind, value
 
 
+def is_same_value(one: Any, other: Any) -> bool:
+    """Whether two plain values are the same."""
+    return is_plain(one) and is_plain(other) and plain_fact(one) == plain_fact(other)
+
+
 OF_DECLARATION = frozenset(
     {
         "__abstractmethods__", "__annotations__", "__annotate__", "__builtins__", "__cached__",
@@ -112,7 +117,7 @@ class Part:
         if len(one) != len(other) or not all(map(operator.is_, one.values(), other.values())):
             return False
         pairs = zip(one, other, strict=True)
-        return all(a is b or (is_plain(a) and is_plain(b) and a == b) for a, b in pairs)
+        return all(a is b or is_same_value(a, b) for a, b in pairs)
 
     def restore(self, before: dict[Any, Any]) -> None:
         """Hold again what a reading says, in its order."""

@@ -10,7 +10,7 @@ import logging
 import operator
 import sys
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ from types import (
     MethodType,
     ModuleType,
 )
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +35,14 @@ from treadle.capture.parts import (
     MISSING,
     OF_DECLARATION,
     Computed,
+    Got,
     Made,
     Members,
     Part,
     Sequenced,
     is_heap,
     is_plain,
+    is_same_value,
     parts_of,
     plain_fact,
 )
@@ -106,7 +108,7 @@ class Watched:
             return False
         if not all(map(operator.is_, now.values(), self.raw)):
             return False
-        return isinstance(self.part, Sequenced) or list(now) == list(self.held)
+        return isinstance(self.part, Sequenced) or all(map(operator.is_, now, self.held))
 
 
 @final
@@ -292,6 +294,13 @@ class Reads:
         """An object among the arguments: at every call another one."""
         if id(value) in self._nodes:
             return  # the model, or what it holds: reached otherwise; compared as that object
+        if isinstance(value, _ONLY_ITSELF):
+            node = Node(_Space, label, getter)
+            self._nodes[id(getter)] = node
+            self._order.append(node)
+            self._watch(node, 0, Got(label, getter), None, deep=True)
+            self._drain()
+            return
         node = self._node(label, value, None)
         node.getter = getter
         node.only = value if isinstance(value, (*_IDENTITIES, Enum)) else None
@@ -419,10 +428,11 @@ class Reads:
         return found
 
     def _is_state(self, place: Place, value: Any) -> bool:
-        """Whether a variable of the library's holds what others may have put there: the
-        environment, hooks of all modules, its own modules. Dicts and lists of torch's do not count:
-        those that users set are switches or ordered, the others are memories."""
-        if type(value) in _CONTAINERS:
+        """Whether a variable of the library's holds what others may have put there: their objects
+        and functions, the environment, hooks of all modules, the library's own modules. Dicts and
+        lists of torch's do not count: those that users set are switches or ordered, the others are
+        memories."""
+        if type(value) in _CONTAINERS or self._is_theirs(value):
             return True
         module = place.node.value if isinstance(place.node.value, ModuleType) else None
         if isinstance(place.node.value, _Space):
@@ -431,8 +441,14 @@ class Reads:
             return False
         if isinstance(value, ModuleType):
             return self._names.owner(value) is Whose.STDLIB
-        own = is_heap(type(value)) and not isinstance(value, _CALLED)
-        return own or type(value) in (dict, list, set, deque)
+        return not isinstance(value, _CALLED)
+
+    def _is_theirs(self, value: Any) -> bool:
+        """Whether users or what they installed made it, or its class."""
+        if isinstance(value, FunctionType):
+            return whose(value.__code__.co_filename) >= Whose.INSTALLED
+        kind = cast("type[Any]", value if isinstance(value, type) else type(value))
+        return is_heap(kind) and self._names.owner(kind) >= Whose.INSTALLED
 
     def settle(self) -> None:
         """After the last root: which objects are held, and what each call looks at."""
@@ -614,9 +630,7 @@ class _Match:
 
     def part(self, node: Node, at: int, watched: Watched, now: dict[Any, Any]) -> bool:
         """Whether a part holds the same under the same names, in the same order."""
-        same = now.keys() == watched.held.keys()
-        in_order = not (watched.part.entries and node.ordered) or list(now) == list(watched.held)
-        if not same or not in_order:
+        if not self._are_names(node, watched, now):
             return self._other_names(watched, now)
         for name, entry in watched.held.items():
             value = now[name]
@@ -628,6 +642,22 @@ class _Match:
                 self.number = Place(node, at, name, label)
             return False
         return True
+
+    def _are_names(self, node: Node, watched: Watched, now: dict[Any, Any]) -> bool:
+        """Whether they are the same names, and where their order counts in the same order."""
+        if len(now) != len(watched.held):
+            return False
+        if not (watched.part.entries and node.ordered):
+            return now.keys() == watched.held.keys()
+        if isinstance(watched.part, Sequenced | Members):
+            return list(now) == list(watched.held)
+        pairs = zip(watched.held, now, strict=True)
+        return all(a is b or is_same_value(a, b) or self._stands_for(a, b) for a, b in pairs)
+
+    def _stands_for(self, key: Any, other: Any) -> bool:
+        """Whether another object may be the key that this one was."""
+        node = None if is_plain(key) else self.nodes.get(id(key))
+        return node is not None and self.object(node, other)
 
     def _other_names(self, watched: Watched, now: dict[Any, Any]) -> bool:
         label = watched.part.label

@@ -286,7 +286,7 @@ class Run:
             self.trace.external = external
             watch.listen = external.listen
             try:
-                with external.watching():
+                with external.watching(inputs):
                     with switches_kept(_sets_switch):
                         result = self.function(*args, **kwargs)
                     refuse_collectives(watch.lines)

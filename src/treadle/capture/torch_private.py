@@ -36,11 +36,12 @@ from torch.optim.optimizer import (
 )
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint as checkpointing
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils.checkpoint import CheckpointPolicy
 
-from treadle.capture.opened import Opened, Shell, is_value, opened
+from treadle.capture.opened import Opened, Shell, Sized, is_value, opened
 from treadle.util.draw_operators import TRACED_AS
 from treadle.util.errors import CaptureError
 from treadle.util.extents import Size
@@ -73,6 +74,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch.utils.checkpoint._is_compiling": ("2.11", "2.13", "2.15"),
     "torch.utils.checkpoint._CachingTorchDispatchMode": ("2.11", "2.13", "2.15"),
     "torch.utils.checkpoint._recomputation_hook": ("2.11", "2.13", "2.15"),
+    "torch.utils._python_dispatch.TorchDispatchMode": ("2.11", "2.13", "2.15"),
     "torch.utils._python_dispatch._disable_current_modes": ("2.11", "2.13", "2.15"),
     "torch.utils._pytree.register_pytree_node": ("2.11", "2.13", "2.15"),
     "torch.utils._pytree.tree_flatten": ("2.11", "2.13", "2.15"),
@@ -86,22 +88,34 @@ NEEDS_MEMORY = ("data pointer", "doesn't have storage", "data_ptr", "access stor
 """Words of errors about tensors without memory."""
 
 TreeSpec = pytree.TreeSpec
-__all__ = ["NAMES", "DataDependentOutputException", "FakeTensor", "TreeSpec", "detect_fake_mode"]
+__all__ = [
+    "NAMES",
+    "DataDependentOutputException",
+    "DispatchMode",
+    "FakeTensor",
+    "TreeSpec",
+    "detect_fake_mode",
+]
 
 
 def flatten_containers(tree: Any) -> tuple[list[Any], TreeSpec]:
     """Leaves of nested lists, tuples, dicts and registered classes, and their structure."""
-    return pytree.tree_flatten(tree)
+    return pytree.tree_flatten(tree, is_leaf=_is_size)
+
+
+def _is_size(node: Any) -> bool:
+    """A shape, which PyTorch would put together again as a tuple."""
+    return type(node) is torch.Size
 
 
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
     """Leaves of nested lists, tuples, dicts, registered classes and objects that hold tensors, and
     their structure."""
     try:
-        leaves, spec = pytree.tree_flatten(tree)
+        leaves, spec = pytree.tree_flatten(tree, is_leaf=_is_size)
         if all(map(is_value, leaves)):
             return leaves, spec
-        return pytree.tree_flatten(_open(tree))
+        return pytree.tree_flatten(_open(tree), is_leaf=_is_size)
     except RecursionError:
         raise CaptureError(
             "a container among the arguments or results holds itself",
@@ -111,13 +125,28 @@ def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
 
 
 def _open(tree: Any) -> Any:
-    """``tree`` with objects that hold tensors as nodes."""
+    """``tree`` with objects that hold tensors, and shapes that hold symbols, as nodes."""
 
     def each(leaf: Any) -> Any:
+        if _is_size(leaf) and not is_value(leaf):
+            return Sized(tuple(leaf))
         found = opened(leaf, pytree.tree_leaves)
         return leaf if found is None else Opened(found.shell, tuple(map(_open, found.values)))
 
-    return pytree.tree_map(each, tree)
+    return pytree.tree_map(each, tree, is_leaf=_is_size)
+
+
+def _sizes_with_keys(node: Sized) -> tuple[list[tuple[Any, Any]], None]:
+    key: Any = pytree.SequenceKey
+    return [(key(at), size) for at, size in enumerate(node.sizes)], None
+
+
+pytree.register_pytree_node(
+    Sized,
+    lambda node: (list(node.sizes), None),
+    lambda sizes, _: torch.Size(sizes),
+    flatten_with_keys_fn=_sizes_with_keys,
+)
 
 
 def _keys(node: Opened) -> tuple[list[tuple[Any, Any]], Shell]:
@@ -286,6 +315,26 @@ def fake_mode_of(tensors: Sequence[Tensor]) -> FakeTensorMode:
     """The mode that made the fake ones among them, or a new one that takes real ones as well."""
     found: FakeTensorMode | None = detect_fake_mode(list(tensors))
     return found or FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextmanager
+def fake_operations_heard(tensors: Sequence[Tensor], hear: Callable[[], None]) -> Iterator[None]:
+    """``hear`` is called before each operation on fake tensors like ``tensors``, in any thread."""
+    mode: Any = detect_fake_mode(list(tensors))
+    if mode is None:
+        yield
+        return
+    dispatch = mode.dispatch
+
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        hear()
+        return dispatch(*args, **kwargs)
+
+    mode.dispatch = heard
+    try:
+        yield
+    finally:
+        del mode.dispatch
 
 
 def is_fake(tensor: Tensor) -> bool:
@@ -494,9 +543,9 @@ def returns_written(target: Any) -> bool:
 
 def flatten_with_paths(tree: Any) -> tuple[list[tuple[str, Any]], TreeSpec]:
     """Leaves with readable paths: ``args[0]``, ``kwargs['x']``, and their structure."""
-    pairs, spec = pytree.tree_flatten_with_path(tree)
+    pairs, spec = pytree.tree_flatten_with_path(tree, is_leaf=_is_size)
     if not all(is_value(value) for _, value in pairs):
-        pairs, spec = pytree.tree_flatten_with_path(_open(tree))
+        pairs, spec = pytree.tree_flatten_with_path(_open(tree), is_leaf=_is_size)
     words = ("args", "kwargs")
     at: Any
     named: list[tuple[str, Any]] = []

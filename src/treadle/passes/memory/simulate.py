@@ -184,6 +184,8 @@ def _sweep(
     for k in range(count):
         current += delta[k]
         live.append(current)
+    if not live:
+        return Timeline(order, current, 0, (), ())
     peak = max(range(count), key=live.__getitem__)
     table = [
         (size[s], owner[s]) for s in range(len(size)) if size[s] and start[s] <= peak <= end[s]

@@ -1,0 +1,288 @@
+"""State that a step reads where it is easily overlooked: in PyTorch's and Python's own modules, as
+keys, through metaclasses, in classes that are arguments, and in threads."""
+
+import builtins
+import collections
+import dataclasses
+import functools
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+import treadle
+
+OPTIONS = treadle.Options(codegen=False, progress=False)
+
+
+class Holder:
+    def get(self):
+        return self.v
+
+
+class Over:
+    v = 5
+
+
+class One:
+    def get(self):
+        return 1
+
+
+class Two(One):
+    def get(self):
+        return 2
+
+
+class Meta(type):
+    v = None
+
+
+class Made(metaclass=Meta):
+    pass
+
+
+class Given:
+    v = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    number: int
+
+
+@pytest.fixture(autouse=True)
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the fourth recompile
+        yield
+
+
+def compare(step, *changes, make=lambda: (torch.tensor([1.0, -2.0]),)):
+    """Ours after each change gives what eager gives, and compiles nothing without one."""
+    compiled = treadle.compile(step, model=nn.Module(), options=OPTIONS)
+    for _ in range(3):
+        assert torch.equal(compiled(*make()), step(*make()))
+    assert compiled.recompiles == []
+    for change in changes:
+        change()
+        assert torch.equal(compiled(*make()), step(*make()))
+
+
+def in_module(monkeypatch, module, value):
+    monkeypatch.setattr(module, "hidden_in_test", value, raising=False)
+    return value
+
+
+def test_a_tuple_among_the_builtins(monkeypatch):
+    held = in_module(monkeypatch, builtins, (Over(), [2]))
+    compare(
+        lambda x: x * hidden_in_test[0].v * len(hidden_in_test[1]),  # noqa: F821
+        lambda: setattr(held[0], "v", 7),
+        lambda: held[1].append(3),
+    )
+
+
+def test_a_bound_method_among_the_builtins(monkeypatch):
+    holder = Holder()
+    holder.v = Over()
+    in_module(monkeypatch, builtins, holder.get)
+    compare(lambda x: x * hidden_in_test().v, lambda: setattr(holder.v, "v", 7))  # noqa: F821
+
+
+def test_a_function_with_defaults_among_the_builtins(monkeypatch):
+    held = in_module(monkeypatch, builtins, lambda x, v=[2]: x * v[0])
+    compare(
+        lambda x: hidden_in_test(x),  # noqa: F821
+        lambda: held.__defaults__[0].insert(0, 5),
+    )
+
+
+def test_a_generators_seed_among_the_builtins(monkeypatch):
+    held = in_module(monkeypatch, builtins, (1, torch.Generator()))
+    compare(
+        lambda x: x * (hidden_in_test[1].initial_seed() % 97),  # noqa: F821
+        lambda: held[1].manual_seed(5),
+        lambda: held[1].manual_seed(6),
+    )
+
+
+def test_an_object_in_a_module_of_torch(monkeypatch):
+    holder = in_module(monkeypatch, torch, Holder())
+    holder.v = 3
+    compare(lambda x: x * torch.hidden_in_test.get(), lambda: setattr(holder, "v", 4))
+
+
+def test_a_function_in_a_module_of_torch(monkeypatch):
+    factor = [2.0]
+    in_module(monkeypatch, torch, lambda x, by=factor: x * by[0])
+    compare(lambda x: torch.hidden_in_test(x), lambda: factor.insert(0, 3.0))
+
+
+def test_keys_that_are_equal_and_not_the_same():
+    holder = Holder()
+    holder.v = {0: 1}
+    compare(
+        lambda x: x * len(repr(next(iter(holder.v)))),
+        lambda: setattr(holder, "v", {False: 1}),
+        lambda: setattr(holder, "v", {0.0: 1}),
+        lambda: setattr(holder, "v", {-0.0: 1}),
+    )
+
+
+def test_tensors_as_keys():
+    holder = Holder()
+    holder.v = {torch.ones(2): 1}
+    compare(
+        lambda x: x * next(iter(holder.v)),
+        lambda: setattr(holder, "v", {torch.full((2,), 2.0): 1}),
+        lambda: setattr(holder, "v", {torch.full((2,), 3.0): 1}),
+    )
+
+
+def test_objects_as_keys():
+    holder = Holder()
+    holder.v = {Key(1): 1}
+    compare(
+        lambda x: x * next(iter(holder.v)).number,
+        lambda: setattr(holder, "v", {Key(1): 1}),
+        lambda: setattr(holder, "v", {Key(2): 1}),
+    )
+
+
+def test_attributes_of_a_metaclass_before_code_that_reflects():
+    def other():
+        return globals()["OPTIONS"] is not None
+
+    def step(x):
+        return x * sum(dict(Made.v)["k"].get() for _ in (0,)) * other()
+
+    Meta.v = collections.ChainMap({"a": 0}, {"k": Two()})
+    compare(step, lambda: Made.v.maps[1].update(k=One()), lambda: Made.v.maps[1].update(k=Two()))
+
+
+def test_a_class_as_an_argument():
+    Given.v = {1}
+    compare(
+        lambda x, kind: x * sum(kind.v),
+        lambda: Given.v.add(5),
+        lambda: setattr(Given, "v", {3}),
+        make=lambda: (torch.ones(2), Given),
+    )
+
+
+class Cached:
+    def __init__(self, size):
+        self.size = size
+
+    @functools.cached_property
+    def v(self):
+        return self.size
+
+
+def test_shapes_stay_shapes():
+    cached, layer = Cached(torch.Size((2, 3))), nn.Linear(4, 2)
+
+    def step(x, size):
+        left = len(repr(cached.v))
+        return x.shape, layer(x).size(), {"given": size}, x.reshape(size) * left
+
+    compiled = treadle.compile(step, model=layer, options=OPTIONS)
+    for rows in (3, 5, 3):
+        given = torch.ones(rows, 4), torch.Size((4, rows))
+        assert repr(compiled(*given)) == repr(step(*given))
+    assert repr(cached.v) == "torch.Size([2, 3])"
+
+
+@pytest.mark.parametrize("shapes", [None, treadle.dynamic({"x": ("rows", None)}, rows=(1, 16))])
+def test_a_step_of_sizes_alone(shapes):
+    def step(x):
+        return x.shape, len(x)
+
+    compiled = treadle.compile(step, model=nn.Linear(4, 2), options=OPTIONS, shapes=shapes)
+    for rows in (3, 5):
+        assert repr(compiled(torch.ones(rows, 4))) == repr(step(torch.ones(rows, 4)))
+
+
+def in_thread(function):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+BEFORE = torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x.tanh(),
+        lambda x: BEFORE * 2,
+        lambda x: torch.randn(2),
+        lambda x: x.add_(1),
+        lambda x: BEFORE.mul_(2),
+    ],
+    ids=["traced", "outside", "random", "in place", "outside in place"],
+)
+def test_operations_in_a_thread_of_the_step_are_refused(compute):
+    compiled = treadle.compile(
+        lambda x: x * in_thread(lambda: compute(x)), model=nn.Module(), options=OPTIONS
+    )
+    with pytest.raises(treadle.TreadleError, match="another thread") as found:
+        compiled(torch.ones(2))
+    assert found.value.code == "TR-122"
+    assert __file__ in found.value.where
+
+
+def test_traced_tensors_in_a_pool_from_before_the_step_are_refused():
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        compiled = treadle.compile(
+            lambda x: x * pool.submit(torch.tanh, x).result(), model=nn.Module(), options=OPTIONS
+        )
+        with pytest.raises(treadle.TreadleError, match="TR-122"):
+            compiled(torch.ones(2))
+
+
+def test_what_a_step_misses_of_a_failed_thread_is_not_the_error():
+    def step(x):
+        found = []
+        thread = threading.Thread(target=lambda: found.extend([x + 1] * 0))
+        thread.start()
+        thread.join()
+        return x * found[0]
+
+    compiled = treadle.compile(step, model=nn.Module(), options=OPTIONS)
+    with pytest.raises(treadle.TreadleError, match="TR-122"):
+        compiled(torch.ones(2))
+
+
+def test_python_values_may_come_from_a_thread():
+    holder = Holder()
+    holder.v = 2
+    compare(
+        lambda x: x * in_thread(lambda: holder.get()),
+        lambda: setattr(holder, "v", 3),
+    )
+
+
+def test_threads_of_others_may_compute_while_a_step_is_captured():
+    stop, done = threading.Event(), []
+
+    def work():
+        while not stop.is_set():
+            done.append(torch.ones(3).sum())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        compare(lambda x: x * 2)
+    finally:
+        stop.set()
+        thread.join()
+    assert done
