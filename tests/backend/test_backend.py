@@ -227,6 +227,14 @@ def test_a_dropped_element_has_no_gradient():
     assert 100 < int((out == 0).sum()) < 400
 
 
+def test_zeros_without_memory(monkeypatch):
+    """PyTorch's gradient of ``sgn`` is a tensor of zeros that has no storage."""
+    monkeypatch.setenv("TREADLE_NO_CODEGEN", "1")
+    x = torch.randn(5, requires_grad=True)
+    torch.compile(lambda x: torch.sgn(x), backend="treadle")(x).sum().backward()
+    assert torch.equal(x.grad, torch.zeros(5))
+
+
 def test_the_name_is_known():
     known = torch._dynamo.list_backends()
     assert "treadle" in known, "install the package: the name is an entry point"

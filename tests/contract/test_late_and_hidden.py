@@ -147,9 +147,26 @@ def test_objects_as_keys():
     holder = Holder()
     holder.v = {Key(1): 1}
     compare(
-        lambda x: x * next(iter(holder.v)).number,
+        lambda x: x * next(iter(holder.v)).number * next(iter(holder.v.values())),
+        lambda: setattr(holder, "v", {Key(1): 2}),
         lambda: setattr(holder, "v", {Key(1): 1}),
         lambda: setattr(holder, "v", {Key(2): 1}),
+    )
+
+
+def test_objects_with_parts_of_their_own_as_keys():
+    def key(number):
+        module = nn.Identity()
+        module.v = [0, number]
+        return module
+
+    holder = Holder()
+    holder.v = {key(1): 1}
+    compare(
+        lambda x: x * next(iter(holder.v)).v[1] * sum(holder.v.values()),
+        lambda: setattr(holder, "v", {key(1): 1}),
+        lambda: (holder.v.clear(), holder.v.update({key(2): 1})),
+        lambda: setattr(holder, "v", {key(2): 3}),
     )
 
 

@@ -117,6 +117,18 @@ def test_half_precision_gelu_is_exact_in_double() -> None:
     check(lambda x: F.gelu(x), x, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int64])
+def test_infinity_beside_whole_numbers(dtype: torch.dtype) -> None:
+    x = torch.tensor([0, 1, 1, 0]).to(dtype)
+
+    def everything(x: torch.Tensor) -> list[torch.Tensor]:
+        inf = math.inf
+        found = [torch.isinf(x), torch.isfinite(x), torch.isnan(x), x == inf, x > -inf, x < 0.5]
+        return [*found, x < math.nan, x != math.nan, torch.where(x > 0, inf, 1.0)]
+
+    check(everything, x)
+
+
 def test_lists() -> None:
     x, y = torch.randn(3), torch.randn(2, 5)
 

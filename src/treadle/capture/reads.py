@@ -630,10 +630,10 @@ class _Match:
 
     def part(self, node: Node, at: int, watched: Watched, now: dict[Any, Any]) -> bool:
         """Whether a part holds the same under the same names, in the same order."""
-        if not self._are_names(node, watched, now):
+        values = self._beside(node, watched, now)
+        if values is None:
             return self._other_names(watched, now)
-        for name, entry in watched.held.items():
-            value = now[name]
+        for (name, entry), value in zip(watched.held.items(), values, strict=True):
             if self._entry(entry, value):
                 continue
             label = watched.part.where(name) if type(watched.part) is not Part else node.label
@@ -643,16 +643,19 @@ class _Match:
             return False
         return True
 
-    def _are_names(self, node: Node, watched: Watched, now: dict[Any, Any]) -> bool:
-        """Whether they are the same names, and where their order counts in the same order."""
-        if len(now) != len(watched.held):
-            return False
+    def _beside(self, node: Node, watched: Watched, now: dict[Any, Any]) -> Iterable[Any] | None:
+        """The values that stand where those that were held stood; ``None`` for other names, or
+        another order where that counts."""
+        held = watched.held
+        if len(now) != len(held):
+            return None
         if not (watched.part.entries and node.ordered):
-            return now.keys() == watched.held.keys()
+            return map(now.__getitem__, held) if now.keys() == held.keys() else None
         if isinstance(watched.part, Sequenced | Members):
-            return list(now) == list(watched.held)
-        pairs = zip(watched.held, now, strict=True)
-        return all(a is b or is_same_value(a, b) or self._stands_for(a, b) for a, b in pairs)
+            return now.values() if list(now) == list(held) else None
+        pairs = zip(held, now, strict=True)
+        same = all(a is b or is_same_value(a, b) or self._stands_for(a, b) for a, b in pairs)
+        return now.values() if same else None
 
     def _stands_for(self, key: Any, other: Any) -> bool:
         """Whether another object may be the key that this one was."""

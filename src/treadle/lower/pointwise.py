@@ -132,11 +132,15 @@ def isnan(site: Site, x: Value) -> Array:
 
 @lowers(aten.isinf.default)
 def isinf(site: Site, x: Value) -> Array:
+    if not x.dtype.is_floating_point:
+        return pointwise(site, lambda x: x.fn("ne", x), x, common=x.dtype)
     return pointwise(site, lambda x: x.fn("abs").fn("eq", math.inf), x, common=x.dtype)
 
 
 @lowers(aten.isfinite.default)
 def isfinite(site: Site, x: Value) -> Array:
+    if not x.dtype.is_floating_point:
+        return pointwise(site, lambda x: x.fn("eq", x), x, common=x.dtype)
     return pointwise(site, lambda x: x.fn("abs").fn("lt", math.inf), x, common=x.dtype)
 
 

@@ -420,7 +420,7 @@ class _CallAllocating:
         return value.clone() if isinstance(value, Tensor) and _storage(value) in taken else value
 
     def _inspect(self, results: Sequence[Any]) -> tuple[bool, ...]:
-        """Which results share the storage of an argument: they must be copied out of it.
+        """Which results share the storage of an argument, or have none: they must be copied.
 
         An argument's bytes may be given to another buffer, or written, while the result lives.
         """
@@ -438,7 +438,12 @@ class _CallAllocating:
                 )
         if len(results) < len(self.specs):
             raise RuntimeFailure(f"it gave {len(results)} results", code="TR-403")
-        return tuple(isinstance(t, Tensor) and _storage(t) in taken for t in results)
+        return tuple(isinstance(t, Tensor) and _needs_copy(t, taken) for t in results)
+
+
+def _needs_copy(tensor: Tensor, taken: set[int]) -> bool:
+    """Whether its bytes are those of others, or nobody's: zeros that have no memory."""
+    return tensor._is_zerotensor() or _storage(tensor) in taken
 
 
 def _storage(tensor: Tensor) -> int:
