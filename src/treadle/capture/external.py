@@ -405,6 +405,10 @@ class ExternalState:
 
         return call
 
+    def unseen(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, which runs our code alone, without a look at its frames."""
+        return self._frames.paused(function)
+
     def listen(self) -> None:
         """In a thread of the autograd engine's: hear it as well."""
         self._frames.listen()
