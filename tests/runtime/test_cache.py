@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from treadle.runtime import cache as caches
 from treadle.runtime import compilers
 from treadle.runtime.cache import Cache, content_key
 from treadle.runtime.compilers import compile_cpp, find_cxx, load_functions
@@ -99,8 +100,22 @@ def test_remains_of_a_killed_writer_go(tmp_path: Path) -> None:
     cache.put(content_key("b"), b"2")
     assert remains.exists()  # it may still be written
     os.utime(remains, (1000, 1000))
-    cache.put(content_key("c"), b"3")
+    for number in range(100):  # some of them look
+        cache.put(content_key(str(number)), b"3")
     assert not remains.exists()
+
+
+def test_many_small_entries_stay_near_the_limit(tmp_path: Path, monkeypatch) -> None:
+    looks: list[int] = []
+    original = caches._entries
+    monkeypatch.setattr(caches, "_entries", lambda root: looks.append(1) or original(root))
+    cache = Cache(tmp_path, limit_bytes=20_000)
+    keys = [content_key(str(number)) for number in range(800)]
+    for key in keys:
+        cache.put(key, bytes(10))
+    assert len(looks) < 100
+    assert cache.size() < 1.25 * cache.limit_bytes
+    assert cache.get(keys[-1]) is not None
 
 
 def call(path: Path) -> int:

@@ -27,7 +27,7 @@ from torch._ops import OpOverload
 from torch.optim import Optimizer
 
 from treadle.capture.dice import Dice
-from treadle.capture.frames import NUMPY, FrameRecorder, Whose, callers, is_of_logs, mentions, whose
+from treadle.capture.frames import NUMPY, FrameRecorder, Whose, is_of_logs, mentions, whose
 from treadle.capture.numbers import is_stand_in
 from treadle.capture.parts import (
     MISSING,
@@ -302,9 +302,10 @@ class ExternalState:
     def _note(self, owner: Any, name: str) -> None:
         if not self._runs:
             return
-        if issubclass(type(owner), _LOGGER) and id(owner) not in self._read:
-            self._meet_logger(owner)
         read = self._read.get(id(owner))
+        if read is None and issubclass(type(owner), _LOGGER):
+            self._meet_logger(owner)
+            read = self._read.get(id(owner))
         if read is None:
             if not name.startswith("__"):
                 self._early.setdefault(id(owner), set()).add(name)
@@ -331,7 +332,9 @@ class ExternalState:
 
     def _meet_logger(self, owner: Any) -> None:
         """One that users' or installed code got by its name."""
-        frame = next(each for each in callers(_getframe(3)) if not is_of_logs(each))
+        frame: FrameType = _getframe(3)
+        while is_of_logs(frame) and frame.f_back is not None:
+            frame = frame.f_back
         if whose(frame.f_code.co_filename) >= Whose.INSTALLED:
             name = object.__getattribute__(owner, "name")
             self._loggers[f"logging.getLogger({name!r})"] = owner
@@ -407,6 +410,10 @@ class ExternalState:
             return (dispatch if whole else paused)(mode, op, *rest, **named)
 
         return call
+
+    def unseen(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, which runs our code alone, without a look at its frames."""
+        return self._frames.paused(function)
 
     def listen(self) -> None:
         """In a thread of the autograd engine's: hear it as well."""

@@ -164,7 +164,9 @@ class Entered:
 
     names: set[str] = field(default_factory=set[str])
     theirs: set[str] = field(default_factory=set[str])  # those of users' and installed code
-    codes: set[tuple[CodeType, int]] = field(default_factory=set[tuple[CodeType, int]])
+    codes: dict[tuple[int, int], CodeType] = field(
+        default_factory=dict[tuple[int, int], CodeType]
+    )  # by their ids and those of globals: a code's own hash goes through all of it
     spaces: dict[int, tuple[dict[str, Any], set[str], Whose]] = field(
         default_factory=dict[int, tuple[dict[str, Any], set[str], Whose]]
     )
@@ -176,13 +178,13 @@ class Entered:
 
     def knows(self, code: CodeType, space: dict[str, Any]) -> bool:
         """Whether it was entered before."""
-        return (code, id(space)) in self.codes
+        return (id(code), id(space)) in self.codes
 
     def note(self, code: CodeType, space: dict[str, Any], owner: "Whose") -> None:
         """``code`` of ``owner`` runs on the globals ``space``."""
         if self.knows(code, space):
             return
-        self.codes.add((code, id(space)))
+        self.codes[id(code), id(space)] = code
         found = mentions(code)
         self.names |= found.names
         if owner >= Whose.INSTALLED:
@@ -205,7 +207,11 @@ class FrameRecorder:
         self.entered = Entered()
         self._meets = meets
         self._threads = threads
-        self._events = _Monitoring(self._enters) if _MONITORS else _Profiling(self._enters)
+        self._ours: dict[int, CodeType] = {}  # by their ids: of these nothing is to be told
+        self._mentions: dict[int, tuple[CodeType, Mentions]] = {}
+        self._events = (
+            _Monitoring(self._enters) if _MONITORS else _Profiling(self._enters, self._ours)
+        )
         self._generators: dict[int, FrameType] = {}  # held, so that no id is used twice
         self._below: list[FrameType] = []
         self._imports = False  # whether the run is the first to import anything
@@ -240,9 +246,12 @@ class FrameRecorder:
 
     def _is_new(self, frame: FrameType) -> bool:
         code = frame.f_code
-        self._imports = self._imports or _is_import(frame)
+        imports = _is_import(frame)
+        self._imports = self._imports or imports
         owner = whose(file_of(frame))
         if owner is Whose.OURS:
+            if not imports and not code.co_filename.startswith("<"):
+                self._ours[id(code)] = code
             return False
         known = self.entered.knows(code, frame.f_globals)
         if not known and self._is_aside(frame):
@@ -252,7 +261,7 @@ class FrameRecorder:
             self._resumes(frame)
         if owner >= Whose.INSTALLED:
             given = frame.f_locals
-            self._asks_types(mentions(code), given, owner)
+            self._asks_types(self._mentioned(code), given, owner)
             texts = {value for value in given.values() if type(value) is str}
             new = not texts <= self.entered.names
             self.entered.names |= texts
@@ -263,6 +272,13 @@ class FrameRecorder:
         if not known:
             self.entered.note(code, frame.f_globals, owner)
         return resumable
+
+    def _mentioned(self, code: CodeType) -> Mentions:
+        """``mentions`` without the hash of the code, for what is entered again and again."""
+        found = self._mentions.get(id(code))
+        if found is None:
+            found = self._mentions[id(code)] = code, mentions(code)
+        return found[1]
 
     def _asks_types(self, found: Mentions, given: Mapping[str, Any], owner: Whose) -> None:
         """Whether ``type`` is asked of a number that stands in: of an argument, which can be
@@ -319,10 +335,13 @@ def _is_import(frame: FrameType) -> bool:
 
 
 class _Profiling:
-    """Frames by the profile hook of each thread."""
+    """Frames by the profile hook of each thread. ``skipped``: codes, by their ids, to pass over."""
 
-    def __init__(self, enters: Callable[[FrameType], bool]) -> None:
+    def __init__(
+        self, enters: Callable[[FrameType], bool], skipped: Mapping[int, CodeType]
+    ) -> None:
         self._enters = enters
+        self._skipped = skipped
         self._hook = self._on_event
         self._before: Any = None
         self._active = False
@@ -362,8 +381,10 @@ class _Profiling:
         return call
 
     def _on_event(self, frame: FrameType, event: str, _: Any) -> None:
+        if event != "call" or (id(frame.f_code) in self._skipped and self._active):
+            return
         thread = threading.get_ident()
-        if event != "call" or thread in self._busy:
+        if thread in self._busy:
             return
         if not self._active:
             setprofile(None)  # a thread of the engine's that outlives the run

@@ -17,9 +17,11 @@ from treadle.capture.external import (
     ExternalState,
     Later,
     counted,
+    owner_of,
     refuse_new_tensors,
     refused,
 )
+from treadle.capture.frames import Whose
 from treadle.capture.numbers import Number, Text, Uses, is_number, is_stand_in
 from treadle.capture.optimizers.registry import Form, Values, check_step, form_of
 from treadle.capture.parts import MISSING, is_plain
@@ -52,6 +54,7 @@ from treadle.capture.torch_private import (
     traced_nodes,
     unflatten,
     uses_onednn,
+    without_functions,
 )
 from treadle.capture.words import here
 from treadle.graph.signature import Input, Role
@@ -584,11 +587,19 @@ class Run:
         if not with_grad:
             return
         self._refuse_changed(cluster)
+        self.trace.watch.note_line()
         self.trace.uses.ours = True
         try:
-            self._step(form, cluster, with_grad)
+            self._aside(form, self._step)(form, cluster, with_grad)
         finally:
             self.trace.uses.ours = False
+
+    def _aside(self, form: Form, function: Callable[..., None]) -> Callable[..., None]:
+        """Nobody looks at what our own forms call: they take traced tensors alone."""
+        external = self.trace.external
+        if external is None or owner_of(type(form)) is not Whose.OURS:
+            return function
+        return external.unseen(without_functions(function))
 
     def _step(self, form: Form, cluster: Cluster, with_grad: list[nn.Parameter]) -> None:
         group = self._groups[id(cluster)]

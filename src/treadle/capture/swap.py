@@ -5,6 +5,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import NoneType
 from typing import Any, cast
 
 import torch
@@ -74,6 +75,24 @@ _READ_GRAD, _SET_GRAD = _GRAD.__get__, _GRAD.__set__
 _SET_DATA = cast(Any, Tensor.data).__set__
 
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_LEAVES = frozenset({int, float, bool, str, NoneType, torch.dtype, torch.device, Generator})
+
+
+def _arguments(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], Callable[[list[Any]], Arguments]]:
+    """The leaves of the arguments of a call, and what puts others in their places."""
+    leaves = [*args, *kwargs.values()]
+    if all(type(each) in _LEAVES or isinstance(each, Tensor) for each in leaves):
+        count = len(args)
+        return leaves, lambda new: (
+            tuple(new[:count]), dict(zip(kwargs, new[count:], strict=True))
+        )  # fmt: skip
+    leaves, spec = flatten_containers((args, dict(kwargs)))
+    return leaves, lambda new: unflatten(new, spec)
+
+
 class StandIns(TorchFunctionMode):
     """Every use of one of the user's own tensors becomes a use of the traced one.
 
@@ -102,16 +121,16 @@ class StandIns(TorchFunctionMode):
         if func in (_READ_GRAD, _SET_GRAD):
             leaf = self._table.get(id(args[0]), args[0])
             self._watch.note_gradient(leaf, cleared=func == _SET_GRAD and args[1] is None)
-        leaves, spec = flatten_containers((args, dict(kwargs or {})))
+        leaves, rebuilt = _arguments(args, kwargs or {})
         if any(map(is_stand_in, leaves)):
             args, kwargs = scale(func, args, dict(kwargs or {}))
-            leaves, spec = flatten_containers((args, kwargs))
+            leaves, rebuilt = _arguments(args, kwargs or {})
         if func in _VALUES and any(isinstance(leaf, FakeTensor) for leaf in leaves):
             raise looks_at_value(here())
         if any(self._is_outside(leaf) for leaf in leaves):
             users = whose(sys._getframe(1).f_code.co_filename) is not Whose.OURS  # pyright: ignore
             leaves = [self._inside(leaf, held=users) for leaf in leaves]
-            args, kwargs = unflatten(leaves, spec)
+            args, kwargs = rebuilt(leaves)
         if func == _SET_DATA:
             return self._set_data(*args)
         if any(isinstance(leaf, Generator) for leaf in leaves):
@@ -127,11 +146,11 @@ class StandIns(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """A draw from a generator that is given is traced without it, and noted."""
-        leaves, spec = flatten_containers((args, dict(kwargs)))
+        leaves, rebuilt = _arguments(args, kwargs)
         given = [leaf for leaf in leaves if isinstance(leaf, Generator)]
         number = self._watch.rng.number(given[0])
         plain = [None if isinstance(leaf, Generator) else leaf for leaf in leaves]
-        args, kwargs = unflatten(plain, spec)
+        args, kwargs = rebuilt(plain)
         start = traced_nodes()
         result = func(*args, **kwargs)
         if number is not None:
@@ -447,7 +466,8 @@ class Watch:
     def note_made(self, result: Any) -> None:
         """The line and the module that run now made these tensors: their gradients are their
         doing as well."""
-        for each in flatten_containers(result)[0]:
+        made = [result] if isinstance(result, Tensor) else flatten_containers(result)[0]
+        for each in made:
             if isinstance(each, Tensor) and each.grad_fn is not None:
                 self._made.setdefault(each.grad_fn, (self.lines[-1][1], self._stack[-1]))
 

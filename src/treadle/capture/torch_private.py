@@ -47,6 +47,7 @@ from treadle.util.errors import CaptureError
 from treadle.util.extents import Size
 
 NAMES: dict[str, tuple[str, ...]] = {
+    "torch._C.DisableTorchFunction": ("2.11", "2.13", "2.15"),
     "torch._C._dynamo.guards.dict_version": ("2.11", "2.13", "2.15"),
     "torch._C._get_mkldnn_enabled": ("2.11", "2.13", "2.15"),
     "torch._C._set_mkldnn_enabled": ("2.11", "2.13", "2.15"),
@@ -428,6 +429,16 @@ def works_for(thread: int) -> bool:
     """Whether this is the thread (by its identity) that traces, or one of the autograd engine's,
     which runs the backward pass of a GPU for it."""
     return threading.get_ident() == thread or get_proxy_mode() is not None
+
+
+def without_functions(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, whose operations no mode or class sees before they are traced."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return call
 
 
 def traced_nodes() -> int:

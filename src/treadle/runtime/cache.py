@@ -28,6 +28,8 @@ _MARK = b"TREADLE1"
 _TRAILER = len(_MARK) + 32
 _STALE_SECONDS = 3600
 _TEMPORARY = ".partial-"
+_LARGE = 256  # an entry of more than this part of the limit
+_ONE_IN = 16  # of the others, those whose keys begin so
 
 
 def content_key(*parts: str | bytes) -> str:
@@ -142,7 +144,8 @@ class Cache:
                 ) from error
             self._fall_back(error)
             return self._store(key, suffix, payload)
-        self._evict(path)
+        if len(data) * _LARGE > self.limit_bytes or int(key[:2], 16) % _ONE_IN == 0:
+            self._evict(path)
         return path
 
     def _root(self) -> Path:
@@ -161,7 +164,11 @@ class Cache:
         )
 
     def _evict(self, keep: Path) -> None:
-        """Remove the least recently used entries until the rest fits the limit."""
+        """Remove the least recently used entries until the rest fits the limit.
+
+        That looks at every entry there is, so only large ones and one in sixteen of the others ask
+        for it: the limit may be passed by a few small entries.
+        """
         entries = sorted(_entries(self._root()))
         excess = sum(size for _, size, _ in entries) - self.limit_bytes
         for _, size, path in entries:

@@ -6,6 +6,7 @@ steps keep their place too, so that equal ones stay together and become one laun
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from treadle.loop.program import Buffer, BufferKind
@@ -50,16 +51,19 @@ def ordered(
 
 
 def _pick(ready: list[tuple[int, int]], live: "_Liveness") -> int:
-    best = max(ready, key=lambda entry: live.gain(entry[1]))
-    if live.gain(best[1]) >= EAGER_BYTES:
-        ready.remove(best)
-        heapq.heapify(ready)
-        return best[1]
+    large = [entry for entry in ready if entry[1] in live.large] if live.large else []
+    if large:
+        best = max(large, key=lambda entry: live.gain(entry[1]))
+        if live.gain(best[1]) >= EAGER_BYTES:
+            ready.remove(best)
+            heapq.heapify(ready)
+            return best[1]
     return heapq.heappop(ready)[1]
 
 
 class _Liveness:
-    """Bytes that a step would free, given what has run."""
+    """Bytes that a step would free, given what has run. ``large``: those that read enough to be
+    worth their while."""
 
     def __init__(
         self,
@@ -70,31 +74,38 @@ class _Liveness:
     ) -> None:
         self._reads = reads
         self._writes = writes
-        self._buffers = buffers
-        self._kept = kept
-        self._left: dict[str, int] = {}
-        for names in reads:
-            for name in names:
-                self._left[name] = self._left.get(name, 0) + 1
+        self._left = Counter(name for names in reads for name in names)
+        self._sizes = {
+            name: sample_of(buffers[name].nbytes)
+            for name in {name for names in (*reads, *writes) for name in names} - kept
+            if buffers[name].kind is BufferKind.TEMPORARY
+        }
+        sums = [sum(self._sizes.get(name, 0) for name in names) for names in reads]
+        self.large = frozenset(g for g, total in enumerate(sums) if total >= EAGER_BYTES)
+        self._touching: dict[str, list[int]] = {}
+        for g in self.large:
+            for name in (reads[g] | writes[g]) & self._sizes.keys():
+                self._touching.setdefault(name, []).append(g)
         self._begun: set[str] = set()
-
-    def _ours(self, name: str) -> bool:
-        return self._buffers[name].kind is BufferKind.TEMPORARY and name not in self._kept
+        self._gains: dict[int, int] = {}
 
     def gain(self, g: int) -> int:
-        freed = sum(
-            sample_of(self._buffers[name].nbytes)
-            for name in self._reads[g]
-            if self._ours(name) and self._left[name] == 1
-        )
-        taken = sum(
-            sample_of(self._buffers[name].nbytes)
-            for name in self._writes[g]
-            if self._ours(name) and name not in self._begun and self._left.get(name, 0)
-        )
-        return freed - taken
+        """Of one that is large."""
+        if g not in self._gains:
+            sizes = self._sizes
+            freed = sum(sizes.get(n, 0) for n in self._reads[g] if self._left[n] == 1)
+            taken = sum(
+                sizes.get(n, 0) for n in self._writes[g] - self._begun if self._left.get(n, 0)
+            )
+            self._gains[g] = freed - taken
+        return self._gains[g]
 
     def run(self, g: int) -> None:
-        self._begun |= self._writes[g]
+        changed = self._writes[g] - self._begun
+        self._begun |= changed
         for name in self._reads[g]:
             self._left[name] -= 1
+        changed |= {name for name in self._reads[g] if self._left[name] <= 1}
+        for name in changed & self._touching.keys():
+            for other in self._touching[name]:
+                self._gains.pop(other, None)
