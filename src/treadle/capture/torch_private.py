@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
@@ -44,6 +45,7 @@ from treadle.capture.opened import Opened, Shell, is_value, opened
 from treadle.util.draw_operators import TRACED_AS
 from treadle.util.errors import CaptureError
 from treadle.util.extents import Size
+from treadle.util.words import write_counts
 
 NAMES: dict[str, tuple[str, ...]] = {
     "torch._C._dynamo.guards.dict_version": ("2.11", "2.13", "2.15"),
@@ -568,25 +570,31 @@ def retraced(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
 
 
 class DictVersions:
-    """Which of many dicts have been written to, at some 20 ns a dict: CPython counts writes, and
-    PyTorch knows where (``ma_version_tag``, dict watchers from 3.12 on)."""
+    """Which of many dicts have been written to: CPython counts writes. Where the counts lie is
+    known of some versions, and they are read all at once; PyTorch knows of every version
+    (``ma_version_tag``, dict watchers from 3.12 on), at some 20 to 80 ns a dict."""
 
     def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
         self._dicts = list(dicts)
-        self._versions = list(map(dict_version, self._dicts))
-        self._found = self._versions
+        self._read = write_counts(self._dicts) or self._ask
+        self._versions = self._found = self._read()
 
     def changed(self) -> list[int]:
         """The positions of those that have been written to since ``accept``."""
-        self._found = list(map(dict_version, self._dicts))
-        if self._found == self._versions:
-            return []
-        pairs = zip(self._found, self._versions, strict=True)
-        return [at for at, (now, before) in enumerate(pairs) if now != before]
+        self._found = self._read()
+        return np.flatnonzero(self._found != self._versions).tolist()
+
+    def are_same(self) -> bool:
+        """Whether none has been written to since ``accept``."""
+        self._found = self._read()
+        return bool((self._found == self._versions).all())
 
     def accept(self) -> None:
-        """What ``changed`` has found is how it is."""
+        """What was found last is how it is."""
         self._versions = self._found
+
+    def _ask(self) -> Any:
+        return np.fromiter(map(dict_version, self._dicts), np.uint64, len(self._dicts))
 
 
 def sample_mode() -> FakeTensorMode:
