@@ -14,9 +14,9 @@ from treadle.capture.sources import Held, RunTimeNumber, Scalar, State
 from treadle.capture.torch_private import flatten, unflatten
 
 
-def read_inputs(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors of this call, in the signature's order; the user's own, not copies."""
-    leaves, _ = flatten((args, kwargs))
+def read_inputs(captured: Captured, leaves: list[Any]) -> list[Tensor]:
+    """The tensors of this call, in the signature's order; the user's own, not copies. ``leaves``:
+    those of its arguments."""
     captured.call.leaves = leaves
     scalars = iter(captured.scalars.read())
     return [

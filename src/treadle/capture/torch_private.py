@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import operator
 import sys
 import threading
 import warnings
@@ -9,13 +10,14 @@ import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
-from torch._C._dynamo.guards import dict_version
+from torch._C._dynamo.guards import TensorGuards, dict_version
 from torch._functorch import eager_transforms
 from torch._functorch import vmap as functorch_vmap
 from torch._guards import detect_fake_mode
@@ -48,6 +50,7 @@ from treadle.util.extents import Size
 from treadle.util.words import write_counts
 
 NAMES: dict[str, tuple[str, ...]] = {
+    "torch._C._dynamo.guards.TensorGuards": ("2.11", "2.13", "2.15"),
     "torch._C._dynamo.guards.dict_version": ("2.11", "2.13", "2.15"),
     "torch._C._get_mkldnn_enabled": ("2.11", "2.13", "2.15"),
     "torch._C._set_mkldnn_enabled": ("2.11", "2.13", "2.15"),
@@ -170,6 +173,34 @@ def copy_hooks(source: Tensor, target: Tensor) -> None:
         target.register_hook(hook)
     for hook in (source._post_accumulate_grad_hooks or {}).values():
         target.register_post_accumulate_grad_hook(hook)
+
+
+_OWN_HOOKS = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def has_tensor_hooks(tensors: Sequence[Tensor]) -> bool:
+    """Whether any of them has hooks."""
+    return any(chain.from_iterable(map(_OWN_HOOKS, tensors)))
+
+
+def hook_dicts(module: nn.Module) -> tuple[dict[Any, Any], ...]:
+    """Where the hooks of ``module_hooks`` are kept."""
+    return (
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+    )
+
+
+def step_hook_dicts(optimizers: Iterable[Optimizer]) -> tuple[dict[Any, Any], ...]:
+    """Where the hooks of ``step_hooks`` are kept."""
+    own = (
+        hooks
+        for each in optimizers
+        for hooks in (each._optimizer_step_pre_hooks, each._optimizer_step_post_hooks)
+    )
+    return (_global_optimizer_pre_hooks, _global_optimizer_post_hooks, *own)
 
 
 def module_hooks(module: nn.Module) -> tuple[Callable[..., Any], ...]:
@@ -507,6 +538,31 @@ def flatten_with_paths(tree: Any) -> tuple[list[tuple[str, Any]], TreeSpec]:
     return named, spec
 
 
+_LEAVES = frozenset({Tensor, nn.Parameter, int, float, bool, str, type(None)})
+
+
+class FlatCalls:
+    """The leaves of calls' arguments with paths and structure. Those of arguments that are leaves
+    themselves are known from how many there are, and from their names."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[tuple[str, ...], TreeSpec]] = {}
+
+    def of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], tuple[str, ...], TreeSpec]:
+        """Leaves, their paths (``args[0]``, ``kwargs['x']``), and their structure."""
+        leaves = [*args, *kwargs.values()]
+        if not _LEAVES.issuperset(map(type, leaves)):
+            found, structure = flatten_with_paths((args, kwargs))
+            return [value for _, value in found], tuple(path for path, _ in found), structure
+        key = len(args), *kwargs
+        if key not in self._known:
+            found, structure = flatten_with_paths((args, kwargs))
+            self._known[key] = tuple(path for path, _ in found), structure
+        return leaves, *self._known[key]
+
+
 def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple[Any, Size]]]:
     """A fake mode whose tensors may have these sizes, and by the name of its symbol each size as
     a ``SymInt`` and as it was given."""
@@ -597,6 +653,33 @@ class DictVersions:
         return np.fromiter(map(dict_version, self._dicts), np.uint64, len(self._dicts))
 
 
+class SameLayouts:
+    """Whether tensors have the types that they had: class, dtype, device, sizes, strides, whether
+    they want gradients. PyTorch looks at all of them at some 100 ns each."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        sizes: Any = [list(each.shape) for each in tensors]  # their declared types are others
+        strides: Any = [list(each.stride()) for each in tensors]
+        self._guards = TensorGuards(
+            *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+        )
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor]) -> "SameLayouts | None":
+        """For these; ``None`` if some are not dense or not PyTorch's own."""
+        unique = list({id(each): each for each in tensors}.values())
+        known = (Tensor, nn.Parameter)
+        if any(type(t) not in known or t.layout is not torch.strided for t in unique):
+            return None
+        found = SameLayouts(unique)
+        return found if found.hold() else None
+
+    def hold(self) -> bool:
+        """Whether each is as it was. Says no as well where modes are on that change operations."""
+        return self._guards.check(*self._tensors)
+
+
 def sample_mode() -> FakeTensorMode:
     """A fake mode for values of known sizes."""
     return FakeTensorMode(allow_non_fake_inputs=True)
@@ -616,6 +699,41 @@ def switches() -> dict[str, str]:
         on, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         found[f"autocast_{kind}"] = f"{on} {dtype}"
     return found
+
+
+class Switches:
+    """What ``switches`` says, put into words only where it changed."""
+
+    def __init__(self) -> None:
+        self._raw: Any = None
+        self._words: tuple[str, ...] = ()
+
+    def now(self) -> tuple[str, ...]:
+        """The values of ``switches()``; the very same object while nothing changed."""
+        raw = self._read()
+        if raw is None or raw != self._raw:
+            words = tuple(switches().values())
+            self._raw, self._words = raw, self._words if words == self._words else words
+        return self._words
+
+    def _read(self) -> Any:
+        try:
+            return (
+                *[each() for each in _getter_functions()],
+                torch.get_default_dtype(),
+                torch.get_default_device(),
+                torch.is_autocast_enabled("cpu"),
+                torch.is_autocast_enabled("cuda"),
+                torch.get_autocast_dtype("cpu"),
+                torch.get_autocast_dtype("cuda"),
+            )
+        except RuntimeError:  # new and old interfaces have set one
+            return None
+
+
+@functools.cache
+def _getter_functions() -> tuple[Callable[[], Any], ...]:
+    return tuple(vars(torch._C)[name] for name in _getters())
 
 
 def _switch(name: str) -> Any:
