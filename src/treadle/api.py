@@ -228,7 +228,8 @@ class Step:
         with self._lock:
             compiled, inputs = self._ready(args, kwargs)
             undo = self._undo(compiled, inputs)  # before the meter starts
-            held = [*inputs, *compiled.executable.held(), undo.random]
+            held = [*inputs, *compiled.executable.held()]
+            held += [] if undo.random is None else [undo.random]
             report = measure_peak(lambda: self._run(compiled, inputs, undo), held)
             compiled.measured_peak = report.peak_bytes
             return report

@@ -18,11 +18,12 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CellType, FunctionType
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
 _WORD = ctypes.sizeof(ctypes.c_uint64)
+_FLOAT = ctypes.sizeof(ctypes.c_float)
 _MANAGED_DICT = 1 << 4  # a flag of types whose instances have their dict in front of them
 
 Words = Callable[[], Any]
@@ -39,6 +40,26 @@ def gathered(addresses: Iterable[int]) -> Words:
     window = np.ctypeslib.as_array((ctypes.c_uint64 * length).from_address(first))
     at = (places - first) // _WORD
     return lambda: window.take(at)  # what lies between the objects is not touched
+
+
+@final
+class Floats:
+    """Numbers of four bytes at these addresses, in memory that the caller keeps alive."""
+
+    def __init__(self, addresses: Sequence[int]) -> None:
+        places = np.array(addresses, dtype=np.int64)
+        first = int(places.min())
+        length = (int(places.max()) - first) // _FLOAT + 1
+        self._window = np.ctypeslib.as_array((ctypes.c_float * length).from_address(first))
+        self._at = (places - first) // _FLOAT
+
+    def read(self) -> Any:
+        """The numbers now."""
+        return self._window.take(self._at)
+
+    def write(self, value: float) -> None:
+        """From now on every one of them is this."""
+        self._window[self._at] = value
 
 
 def write_counts(dicts: Sequence[Mapping[Any, Any]]) -> Words | None:
@@ -159,4 +180,4 @@ def _counts_writes(offset: int) -> bool:
     return True
 
 
-__all__ = ["Words", "contents", "gathered", "spaces", "types", "write_counts"]
+__all__ = ["Floats", "Words", "contents", "gathered", "spaces", "types", "write_counts"]
