@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from treadle.capture.bind import apply_outputs, clear_fresh, named_state, read_inputs, step_eagerly
 from treadle.capture.dynamic import Dims
-from treadle.capture.guards import GuardKey, guard_key
+from treadle.capture.guards import GuardKey, Keys
 from treadle.capture.reads import Place, argument_place
 from treadle.capture.refuse import check_call, check_models, named_models, named_optimizers
 from treadle.capture.run import Call
@@ -75,6 +75,7 @@ class Step:
         self._function = function
         self._models = named_models(models)
         self._optimizers = named_optimizers(optimizers)
+        self._keys = Keys(self._models, self._optimizers)
         self._variants = Variants(options.max_cached)
         self._last: Compiled | None = None
         self._store = Cache(options.cache_dir)
@@ -117,7 +118,7 @@ class Step:
         """The variant for this call, and its inputs."""
         update = kwargs.pop("update", True) if self._takes_update else True
         compiled = self._variant(args, kwargs, update=update)
-        return compiled, read_inputs(compiled.captured, args, kwargs)
+        return compiled, read_inputs(compiled.captured, self._call.leaves)
 
     def _undo(self, compiled: Compiled, inputs: Sequence[Tensor]) -> Undo:
         """Until a variant has run once, what it overwrites is kept aside, where the budget
@@ -227,7 +228,8 @@ class Step:
         with self._lock:
             compiled, inputs = self._ready(args, kwargs)
             undo = self._undo(compiled, inputs)  # before the meter starts
-            held = [*inputs, *compiled.executable.held(), undo.random]
+            held = [*inputs, *compiled.executable.held()]
+            held += [] if undo.random is None else [undo.random]
             report = measure_peak(lambda: self._run(compiled, inputs, undo), held)
             compiled.measured_peak = report.peak_bytes
             return report
@@ -282,8 +284,7 @@ class Step:
     def _variant(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
     ) -> Compiled:
-        self._call.leaves = flatten((args, kwargs))[0]
-        key = guard_key(self._models, self._optimizers, args, kwargs, update=update)
+        key, self._call.leaves = self._keys.of(args, kwargs, update=update)
         found = self._variants.get(key)
         if found is None:
             known = len(self.recompiles)

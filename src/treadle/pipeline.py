@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from treadle.capture.step import Captured
-from treadle.capture.torch_private import clear_workspaces
+from treadle.capture.torch_private import SameLayouts, clear_workspaces
 from treadle.codegen.host import artifact_of, call_step, spec_of
 from treadle.compiler.request import CompileRequest, Target, key_of, request_of
 from treadle.generality import require_general
@@ -89,6 +89,7 @@ class Compiled:
     checks: IndexCheck
     measured_peak: int | None = None
     has_run: bool = False
+    draws: bool = True  # whether a call may take random numbers of the process'
     kernel_seconds: tuple[float, ...] = ()
     pattern: Artifact | None = None  # the artifact for many shapes that this one was made from
 
@@ -114,7 +115,8 @@ def compile_graph(
         domain=captured.domain,
         generators=captured.generators,
     )
-    return Compiled(captured, options, **vars(built))
+    draws = captured.draws or bool(registered())
+    return Compiled(captured, options, draws=draws, **vars(built))
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ def _terms(step: StepGraph, artifact: Artifact, options: Options) -> Terms | Non
             room = 0  # a ratio leaves none by its meaning
         case budget:
             room = parse_bytes(budget) - artifact.peak_bytes
-    return Terms(frozenset(batch), frozenset(written), room, clear_workspaces)
+    return Terms(frozenset(batch), frozenset(written), room, clear_workspaces, SameLayouts.of)
 
 
 def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, Story]:

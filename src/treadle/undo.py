@@ -16,7 +16,7 @@ class Undo:
     """Copies of what a step overwrites, and the generators; without ``complete`` only those."""
 
     values: tuple[tuple[Tensor, Tensor], ...]
-    random: Tensor
+    random: Tensor | None  # of a step that draws
     own: tuple[tuple[torch.Generator, Tensor], ...]  # the user's generators
     cuda: tuple[Tensor, ...]
     complete: bool
@@ -26,6 +26,8 @@ class Undo:
     @staticmethod
     def of(compiled: Compiled, inputs: Sequence[Tensor]) -> "Undo":
         """Before a call. Copies are made once per variant, in host memory, within the budget."""
+        if compiled.has_run and not compiled.draws:
+            return _NOTHING
         cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()
         random = torch.get_rng_state()
         own = tuple((each, each.get_state()) for each in compiled.captured.generators)
@@ -38,7 +40,8 @@ class Undo:
 
     def restore(self) -> bool:
         """Put everything back that was kept; whether that is all the step may have changed."""
-        torch.set_rng_state(self.random)
+        if self.random is not None:
+            torch.set_rng_state(self.random)
         for generator, state in self.own:
             generator.set_state(state)
         if self.cuda:
@@ -51,6 +54,9 @@ class Undo:
         for each in self.eager:
             each.restore()
         return self.complete
+
+
+_NOTHING = Undo((), None, (), (), complete=False)
 
 
 def _written(compiled: Compiled, inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -46,6 +46,7 @@ class Variants:
         self._limit = limit
         self._known: OrderedDict[GuardKey, Compiled] = OrderedDict()
         self._parted = False  # whether the last search gave a variant up
+        self._recent: tuple[GuardKey, Compiled] | None = None  # of the last call
 
     def __iter__(self) -> Iterator[Compiled]:
         return iter(self._known.values())
@@ -56,6 +57,19 @@ class Variants:
     def get(self, key: GuardKey) -> Compiled | None:
         """The variant for a call; it counts as used."""
         self._parted = False
+        recent = self._recent
+        if recent is not None and recent[0] == key and self._is_newest(recent[1]):
+            compiled = recent[1]
+            if compiled.captured.reads.hold() and compiled.captured.agrees():
+                return compiled
+        found = self._search(key)
+        self._recent = None if found is None else (key, found)
+        return found
+
+    def _is_newest(self, compiled: Compiled) -> bool:
+        return next(reversed(self._known.values()), None) is compiled
+
+    def _search(self, key: GuardKey) -> Compiled | None:
         for kind in dict.fromkeys(
             (each.outside, each.fresh, each.free) for each in reversed(self._known)
         ):

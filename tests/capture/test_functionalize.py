@@ -25,7 +25,7 @@ def check(program, *inputs, seed=0):
     found = captured(program, *inputs)
     verify(found.step)
     assert all(map(torch.equal, before, inputs)), "capture wrote to an input"
-    live = read_inputs(found, inputs, {})
+    live = read_inputs(found, list(inputs))
     old = [each.clone() for each in live]
     torch.manual_seed(seed)
     values = run_step(found.step, live)

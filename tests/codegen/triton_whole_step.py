@@ -81,7 +81,7 @@ def main(folder: Path, dtype: torch.dtype) -> None:
     close = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0.05, "atol": 0.03}
     for number, batch in enumerate(batches):
         torch.manual_seed(number)
-        loss = apply_outputs(captured, executable.run(read_inputs(captured, batch, {})))
+        loss = apply_outputs(captured, executable.run(read_inputs(captured, list(batch))))
         torch.manual_seed(number)
         torch.testing.assert_close(loss, eager(*batch), **close)
         for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):

@@ -10,21 +10,15 @@ from treadle.capture.eager import run_eagerly
 from treadle.capture.finish import Captured
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.run import fill, slots_in
-from treadle.capture.sources import Held, RunTimeNumber, Scalar, State
+from treadle.capture.sources import Held, State
 from treadle.capture.torch_private import flatten, unflatten
 
 
-def read_inputs(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors of this call, in the signature's order; the user's own, not copies."""
-    leaves, _ = flatten((args, kwargs))
+def read_inputs(captured: Captured, leaves: list[Any]) -> list[Tensor]:
+    """The tensors of this call, in the signature's order; the user's own, not copies. ``leaves``:
+    those of its arguments."""
     captured.call.leaves = leaves
-    scalars = iter(captured.scalars.read())
-    return [
-        next(scalars)
-        if isinstance(source, Scalar | RunTimeNumber)
-        else source.read(leaves, captured.pending)
-        for source in captured.sources
-    ]
+    return captured.inputs.read(leaves, captured.pending, captured.scalars.read())
 
 
 def named_state(captured: Captured, args: tuple[Any, ...]) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from treadle.capture.sources import (
     Clusters,
     Fixed,
     Held,
+    Inputs,
     Parameter,
     RunTimeNumber,
     Scalars,
@@ -65,12 +66,29 @@ class Captured:
     clusters: Clusters
     stepped: frozenset[int]  # clusters whose counters advance
     scalars: Scalars
+    inputs: Inputs
     pending: dict[tuple[int, str], Tensor] = field(default_factory=dict[tuple[int, str], Tensor])
     domain: Domain = field(default_factory=Domain)  # the sizes that the step is right for
+
+    @property
+    def draws(self) -> bool:
+        """Whether a call may take random numbers of the process': operators of others may."""
+        return bool(self.eager) or any(
+            is_random(node) or not _is_known(node) for node in self.step.graph.nodes
+        )
 
     def agrees(self) -> bool:
         """Whether parameters that share a step counter in the graph still share it."""
         return all(self.clusters[at].agrees() for at in self.stepped)
+
+
+_KNOWN = ("aten", "prims", "treadle")
+
+
+def _is_known(node: fx.Node) -> bool:
+    if node.op != "call_function" or node.target is operator.getitem:
+        return node.op in ("placeholder", "output", "get_attr", "call_function")
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _KNOWN
 
 
 def finish(
@@ -137,6 +155,7 @@ def finish(
         clusters=run.clusters,
         stepped=frozenset(run.trace.stepped),
         scalars=Scalars(kept),
+        inputs=Inputs(kept),
         pending={},
     )
 

@@ -1,7 +1,7 @@
 """What a compiled variant depends on, and in words what changed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,17 +11,22 @@ from torch.optim import Optimizer
 from treadle.capture.optimizers.registry import form_of, has_form
 from treadle.capture.parts import is_plain, plain_fact
 from treadle.capture.reads import Reads, first_of_each, tensor_fact
+from treadle.capture.steady import (
+    Facts,
+    Steady,
+    are_grads,
+    modules_of,
+    watch_models,
+    watch_optimizers,
+)
 from treadle.capture.torch_private import (
+    FlatCalls,
+    Switches,
     TreeSpec,
-    flatten_with_paths,
     module_hooks,
     step_hooks,
-    switches,
     tensor_hooks,
 )
-
-Facts = tuple[Any, ...]
-
 
 ANY: Any = object()
 """In the place of a value on which nothing depends."""
@@ -67,47 +72,59 @@ class GuardKey:
         )
 
 
-def guard_key(
-    models: Mapping[str, nn.Module],
-    optimizers: Mapping[str, Optimizer],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    update: bool = True,
-) -> GuardKey:
-    """The key of a call. Python values among the arguments are part of it as they are; ``update``:
-    whether the optimizers step."""
-    leaves, structure = flatten_with_paths((args, kwargs))
-    training, identity, tensors, hooks, grads = _model_facts(models)
-    return GuardKey(
-        tuple((path, _fact(value)) for path, value in leaves),
-        structure,
-        first_of_each(value for _, value in leaves if isinstance(value, Tensor)),
-        identity,
-        training,
-        hooks,
-        tensors,
-        tuple(
+class Keys:
+    """The keys of a step's calls. What is as it was at the call before is not looked at again, and
+    is the very same object in both keys."""
+
+    def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]):
+        self._calls = FlatCalls()
+        self._switches = Switches()
+        self._models = Steady(lambda: _model_facts(models), lambda: watch_models(models))
+        self._optimizers = Steady(
+            lambda: _optimizer_facts(optimizers), lambda: watch_optimizers(optimizers)
+        )
+
+    def of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
+    ) -> tuple[GuardKey, list[Any]]:
+        """The key of a call, and the leaves of its arguments. Python values among them are part of
+        it as they are; ``update``: whether the optimizers step."""
+        leaves, paths, structure = self._calls.of(args, kwargs)
+        facts = self._models.get()
+        key = GuardKey(
+            tuple(zip(paths, map(_fact, leaves), strict=True)),
+            structure,
+            first_of_each(value for value in leaves if isinstance(value, Tensor)),
+            facts.identity,
+            facts.training,
+            facts.hooks,
+            facts.tensors,
+            self._optimizers.get(),
             (
-                len(group["params"]),
-                step_hooks(each),
-                bool(group.get("differentiable")),
-                *_structure(each, group),
-            )
-            for each in optimizers.values()
-            for group in each.param_groups
-        ),
+                torch.is_grad_enabled(),
+                torch.is_autocast_enabled("cpu"),
+                torch.is_autocast_enabled("cuda"),
+                torch.get_autocast_dtype("cpu"),
+                torch.get_autocast_dtype("cuda"),
+                torch.is_inference_mode_enabled(),
+                self._switches.now(),
+                update,
+            ),
+            are_grads(facts.parameters),
+        )
+        return key, leaves
+
+
+def _optimizer_facts(optimizers: Mapping[str, Optimizer]) -> Facts:
+    return tuple(
         (
-            torch.is_grad_enabled(),
-            torch.is_autocast_enabled("cpu"),
-            torch.is_autocast_enabled("cuda"),
-            torch.get_autocast_dtype("cpu"),
-            torch.get_autocast_dtype("cuda"),
-            torch.is_inference_mode_enabled(),
-            tuple(switches().values()),
-            update,
-        ),
-        grads,
+            len(group["params"]),
+            step_hooks(each),
+            bool(group.get("differentiable")),
+            *_structure(each, group),
+        )
+        for each in optimizers.values()
+        for group in each.param_groups
     )
 
 
@@ -118,45 +135,39 @@ def _structure(optimizer: Optimizer, group: dict[str, Any]) -> Facts:
     return form_of(optimizer).structure(group)
 
 
-def _model_facts(
-    models: Mapping[str, nn.Module],
-) -> tuple[tuple[bool, ...], tuple[int, ...], Facts, Facts, tuple[bool, ...]]:
-    """Modes of modules, parameters as objects, the types of parameters and buffers, hooks, and
-    which parameters have gradients."""
+@dataclass(frozen=True, slots=True)
+class _ModelFacts:
+    """Modes of modules, parameters as objects, the types of parameters and buffers, hooks."""
+
+    training: tuple[bool, ...]
+    identity: tuple[int, ...]
+    tensors: Facts
+    hooks: Facts
+    parameters: tuple[nn.Parameter, ...] = field(compare=False)  # by ``identity``
+
+
+def _model_facts(models: Mapping[str, nn.Module]) -> _ModelFacts:
     training: list[bool] = []
-    identity: list[int] = []
+    parameters: list[nn.Parameter] = []
     tensors: list[Any] = []
     hooks: list[Any] = []
-    grads: list[bool] = []
     for model in models.values():
-        for module in _modules(model):  # one walk: ``parameters()`` and ``buffers()`` cost thrice
+        for module in modules_of(model):  # one walk: ``parameters()``, ``buffers()`` cost thrice
             training.append(module.training)
             hooks += module_hooks(module)
             for p in module._parameters.values():
                 if p is not None:
-                    identity.append(id(p))
+                    parameters.append(p)
                     hooks += tensor_hooks(p)
-                    grads.append(p.grad is not None)
                     tensors.append((p.requires_grad, p.dtype, p.shape, p.stride(), p.device))
             tensors += [
                 (b.dtype, b.shape, b.stride(), b.device)
                 for b in module._buffers.values()
                 if b is not None
             ]
-    facts = tuple(tensors), tuple(map(id, hooks))
-    return tuple(training), tuple(identity), *facts, tuple(grads)
-
-
-def _modules(model: nn.Module) -> list[nn.Module]:
-    """Each module once, in the order of ``model.modules()``, at a third of its time."""
-    seen: dict[int, nn.Module] = {}
-    left = [model]
-    while left:
-        module = left.pop()
-        if id(module) not in seen:
-            seen[id(module)] = module
-            left += [each for each in reversed(module._modules.values()) if each is not None]
-    return list(seen.values())
+    identity = tuple(map(id, parameters))
+    facts = tuple(training), identity, tuple(tensors), tuple(map(id, hooks))
+    return _ModelFacts(*facts, tuple(parameters))
 
 
 def _fact(value: Any) -> Any:
@@ -180,13 +191,13 @@ class Names:
 
 
 def names_of(models: Mapping[str, nn.Module]) -> Names:
-    """In the order of ``guard_key``."""
+    """In the order of a key."""
     modules: list[str] = []
     tensors: list[str] = []
     parameters: list[str] = []
     for prefix, model in models.items():
         paths = {id(module): path for path, module in model.named_modules()}
-        for module in _modules(model):
+        for module in modules_of(model):
             path = f"{prefix}.{paths[id(module)]}".strip(".")
             modules.append(path or "the model")
             own, buffers = (

@@ -279,6 +279,7 @@ class Reads:
         self._sweep = Sweep()
         self._parts: list[tuple[Node, int]] = []
         self._swept: list[tuple[Node, int]] = []
+        self._given: list[Node] = []  # those that a call brings
 
     # -- making
 
@@ -482,6 +483,7 @@ class Reads:
     def _arrange(self) -> None:
         """The flat lists of the fast check."""
         self._sweep, self._swept, self._parts = Sweep(), [], []
+        self._given = [node for node in self._order if node.getter is not None]
         for node in self._order:
             if node.getter is not None or node.loose:
                 continue
@@ -534,11 +536,12 @@ class Reads:
             if watched.is_same(now):
                 continue
             if match.part(node, part, watched, now):
-                match.renewed.append((node, part))
+                if not isinstance(watched.part, Computed):  # it is another object at each reading
+                    match.renewed.append((node, part))
             else:
                 yield match.said()
-        for node in self._order:
-            if node.getter is not None and not match.object(node, node.current()):
+        for node in self._given:
+            if not match.object(node, node.current()):
                 yield match.said()
         for fact in self._facts:
             now = fact.place.get()

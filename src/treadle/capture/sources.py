@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.counters import SharedCounters
 from treadle.capture.numbers import Number
 from treadle.capture.optimizers.registry import Start, form_of
 from treadle.capture.reads import Place
-from treadle.capture.torch_private import note_stepped
+from treadle.capture.torch_private import DictVersions, note_stepped
 
 Pending = dict[tuple[int, str], Tensor]
 
@@ -28,6 +29,8 @@ class Cluster:
     active: list[nn.Parameter]  # those that have gradients, once the step has been traced
     taken: dict[int, int] = field(default_factory=dict[int, int])
     """By the id of a parameter: how many steps it takes in one call."""
+    known: list[SharedCounters] = field(default_factory=list[SharedCounters])
+    """Where the counters were found last; nothing if that is not worth knowing."""
 
     @property
     def group(self) -> dict[str, Any]:
@@ -37,16 +40,15 @@ class Cluster:
         form = form_of(self.optimizer)
         return (*form.scalars(self.group), *(form.counters or ("first",)))
 
-    def value(self, name: str, nth: int = 0) -> float:
-        """The scalar now, for the ``nth`` step of a call. ``step`` counts the step to come;
+    def values(self, nth: int = 0) -> dict[str, float]:
+        """The scalars now, for the ``nth`` step of a call. ``step`` counts the step to come;
         ``first``: is there no state yet?"""
         form = form_of(self.optimizer)
-        if name in form.counters:
-            return self._counters(nth)[name]
-        if name == "first":
-            state = self.optimizer.state.get(self.active[0], {})
-            return float(nth == 0 and state.get("momentum_buffer") is None)
-        return form.scalars(self.group)[name]
+        found = form.scalars(self.group)
+        if form.counters:
+            return found | self._counters(nth)
+        state = self.optimizer.state.get(self.active[0], {})
+        return found | {"first": float(nth == 0 and state.get("momentum_buffer") is None)}
 
     def _counters(self, nth: int) -> dict[str, float]:
         """The counters for the ``nth`` step of a call."""
@@ -64,6 +66,15 @@ class Cluster:
     def agrees(self) -> bool:
         """Whether the counters of the parameters that step are still one number, as the graph has
         it. Freezing one for some steps, or a checkpoint of another run, parts them."""
+        if self.known and self.known[0].hold():
+            return self.known[0].agree()
+        agrees = self._agree()
+        names = tuple(form_of(self.optimizer).counters)
+        found = SharedCounters.of(self.optimizer, self.active, names) if agrees else None
+        self.known[:] = [] if found is None else [found]
+        return agrees
+
+    def _agree(self) -> bool:
         states = [self.optimizer.state.get(each, {}) for each in self.active]
         names = tuple(form_of(self.optimizer).counters)
         for name in names or ("momentum_buffer",):
@@ -85,6 +96,9 @@ class Cluster:
             nth: form.advanced(self._counters(nth), self.group)
             for nth in {count - 1 for count in self.taken.values()}
         }
+        if len(after) == 1 and self.known and self.known[0].hold():
+            self.known[0].write(next(iter(after.values())))
+            return
         for each in self.active:
             state = self.optimizer.state.get(each, {})
             for name, value in after[self.taken[id(each)] - 1].items():
@@ -171,7 +185,7 @@ class Scalar:
 
     def value(self) -> float:
         """The scalar now."""
-        return self.cluster.value(self.key, self.nth)
+        return self.cluster.values(self.nth)[self.key]
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
         return torch.tensor(self.value(), dtype=torch.float64, device=self.device)
@@ -246,10 +260,73 @@ class Scalars:
 
     def read(self) -> list[Tensor]:
         """The scalars of this call, in the order of the sources: 0-dim float64 tensors."""
-        values = [each.value() for each in self._scalars]
+        known: dict[tuple[int, int], dict[str, float]] = {}
+        values = [_value(each, known) for each in self._scalars]
         staged = torch.tensor(values, dtype=torch.float64, pin_memory=self._block.is_cuda)
         self._block.copy_(staged, non_blocking=True)
         return list(self._views)
 
 
+def _value(
+    source: "Scalar | RunTimeNumber", known: dict[tuple[int, int], dict[str, float]]
+) -> float:
+    """The number now. ``known``: of clusters that this call has asked, by identity and step."""
+    if isinstance(source, RunTimeNumber):
+        return source.value()
+    key = id(source.cluster), source.nth
+    if key not in known:
+        known[key] = source.cluster.values(source.nth)
+    return known[key][source.key]
+
+
 Source = Parameter | BufferSlot | State | Scalar | RunTimeNumber | Grad | Batch | Fixed | Held
+
+
+@final
+class Inputs:
+    """The inputs of calls. Those that parameters, modules and optimizers hold are looked up again
+    only when somebody has written to what holds them."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = tuple(sources)
+        given = Grad | Batch | Held
+        scalars = Scalar | RunTimeNumber
+        self._given = [at for at, each in enumerate(sources) if isinstance(each, given)]
+        self._scalars = [at for at, each in enumerate(sources) if isinstance(each, scalars)]
+        others = {*self._given, *self._scalars}
+        self._steady = [at for at in range(len(self._sources)) if at not in others]
+        self._known: list[Any] = [None] * len(self._sources)
+        self._versions: DictVersions | None = None
+
+    def read(self, leaves: list[Any], pending: Pending, scalars: Sequence[Tensor]) -> list[Tensor]:
+        """In the order of the sources; ``scalars``: those of this call."""
+        if pending or self._versions is None or not self._versions.are_same():
+            self._look(leaves, pending)
+        found = list(self._known)
+        for at in self._given:
+            found[at] = self._sources[at].read(leaves, pending)
+        for at, value in zip(self._scalars, scalars, strict=True):
+            found[at] = value
+        return found
+
+    def _look(self, leaves: list[Any], pending: Pending) -> None:
+        for at in self._steady:
+            self._known[at] = self._sources[at].read(leaves, pending)
+        holders: dict[int, Any] = {}
+        for at in () if pending else self._steady:
+            holders |= {id(each): each for each in _holders(self._sources[at])}
+        dicts = list(holders.values())
+        known = not pending and all(isinstance(each, dict) for each in dicts)
+        self._versions = DictVersions(dicts) if known else None
+
+
+def _holders(source: Source) -> tuple[Any, ...]:
+    """The dicts through which an input is found."""
+    match source:
+        case BufferSlot(owner):
+            return vars(owner), owner._buffers
+        case State(optimizer, parameter):
+            state = optimizer.state
+            return vars(optimizer), state, state.get(parameter)
+        case _:
+            return ()

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import operator
 import sys
 import threading
 import warnings
@@ -9,12 +10,14 @@ import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
-from torch._C._dynamo.guards import dict_version
+from torch._C._dynamo.guards import TensorGuards, dict_version
 from torch._functorch import eager_transforms
 from torch._functorch import vmap as functorch_vmap
 from torch._guards import detect_fake_mode
@@ -45,9 +48,11 @@ from treadle.capture.opened import Opened, Shell, Sized, is_value, opened
 from treadle.util.draw_operators import TRACED_AS
 from treadle.util.errors import CaptureError
 from treadle.util.extents import Size
+from treadle.util.words import write_counts
 
 NAMES: dict[str, tuple[str, ...]] = {
     "torch._C.DisableTorchFunction": ("2.11", "2.13", "2.15"),
+    "torch._C._dynamo.guards.TensorGuards": ("2.11", "2.13", "2.15"),
     "torch._C._dynamo.guards.dict_version": ("2.11", "2.13", "2.15"),
     "torch._C._get_mkldnn_enabled": ("2.11", "2.13", "2.15"),
     "torch._C._set_mkldnn_enabled": ("2.11", "2.13", "2.15"),
@@ -198,6 +203,34 @@ def copy_hooks(source: Tensor, target: Tensor) -> None:
         target.register_hook(hook)
     for hook in (source._post_accumulate_grad_hooks or {}).values():
         target.register_post_accumulate_grad_hook(hook)
+
+
+_OWN_HOOKS = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def has_tensor_hooks(tensors: Sequence[Tensor]) -> bool:
+    """Whether any of them has hooks."""
+    return any(chain.from_iterable(map(_OWN_HOOKS, tensors)))
+
+
+def hook_dicts(module: nn.Module) -> tuple[dict[Any, Any], ...]:
+    """Where the hooks of ``module_hooks`` are kept."""
+    return (
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+    )
+
+
+def step_hook_dicts(optimizers: Iterable[Optimizer]) -> tuple[dict[Any, Any], ...]:
+    """Where the hooks of ``step_hooks`` are kept."""
+    own = (
+        hooks
+        for each in optimizers
+        for hooks in (each._optimizer_step_pre_hooks, each._optimizer_step_post_hooks)
+    )
+    return (_global_optimizer_pre_hooks, _global_optimizer_post_hooks, *own)
 
 
 def module_hooks(module: nn.Module) -> tuple[Callable[..., Any], ...]:
@@ -565,6 +598,31 @@ def flatten_with_paths(tree: Any) -> tuple[list[tuple[str, Any]], TreeSpec]:
     return named, spec
 
 
+_LEAVES = frozenset({Tensor, nn.Parameter, int, float, bool, str, type(None)})
+
+
+class FlatCalls:
+    """The leaves of calls' arguments with paths and structure. Those of arguments that are leaves
+    themselves are known from how many there are, and from their names."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[tuple[str, ...], TreeSpec]] = {}
+
+    def of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], tuple[str, ...], TreeSpec]:
+        """Leaves, their paths (``args[0]``, ``kwargs['x']``), and their structure."""
+        leaves = [*args, *kwargs.values()]
+        if not _LEAVES.issuperset(map(type, leaves)):
+            found, structure = flatten_with_paths((args, kwargs))
+            return [value for _, value in found], tuple(path for path, _ in found), structure
+        key = len(args), *kwargs
+        if key not in self._known:
+            found, structure = flatten_with_paths((args, kwargs))
+            self._known[key] = tuple(path for path, _ in found), structure
+        return leaves, *self._known[key]
+
+
 def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple[Any, Size]]]:
     """A fake mode whose tensors may have these sizes, and by the name of its symbol each size as
     a ``SymInt`` and as it was given."""
@@ -628,25 +686,58 @@ def retraced(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
 
 
 class DictVersions:
-    """Which of many dicts have been written to, at some 20 ns a dict: CPython counts writes, and
-    PyTorch knows where (``ma_version_tag``, dict watchers from 3.12 on)."""
+    """Which of many dicts have been written to: CPython counts writes. Where the counts lie is
+    known of some versions, and they are read all at once; PyTorch knows of every version
+    (``ma_version_tag``, dict watchers from 3.12 on), at some 20 to 80 ns a dict."""
 
     def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
         self._dicts = list(dicts)
-        self._versions = list(map(dict_version, self._dicts))
-        self._found = self._versions
+        self._read = write_counts(self._dicts) or self._ask
+        self._versions = self._found = self._read()
 
     def changed(self) -> list[int]:
         """The positions of those that have been written to since ``accept``."""
-        self._found = list(map(dict_version, self._dicts))
-        if self._found == self._versions:
-            return []
-        pairs = zip(self._found, self._versions, strict=True)
-        return [at for at, (now, before) in enumerate(pairs) if now != before]
+        self._found = self._read()
+        return np.flatnonzero(self._found != self._versions).tolist()
+
+    def are_same(self) -> bool:
+        """Whether none has been written to since ``accept``."""
+        self._found = self._read()
+        return bool((self._found == self._versions).all())
 
     def accept(self) -> None:
-        """What ``changed`` has found is how it is."""
+        """What was found last is how it is."""
         self._versions = self._found
+
+    def _ask(self) -> Any:
+        return np.fromiter(map(dict_version, self._dicts), np.uint64, len(self._dicts))
+
+
+class SameLayouts:
+    """Whether tensors have the types that they had: class, dtype, device, sizes, strides, whether
+    they want gradients. PyTorch looks at all of them at some 100 ns each."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        sizes: Any = [list(each.shape) for each in tensors]  # their declared types are others
+        strides: Any = [list(each.stride()) for each in tensors]
+        self._guards = TensorGuards(
+            *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+        )
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor]) -> "SameLayouts | None":
+        """For these; ``None`` if some are not dense or not PyTorch's own."""
+        unique = list({id(each): each for each in tensors}.values())
+        known = (Tensor, nn.Parameter)
+        if any(type(t) not in known or t.layout is not torch.strided for t in unique):
+            return None
+        found = SameLayouts(unique)
+        return found if found.hold() else None
+
+    def hold(self) -> bool:
+        """Whether each is as it was. Says no as well where modes are on that change operations."""
+        return self._guards.check(*self._tensors)
 
 
 def sample_mode() -> FakeTensorMode:
@@ -668,6 +759,41 @@ def switches() -> dict[str, str]:
         on, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         found[f"autocast_{kind}"] = f"{on} {dtype}"
     return found
+
+
+class Switches:
+    """What ``switches`` says, put into words only where it changed."""
+
+    def __init__(self) -> None:
+        self._raw: Any = None
+        self._words: tuple[str, ...] = ()
+
+    def now(self) -> tuple[str, ...]:
+        """The values of ``switches()``; the very same object while nothing changed."""
+        raw = self._read()
+        if raw is None or raw != self._raw:
+            words = tuple(switches().values())
+            self._raw, self._words = raw, self._words if words == self._words else words
+        return self._words
+
+    def _read(self) -> Any:
+        try:
+            return (
+                *[each() for each in _getter_functions()],
+                torch.get_default_dtype(),
+                torch.get_default_device(),
+                torch.is_autocast_enabled("cpu"),
+                torch.is_autocast_enabled("cuda"),
+                torch.get_autocast_dtype("cpu"),
+                torch.get_autocast_dtype("cuda"),
+            )
+        except RuntimeError:  # new and old interfaces have set one
+            return None
+
+
+@functools.cache
+def _getter_functions() -> tuple[Callable[[], Any], ...]:
+    return tuple(vars(torch._C)[name] for name in _getters())
 
 
 def _switch(name: str) -> Any:

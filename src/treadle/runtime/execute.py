@@ -40,6 +40,7 @@ from treadle.runtime.draws import FUNCTION, OPERATOR, drawer
 from treadle.runtime.functional import NAMESPACE, named
 from treadle.runtime.incoming import Incoming, imported
 from treadle.runtime.replay import CudaRecorder, Recorder, Replay, Terms
+from treadle.runtime.steady import SteadyInputs
 from treadle.util.errors import RuntimeFailure, require
 
 __all__ = ["Build", "DeviceFunction", "Executable", "Launcher", "build", "resolve"]
@@ -90,6 +91,9 @@ class Executable:
         self._imports: dict[int, tuple[str, bool]] = {}
         self._brought: Mapping[int, Tensor] = {}
         self._incoming = Incoming(self.device)
+        self._steady: SteadyInputs | None = None
+        if terms is not None and terms.layouts is not None:
+            self._steady = SteadyInputs(len(self._specs), terms.moving, terms.layouts)
         self._prepare()
         if recorder is None and terms is not None and self.device.type == "cuda":
             recorder = CudaRecorder(self.device, terms.clear)
@@ -142,6 +146,8 @@ class Executable:
                 uses.drop()
             self._addresses = [-1] * len(self._specs)
             self._kept = [False] * len(self._specs)
+            if self._steady is not None:
+                self._steady.drop()
 
     # For replays; see ``Recordable``.
 
@@ -286,7 +292,9 @@ class Executable:
             raise wrong_count(len(inputs), len(self._specs))
         self._bound = inputs
         addresses = self._addresses
-        for index, (tensor, spec) in enumerate(zip(inputs, self._specs, strict=True)):
+        steady = self._steady
+        for index in range(len(inputs)) if steady is None else steady.others(inputs):
+            tensor, spec = inputs[index], self._specs[index]
             dense = tensor.layout is torch.strided
             if not dense or tensor.shape != spec.shape or tensor.dtype is not spec.dtype:
                 raise mismatch(tensor, spec)
@@ -301,6 +309,8 @@ class Executable:
             self._kept[index] = address == addresses[index]
             addresses[index] = address
             self._bindings.uses[spec.name].bind(tensor, spec)
+        if steady is not None:
+            steady.learn(inputs, self._kept)
 
     def _perform(self, seconds: list[float] | None = None) -> None:
         position = 0

@@ -2,6 +2,8 @@
 
 import signal
 import threading
+from _signal import getsignal  # pyright: ignore  # those of ``signal`` search for names
+from _signal import signal as set_handler  # pyright: ignore
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -10,7 +12,7 @@ from types import FrameType
 @contextmanager
 def uninterrupted() -> Generator[None]:
     """Hold SIGINT back inside, and deliver it afterwards. Other threads are never interrupted."""
-    handler = signal.getsignal(signal.SIGINT)
+    handler = getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
@@ -19,10 +21,10 @@ def uninterrupted() -> Generator[None]:
     def hold(number: int, frame: FrameType | None) -> None:
         held.append((number, frame))
 
-    signal.signal(signal.SIGINT, hold)
+    set_handler(signal.SIGINT, hold)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        set_handler(signal.SIGINT, handler)
     if held:
         handler(*held[0])

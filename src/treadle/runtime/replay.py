@@ -25,6 +25,7 @@ from torch import Tensor
 from treadle.runtime.artifact import Artifact, CallStep, Launch, Place, View
 from treadle.runtime.bindings import same_strides, spec_bytes
 from treadle.runtime.incoming import imported
+from treadle.runtime.steady import LayoutsOf
 from treadle.util.errors import RuntimeFailure
 
 _TIMED_CALL = 3
@@ -76,12 +77,13 @@ class Recordable(Protocol):
 class Terms:
     """What a recording has to know of a step. ``moving``: inputs that are elsewhere at each call;
     ``written``: those that change in place; ``room``: bytes it may cost beside the plan's own;
-    ``clear``: gives the workspaces of libraries back."""
+    ``clear``: gives the workspaces of libraries back; ``layouts``: watches layouts."""
 
     moving: frozenset[int]
     written: frozenset[int]
     room: int
     clear: Callable[[], None]
+    layouts: LayoutsOf | None = None
 
 
 class Replay:
@@ -111,6 +113,7 @@ class Replay:
         self._held: dict[str, Tensor] = {}
         self._tables: list[Tensor] = []
         self._addresses: list[int] = []
+        self._fixed: list[int] = []  # inputs that were recorded where they are
         self.note = why_not(artifact)
         self._off = bool(self.note)
 
@@ -163,16 +166,12 @@ class Replay:
     def _fits(self, inputs: Sequence[Tensor]) -> bool:
         """Whether what was recorded is right for these: what moved has its layout, nothing else
         moved."""
-        fits = True
-        for at, (tensor, address) in enumerate(zip(inputs, self._addresses, strict=True)):
-            if at in self._places:
-                if not self._is_alike(tensor, at):
-                    return False
-            elif tensor.data_ptr() != address:
-                fits = False
-                if at not in self._written:
-                    self._moving.add(at)
-        return fits
+        if not all(self._is_alike(inputs[at], at) for at in self._places):
+            return False
+        now = list(map(Tensor.data_ptr, inputs))
+        moved = {at for at in self._fixed if now[at] != self._addresses[at]}
+        self._moving |= moved - self._written
+        return not moved
 
     def _fill(self, inputs: Sequence[Tensor]) -> None:
         for at, place in self._places.items():
@@ -197,6 +196,7 @@ class Replay:
         """This call, launched on the fixed places, and then the same launches recorded."""
         self._places = {at: self._place(at) for at in sorted(self._moving)}
         self._addresses = [each.data_ptr() for each in inputs]
+        self._fixed = [at for at in range(len(inputs)) if at not in self._places]
         self._fill(inputs)
         imported = {at: each for at, each in self._places.items() if self._specs[at].device}
         bound = [

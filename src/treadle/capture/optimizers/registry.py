@@ -73,6 +73,11 @@ def register(kind: type[Optimizer], form: Form) -> None:
     _FORMS[kind] = form
 
 
+def forms() -> dict[type[Optimizer], Form]:
+    """Those of all classes; for looking."""
+    return _FORMS
+
+
 def has_form(optimizer: Optimizer) -> bool:
     """Whether the update can be part of a graph."""
     return _find(type(optimizer)) is not None

@@ -1,0 +1,174 @@
+"""What of models and optimizers decides a call's key, looked at again only where it may differ.
+
+Of modules the dicts are watched that hold modes, parameters, buffers and hooks; of tensors the
+layouts, all at once; of optimizers the groups. What no watch can tell of is looked at as before.
+"""
+
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, final
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from treadle.capture.optimizers.registry import forms
+from treadle.capture.torch_private import (
+    DictVersions,
+    SameLayouts,
+    has_tensor_hooks,
+    hook_dicts,
+    step_hook_dicts,
+)
+
+Facts = tuple[Any, ...]
+_GRAD = operator.attrgetter("grad")
+T = TypeVar("T")
+
+
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """Each module once, in the order of ``model.modules()``, at a third of its time."""
+    seen: dict[int, nn.Module] = {}
+    left = [model]
+    while left:
+        module = left.pop()
+        if id(module) not in seen:
+            seen[id(module)] = module
+            left += [each for each in reversed(module._modules.values()) if each is not None]
+    return list(seen.values())
+
+
+def are_grads(parameters: Iterable[nn.Parameter]) -> tuple[bool, ...]:
+    """Which parameters have gradients."""
+    return tuple([each is not None for each in map(_GRAD, parameters)])
+
+
+@final
+class Steady(Generic[T]):
+    """A value that ``compute`` gives, and what has to be as it was for it to be the same."""
+
+    def __init__(self, compute: Callable[[], T], watch: Callable[[], "Watch | None"]) -> None:
+        self._compute = compute
+        self._make = watch
+        self._watch: Watch | None = None
+        self._known: list[T] = []
+
+    def get(self) -> T:
+        """What ``compute`` would give now; equal values are the very same object."""
+        if self._watch is not None and self._watch.is_same():
+            return self._known[0]
+        found = self._compute()
+        if not self._known or self._known[0] != found:
+            self._known = [found]
+        self._watch = self._make()
+        return self._known[0]
+
+
+class Watch:
+    """Dicts that nobody has written to, and more that subclasses ask."""
+
+    def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
+        self._versions = DictVersions(dicts)
+
+    def is_same(self) -> bool:
+        """Whether everything is as it was when this was made."""
+        return self._versions.are_same()
+
+
+@final
+class _ModelWatch(Watch):
+    """Models: their modules' dicts, the layouts of their tensors, hooks of tensors."""
+
+    def __init__(
+        self,
+        dicts: Sequence[dict[Any, Any]],
+        parameters: Sequence[Tensor],
+        layouts: SameLayouts,
+    ) -> None:
+        super().__init__(dicts)
+        self._parameters = parameters
+        self._layouts = layouts
+
+    def is_same(self) -> bool:
+        return super().is_same() and self._layouts.hold() and not has_tensor_hooks(self._parameters)
+
+
+def watch_models(models: Mapping[str, nn.Module]) -> Watch | None:
+    """For the modes, hooks and tensors of models; ``None`` where they cannot be watched."""
+    dicts: list[Any] = []
+    parameters: list[Any] = []
+    buffers: list[Any] = []
+    for model in models.values():
+        for module in modules_of(model):
+            held = module._parameters, module._buffers, module._modules
+            hooks = hook_dicts(module)
+            if any(type(each) is not dict for each in held) or not _is_plain(module):
+                return None
+            if any(len(each) > 1 for each in hooks):
+                return None  # their order may be another one, which is no write
+            dicts += (vars(module), *held, *hooks)
+            parameters += [each for each in held[0].values() if each is not None]
+            buffers += [each for each in held[1].values() if each is not None]
+    layouts = SameLayouts.of([*parameters, *buffers])
+    if layouts is None or has_tensor_hooks(parameters):
+        return None
+    return _ModelWatch(dicts, parameters, layouts)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether its mode is an attribute of its own, and of no class."""
+    classes = type(module).__mro__
+    return "training" in vars(module) and not any("training" in vars(each) for each in classes)
+
+
+@final
+class _OptimizerWatch(Watch):
+    """Optimizers: their groups, how many parameters each has, how they step."""
+
+    def __init__(self, dicts: Sequence[dict[Any, Any]], optimizers: Sequence[Optimizer]) -> None:
+        super().__init__(dicts)
+        self._optimizers = optimizers
+        self._seen = self._look()
+
+    def is_same(self) -> bool:
+        now = self._look()
+        return (
+            super().is_same()
+            and len(now) == len(self._seen)
+            and all(map(operator.is_, now, self._seen))
+        )
+
+    def _look(self) -> list[Any]:
+        found: list[Any] = []
+        for each in self._optimizers:
+            found += (type(each), type(each).step)
+            for group in each.param_groups:
+                found += (group, len(group["params"]))
+        return found
+
+
+def watch_optimizers(optimizers: Mapping[str, Optimizer]) -> Watch | None:
+    """For what of their groups decides the graph; ``None`` where it cannot be watched."""
+    dicts: list[Any] = [forms(), *step_hook_dicts(optimizers.values())]
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            values = (value for name, value in group.items() if name != "params")
+            if type(group) is not dict or not all(map(_is_sealed, values)):
+                return None
+            dicts.append(group)
+        dicts.append(vars(optimizer))
+    if any(type(each) not in (dict, OrderedDict) for each in dicts):
+        return None
+    return _OptimizerWatch(dicts, list(optimizers.values()))
+
+
+def _is_sealed(value: Any) -> bool:
+    """Whether it is what it is: a tensor's number may change, and a list's."""
+    if type(value) is tuple:
+        return all(map(_is_sealed, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+__all__ = [
+    "Facts", "Steady", "Watch", "are_grads", "modules_of", "watch_models", "watch_optimizers",
+]  # fmt: skip

@@ -1,0 +1,71 @@
+"""Inputs that are the same tensors at every call: parameters, buffers, state.
+
+Their layouts and addresses are compared all at once; what is bound to them stays bound.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, final
+
+from torch import Tensor
+
+
+class Layouts(Protocol):
+    """Some tensors and what they were like."""
+
+    def hold(self) -> bool:
+        """Whether class, dtype, device, sizes and strides of each are what they were."""
+        ...
+
+
+LayoutsOf = Callable[[Sequence[Tensor]], Layouts | None]
+
+
+@final
+class SteadyInputs:
+    """Which inputs of the last call need no look at this one. ``moving``: those that are never
+    expected to be the same; ``layouts``: watches what tensors are like."""
+
+    def __init__(self, count: int, moving: frozenset[int], layouts: LayoutsOf) -> None:
+        self._count = count
+        self._moving = set(moving)
+        self._watch = layouts
+        self.drop()
+
+    def drop(self) -> None:
+        """Nothing is known, and no tensor is held."""
+        self._at: list[int] = []
+        self._tensors: list[Tensor] = []
+        self._addresses: list[int] = []
+        self._layouts: Layouts | None = None
+        self._others: Sequence[int] = range(self._count)
+
+    def others(self, inputs: Sequence[Tensor]) -> Sequence[int]:
+        """The positions of inputs that are to be looked at."""
+        if self._layouts is None or len(inputs) != self._count:
+            return range(len(inputs))
+        found = [inputs[at] for at in self._at]
+        if not all(map(operator.is_, found, self._tensors)):
+            pairs = zip(self._at, found, self._tensors, strict=True)
+            self._moving |= {at for at, now, before in pairs if now is not before}
+        elif list(map(Tensor.data_ptr, found)) == self._addresses and self._layouts.hold():
+            return self._others
+        self.drop()
+        return range(len(inputs))
+
+    def learn(self, inputs: Sequence[Tensor], bound: Sequence[bool]) -> None:
+        """After a call that looked at all of them: those that stay ``bound`` are known."""
+        if self._layouts is not None:
+            return
+        at = [n for n, each in enumerate(bound) if each and n not in self._moving]
+        tensors = [inputs[n] for n in at]
+        layouts: Any = self._watch(tensors) if tensors else None
+        if layouts is None:
+            return
+        self._at, self._tensors, self._layouts = at, tensors, layouts
+        self._addresses = [each.data_ptr() for each in tensors]
+        known = set(at)
+        self._others = [n for n in range(self._count) if n not in known]
+
+
+__all__ = ["Layouts", "LayoutsOf", "SteadyInputs"]
