@@ -41,6 +41,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.capture.opened import Opened, Shell, is_value, opened
+from treadle.graph.grouped import GROUPED
 from treadle.util.draw_operators import TRACED_AS
 from treadle.util.errors import CaptureError
 from treadle.util.extents import Size
@@ -309,7 +310,7 @@ def trace(
     with without_onednn(), without_words():
         return make_fx(
             flat,
-            decomposition_table=dict(TRACED_AS),
+            decomposition_table={**TRACED_AS, **GROUPED},
             tracing_mode="symbolic" if symbolic else "fake",
             _allow_non_fake_inputs=True,
         )(*inputs)
