@@ -283,6 +283,14 @@ def storage_key(value: Any) -> int | None:
     return value.untyped_storage()._cdata
 
 
+def alone(tensor: Tensor) -> Tensor:
+    """The same memory, for fake tensors to be made of, as a tensor that is no view and has no
+    ``.grad``: these need not be of its dtype, where ``.data`` was set since (``Module.to``)."""
+    if tensor.grad is None and not tensor._is_view():
+        return tensor
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
 def fake_mode_of(tensors: Sequence[Tensor]) -> FakeTensorMode:
     """The mode that made the fake ones among them, or a new one that takes real ones as well."""
     found: FakeTensorMode | None = detect_fake_mode(list(tensors))

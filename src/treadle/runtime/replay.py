@@ -130,8 +130,11 @@ class Replay:
         self._off = not self._due
         self.note = times if self._due else f"not recorded: {times}"
 
-    def run(self, inputs: Sequence[Tensor]) -> list[Tensor | None] | None:
-        """The results of a replayed call; ``None`` if this one is to run as usual."""
+    def run(
+        self, inputs: Sequence[Tensor], begins: Callable[[], None]
+    ) -> list[Tensor | None] | None:
+        """The results of a replayed call; ``None`` if this one is to run as usual. ``begins`` is
+        called before anything runs."""
         if self._off:
             return None
         if self._again is not None and not self._fits(inputs):
@@ -139,10 +142,14 @@ class Replay:
             self._due = True
             return None
         if self._due:
-            return self._record(inputs) if self._may_record(inputs) else None
+            if not self._may_record(inputs):
+                return None
+            begins()
+            return self._record(inputs)
         if self._again is None:
             self._observe(inputs)
             return None
+        begins()
         self._fill(inputs)
         self._again()
         return self._step.results(inputs, self._held)
@@ -168,7 +175,7 @@ class Replay:
             if at in self._places:
                 if not self._is_alike(tensor, at):
                     return False
-            elif tensor.data_ptr() != address:
+            elif tensor.data_ptr() != address or tensor.dtype is not self._specs[at].dtype:
                 fits = False
                 if at not in self._written:
                     self._moving.add(at)
