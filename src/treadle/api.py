@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treadle.capture.bind import apply_outputs, clear_fresh, named_state, read_inputs, step_eagerly
+from treadle.capture.bind import (
+    apply_outputs,
+    clear_fresh,
+    first_misfit,
+    named_state,
+    read_inputs,
+    step_eagerly,
+)
 from treadle.capture.dynamic import Dims
 from treadle.capture.guards import GuardKey, Keys
 from treadle.capture.reads import Place, argument_place
@@ -43,6 +50,10 @@ Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 Optimizers = (
     torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
 )
+
+
+_Serving = Callable[[Compiled, Sequence[Tensor], Undo], Any]
+"""What is done with the variant of a call, its inputs, and what undoes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +111,36 @@ class Step:
         that name: gradients stay in ``.grad``, no optimizer steps, and the next call with an
         update includes them."""
         with self._lock:
-            compiled, inputs = self._ready(args, kwargs)
-            return self._run(compiled, inputs, self._undo(compiled, inputs))
+            return self._serve(self._run, args, kwargs)
 
     def profile(self, *args: Any, **kwargs: Any) -> Any:
         """Run one real step, each kernel and library call timed; ``explain`` then shows it."""
         with self._lock:
-            compiled, inputs = self._ready(args, kwargs)
-            seconds = [0.0] * len(compiled.artifact.steps)
-            result = self._run(compiled, inputs, self._undo(compiled, inputs), seconds)
-            compiled.kernel_seconds = tuple(seconds)
-            return result
+            return self._serve(self._profiled, args, kwargs)
+
+    def _profiled(self, compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> Any:
+        seconds = [0.0] * len(compiled.artifact.steps)
+        result = self._run(compiled, inputs, undo, seconds)
+        compiled.kernel_seconds = tuple(seconds)
+        return result
+
+    def _serve(self, run: _Serving, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call. Where gradients or state were replaced by ones of another type, which a key
+        does not see, nothing has begun: the step is compiled again, once."""
+        compiled, inputs = self._ready(args, dict(kwargs))
+        undo = self._undo(compiled, inputs)
+        try:
+            return run(compiled, inputs, undo)
+        except RuntimeFailure as error:
+            changed = first_misfit(compiled.captured.step, inputs) if error.code == "TR-401" else ""
+            if not changed:
+                raise
+        self._variants.drop(compiled)
+        self._patterns = None
+        known = len(self.recompiles)
+        compiled, inputs = self._ready(args, dict(kwargs))
+        self.recompiles[known:] = [changed]
+        return run(compiled, inputs, self._undo(compiled, inputs))
 
     def _ready(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -145,12 +175,17 @@ class Step:
         undo: Undo,
         seconds: list[float] | None,
     ) -> list[Tensor | None]:
-        try:
+        begun: list[bool] = []
+
+        def begins() -> None:
+            begun.append(True)
             clear_fresh(compiled.captured)
-            results = compiled.executable.run(inputs, seconds)
+
+        try:
+            results = compiled.executable.run(inputs, seconds, begins)
             step_eagerly(compiled.captured, results)
         except BaseException as error:
-            if undo.restore():
+            if undo.restore() or not begun:
                 raise
             raise RuntimeFailure(
                 f"the step failed in the middle, and is partly done: {error}",
@@ -226,13 +261,14 @@ class Step:
 
         The copies that a variant's first run keeps for undoing it are not counted."""
         with self._lock:
-            compiled, inputs = self._ready(args, kwargs)
-            undo = self._undo(compiled, inputs)  # before the meter starts
-            held = [*inputs, *compiled.executable.held()]
-            held += [] if undo.random is None else [undo.random]
-            report = measure_peak(lambda: self._run(compiled, inputs, undo), held)
-            compiled.measured_peak = report.peak_bytes
-            return report
+            return self._serve(self._measured, args, kwargs)
+
+    def _measured(self, compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> PeakReport:
+        held = [*inputs, *compiled.executable.held()]
+        held += [] if undo.random is None else [undo.random]
+        report = measure_peak(lambda: self._run(compiled, inputs, undo), held)
+        compiled.measured_peak = report.peak_bytes
+        return report
 
     @property
     def compiled(self) -> Compiled:

@@ -121,6 +121,11 @@ class Variants:
             self._known.pop(old).executable.release()
         return bool(stale)
 
+    def drop(self, compiled: Compiled) -> None:
+        """This one goes, since it no longer fits what its key stands for."""
+        for key in [key for key, each in self._known.items() if each is compiled]:
+            self._known.pop(key).executable.release()
+
     def _evict(self) -> None:
         """Those of a pattern are small: they share its code and its arena."""
         own = [key for key, each in self._known.items() if each.pattern is None]

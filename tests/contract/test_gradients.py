@@ -138,12 +138,12 @@ def test_old_gradients_are_gone_while_a_step_runs(monkeypatch):
     step = treadle.compile(function, model=model, optimizer=optimizer)
     step(torch.randn(4, 5))
     assert all(each.grad is not None for each in model.parameters())
-    run, seen = step.compiled.executable.run, []
+    perform, seen = step.compiled.executable._perform, []
 
     def looking(*args):
         seen.extend(each.grad for each in model.parameters())
-        return run(*args)
+        return perform(*args)
 
-    monkeypatch.setattr(step.compiled.executable, "run", looking)
+    monkeypatch.setattr(step.compiled.executable, "_perform", looking)
     step(torch.randn(4, 5))
     assert seen == [None] * 4

@@ -750,3 +750,52 @@ def test_nothing_is_watched_any_more_where_the_step_cannot_be_looked_at(monkeypa
     assert "__getattribute__" not in vars(logging.Logger)
     assert "__getattribute__" not in vars(nn.Linear)
     assert torch.equal(step(x), model(x))
+
+
+def test_ordered_dicts_keep_their_order_of_their_own():
+    """They hold an order beside that of the dict: entries that come, go or change places."""
+    model = nn.Linear(3, 3)
+    model.gains = collections.OrderedDict(a=1.0, b=2.0)
+    model.logs = collections.OrderedDict(first=None, second=None)
+
+    def step(x):
+        y = model(x)
+        for gain in model.gains.values():
+            y = (y * gain).tanh() + gain
+        model.logs["third"] = y.mean().detach()
+        return y.detach()
+
+    compiled = treadle.compile(step, model=model)
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(compiled(x), step(x))
+    assert list(model.logs) == ["first", "second", "third"]
+    compiled(x)
+    before = len(compiled.recompiles)
+    model.gains.move_to_end("a")
+    torch.testing.assert_close(compiled(x), step(x))
+    assert len(compiled.recompiles) == before + 1
+    compiled(x)
+    assert len(compiled.recompiles) == before + 1
+    del model.logs["third"]
+    compiled(x)
+    assert list(model.logs) == ["first", "second", "third"]
+    assert list(model.logs.items())[-1][1] is model.logs["third"]
+
+
+def test_a_step_that_fails_after_it_adds_hooks_leaves_the_modules_as_they_were():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    kept = [each._forward_hooks for each in model]
+
+    def step(x):
+        for each in model:
+            each.register_forward_hook(lambda module, args, result: result)
+        if model(x).sum() > 0:
+            return x
+        return -x
+
+    with pytest.raises(treadle.CaptureError, match="TR-102"):
+        treadle.compile(step, model=model)(torch.randn(2, 3))
+    for hooks in kept:
+        assert not hooks
+        assert list(hooks.items()) == []
+    model(torch.randn(2, 3))

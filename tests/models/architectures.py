@@ -59,7 +59,7 @@ def gemma2():
 
 
 def mixtral():
-    """Experts as batched products: the other forms look at values, or need a GPU's bfloat16."""
+    """Experts as batched products."""
     config = transformers.MixtralConfig(
         **SMALL, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2,
         experts_implementation="batched_mm",
@@ -112,3 +112,36 @@ def mamba():
 
 
 ALL = (gpt2, llama, qwen3, gemma2, mixtral, bert, deberta_v2, t5, vit, resnet, whisper, mamba)
+
+_EXPERTS = SMALL | {"num_hidden_layers": 1, "num_key_value_heads": 2, "num_experts_per_tok": 2}
+
+
+def mixtral_by_default():
+    """With what its routers say in the loss, which installs hooks at the first call."""
+    config = transformers.MixtralConfig(
+        **_EXPERTS, num_local_experts=4, output_router_logits=True
+    )  # fmt: skip
+    return transformers.MixtralForCausalLM(config), tokens()
+
+
+def qwen2_moe():
+    config = transformers.Qwen2MoeConfig(
+        **_EXPERTS, moe_intermediate_size=16, shared_expert_intermediate_size=24, num_experts=4
+    )  # fmt: skip
+    return transformers.Qwen2MoeForCausalLM(config), tokens()
+
+
+def qwen3_moe():
+    config = transformers.Qwen3MoeConfig(
+        **_EXPERTS, moe_intermediate_size=16, num_experts=4, head_dim=8
+    )  # fmt: skip
+    return transformers.Qwen3MoeForCausalLM(config), tokens()
+
+
+def olmoe():
+    config = transformers.OlmoeConfig(**_EXPERTS, num_experts=4, eos_token_id=2)
+    return transformers.OlmoeForCausalLM(config), tokens()
+
+
+EXPERTS = (mixtral_by_default, qwen2_moe, qwen3_moe, olmoe)
+"""Mixtures of experts as their configurations are by default: rows grouped by expert."""

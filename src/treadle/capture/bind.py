@@ -12,6 +12,7 @@ from treadle.capture.optimizers.registry import form_of
 from treadle.capture.run import fill, slots_in
 from treadle.capture.sources import Held, State
 from treadle.capture.torch_private import flatten, unflatten
+from treadle.graph.signature import Role, StepGraph
 
 
 def read_inputs(captured: Captured, leaves: list[Any]) -> list[Tensor]:
@@ -19,6 +20,25 @@ def read_inputs(captured: Captured, leaves: list[Any]) -> list[Tensor]:
     those of its arguments."""
     captured.call.leaves = leaves
     return captured.inputs.read(leaves, captured.pending, captured.scalars.read())
+
+
+def first_misfit(step: StepGraph, inputs: Sequence[Tensor]) -> str:
+    """In words the first gradient or state that is not of the type that the graph has for it;
+    nothing if all are."""
+    entries = zip(step.signature.inputs, step.placeholders, inputs, strict=True)
+    for entry, node, tensor in entries:
+        if entry.role not in (Role.STATE, Role.GRADIENT):
+            continue
+        was = node.meta["val"]
+        for word, before, now in (
+            ("dtype", was.dtype, tensor.dtype),
+            ("shape", list(was.shape), list(tensor.shape)),
+            ("strides", was.stride(), tensor.stride()),
+            ("device", was.device.type, tensor.device.type),
+        ):
+            if before != now:
+                return f"{entry.name}: {word} {before} became {now}"
+    return ""
 
 
 def named_state(captured: Captured, args: tuple[Any, ...]) -> dict[str, Tensor]:

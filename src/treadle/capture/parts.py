@@ -170,35 +170,41 @@ class Attributes(Part):
 class Entries(Part):
     """Those of a dict, also of one with a class of its own."""
 
-    __slots__ = ("values",)
+    __slots__ = ("_kind", "values")
     entries = True
 
     def __init__(self, label: str, values: dict[Any, Any]) -> None:
         super().__init__(label)
         self.values = values
+        self._kind: Any = OrderedDict if isinstance(values, OrderedDict) else dict
+        """Whose methods are used: an ``OrderedDict`` holds an order beside that of the dict."""
 
     def now(self) -> dict[Any, Any]:
-        return dict(zip(dict.keys(self.values), dict.values(self.values), strict=True))
+        kind = self._kind
+        return dict(zip(kind.keys(self.values), kind.values(self.values), strict=True))
 
     def get(self, name: Any) -> Any:
         return dict.get(self.values, name, MISSING)
 
     def put(self, name: Any, value: Any) -> None:
-        if value is MISSING:
-            dict.pop(self.values, name, None)
-        else:
-            dict.__setitem__(self.values, name, value)
+        if value is not MISSING:
+            self._kind.__setitem__(self.values, name, value)
+        elif dict.__contains__(self.values, name):
+            self._kind.__delitem__(self.values, name)
 
     def restore(self, before: dict[Any, Any]) -> None:
         now = self.now()
         if list(now) != list(before):
-            dict.clear(self.values)
-            dict.update(self.values, before)
+            self._kind.clear(self.values)
+            for name, value in before.items():
+                self._kind.__setitem__(self.values, name, value)
             return
         super().restore(before)
 
     def dictionary(self) -> dict[Any, Any] | None:
-        return self.values
+        """None where entries may change places, which the dict's version does not count."""
+        moves = self._kind is OrderedDict and len(self.values) > 1
+        return None if moves else self.values
 
 
 @final

@@ -32,7 +32,7 @@ from treadle.capture.sources import (
     State,
     clusters_of,
 )
-from treadle.capture.torch_private import flatten, trace
+from treadle.capture.torch_private import alone, flatten, trace
 from treadle.graph.signature import Input, Role
 from treadle.util.collector import without_collector
 
@@ -71,7 +71,9 @@ def capture(
     leaves, spec = flatten((args, kwargs))
     if place is None:
         pending: dict[tuple[int, str], Tensor] = {}
-        inputs = [source.read(leaves, pending) for _, source in sources]
+        read = [source.read(leaves, pending) for _, source in sources]
+        owned = [not isinstance(source, Batch) for _, source in sources]
+        inputs = [alone(x) if own else x for x, own in zip(read, owned, strict=True)]
         check_values(inputs)
     else:
         inputs = described([source for _, source in sources], leaves, place)

@@ -45,6 +45,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.capture.opened import Opened, Shell, Sized, is_value, opened
+from treadle.graph.grouped import GROUPED
 from treadle.util.draw_operators import TRACED_AS
 from treadle.util.errors import CaptureError
 from treadle.util.extents import Size
@@ -345,6 +346,14 @@ def storage_key(value: Any) -> int | None:
     return value.untyped_storage()._cdata
 
 
+def alone(tensor: Tensor) -> Tensor:
+    """The same memory, for fake tensors to be made of, as a tensor that is no view and has no
+    ``.grad``: these need not be of its dtype, where ``.data`` was set since (``Module.to``)."""
+    if tensor.grad is None and not tensor._is_view():
+        return tensor
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
 def fake_mode_of(tensors: Sequence[Tensor]) -> FakeTensorMode:
     """The mode that made the fake ones among them, or a new one that takes real ones as well."""
     found: FakeTensorMode | None = detect_fake_mode(list(tensors))
@@ -392,7 +401,7 @@ def trace(
     with without_onednn(), without_words():
         return make_fx(
             flat,
-            decomposition_table=dict(TRACED_AS),
+            decomposition_table={**TRACED_AS, **GROUPED},
             tracing_mode="symbolic" if symbolic else "fake",
             _allow_non_fake_inputs=True,
         )(*inputs)

@@ -10,6 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from treadle.graph.ctc import OPERATIONS as CTC
+from treadle.graph.grouped import OPERATIONS as GROUPED
 from treadle.graph.operator_facts import facts_of
 from treadle.graph.packed import OPERATIONS as PACKED
 from treadle.graph.recurrent import OPERATIONS as RECURRENT
@@ -45,8 +46,9 @@ OUT_VARIANTS = PRODUCTS | {
 """Operations that write into a dense buffer of ours."""
 
 
+_PRODUCT = "a product: the vendor's library"
 _WHY: Mapping[str, str] = {
-    "a product: the vendor's library": """
+    _PRODUCT: """
         mm addmm bmm baddbmm mv addmv dot addbmm _int_mm _trilinear linear_backward
         _cdist_forward _cdist_backward
     """,
@@ -119,9 +121,11 @@ def _operations(names: str) -> list[OpOverload]:
 
 
 _RECURRENT = "a recursion: one call for all steps in time"
-WHY: Mapping[OpOverload, str] = {
-    op: why for why, names in _WHY.items() for op in _operations(names)
-} | dict.fromkeys((*RECURRENT, *PACKED, *CTC), _RECURRENT)
+WHY: Mapping[OpOverload, str] = (
+    {op: why for why, names in _WHY.items() for op in _operations(names)}
+    | dict.fromkeys((*RECURRENT, *PACKED, *CTC), _RECURRENT)
+    | dict.fromkeys(GROUPED, _PRODUCT)
+)
 """Why an operation that is a library call by choice is one."""
 
 

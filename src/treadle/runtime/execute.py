@@ -45,6 +45,11 @@ from treadle.util.errors import RuntimeFailure, require
 
 __all__ = ["Build", "DeviceFunction", "Executable", "Launcher", "build", "resolve"]
 
+
+def _nothing() -> None:
+    """For a caller to whom it does not matter when a call begins."""
+
+
 _PYTHON = {"_operator": operator, "math": math, "torch": torch}
 """Modules whose functions compute sizes."""
 
@@ -102,23 +107,31 @@ class Executable:
             self.replay = Replay(artifact, weakref.proxy(self), recorder, terms)
 
     def run(
-        self, inputs: Sequence[Tensor], seconds: list[float] | None = None
+        self,
+        inputs: Sequence[Tensor],
+        seconds: list[float] | None = None,
+        begins: Callable[[], None] = _nothing,
     ) -> list[Tensor | None]:
         """One call. The result tensors are the caller's: no later call changes them.
 
         ``seconds``: if given, one entry per step of the artifact, to which its time is added; each
-        step is waited for.
+        step is waited for. ``begins`` is called once the inputs are found to fit.
         ``RuntimeFailure`` TR-401 when an input is not what the step was compiled for; TR-403,
         naming the step's origin, when a step fails.
         """
+
+        def starts() -> None:
+            begins()
+            self._allocate()  # after what that frees
+
         with self._lock, torch.no_grad(), self._plain():
-            self._allocate()
             if seconds is None and self.replay is not None:
-                results = self.replay.run(inputs)
+                results = self.replay.run(inputs, starts)
                 if results is not None:
                     return results
             try:
                 self._bind_inputs(inputs)
+                starts()
                 if self._functions.set_threads is not None:
                     self._functions.set_threads(torch.get_num_threads())
                 for spec in self._empty:

@@ -14,6 +14,7 @@ it runs cannot be recorded, so only operations known not to are. A call whose pa
 launched as usual, and then recorded again.
 """
 
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ _TIMED_CALL = 3
 _SHARE = 0.3
 """Recording pays if launching takes at least this share of a call."""
 _ATTEMPTS = 4
+
+_DTYPE = operator.attrgetter("dtype")
 
 
 Launches = Callable[[], dict[str, Tensor]]
@@ -133,8 +136,11 @@ class Replay:
         self._off = not self._due
         self.note = times if self._due else f"not recorded: {times}"
 
-    def run(self, inputs: Sequence[Tensor]) -> list[Tensor | None] | None:
-        """The results of a replayed call; ``None`` if this one is to run as usual."""
+    def run(
+        self, inputs: Sequence[Tensor], begins: Callable[[], None]
+    ) -> list[Tensor | None] | None:
+        """The results of a replayed call; ``None`` if this one is to run as usual. ``begins`` is
+        called before anything runs."""
         if self._off:
             return None
         if self._again is not None and not self._fits(inputs):
@@ -142,10 +148,14 @@ class Replay:
             self._due = True
             return None
         if self._due:
-            return self._record(inputs) if self._may_record(inputs) else None
+            if not self._may_record(inputs):
+                return None
+            begins()
+            return self._record(inputs)
         if self._again is None:
             self._observe(inputs)
             return None
+        begins()
         self._fill(inputs)
         self._again()
         return self._step.results(inputs, self._held)
@@ -168,8 +178,12 @@ class Replay:
         moved."""
         if not all(self._is_alike(inputs[at], at) for at in self._places):
             return False
-        now = list(map(Tensor.data_ptr, inputs))
-        moved = {at for at in self._fixed if now[at] != self._addresses[at]}
+        now, types = list(map(Tensor.data_ptr, inputs)), list(map(_DTYPE, inputs))
+        moved = {
+            at
+            for at in self._fixed
+            if now[at] != self._addresses[at] or types[at] is not self._specs[at].dtype
+        }
         self._moving |= moved - self._written
         return not moved
 

@@ -7,6 +7,8 @@ take.
 import torch
 from torch import Tensor
 
+from treadle.util.errors import CaptureError
+
 
 def add(x: Tensor, y: Tensor, alpha: Tensor) -> Tensor:
     """``x + alpha * y``."""
@@ -24,7 +26,14 @@ def addcdiv(x: Tensor, a: Tensor, b: Tensor, value: Tensor) -> Tensor:
 
 
 def lerp(x: Tensor, end: Tensor, weight: Tensor) -> Tensor:
-    """``x + weight * (end - x)``."""
+    """``x + weight * (end - x)``, of one dtype as in PyTorch."""
+    if x.dtype is not end.dtype:
+        raise CaptureError(
+            f"the optimizer's state is {x.dtype}, and the gradient {end.dtype}",
+            code="TR-126",
+            remedy="after model.double(), half() or to(dtype) convert the state as well: "
+            "optimizer.load_state_dict(optimizer.state_dict())",
+        )
     return (_wide(x) + (_wide(end) - _wide(x)) * weight).to(x.dtype)
 
 

@@ -1,0 +1,134 @@
+"""``treadle::grouped_mm``: products of groups of rows, each with a matrix of its own.
+
+::
+
+    y = grouped_mm(x, w, ends)        y[i] = x[i] @ w[g]   for ends[g - 1] <= i < ends[g]
+
+What runs is PyTorch's ``_grouped_mm``, as in eager. PyTorch says the type of its result for
+bfloat16 alone, and other strides than the kernels' on CPUs, though these take float32 and float16
+too; here all of them are known, with the checks and the strides of the kernels.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils.flop_counter import register_flop_formula
+
+aten = torch.ops.aten
+_library = torch.library.Library("treadle", "FRAGMENT")
+_library.define("grouped_mm(Tensor a, Tensor b, Tensor? ends) -> Tensor")
+grouped_mm: Any = torch.ops.treadle.grouped_mm.default
+OPERATIONS = (grouped_mm,)
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_BYTES = 16
+"""Rows of operands and of results begin at multiples of that many."""
+
+
+def _run(a: Tensor, b: Tensor, ends: Tensor | None) -> Tensor:
+    return aten._grouped_mm.default(a, b, ends)
+
+
+def _type(a: Tensor, b: Tensor, ends: Tensor | None) -> Tensor:
+    """The result, if the kernels take the operands; PyTorch's words if not."""
+    _check(a, b, ends)
+    groups = () if ends is None else (ends.shape[0],)
+    match a.dim(), b.dim():
+        case 2, 2:
+            size = (*groups, a.shape[0], b.shape[1])
+        case 2, 3:
+            size = (a.shape[0], b.shape[2])
+        case 3, 2:
+            size = (a.shape[1], b.shape[1])
+        case _:
+            size = (a.shape[0], a.shape[1], b.shape[2])
+    each = 1 if torch.version.hip else _BYTES // a.element_size()
+    row = (size[-1] + each - 1) // each * each
+    strides = (row, 1) if len(size) == 2 else (size[1] * row, row, 1)
+    return a.new_empty_strided(size, strides)
+
+
+def _check(a: Tensor, b: Tensor, ends: Tensor | None) -> None:
+    for name, each in (("mat_a", a), ("mat2", b)):
+        torch._check(
+            each.dtype in _DTYPES,
+            lambda name=name, each=each: (
+                f"Expected {name} to be Float32, BFloat16 or Float16 matrix, got {each.dtype}"
+            ),
+        )
+        torch._check(each.dim() in (2, 3), lambda name=name: f"{name} has to be 2 or 3d")
+    flat = a.dim() == 2 or b.dim() == 2
+    if not (a.dim() == 2 and b.dim() == 2):
+        torch._check(
+            a.shape[-1] == b.shape[-2],
+            lambda: "contraction dimension of mat_a and mat_b must match",
+        )
+    torch._check(a.dtype == b.dtype, lambda: "expected mat_a and mat_b of one dtype")
+    torch._check(
+        (ends is not None) == flat,
+        lambda: "Have to provide offsets if there is a 2d matrix, and none otherwise",
+    )
+    if ends is not None:
+        torch._check(ends.dim() == 1, lambda: "offs has to be 1D")
+        torch._check(ends.dtype is torch.int32, lambda: "Offsets have to be int32")
+        for each in (a, b):
+            torch._check(
+                each.dim() == 2 or each.shape[0] == ends.shape[0],
+                lambda: "matrix batch sizes have to match",
+            )
+    elif a.dim() == 3:
+        torch._check(a.shape[0] == b.shape[0], lambda: "batched dimension has to match")
+    _check_rows(a)
+    _check_rows(b)
+
+
+def _check_rows(value: Tensor) -> None:
+    """One of the last two dims is dense, and the other one goes in multiples of 16 bytes."""
+    columns, rows = value.stride()[-2:]
+    height, width = value.shape[-2:]
+    if columns == 1 and rows >= max(1, height):
+        far = rows
+    elif rows == 1 and columns >= max(1, width):
+        far = columns
+    else:
+        raise RuntimeError(
+            f"Invalid strides/sizes, got {value.stride()} for strides and {tuple(value.shape)} "
+            "for sizes"
+        )
+    torch._check(
+        far % (_BYTES // value.element_size()) == 0,
+        lambda: "strides should be multiple of 16 bytes",
+    )
+
+
+def _traced(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    torch._check(bias is None, lambda: "Bias not supported yet")
+    torch._check(
+        out_dtype in (None, a.dtype), lambda: "Grouped gemm output dtype must match `mat_a` dtype"
+    )
+    return grouped_mm(a, b, offs)
+
+
+def _flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    """Of shapes. Where one operand has no groups, each of its rows or columns meets one of them."""
+    each = 2 * a[-2] * a[-1] * b[-1]
+    return a[0] * each if len(a) == len(b) == 3 else each
+
+
+_library.impl("grouped_mm", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("treadle::grouped_mm", _type, lib=_library)
+register_flop_formula(torch.ops.treadle.grouped_mm)(_flops)
+
+GROUPED: Mapping[OpOverload, Any] = {aten._grouped_mm.default: _traced}
+"""What to trace instead of PyTorch's operator."""
+
+__all__ = ["GROUPED", "OPERATIONS", "grouped_mm"]
