@@ -1,11 +1,18 @@
 """State that a step reads where it is easily overlooked: in PyTorch's and Python's own modules, as
-keys, through metaclasses, in classes that are arguments, and in threads."""
+keys, through metaclasses, in classes that are arguments, in threads; and in the operating system.
+"""
 
 import builtins
 import collections
 import dataclasses
+import datetime
 import functools
+import logging
+import os
+import secrets
+import subprocess
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -303,3 +310,62 @@ def test_threads_of_others_may_compute_while_a_step_is_captured():
         stop.set()
         thread.join()
     assert done
+
+
+def asking(call):
+    """A step that multiplies by what ``call`` answers."""
+    return lambda x: x * float(call())
+
+
+def written(path):
+    with path.open("a") as file:
+        return file.write("1")
+
+
+QUESTIONS = {
+    "time.time": lambda path: time.time(),
+    "time.perf_counter": lambda path: time.perf_counter(),
+    "datetime.now": lambda path: datetime.datetime.now().timestamp(),
+    "date.today": lambda path: datetime.date.today().day,
+    "os.urandom": lambda path: secrets.token_bytes(1)[0],
+    "io.open": lambda path: path.read_text(),
+    "os.stat": lambda path: os.path.getsize(path),
+    "os.listdir": lambda path: len(os.listdir(path.parent)),
+    "os.mkdir": lambda path: os.mkdir(path.parent / "new") or 1,
+    "posixsubprocess.fork_exec": lambda path: subprocess.run(["true"], check=True).returncode,
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_questions_to_the_operating_system_are_refused(name, tmp_path):
+    path = tmp_path / "number"
+    path.write_text("2.0")
+    compiled = treadle.compile(
+        asking(lambda: QUESTIONS[name](path)), model=nn.Module(), options=OPTIONS
+    )
+    with pytest.raises(treadle.TreadleError, match=name) as found:
+        compiled(torch.ones(2))
+    assert found.value.code == "TR-123"
+    assert __file__ in found.value.where
+
+
+def test_writing_a_file_is_refused(tmp_path):
+    path = tmp_path / "log"
+    compiled = treadle.compile(asking(lambda: written(path)), model=nn.Module(), options=OPTIONS)
+    with pytest.raises(treadle.TreadleError, match="TR-123"):
+        compiled(torch.ones(2))
+
+
+def test_what_asks_the_operating_system_nothing_is_captured(tmp_path, capsys):
+    logger = logging.getLogger("quiet")
+    logger.addHandler(logging.FileHandler(tmp_path / "log"))
+
+    def step(x):
+        print("a line")
+        logger.warning("logged %s", os.fspath(tmp_path / "a" / ".." / "b"))
+        warnings.warn("heard", stacklevel=1)
+        time.sleep(0)
+        return x * len(os.path.join("a", "b")) * len(os.getcwd())
+
+    compare(step)
+    assert "a line" in capsys.readouterr().out

@@ -37,8 +37,8 @@ from contract.worlds import (
     same,
 )
 
-NOT_YET = frozenset({"file"})
-"""Kinds of state that are not generated: nobody looks at files (docs/howto/python.md)."""
+NOT_YET: frozenset[str] = frozenset()
+"""Kinds of state that are not generated."""
 
 
 @dataclass

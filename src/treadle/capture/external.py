@@ -41,6 +41,7 @@ from treadle.capture.parts import (
     parts_of,
 )
 from treadle.capture.reads import ReadNames, Reads, is_sealed
+from treadle.capture.system import asks
 from treadle.capture.threads import Threads
 from treadle.capture.torch_private import (
     FakeTensor,
@@ -424,7 +425,8 @@ class ExternalState:
     def changes(self) -> list[Change]:
         """Places whose values the run changed.
 
-        ``CaptureError`` TR-117 to TR-119 for what cannot be made again at every call.
+        ``CaptureError`` TR-117 to TR-119 for what cannot be made again at every call, TR-123 for
+        what the operating system was asked.
         """
         self._runs = False
         self._frames.rest()
@@ -436,6 +438,8 @@ class ExternalState:
                 code="TR-117",
                 remedy="take it outside of the step, and pass it as an argument",
             )
+        if self._frames.asked is not None:
+            raise asks(*self._frames.asked)
         found = [*self._changed_variables(), *self._changed_parts()]
         return [each for each in found if not _are_equal(each.before, each.now)]
 

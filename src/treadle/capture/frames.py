@@ -16,14 +16,16 @@ from enum import IntEnum
 from pathlib import Path
 from sys import _getframe, getprofile, setprofile  # pyright: ignore[reportPrivateUsage]
 from threading import setprofile as set_thread_profile
-from types import CodeType, FrameType
+from types import BuiltinFunctionType, CodeType, FrameType
 from typing import Any
 
 import numpy as np
 import torch
 
 from treadle.capture.numbers import is_stand_in
+from treadle.capture.system import is_aside, name_of_question
 from treadle.capture.threads import Threads
+from treadle.capture.words import Line
 
 _READ = frozenset(
     {
@@ -207,10 +209,13 @@ class FrameRecorder:
         self.entered = Entered()
         self._meets = meets
         self._threads = threads
+        self.asked: tuple[str, Line] | None = None  # of the operating system, by the user's code
         self._ours: dict[int, CodeType] = {}  # by their ids: of these nothing is to be told
         self._mentions: dict[int, tuple[CodeType, Mentions]] = {}
         self._events = (
-            _Monitoring(self._enters) if _MONITORS else _Profiling(self._enters, self._ours)
+            _Monitoring(self._enters, self._calls)
+            if _MONITORS
+            else _Profiling(self._enters, self._calls, self._ours)
         )
         self._generators: dict[int, FrameType] = {}  # held, so that no id is used twice
         self._below: list[FrameType] = []
@@ -295,6 +300,19 @@ class FrameRecorder:
             if frame.f_lasti > _first(frame.f_code):
                 self.entered.resumed = frame.f_code.co_qualname
 
+    def _calls(self, frame: FrameType, function: Any) -> None:
+        """Code in ``frame`` calls a function made in C."""
+        name = "" if self.asked is not None else name_of_question(function)
+        if not name or self.is_importing(frame):
+            return
+        for each in callers(frame):
+            owner = whose(file_of(each))
+            if is_of_logs(each) or is_aside(each) or Whose.STDLIB != owner < Whose.USER:
+                return
+            if owner is Whose.USER:
+                self.asked = name, (each.f_code.co_filename, each.f_lineno)
+                return
+
     def _is_aside(self, frame: FrameType) -> bool:
         """Whether it runs for a handler of a log or a warning, or for a module that is imported
         for the first time: neither is the step."""
@@ -335,12 +353,17 @@ def _is_import(frame: FrameType) -> bool:
 
 
 class _Profiling:
-    """Frames by the profile hook of each thread. ``skipped``: codes, by their ids, to pass over."""
+    """Frames, and calls of functions made in C, by the profile hook of each thread. ``skipped``:
+    codes, by their ids, to pass over."""
 
     def __init__(
-        self, enters: Callable[[FrameType], bool], skipped: Mapping[int, CodeType]
+        self,
+        enters: Callable[[FrameType], bool],
+        calls: Callable[[FrameType, Any], None],
+        skipped: Mapping[int, CodeType],
     ) -> None:
         self._enters = enters
+        self._calls = calls
         self._skipped = skipped
         self._hook = self._on_event
         self._before: Any = None
@@ -380,7 +403,11 @@ class _Profiling:
 
         return call
 
-    def _on_event(self, frame: FrameType, event: str, _: Any) -> None:
+    def _on_event(self, frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_call" and self._active:
+            if id(frame.f_code) not in self._skipped:
+                self._calls(frame, function)
+            return
         if event != "call" or (id(frame.f_code) in self._skipped and self._active):
             return
         thread = threading.get_ident()
@@ -403,8 +430,11 @@ class _Monitoring:
     """Frames by ``sys.monitoring``, where code that has nothing new to tell costs nothing; of
     threads that were there before only the one that traces."""
 
-    def __init__(self, enters: Callable[[FrameType], bool]) -> None:
+    def __init__(
+        self, enters: Callable[[FrameType], bool], calls: Callable[[FrameType, Any], None]
+    ) -> None:
         self._enters = enters
+        self._calls = calls
         self._others: set[int] = set()
         self._tool: int | None = None
         self._busy: set[int] = set()  # threads that look at objects
@@ -417,14 +447,16 @@ class _Monitoring:
         watch.use_tool_id(self._tool, "treadle")
         for event in (watch.events.PY_START, watch.events.PY_RESUME):
             watch.register_callback(self._tool, event, self._on_event)
-        watch.set_events(self._tool, watch.events.PY_START | watch.events.PY_RESUME)
+        watch.register_callback(self._tool, watch.events.CALL, self._on_call)
+        all_events = watch.events.PY_START | watch.events.PY_RESUME | watch.events.CALL
+        watch.set_events(self._tool, all_events)
         watch.restart_events()
 
     def end(self) -> None:
         if self._tool is not None:
             watch: Any = getattr(sys, "monitoring")  # noqa: B009
             watch.set_events(self._tool, 0)
-            for event in (watch.events.PY_START, watch.events.PY_RESUME):
+            for event in (watch.events.PY_START, watch.events.PY_RESUME, watch.events.CALL):
                 watch.register_callback(self._tool, event, None)
             watch.free_tool_id(self._tool)
             self._tool = None
@@ -447,6 +479,19 @@ class _Monitoring:
         finally:
             self._busy.discard(thread)
         return None if again else sys.monitoring.DISABLE  # type: ignore[attr-defined]
+
+    def _on_call(self, code: CodeType, _: int, function: Any, __: Any) -> Any:
+        """A call of anything; only those of functions made in C are of interest, and only where
+        users' code or the library's makes them."""
+        if whose(code.co_filename) in (Whose.OURS, Whose.TORCH):
+            return sys.monitoring.DISABLE  # type: ignore[attr-defined]
+        if type(function) is not BuiltinFunctionType:
+            users = whose(code.co_filename) is not Whose.STDLIB
+            return None if users else sys.monitoring.DISABLE  # type: ignore[attr-defined]
+        thread = threading.get_ident()
+        if thread not in self._busy and thread not in self._others:
+            self._calls(_getframe(1), function)  # pyright: ignore[reportPrivateUsage]
+        return None
 
 
 _LOGS = (str(logging.__file__), str(warnings.__file__))
