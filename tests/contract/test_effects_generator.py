@@ -33,14 +33,12 @@ ONCE = frozenset({"logging", "print", "print into a buffer", "lru_cache"})
 """Effects that happen when a step is captured, and not again, as docs/howto/python.md says."""
 
 NOT_YET = ONCE | {
-    "context variable",  # refused, and stays set
     "file",  # refused, and stays written
+    "manual_seed at the end",  # refused, and the next numbers are others
     "generator object",  # refused, and stays advanced
     "given returned",
     "iterator",  # refused, and stays advanced
     "iterator over a list",
-    "manual_seed at the end",  # refused, and stays seeded
-    "same tensor twice",
 }
 """Effects that are not generated: the others are known to be wrong, and are to go."""
 

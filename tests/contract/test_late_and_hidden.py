@@ -4,6 +4,7 @@ keys, through metaclasses, in classes that are arguments, in threads; and in the
 
 import builtins
 import collections
+import contextvars
 import dataclasses
 import datetime
 import functools
@@ -369,3 +370,42 @@ def test_what_asks_the_operating_system_nothing_is_captured(tmp_path, capsys):
 
     compare(step)
     assert "a line" in capsys.readouterr().out
+
+
+def test_a_tensor_that_is_returned_twice_is_one():
+    def step(x):
+        y = x * 2
+        return [y, y, {"a": y, "x": x, "again": x}]
+
+    compiled = treadle.compile(step, model=nn.Module(), options=OPTIONS)
+    x = torch.ones(2)
+    for _ in range(3):
+        one, two, rest = compiled(x)
+        assert one is two is rest["a"]
+        assert rest["x"] is rest["again"] is x
+        assert torch.equal(one, torch.full((2,), 2.0))
+
+
+def test_a_refused_step_leaves_a_context_variable_as_it_was():
+    variable = contextvars.ContextVar("variable", default=0)
+
+    def step(x):
+        variable.set(variable.get() + 1)
+        return x * 2
+
+    compiled = treadle.compile(step, model=nn.Module(), options=OPTIONS)
+    with pytest.raises(treadle.TreadleError, match="TR-117"):
+        compiled(torch.ones(2))
+    assert variable.get() == 0
+
+
+def test_the_line_of_a_seed_is_the_callers():
+    def step(x):
+        y = x * 2
+        torch.manual_seed(7)
+        return y
+
+    compiled = treadle.compile(step, model=nn.Module(), options=OPTIONS)
+    with pytest.raises(treadle.TreadleError, match="TR-120") as found:
+        compiled(torch.ones(2))
+    assert "contextlib" not in found.value.where

@@ -517,7 +517,8 @@ class ExternalState:
 
     def again(self, value: Any, label: str) -> Any:
         """What the run made, for every call anew; what was there before is that object."""
-        if is_plain(value) or id(value) in self._seen or isinstance(value, type):
+        known_before = value is MISSING or id(value) in self._seen or isinstance(value, type)
+        if known_before or is_plain(value):
             return value
         known = dict(self._seen)
         try:

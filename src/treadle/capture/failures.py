@@ -21,7 +21,7 @@ import torch
 
 from treadle.capture import torch_private
 from treadle.capture.torch_private import DataDependentOutputException
-from treadle.capture.words import OURS, looks_at_value, show_line
+from treadle.capture.words import BETWEEN, OURS, looks_at_value, show_line
 from treadle.util.errors import CaptureError, TreadleError
 
 _TORCH, _TREADLE = OURS
@@ -135,7 +135,7 @@ def _also(kind: type[Exception]) -> Callable[..., CaptureError]:
 
 def _line_of(frames: traceback.StackSummary) -> str:
     """The user's line, and below it that of the library in which it happened."""
-    users = [each for each in frames if not each.filename.startswith((*OURS, "<"))]
+    users = [each for each in frames if not each.filename.startswith(BETWEEN)]
     if not users:
         return ""
     inner = users[-1]
@@ -149,7 +149,7 @@ def _users_frames(tb: TracebackType | None) -> TracebackType | None:
     if tb is None:
         return None
     rest = _users_frames(tb.tb_next)
-    if tb.tb_frame.f_code.co_filename.startswith((*OURS, "<")):
+    if tb.tb_frame.f_code.co_filename.startswith(BETWEEN):
         return rest
     return TracebackType(rest, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
 

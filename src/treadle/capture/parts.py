@@ -459,6 +459,31 @@ class Got(Part):
 
 
 @final
+class InContext(Part):
+    """What a context variable holds, or its default."""
+
+    __slots__ = ("variable",)
+    settable = False
+
+    def __init__(self, label: str, variable: contextvars.ContextVar[Any]) -> None:
+        super().__init__(label)
+        self.variable = variable
+
+    def now(self) -> dict[Any, Any]:
+        try:
+            return {"": self.variable.get()}
+        except LookupError:
+            return {"": MISSING}
+
+    def where(self, name: Any) -> str:
+        return self.label
+
+    def restore(self, before: dict[Any, Any]) -> None:
+        if before[""] is not MISSING and self.now()[""] is not before[""]:
+            self.variable.set(before[""])
+
+
+@final
 class Listed(Part):
     """Objects in an array, or in what C code made."""
 
@@ -523,7 +548,7 @@ def parts_of(value: Any, label: str) -> Made:
         case weakref.ReferenceType():
             return Made((Got(label, cast(Any, value)),))
         case contextvars.ContextVar():
-            return Made((Got(label, functools.partial(_in_context, value)),))
+            return Made((InContext(label, value),))
         case types.GeneratorType():
             return Made((Computed(label, functools.partial(_advanced, value)),), opaque=True)
         case torch.Generator():
@@ -540,14 +565,6 @@ def _advanced(generator: Any) -> Any:
     """How far it is."""
     frame = generator.gi_frame
     return None if frame is None else frame.f_lasti
-
-
-def _in_context(variable: contextvars.ContextVar[Any]) -> Any:
-    """What it holds, or its default."""
-    try:
-        return variable.get()
-    except LookupError:
-        return MISSING
 
 
 def _registered(kind: Any) -> Any:

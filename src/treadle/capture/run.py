@@ -68,6 +68,14 @@ class ResultSlot:
     """Marks the place of a tensor among the leaves of the user's result."""
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Among the leaves of the user's result: the very object that leaf ``at`` is."""
+
+    at: int
+
+
 @dataclass(slots=True)
 class Call:
     """The call that is served: the leaves of its arguments."""
@@ -145,9 +153,23 @@ def fill(leaves: Iterable[Any], tensors: Iterator[Any]) -> list[Any]:
     for leaf in leaves:
         if leaf is ResultSlot:
             found.append(next(tensors))
+        elif isinstance(leaf, Again):
+            found.append(found[leaf.at])
         else:
             found.append(leaf.compute() if isinstance(leaf, Later) else leaf)
     return found
+
+
+def _named_once(leaves: list[Any]) -> list[Any]:
+    """The leaves, with ``Again`` for a tensor that was there before."""
+    first: dict[int, int] = {}
+    for at, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            first.setdefault(id(leaf), at)
+    return [
+        leaf if first.get(id(leaf), at) == at else Again(first[id(leaf)])
+        for at, leaf in enumerate(leaves)
+    ]
 
 
 @dataclass
@@ -436,6 +458,7 @@ class Run:
             self.trace.watch.rng.refuse_state(leaf)
         refuse_unfinished(leaves)
         leaves = [self._own(leaf) for leaf in leaves]
+        leaves = _named_once(leaves)
         tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
         self.trace.leaves = [ResultSlot if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         tensors += self._left_tensors()

@@ -1,5 +1,6 @@
 """Errors of a traced run in words that a user can act on."""
 
+import contextlib
 import linecache
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ import torch
 from treadle.util.errors import CaptureError
 
 OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+"""Where frames are torch's or ours."""
+BETWEEN = (*OURS, "<", str(contextlib.__file__))
 """Where frames are not the user's."""
 _DISTRIBUTIONS = str(Path(torch.__file__).parent / "distributions")
 
@@ -29,7 +32,7 @@ def looks_at_value(where: str) -> CaptureError:
 def _instead() -> str:
     """What to do about the look that is being taken; PyTorch's own checks are named."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and frame.f_code.co_filename.startswith((*OURS, "<")):
+    while frame is not None and frame.f_code.co_filename.startswith(BETWEEN):
         if frame.f_code.co_filename.startswith(_DISTRIBUTIONS):
             return (
                 "that is a check of the distribution's arguments: give it validate_args=False, or "
@@ -42,7 +45,7 @@ def _instead() -> str:
 def running_line() -> Line:
     """The innermost line that runs and is neither torch's nor ours."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and frame.f_code.co_filename.startswith((*OURS, "<")):
+    while frame is not None and frame.f_code.co_filename.startswith(BETWEEN):
         frame = frame.f_back
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
