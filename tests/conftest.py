@@ -1,5 +1,5 @@
-"""Makes ``testing`` importable however pytest was started, with readable failures, and compiles
-less hard where machine code is not the question."""
+"""Makes ``testing`` importable however pytest was started, with readable failures; compiles less
+hard where machine code is not the question; and begins with what takes longest."""
 
 import sys
 from dataclasses import replace
@@ -21,6 +21,25 @@ QUICK = frozenset(
 )
 """Rooms whose tests are about steps. Those about generated code (``codegen``, ``lower``,
 ``schedule``, ``runtime``) have the flags that users have, and so have those beside this file."""
+
+
+LONGEST = (
+    "models/test_transformers.py",
+    "contract/test_checkpointing.py",
+    "contract/test_reads_kinds.py",
+    "contract/test_reads_generator.py",
+    "test_bad_input.py",
+    "examples/test_loops.py",
+    "contract/test_effects_generator.py",
+    "docs/test_documentation.py",
+    "contract/test_dynamic_shapes.py",
+)
+"""Files that take a minute or more, the longest first: one that begins last is waited for."""
+
+
+def pytest_collection_modifyitems(items):
+    places = {_HERE / Path(name): at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def quick(preferred: str = "") -> Compiler | None:
