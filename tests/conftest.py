@@ -1,6 +1,7 @@
 """Makes ``testing`` importable however pytest was started, with readable failures; compiles less
 hard where machine code is not the question; and begins with what takes longest."""
 
+import gc
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,13 @@ LONGEST = (
 def pytest_collection_modifyitems(items):
     places = {_HERE / Path(name): at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen():
+    """What is there before a file's tests, mostly modules, stays: collections pass over it."""
+    gc.collect()
+    gc.freeze()
 
 
 def quick(preferred: str = "") -> Compiler | None:
