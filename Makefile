@@ -23,11 +23,11 @@ demo: $(STAMP)
 	$(BIN)/python -m treadle demo
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
 
 test-torch: $(OTHER)/.installed
 	$(OTHER)/bin/python -c "import torch; print('PyTorch', torch.__version__)"
-	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 # The constraints of the other packages hold; Triton comes with the PyTorch that it belongs to.
 $(OTHER)/.installed: pyproject.toml constraints.txt

@@ -1,6 +1,7 @@
-"""Makes ``testing`` importable however pytest was started, with readable failures, and compiles
-less hard where machine code is not the question."""
+"""Makes ``testing`` importable however pytest was started, with readable failures; compiles less
+hard where machine code is not the question; and begins with what takes longest."""
 
+import gc
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,32 @@ QUICK = frozenset(
 )
 """Rooms whose tests are about steps. Those about generated code (``codegen``, ``lower``,
 ``schedule``, ``runtime``) have the flags that users have, and so have those beside this file."""
+
+
+LONGEST = (
+    "models/test_transformers.py",
+    "contract/test_checkpointing.py",
+    "contract/test_reads_kinds.py",
+    "contract/test_reads_generator.py",
+    "test_bad_input.py",
+    "examples/test_loops.py",
+    "contract/test_effects_generator.py",
+    "docs/test_documentation.py",
+    "contract/test_dynamic_shapes.py",
+)
+"""Files that take a minute or more, the longest first: one that begins last is waited for."""
+
+
+def pytest_collection_modifyitems(items):
+    places = {_HERE / Path(name): at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen():
+    """What is there before a file's tests, mostly modules, stays: collections pass over it."""
+    gc.collect()
+    gc.freeze()
 
 
 def quick(preferred: str = "") -> Compiler | None:

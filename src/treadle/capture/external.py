@@ -15,6 +15,7 @@ import functools
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sys import _getframe  # pyright: ignore[reportPrivateUsage]
@@ -149,6 +150,7 @@ class ExternalState:
         self._everything: set[int] = set()  # ids of objects of which all attributes were read
         self._past = False  # whether attributes are read past what is watched
         self._runs = False  # whether what is read is read by the step
+        self._inside = 0  # the thread that is within an operation of the trace
         self._function, self._models, self._optimizers = function, models, optimizers
         try:
             self._watch_class(_LOGGER)
@@ -305,6 +307,8 @@ class ExternalState:
             return
         read = self._read.get(id(owner))
         if read is None and issubclass(type(owner), _LOGGER):
+            if self._inside == threading.get_ident():
+                return  # the machinery's own
             self._meet_logger(owner)
             read = self._read.get(id(owner))
         if read is None:
@@ -408,7 +412,11 @@ class ExternalState:
         def call(mode: Any, op: Any, *rest: Any, **named: Any) -> Any:
             self._threads.follow()
             whole = isinstance(op, OpOverload) and facts_of(op).opaque
-            return (dispatch if whole else paused)(mode, op, *rest, **named)
+            before, self._inside = self._inside, 0 if whole else threading.get_ident()
+            try:
+                return (dispatch if whole else paused)(mode, op, *rest, **named)
+            finally:
+                self._inside = before
 
         return call
 
