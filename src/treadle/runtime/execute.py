@@ -12,6 +12,7 @@ import operator
 import threading
 import time
 import weakref
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -177,6 +178,39 @@ class Executable:
             self._brought = {}
             self._clear()
 
+    def begin(self, inputs: Sequence[Tensor], imported: Mapping[int, Tensor]) -> None:
+        """Bind the inputs of a call that runs in parts."""
+        self._brought = imported
+        self._bind_inputs(inputs)
+        if self._functions.set_threads is not None:
+            self._functions.set_threads(torch.get_num_threads())
+        for spec in self._empty:
+            self._live.allocate(spec)
+
+    def perform(self, steps: Sequence[int]) -> None:
+        """Some steps of that call."""
+        for step in steps:
+            first = bisect_left(self._owners, step)
+            for position in range(first, bisect_right(self._owners, step)):
+                try:
+                    self._actions[position]()
+                except Exception as error:
+                    raise self._failure(position, error) from error
+
+    def alive(self) -> dict[str, Tensor]:
+        """The buffers that calls have allocated by now, and not given back."""
+        return dict(self._live.tensors)
+
+    def define(self, buffers: Mapping[str, Tensor]) -> None:
+        """From now on these are buffers that calls allocate."""
+        for name, tensor in buffers.items():
+            self._live.define(self.artifact.buffers[name], tensor)
+
+    def end(self) -> None:
+        """After the last step, and after an error."""
+        self._brought = {}
+        self._clear()
+
     def bring(self, inputs: Sequence[Tensor], at: int) -> Tensor:
         """A copy on the device of the input on the host that is number ``at``."""
         name, may_wait = self._imports[at]
@@ -188,9 +222,15 @@ class Executable:
             self._functions.tables.forget()
         return self._functions.tables.settle()
 
-    def results(self, inputs: Sequence[Tensor], held: Mapping[str, Tensor]) -> list[Tensor | None]:
-        """The results of a replay, copied out of what calls allocated."""
-        self._bound, self._live.tensors = inputs, dict(held)
+    def results(
+        self,
+        inputs: Sequence[Tensor],
+        held: Mapping[str, Tensor],
+        fresh: Mapping[str, Tensor] | None = None,
+    ) -> list[Tensor | None]:
+        """The results of a replay, copied out of what calls allocated when it was recorded;
+        ``fresh``: what this call allocated."""
+        self._bound, self._live.tensors = inputs, {**held, **(fresh or {})}
         try:
             found = [self._result(view) for view in self.artifact.results]
             own = {_storage(each) for each in held.values()}
@@ -337,13 +377,16 @@ class Executable:
                     action()
                     seconds[self._owners[position]] += self._now() - start
         except Exception as error:
-            step = self.artifact.steps[self._owners[position]]
-            name = step.function if isinstance(step, Launch) else step.op
-            ours = isinstance(error, RuntimeFailure)
-            said, remedy = (error.message, error.remedy) if ours else (str(error), "")
-            raise RuntimeFailure(
-                f"{name} failed: {said}", code="TR-403", where=step.origin, remedy=remedy
-            ) from error
+            raise self._failure(position, error) from error
+
+    def _failure(self, position: int, error: Exception) -> RuntimeFailure:
+        step = self.artifact.steps[self._owners[position]]
+        name = step.function if isinstance(step, Launch) else step.op
+        ours = isinstance(error, RuntimeFailure)
+        said, remedy = (error.message, error.remedy) if ours else (str(error), "")
+        return RuntimeFailure(
+            f"{name} failed: {said}", code="TR-403", where=step.origin, remedy=remedy
+        )
 
     def _now(self) -> float:
         if self.device.type == "cuda":

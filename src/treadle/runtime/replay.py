@@ -10,8 +10,9 @@ the GPU all of them at once::
     call 4 ...    moving inputs are copied to fixed places; replay; results are copied out
 
 Draws advance the generator as they do when launched one by one. What may wait for the host while
-it runs cannot be recorded, so only operations known not to are. A call whose parameters moved is
-launched as usual, and then recorded again.
+it runs cannot be recorded, so only operations known not to are; the others run between recordings
+of the rest (``segments``). A call whose parameters moved is launched as usual, and then recorded
+again.
 """
 
 import operator
@@ -26,6 +27,7 @@ from torch import Tensor
 from treadle.runtime.artifact import Artifact, CallStep, Launch, Place, View
 from treadle.runtime.bindings import same_strides, spec_bytes
 from treadle.runtime.incoming import imported
+from treadle.runtime.segments import MOST, Segment, split, views_in
 from treadle.runtime.steady import LayoutsOf
 from treadle.util.errors import RuntimeFailure
 
@@ -48,6 +50,10 @@ class Recorder(Protocol):
         """Run; seconds until everything was launched, and until everything was done."""
         ...
 
+    def start(self) -> None:
+        """A new recording: of all launches, or of several parts that share their memory."""
+        ...
+
     def record(self, run: Launches) -> tuple[dict[str, Tensor], Callable[[], None]]:
         """Run without doing the work. What it gave, and what does the work, into those tensors.
         ``RuntimeError`` if that cannot be."""
@@ -66,13 +72,38 @@ class Recordable(Protocol):
         """A copy on the device of an input that is on the host."""
         ...
 
+    def begin(self, inputs: Sequence[Tensor], imported: Mapping[int, Tensor]) -> None:
+        """Bind the inputs of a call in parts, as ``launch`` does."""
+        ...
+
+    def perform(self, steps: Sequence[int]) -> None:
+        """Some steps of that call."""
+        ...
+
+    def alive(self) -> dict[str, Tensor]:
+        """The buffers that calls have allocated and that are still to be read, by name."""
+        ...
+
+    def define(self, buffers: Mapping[str, Tensor]) -> None:
+        """From now on these are buffers that calls allocate."""
+        ...
+
+    def end(self) -> None:
+        """After the last step, and after an error."""
+        ...
+
     def settle(self, *, failed: bool = False) -> list[Tensor]:
         """Write what launches that were recorded could not; what must be kept with them. None of
         it if the recording ``failed``."""
         ...
 
-    def results(self, inputs: Sequence[Tensor], held: Mapping[str, Tensor]) -> list[Tensor | None]:
-        """The results, none of which shares memory with ``held``."""
+    def results(
+        self,
+        inputs: Sequence[Tensor],
+        held: Mapping[str, Tensor],
+        fresh: Mapping[str, Tensor] | None = None,
+    ) -> list[Tensor | None]:
+        """The results, none of which shares memory with ``held``; ``fresh``: of this call alone."""
         ...
 
 
@@ -100,11 +131,27 @@ class Replay:
         terms: "Terms",
     ) -> None:
         self._specs = [artifact.buffers[name] for name in artifact.inputs]
-        self._moving = set(terms.moving) | {
-            at for at, spec in enumerate(self._specs) if spec.device
+        why = [_why_not(artifact, step, terms.written) for step in artifact.steps]
+        self.note = next(filter(None, why), "")
+        self._segments = _segments(artifact, why)
+        if self._segments:
+            self.note = ""
+        self._off = bool(self.note)
+        brought = (imported(artifact, step) for step in artifact.steps)
+        self._placeable = {at for at, spec in enumerate(self._specs) if not spec.device} | {
+            each[0] for each, word in zip(brought, why, strict=True) if each and not word
         }
+        hosted = {at for at, spec in enumerate(self._specs) if spec.device}
+        self._moving = (set(terms.moving) | hosted) & self._placeable
         names = {view.buffer for view in artifact.results if view is not None}
+        self._results = {each for each in names if artifact.buffers[each].place is Place.CALL}
         kept = [artifact.buffers[name] for name in names]
+        kept += [
+            artifact.buffers[name]
+            for each in self._segments
+            for name in (*each.reads, *each.copied)
+            if not artifact.buffers[name].unsized
+        ]
         self._extra = sum(spec_bytes(spec) for spec in kept if spec.place is Place.CALL)
         self._device = torch.device(artifact.device)
         self._written, self._room = terms.written, terms.room
@@ -115,10 +162,9 @@ class Replay:
         self._places: dict[int, Tensor] = {}
         self._held: dict[str, Tensor] = {}
         self._tables: list[Tensor] = []
+        self._parts: list[Callable[[], None] | None] = []  # by segment, where it was recorded
         self._addresses: list[int] = []
         self._fixed: list[int] = []  # inputs that were recorded where they are
-        self.note = why_not(artifact)
-        self._off = bool(self.note)
 
     @property
     def is_recorded(self) -> bool:
@@ -151,26 +197,29 @@ class Replay:
             if not self._may_record(inputs):
                 return None
             begins()
-            return self._record(inputs)
+            return self._record_parts(inputs) if self._segments else self._record(inputs)
         if self._again is None:
             self._observe(inputs)
             return None
         begins()
         self._fill(inputs)
+        if self._segments:
+            return self._perform_parts(inputs)
         self._again()
         return self._step.results(inputs, self._held)
 
     def drop(self) -> None:
         """Forget the recording, and give its memory back."""
         self._again, self._due = None, False
-        self._places, self._held, self._tables = {}, {}, []
+        self._places, self._held, self._tables, self._parts = {}, {}, [], []
 
     def _observe(self, inputs: Sequence[Tensor]) -> None:
         """What is elsewhere than in the call before moves, unless the step writes to it."""
         addresses = [each.data_ptr() for each in inputs]
         if self._addresses:
             pairs = zip(addresses, self._addresses, strict=True)
-            self._moving |= {at for at, (a, b) in enumerate(pairs) if a != b} - self._written
+            moved = {at for at, (a, b) in enumerate(pairs) if a != b}
+            self._moving |= (moved & self._placeable) - self._written
         self._addresses = addresses
 
     def _fits(self, inputs: Sequence[Tensor]) -> bool:
@@ -210,13 +259,11 @@ class Replay:
         """This call, launched on the fixed places, and then the same launches recorded."""
         self._places = {at: self._place(at) for at in sorted(self._moving)}
         self._addresses = [each.data_ptr() for each in inputs]
-        self._fixed = [at for at in range(len(inputs)) if at not in self._places]
+        self._fixed = sorted(self._placeable - self._places.keys())
         self._fill(inputs)
-        imported = {at: each for at, each in self._places.items() if self._specs[at].device}
-        bound = [
-            each if at in imported else self._places.get(at, each) for at, each in enumerate(inputs)
-        ]
+        bound, imported = self._bound(inputs)
         results = self._step.results(inputs, self._step.launch(bound, imported))
+        self._recorder.start()
         try:
             made = self._recorder.record(lambda: self._step.launch(bound, imported))
         except (RuntimeError, RuntimeFailure) as error:
@@ -229,6 +276,102 @@ class Replay:
         self._tables = self._step.settle()
         self.note = f"{self.note.split(';')[0]}; replayed as one CUDA graph"
         return results
+
+    def _bound(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """The inputs with places for those that move, and the places of those from the host."""
+        imported = {at: each for at, each in self._places.items() if self._specs[at].device}
+        bound = [
+            each if at in imported else self._places.get(at, each) for at, each in enumerate(inputs)
+        ]
+        return bound, imported
+
+    def _record_parts(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+        """This call, segment by segment: what can be recorded is, and is replayed at once."""
+        self._places = {at: self._place(at) for at in sorted(self._moving)}
+        self._addresses = [each.data_ptr() for each in inputs]
+        self._fixed = sorted(self._placeable - self._places.keys())
+        self._fill(inputs)
+        failure = ""
+        self._recorder.start()
+        try:
+            self._step.begin(*self._bound(inputs))
+            for segment in self._segments:
+                if segment.recorded and not failure:
+                    failure = self._record_part(segment)
+                else:
+                    self._step.perform(segment.steps)
+                    self._parts.append(None)
+                self._hold(segment)
+            results = self._results_of(inputs, self._step.alive())
+        finally:
+            self._step.end()
+        if failure:
+            self.drop()
+            self._off, self.note = True, f"not recorded: {failure}"
+            return results
+        self._again = _nothing
+        count = sum(each.recorded for each in self._segments)
+        others = sum(len(each.steps) for each in self._segments if not each.recorded)
+        self.note = (
+            f"{self.note.split(';')[0]}; replayed as {count} CUDA graphs, {others} operations apart"
+        )
+        return results
+
+    def _record_part(self, segment: Segment) -> str:
+        """Record a segment and do its work; why it could not be recorded, if so: its work is done
+        then as well."""
+        before = self._step.alive()
+
+        def run() -> dict[str, Tensor]:
+            self._step.perform(segment.steps)
+            return self._step.alive()
+
+        try:
+            _, again = self._recorder.record(run)
+        except (RuntimeError, RuntimeFailure) as error:
+            self._step.settle(failed=True)
+            self._step.define(before)
+            self._step.perform(segment.steps)
+            return str(error).splitlines()[0]
+        self._tables += self._step.settle()
+        again()
+        self._parts.append(again)
+        return ""
+
+    def _hold(self, segment: Segment) -> None:
+        """Of what a segment has made, what other segments take at later calls, and results."""
+        alive = self._step.alive()
+        wanted = set(segment.copied)
+        if segment.recorded:
+            wanted = self._results.union(*(each.reads for each in self._segments))
+            wanted &= set(segment.makes)
+        self._held |= {name: alive[name] for name in wanted & alive.keys()}
+
+    def _perform_parts(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+        """A later call: what was recorded is replayed, the rest runs."""
+        try:
+            self._step.begin(*self._bound(inputs))
+            for segment, again in zip(self._segments, self._parts, strict=True):
+                if again is not None:
+                    again()
+                    continue
+                self._step.define({name: self._held[name] for name in segment.reads})
+                self._step.perform(segment.steps)
+                alive = self._step.alive()
+                for name in segment.copied:
+                    self._held[name].copy_(alive[name])
+            return self._results_of(inputs, self._held | self._step.alive())
+        finally:
+            self._step.end()
+
+    def _results_of(
+        self, inputs: Sequence[Tensor], found: Mapping[str, Tensor]
+    ) -> list[Tensor | None]:
+        """Of a call in parts: what no recorded segment made is this call's own."""
+        apart = {name for each in self._segments if not each.recorded for name in each.makes}
+        held = {name: found[name] for name in self._results - apart}
+        fresh = {name: found[name] for name in self._results & apart}
+        return self._step.results(inputs, held, fresh)
 
     def _is_alike(self, tensor: Tensor, at: int) -> bool:
         spec = self._specs[at]
@@ -245,23 +388,58 @@ class Replay:
 
 
 def why_not(artifact: Artifact) -> str:
-    """Why the launches of an artifact cannot be recorded; empty if they can."""
-    for step in artifact.steps:
-        if isinstance(step, Launch):
-            if any(artifact.buffers[each].device for row in step.buffers for each in row):
-                return "not recorded: a part of the step is on the host"
-            continue
-        if imported(artifact, step):
-            continue
-        name = step.op.removeprefix("aten.").removeprefix("treadle.").partition(".")[0]
-        masked = name.startswith("index") and any(map(_is_mask, _views(step.args)))
-        if (name not in _NEVER_WAIT and not _is_pointwise(step.op)) or masked:
-            return f"not recorded: {step.op} may wait for the host"
-        if any(artifact.buffers[each].device for each in touched(step)):
-            return "not recorded: a part of the step is on the host"
-        if any(artifact.buffers[each].unsized for each in touched(step)):
-            return "not recorded: sizes are known at run time only"
+    """Why the launches of an artifact cannot all be recorded; empty if they can."""
+    return next(filter(None, (_why_not(artifact, step) for step in artifact.steps)), "")
+
+
+def _why_not(
+    artifact: Artifact, step: Launch | CallStep, written: frozenset[int] = frozenset()
+) -> str:
+    """Why a step cannot be recorded; empty if it can. ``written``: inputs that the step writes: one
+    of them that is on the host is brought when its turn comes."""
+    if isinstance(step, Launch):
+        hosted = any(artifact.buffers[each].device for row in step.buffers for each in row)
+        return "not recorded: a part of the step is on the host" if hosted else ""
+    brought = imported(artifact, step)
+    if brought is not None and brought[0] not in written:
+        return ""
+    name = step.op.removeprefix("aten.").removeprefix("treadle.").partition(".")[0]
+    masked = name.startswith("index") and any(map(_is_mask, views_in(step.args)))
+    if (name not in _NEVER_WAIT and not _is_pointwise(step.op)) or masked:
+        return f"not recorded: {step.op} may wait for the host"
+    if any(artifact.buffers[each].device for each in touched(step)):
+        return "not recorded: a part of the step is on the host"
+    if any(artifact.buffers[each].unsized for each in touched(step)):
+        return "not recorded: sizes are known at run time only"
     return ""
+
+
+def _segments(artifact: Artifact, why: Sequence[str]) -> tuple[Segment, ...]:
+    """The parts of a step that is recorded in parts; none if all of it is, or too little."""
+    pairs = list(zip(artifact.steps, why, strict=True))
+    if not any(why) or any(word and isinstance(step, Launch) for step, word in pairs):
+        return ()
+    can = [not word for word in why]
+    for each in split(artifact, can):
+        if each.recorded and all(imported(artifact, artifact.steps[at]) for at in each.steps):
+            for at in each.steps:
+                can[at] = False  # there would be nothing in the recording
+    found = split(artifact, can)
+    recorded = [each for each in found if each.recorded]
+    steps = sum(len(each.steps) for each in recorded)
+    pays = recorded and len(found) <= MOST and steps >= _A_RECORDING * len(recorded)
+    names = [name for each in found for name in each.copied]
+    names += [view.buffer for view in artifact.results if view is not None]
+    sized = not any(artifact.buffers[name].unsized for name in names)
+    return found if pays and sized else ()
+
+
+_A_RECORDING = 2
+"""Steps that a recording should have to be worth its own launch."""
+
+
+def _nothing() -> None:
+    return
 
 
 def _is_pointwise(op: str) -> bool:
@@ -283,16 +461,8 @@ def _is_mask(view: View) -> bool:
 def touched(step: CallStep) -> Iterator[str]:
     """The buffers that a call reads or writes."""
     yield from (each for each in step.outputs if each is not None)
-    for view in _views((step.args, tuple(step.kwargs.values()))):
+    for view in views_in((step.args, tuple(step.kwargs.values()))):
         yield view.buffer
-
-
-def _views(value: Any) -> Iterator[View]:
-    if isinstance(value, View):
-        yield value
-    elif isinstance(value, tuple):
-        for each in value:
-            yield from _views(each)
 
 
 _NEVER_WAIT = frozenset({
@@ -335,6 +505,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device, clear: Callable[[], None]) -> None:
         self._device = device
         self._clear = clear
+        self._pool: Any = None
 
     def timed(self, run: Callable[[], None]) -> tuple[float, float]:
         torch.cuda.synchronize(self._device)
@@ -344,13 +515,18 @@ class CudaRecorder:
         torch.cuda.synchronize(self._device)
         return launched - start, time.perf_counter() - start
 
+    def start(self) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            return
+        self._clear()
+        self._pool = torch.cuda.graph_pool_handle()
+
     def record(self, run: Launches) -> tuple[dict[str, Tensor], Callable[[], None]]:
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("the caller records launches itself")
-        self._clear()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 made = run()
         except BaseException:
             self._recover()
