@@ -176,7 +176,7 @@ CHANGES = {
     "none of both": ([], {}, lambda s: 2.0 if isinstance(s, list) else 3.0),
     "order of keys": ({"a": 1, "b": 2}, {"b": 2, "a": 1}, lambda s: float(next(iter(s.values())))),
     "sets": ({1}, {1, 2}, lambda s: float(len(s))),
-    "arrays": (middle(0), middle(1), lambda s: torch.from_numpy(s).sum()),
+    "arrays": (middle(0), middle(1), lambda s: float(s.sum())),
     "slices": (slice(0, 2), slice(0, 3), lambda s: float(s.stop)),
 }
 
@@ -245,3 +245,34 @@ def test_an_object_with_tensors_that_cannot_be_copied_is_refused():
     for _ in range(2):
         held.x = torch.randn(2, 5)
         torch.testing.assert_close(step(x), model(x) + held.x)
+
+
+FIRST = {
+    "times": lambda a, x: a * x,
+    "minus": lambda a, x: a - x,
+    "over": lambda a, x: a / (2 + x.square()),
+    "plus": lambda a, x: a + x,
+    "mul": lambda a, x: torch.mul(a, x),
+    "sub": lambda a, x: torch.sub(a, x),
+    "div": lambda a, x: torch.div(a, 2 + x.square()),
+    "add": lambda a, x: torch.add(a, x),
+}
+
+
+@pytest.mark.parametrize("value", [0.3, 1.0, 0, 2])
+@pytest.mark.parametrize("name", FIRST)
+def test_a_number_before_a_tensor(name, value):
+    """As an argument, a constant, and one of a loss, which has no dims."""
+    function = FIRST[name]
+    model = nn.Linear(5, 5)
+
+    def step(x, given):
+        y = function(given, function(value, function(1.0, model(x))))
+        loss = function(given, function(1, y.square().mean()))
+        loss.backward()
+        gradient, model.weight.grad, model.bias.grad = model.weight.grad, None, None
+        return y.detach(), loss.detach(), gradient
+
+    x = torch.randn(3, 5)
+    compiled = treadle.compile(step, model=model, options=treadle.Options(codegen=False))
+    torch.testing.assert_close(compiled(x, value), step(x, value))

@@ -21,6 +21,7 @@ from treadle.capture.sources import (
     Held,
     Inputs,
     Parameter,
+    RunTimeArray,
     RunTimeNumber,
     Scalars,
     Source,
@@ -318,6 +319,10 @@ def _outside(
     """``held``: by its id, where a tensor was found when the step was captured."""
     if id(tensor) in uses.inputs:
         return Input(Role.SCALAR, name), RunTimeNumber(uses.inputs[id(tensor)], tensor.device)
+    if id(tensor) in uses.arrays:
+        return Input(Role.BATCH, name.replace("constant", "array")), RunTimeArray(
+            uses.arrays[id(tensor)]
+        )
     if id(tensor) not in held:
         return Input(Role.BUFFER, name), Fixed(tensor)
     place = held[id(tensor)]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.arrays import array_fact, is_numeric, overlaps
 from treadle.capture.optimizers.registry import form_of, has_form
 from treadle.capture.parts import is_plain, plain_fact
 from treadle.capture.reads import Reads, first_of_each, tensor_fact
@@ -37,13 +38,13 @@ class GuardKey:
     """Equal keys run the same compiled variant.
 
     ``structure``: of lists, tuples, dicts and other containers among the arguments. ``same``: for
-    each argument the first one that is the same tensor object. ``identity``: the parameters as
-    objects, which a variant is bound to.
+    each argument the first one that is the same tensor object, and which arrays share memory.
+    ``identity``: the parameters as objects, which a variant is bound to.
     """
 
     arguments: tuple[tuple[str, Any], ...]
     structure: TreeSpec
-    same: tuple[int, ...]
+    same: tuple[Any, ...]
     identity: tuple[int, ...]
     training: tuple[bool, ...]
     hooks: Facts
@@ -94,7 +95,10 @@ class Keys:
         key = GuardKey(
             tuple(zip(paths, map(_fact, leaves), strict=True)),
             structure,
-            first_of_each(value for value in leaves if isinstance(value, Tensor)),
+            (
+                *first_of_each(value for value in leaves if isinstance(value, Tensor)),
+                *overlaps(leaves),
+            ),
             facts.identity,
             facts.training,
             facts.hooks,
@@ -178,6 +182,8 @@ def _fact(value: Any) -> Any:
     if is_plain(value):
         kind, found = plain_fact(value)
         return (kind.__name__, found)
+    if is_numeric(value):
+        return ("ndarray", type(value), array_fact(value))
     return (type(value).__name__, type(value), "object")
 
 
@@ -287,6 +293,8 @@ def _other_grads(old: GuardKey, new: GuardKey, names: Names) -> str:
 
 
 def _change(old: Any, new: Any) -> str:
+    if old[0] == new[0] == "ndarray":
+        return "{}, shape {}, strides {} became {}, {}, {}".format(*old[2], *new[2])
     if len(old) != 5 or len(new) != 5:
         return _change_of_value(old, new)
     if old[0] != new[0]:

@@ -24,6 +24,7 @@ class Uses:
 
     needed: set[Key] = field(default_factory=set[Key])
     inputs: dict[int, "Number"] = field(default_factory=dict[int, "Number"])
+    arrays: dict[int, Any] = field(default_factory=dict[int, Any])  # likewise, of NumPy's
     tensors: list[Tensor] = field(default_factory=list[Tensor])
     ours: bool = False  # whether we look ourselves
     is_used: bool = False  # whether anything stands in at all
@@ -275,14 +276,18 @@ def _give_answers() -> None:
 _give_answers()
 
 
+STAND_INS: set[type] = {Number, Text}
+"""Classes of what stands in for something of Python's."""
+
+
 def is_number(value: Any) -> bool:
     """Is it a number that stands in for another? ``isinstance`` says what that one is."""
     return type(value) is Number
 
 
 def is_stand_in(value: Any) -> bool:
-    """A number or a text that stands in for another."""
-    return type(value) in (Number, Text)
+    """A number, a text or an array that stands in for another."""
+    return type(value) in STAND_INS
 
 
 def scale(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.arrays import Array, is_numeric
 from treadle.capture.communication import refuse_collectives
 from treadle.capture.eager import EagerStep, Reason, why_eager
 from treadle.capture.external import (
@@ -37,6 +38,7 @@ from treadle.capture.sources import (
     Grad,
     Held,
     Parameter,
+    RunTimeArray,
     RunTimeNumber,
     Scalar,
     Source,
@@ -283,7 +285,7 @@ class Run:
                     self._stand_ins[id(parameter)].grad = value
                 case Batch(at):
                     batch[at] = value
-                case Fixed() | Held() | RunTimeNumber():
+                case Fixed() | Held() | RunTimeNumber() | RunTimeArray():
                     raise AssertionError("constants are found after the trace")
         self._batch = [each for each in batch if isinstance(each, Tensor) and each.grad is None]
         self._inputs = {id(each): at for at, each in enumerate(batch) if isinstance(each, Tensor)}
@@ -332,6 +334,8 @@ class Run:
         if type(leaf) in (int, float):
             scales = any(each.label == f"argument {at}" for each in self._numbers)
             return Number(leaf, lambda: call.leaves[at], roots, self.trace.uses, scales=scales)
+        if is_numeric(leaf):
+            return Array(leaf, lambda: call.leaves[at], roots, self.trace.uses)
         if type(leaf) is str:
             return Text(leaf, lambda: call.leaves[at], roots, self.trace.uses)
         return leaf
@@ -359,7 +363,7 @@ class Run:
         external = self.trace.external
         if external is None or not self._stands_in or not external.asks_types:
             return False
-        given = any(type(leaf) in (int, float, str) for leaf in self.leaves)
+        given = any(type(leaf) in (int, float, str) or is_numeric(leaf) for leaf in self.leaves)
         return given or bool(self._numbers) or external.mentions("param_groups")
 
     def read(self) -> Reads:
@@ -374,6 +378,8 @@ class Run:
         external.add_roots(reads)
         paths = [path for path, _ in flatten_with_paths(self._given)[0]]
         for at, (path, leaf) in enumerate(zip(paths, self.leaves, strict=True)):
+            if is_numeric(leaf) and self._is_free(at):
+                continue
             if not isinstance(leaf, Tensor) and not is_plain(leaf):
                 reads.add_argument(f"argument {path}", leaf, functools.partial(self._leaf, at))
         reads.settle()
@@ -408,10 +414,12 @@ class Run:
             return frozenset()
         kinds = (int, float, str)
         return frozenset(
-            at
-            for at, leaf in enumerate(self.leaves)
-            if type(leaf) in kinds and ("argument", at) not in self.trace.uses.needed
+            at for at, leaf in enumerate(self.leaves) if type(leaf) in kinds and self._is_free(at)
         )
+
+    def _is_free(self, at: int) -> bool:
+        """Whether nothing depends on what stands in for this argument."""
+        return self._stands_in and ("argument", at) not in self.trace.uses.needed
 
     def placed(self, reads: Reads) -> None:
         """What is left outside goes where its owner is found at a call."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.arrays import Array
 from treadle.capture.counters import SharedCounters
 from treadle.capture.numbers import Number
 from treadle.capture.optimizers.registry import Start, form_of
@@ -249,6 +250,17 @@ class RunTimeNumber:
         return torch.tensor(self.value(), dtype=torch.float64, device=self.device)
 
 
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class RunTimeArray:
+    """An array of NumPy's among the arguments, or what is computed of it: that of the call."""
+
+    array: Array
+
+    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+        return torch.from_numpy(self.array.compute())
+
+
 class Scalars:
     """All scalars of a step in one block, filled by one copy per call that waits for nothing."""
 
@@ -279,7 +291,18 @@ def _value(
     return known[key][source.key]
 
 
-Source = Parameter | BufferSlot | State | Scalar | RunTimeNumber | Grad | Batch | Fixed | Held
+Source = (
+    Parameter
+    | BufferSlot
+    | State
+    | Scalar
+    | RunTimeNumber
+    | RunTimeArray
+    | Grad
+    | Batch
+    | Fixed
+    | Held
+)
 
 
 @final
@@ -289,7 +312,7 @@ class Inputs:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = tuple(sources)
-        given = Grad | Batch | Held
+        given = Grad | Batch | Held | RunTimeArray
         scalars = Scalar | RunTimeNumber
         self._given = [at for at, each in enumerate(sources) if isinstance(each, given)]
         self._scalars = [at for at, each in enumerate(sources) if isinstance(each, scalars)]

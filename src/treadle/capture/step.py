@@ -7,9 +7,10 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
+from treadle.capture.arrays import overlaps
 from treadle.capture.communication import refuse_accumulator_hooks
 from treadle.capture.dynamic import Dims, take_samples, with_symbols
 from treadle.capture.eager import in_graph
@@ -27,6 +28,7 @@ from treadle.capture.sources import (
     Clusters,
     Grad,
     Parameter,
+    RunTimeArray,
     Scalar,
     Source,
     State,
@@ -35,6 +37,7 @@ from treadle.capture.sources import (
 from treadle.capture.torch_private import alone, flatten, trace
 from treadle.graph.signature import Input, Role
 from treadle.util.collector import without_collector
+from treadle.util.errors import CaptureError
 
 _tracing = threading.RLock()
 """One trace at a time in a process: PyTorch's modes and patches are everyone's."""
@@ -111,20 +114,45 @@ def capture(
             except Exception:
                 if not run.trace.uses.is_used:
                     raise
-            if module is None or run.asks_types():
+            captured = None
+            if module is not None and not run.asks_types():
+                captured = _finished(module, run, call, device, symbols)
+            if captured is None:
                 for each in clusters:
                     each.taken.clear()
                 run = make(stand_in=False)  # as if no number could change
                 with weights_in_place():
                     module = trace(run.traced, inputs, symbolic=symbols)
-            reads = run.read()
-            run.placed(reads)
-            captured = finish(module, run, reads, call, device, symbolic=symbols)
+                captured = _finished(module, run, call, device, symbols)
         except Exception as error:
             raise_told(error)
+    _refuse_shared(captured, leaves)
     if symbolic is not None:
         take_samples(captured, symbolic)
     return captured
+
+
+def _finished(
+    module: fx.GraphModule, run: Run, call: Call, device: torch.device, symbolic: bool
+) -> Captured:
+    reads = run.read()
+    run.placed(reads)
+    return finish(module, run, reads, call, device, symbolic=symbolic)
+
+
+def _refuse_shared(captured: Captured, leaves: list[Any]) -> None:
+    """TR-112 for writing to an array of NumPy's whose memory something else here shares."""
+    written = [each.writes for each in captured.step.signature.outputs if each.writes is not None]
+    arrays = [each.array for each in captured.sources if isinstance(each, RunTimeArray)]
+    kept = [captured.sources[at] for at in written]
+    if not any(isinstance(each, RunTimeArray) for each in kept):
+        return
+    if overlaps(leaves) or overlaps([each.value for each in arrays]):
+        raise CaptureError(
+            "the step writes to an array of NumPy's, whose memory another input shares",
+            code="TR-112",
+            remedy="write to a copy: torch.tensor(array)",
+        )
 
 
 def _sources(

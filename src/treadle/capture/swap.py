@@ -21,6 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy
 
+from treadle.capture.arrays import CONVERSIONS, converted, from_numpy, is_array
 from treadle.capture.averaging import update_parameters
 from treadle.capture.communication import refuse_wrapper
 from treadle.capture.eager import why_eager
@@ -122,6 +123,10 @@ class StandIns(TorchFunctionMode):
             leaf = self._table.get(id(args[0]), args[0])
             self._watch.note_gradient(leaf, cleared=func == _SET_GRAD and args[1] is None)
         leaves, rebuilt = _arguments(args, kwargs or {})
+        if func in CONVERSIONS and any(map(is_array, leaves)):
+            result = converted(func, args, kwargs or {})
+            if result is not None:
+                return result
         if any(map(is_stand_in, leaves)):
             args, kwargs = scale(func, args, dict(kwargs or {}))
             leaves, rebuilt = _arguments(args, kwargs or {})
@@ -362,6 +367,7 @@ class Watch:
                 (torch.autograd, "grad", self._noting(torch.autograd.grad)),
                 (torch, "get_rng_state", self._keeping(torch.get_rng_state)),
                 (torch, "set_rng_state", self._putting_back(torch.set_rng_state)),
+                (torch, "from_numpy", from_numpy(torch.from_numpy)),
                 (torch.amp.GradScaler, "scale", _refuse_scaler),
                 (Optimizer, "zero_grad", self._cleared(Optimizer.zero_grad)),
                 (nn.Module, "zero_grad", self._cleared(nn.Module.zero_grad)),

@@ -205,17 +205,17 @@ def _first_power(given: Arguments) -> Any:
 
 @_equals(aten.mul.Tensor, aten.mul.Scalar)
 def _times_one(given: Arguments) -> Any:
-    left, right = given["self"], given["other"]
-    _require_real(left)
-    if _number(left) == 1 and is_tensor(right):
-        return right
-    require(_number(right) == 1, NoMatch, f"{right} is not 1")
-    return left
+    for value, other in ((given["other"], given["self"]), (given["self"], given["other"])):
+        if _number(other) == 1 and is_tensor(value):
+            _require_real(value)
+            return value
+    raise NoMatch(f"{given['other']} is not 1")
 
 
 @_equals(aten.div.Tensor, aten.div.Scalar)
 def _over_one(given: Arguments) -> Any:
     require(_number(given["other"]) == 1, NoMatch, f"{given['other']} is not 1")
+    require(is_tensor(given["self"]), NoMatch, f"{given['self']} is a number")
     _require_real(given["self"])
     return given["self"]
 
@@ -226,6 +226,7 @@ def _minus_zero(given: Arguments) -> Any:
     require(given["alpha"] == 1, NoMatch, f"alpha is {given['alpha']}")
     zero = _number(given["other"])
     require(zero == 0, NoMatch, f"{given['other']} is not 0")
+    require(is_tensor(given["self"]), NoMatch, f"{given['self']} is a number")
     exact = _is_whole(given["self"]) or not _is_negative(zero)
     require(exact, NoMatch, "-0.0 - (-0.0) is 0.0")
     return given["self"]

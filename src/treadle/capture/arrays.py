@@ -1,0 +1,239 @@
+"""NumPy arrays among the arguments, while a step is captured: inputs, as tensors are.
+
+::
+
+    step(np_x):  x = torch.from_numpy(np_x.astype("float32"))        x: an input, read at every call
+
+In the place of such an array stands an object that answers as the array would. What the kind of an
+array says (its dtype, shape and strides, which are part of a call's key), and tensors of it, need
+no number of it. Whatever else is asked is asked of the array itself, on whose contents the graph
+depends from then on.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treadle.capture.numbers import STAND_INS, Key, Uses
+
+NdArray = np.ndarray[Any, Any]
+CONVERSIONS = frozenset({torch.as_tensor, torch.asarray, torch.tensor})
+_KIND = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes", "strides"})
+_TAKEN = "biufc"
+"""Kinds of dtypes that tensors may have."""
+
+
+def is_numeric(value: Any) -> bool:
+    """Exactly an array, of numbers."""
+    return type(value) is np.ndarray and cast(NdArray, value).dtype.kind in _TAKEN
+
+
+def array_fact(value: NdArray) -> tuple[Any, ...]:
+    """The kind of an array."""
+    return value.dtype.str, value.shape, value.strides
+
+
+def overlaps(values: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """Which of these share memory, as pairs of positions: arrays with arrays, and with tensors."""
+    if not any(type(each) is np.ndarray for each in values):
+        return ()
+    spans = [(at, span) for at, span in enumerate(map(_span, values)) if span is not None]
+    return tuple(
+        (a, b)
+        for nth, (a, (low, high)) in enumerate(spans)
+        for b, (begin, end) in spans[nth + 1 :]
+        if begin < high and low < end and np.ndarray in (type(values[a]), type(values[b]))
+    )
+
+
+def _span(value: Any) -> tuple[int, int] | None:
+    """The addresses of what the memory of a value holds; ``None`` if there is none."""
+    if type(value) is np.ndarray:
+        return _bounds(cast(NdArray, value))
+    if isinstance(value, Tensor) and value.is_cpu and value.layout is torch.strided:
+        storage = value.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    return None
+
+
+def _bounds(value: NdArray) -> tuple[int, int] | None:
+    if value.size == 0:
+        return None
+    low = high = value.__array_interface__["data"][0]
+    for extent, stride in zip(value.shape, value.strides, strict=True):
+        low += min(0, (extent - 1) * stride)
+        high += max(0, (extent - 1) * stride)
+    return low, high + value.itemsize
+
+
+@final
+class Array:
+    """An array whose contents at a call ``compute()`` gives."""
+
+    __slots__ = ("_made", "_uses", "compute", "roots", "value")
+
+    def __init__(
+        self, value: NdArray, compute: Callable[[], Any], roots: frozenset[Key], uses: Uses
+    ) -> None:
+        self.value = value
+        self.compute = compute
+        self.roots = roots
+        self._uses = uses
+        self._made: Tensor | None = None
+        uses.is_used = True
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        return np.ndarray
+
+    def plain(self) -> NdArray:
+        """The array, on whose contents the graph depends from now on."""
+        if not self._uses.ours:
+            self._uses.needed |= self.roots
+        return self.value
+
+    def derived(self, function: Callable[[NdArray], NdArray]) -> "Array":
+        """``function`` of it, whose kind follows from the kind of its argument alone."""
+        compute = self.compute
+        return Array(function(self.value), lambda: function(compute()), self.roots, self._uses)
+
+    def tensor(self) -> Tensor:
+        """Of the same memory; what is traced is another input."""
+        from treadle.capture.torch_private import held_input, outside_modes  # late: it opens such
+
+        if self._made is None:
+            with outside_modes():
+                made = torch.from_numpy(self.value)
+            self._uses.arrays[id(made)] = self
+            self._uses.tensors.append(made)
+            self._made = held_input(made)
+        return self._made.detach()
+
+    def astype(self, *args: Any, **kwargs: Any) -> Any:
+        """With numbers of another dtype."""
+        return self.derived(lambda value: value.astype(*args, **kwargs))
+
+    def reshape(self, *args: Any, **kwargs: Any) -> Any:
+        """In another shape."""
+        return self.derived(lambda value: value.reshape(*args, **kwargs))
+
+    def copy(self, *args: Any, **kwargs: Any) -> Any:
+        """Of memory of its own."""
+        return self.derived(lambda value: value.copy(*args, **kwargs))
+
+    def __getitem__(self, at: Any) -> Any:
+        parts: tuple[Any, ...] = at if type(at) is tuple else (at,)
+        basic = all(type(each) in (int, slice, type(None), type(...)) for each in parts)
+        if basic and type(self.value[at]) is np.ndarray:  # and no number
+            return self.derived(lambda value: value[at])
+        return self.plain()[at.plain() if type(at) is Array else at]
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.plain().__array__(*args, **kwargs)
+
+    def __copy__(self) -> Any:
+        return self.copy()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.copy()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.plain().__reduce_ex__(protocol)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.value if name in _KIND else self.plain(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in Array.__slots__:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.plain(), name, value)
+
+
+_WITH_NUMBERS = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
+}  # fmt: skip
+
+
+def _give_answers() -> None:
+    def arithmetic(name: str, swapped: bool) -> Callable[[Array, Any], Any]:
+        function = _WITH_NUMBERS[name]
+
+        def call(self: Array, other: Any) -> Any:
+            if type(other) not in (int, float):
+                value = other.plain() if type(other) is Array else other
+                pair = (value, self.plain()) if swapped else (self.plain(), value)
+                return function(*pair)
+            if swapped:
+                return self.derived(lambda value: function(other, value))
+            return self.derived(lambda value: function(value, other))
+
+        return call
+
+    for name in _WITH_NUMBERS:
+        setattr(Array, f"__{name}__", arithmetic(name, swapped=False))
+        setattr(Array, f"__r{name}__", arithmetic(name, swapped=True))
+    names = (
+        "bool", "float", "int", "index", "complex", "str", "repr", "format", "iter", "eq", "ne",
+        "lt", "le", "gt", "ge", "contains", "setitem", "neg", "pos", "abs", "invert",
+        "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow", "matmul", "rmatmul", "and", "rand",
+        "or", "ror", "xor", "rxor", "lshift", "rshift", "iadd", "isub", "imul", "itruediv",
+        "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "array_ufunc", "array_function",
+        "buffer",
+    )  # fmt: skip
+    for name in names:
+        dunder = f"__{name}__"
+
+        def call(self: Array, *args: Any, _name: str = dunder, **kwargs: Any) -> Any:
+            given = (each.plain() if type(each) is Array else each for each in args)
+            return getattr(self.plain(), _name)(*given, **kwargs)
+
+        if hasattr(np.ndarray, dunder) and name not in ("array_ufunc", "array_function"):
+            setattr(Array, dunder, call)
+
+
+_give_answers()
+STAND_INS.add(Array)
+setattr(Array, "__hash__", None)  # noqa: B010 - as that of an array
+
+
+def is_array(value: Any) -> bool:
+    """Is it one that stands in for another? ``isinstance`` says what that one is."""
+    return type(value) is Array
+
+
+def converted(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Tensor | None:
+    """``torch.as_tensor(array, ...)`` and its like as a traced tensor; ``None`` where the array
+    itself must be asked."""
+    if len(args) != 1 or not is_array(args[0]) or kwargs.keys() - {"dtype", "device"}:
+        return None
+    tensor = cast(Array, args[0]).tensor()
+    how = {name: value for name, value in kwargs.items() if value is not None}
+    made = tensor.to(**how) if how else tensor
+    return tensor.clone() if function is torch.tensor and made is tensor else made
+
+
+def from_numpy(original: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+    """``torch.from_numpy``, which asks no mode."""
+
+    @functools.wraps(original)
+    def call(array: Any) -> Tensor:
+        return cast(Array, array).tensor() if is_array(array) else original(array)
+
+    return call
+
+
+__all__ = [
+    "CONVERSIONS", "Array", "array_fact", "converted", "from_numpy", "is_array", "is_numeric",
+    "overlaps",
+]  # fmt: skip
