@@ -16,7 +16,8 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 def averaged():
     """A counter on the host decides how an average goes on."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)).cuda()
+    layer = nn.Linear(8, 16, bias=False)  # a bias before the norm has a gradient of rounding alone
+    model = nn.Sequential(layer, nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)).cuda()
     average = swa_utils.AveragedModel(
         model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True
     )

@@ -370,7 +370,10 @@ class Replay:
         """Of a call in parts: what no recorded segment made is this call's own."""
         apart = {name for each in self._segments if not each.recorded for name in each.makes}
         held = {name: found[name] for name in self._results - apart}
-        fresh = {name: found[name] for name in self._results & apart}
+        fresh = {
+            name: found[name].clone() if found[name] is self._held.get(name) else found[name]
+            for name in self._results & apart
+        }  # what recorded segments read at later calls is not given away
         return self._step.results(inputs, held, fresh)
 
     def _is_alike(self, tensor: Tensor, at: int) -> bool:
