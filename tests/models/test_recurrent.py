@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import treadle
 from treadle.options import from_environment
 from treadle.runtime.artifact import CallStep
+from treadle.runtime.draws import STATE_BYTES
 from treadle.util.errors import CaptureError
 
 PLAIN = replace(from_environment(), codegen=False)
@@ -91,7 +92,8 @@ def test_steps_equal_eager(kind, memory):
     calls = [each.op for each in step.compiled.artifact.steps if isinstance(each, CallStep)]
     assert sum("lstm" in each or "recurrent" in each for each in calls) == 4
     report = step.measure(ids)
-    assert report.peak_bytes == pytest.approx(step.compiled.artifact.peak_bytes, rel=0.05)
+    promised = step.compiled.artifact.peak_bytes - STATE_BYTES  # kept at the first call alone
+    assert report.peak_bytes == pytest.approx(promised, rel=0.05)
 
 
 def carried(model, optimizer, *, low=False):

@@ -6,7 +6,6 @@ import cProfile
 import dis
 import functools
 import logging
-import sys
 import sysconfig
 import threading
 import warnings
@@ -16,7 +15,7 @@ from enum import IntEnum
 from pathlib import Path
 from sys import _getframe, getprofile, setprofile  # pyright: ignore[reportPrivateUsage]
 from threading import setprofile as set_thread_profile
-from types import BuiltinFunctionType, CodeType, FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -212,11 +211,7 @@ class FrameRecorder:
         self.asked: tuple[str, Line] | None = None  # of the operating system, by the user's code
         self._ours: dict[int, CodeType] = {}  # by their ids: of these nothing is to be told
         self._mentions: dict[int, tuple[CodeType, Mentions]] = {}
-        self._events = (
-            _Monitoring(self._enters, self._calls)
-            if _MONITORS
-            else _Profiling(self._enters, self._calls, self._ours)
-        )
+        self._events = _Profiling(self._enters, self._calls, self._ours)
         self._generators: dict[int, FrameType] = {}  # held, so that no id is used twice
         self._below: list[FrameType] = []
         self._imports = False  # whether the run is the first to import anything
@@ -421,77 +416,6 @@ class _Profiling:
             self._enters(frame)
         finally:
             self._busy.discard(thread)
-
-
-_MONITORS = sys.version_info >= (3, 12)
-
-
-class _Monitoring:
-    """Frames by ``sys.monitoring``, where code that has nothing new to tell costs nothing; of
-    threads that were there before only the one that traces."""
-
-    def __init__(
-        self, enters: Callable[[FrameType], bool], calls: Callable[[FrameType, Any], None]
-    ) -> None:
-        self._enters = enters
-        self._calls = calls
-        self._others: set[int] = set()
-        self._tool: int | None = None
-        self._busy: set[int] = set()  # threads that look at objects
-
-    def begin(self) -> None:
-        watch: Any = getattr(sys, "monitoring")  # noqa: B009 - Python 3.12
-        self._others = {each.ident or 0 for each in threading.enumerate()} - {threading.get_ident()}
-        free = (each for each in (3, 4, 1, 0, 2, 5) if watch.get_tool(each) is None)
-        self._tool = next(free)
-        watch.use_tool_id(self._tool, "treadle")
-        for event in (watch.events.PY_START, watch.events.PY_RESUME):
-            watch.register_callback(self._tool, event, self._on_event)
-        watch.register_callback(self._tool, watch.events.CALL, self._on_call)
-        all_events = watch.events.PY_START | watch.events.PY_RESUME | watch.events.CALL
-        watch.set_events(self._tool, all_events)
-        watch.restart_events()
-
-    def end(self) -> None:
-        if self._tool is not None:
-            watch: Any = getattr(sys, "monitoring")  # noqa: B009
-            watch.set_events(self._tool, 0)
-            for event in (watch.events.PY_START, watch.events.PY_RESUME, watch.events.CALL):
-                watch.register_callback(self._tool, event, None)
-            watch.free_tool_id(self._tool)
-            self._tool = None
-
-    def listen(self) -> None:
-        self._others.discard(threading.get_ident())
-
-    def paused(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return function
-
-    def _on_event(self, code: CodeType, _: int) -> Any:
-        if whose(code.co_filename) is Whose.OURS and code.co_name != "<module>":
-            return sys.monitoring.DISABLE  # type: ignore[attr-defined]
-        thread = threading.get_ident()
-        if thread in self._busy or thread in self._others:
-            return None
-        self._busy.add(thread)
-        try:
-            again = self._enters(_getframe(1))  # pyright: ignore[reportPrivateUsage]
-        finally:
-            self._busy.discard(thread)
-        return None if again else sys.monitoring.DISABLE  # type: ignore[attr-defined]
-
-    def _on_call(self, code: CodeType, _: int, function: Any, __: Any) -> Any:
-        """A call of anything; only those of functions made in C are of interest, and only where
-        users' code or the library's makes them."""
-        if whose(code.co_filename) in (Whose.OURS, Whose.TORCH):
-            return sys.monitoring.DISABLE  # type: ignore[attr-defined]
-        if type(function) is not BuiltinFunctionType:
-            users = whose(code.co_filename) is not Whose.STDLIB
-            return None if users else sys.monitoring.DISABLE  # type: ignore[attr-defined]
-        thread = threading.get_ident()
-        if thread not in self._busy and thread not in self._others:
-            self._calls(_getframe(1), function)  # pyright: ignore[reportPrivateUsage]
-        return None
 
 
 _LOGS = (str(logging.__file__), str(warnings.__file__))

@@ -118,11 +118,17 @@ def _is_size(node: Any) -> bool:
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
     """Leaves of nested lists, tuples, dicts, registered classes and objects that hold tensors, and
     their structure."""
-    try:
+    with _no_circles():
         leaves, spec = pytree.tree_flatten(tree, is_leaf=_is_size)
         if all(map(is_value, leaves)):
             return leaves, spec
         return pytree.tree_flatten(_open(tree), is_leaf=_is_size)
+
+
+@contextmanager
+def _no_circles() -> Iterator[None]:
+    try:
+        yield
     except RecursionError:
         raise CaptureError(
             "a container among the arguments or results holds itself",
@@ -596,9 +602,10 @@ def returns_written(target: Any) -> bool:
 
 def flatten_with_paths(tree: Any) -> tuple[list[tuple[str, Any]], TreeSpec]:
     """Leaves with readable paths: ``args[0]``, ``kwargs['x']``, and their structure."""
-    pairs, spec = pytree.tree_flatten_with_path(tree, is_leaf=_is_size)
-    if not all(is_value(value) for _, value in pairs):
-        pairs, spec = pytree.tree_flatten_with_path(_open(tree), is_leaf=_is_size)
+    with _no_circles():
+        pairs, spec = pytree.tree_flatten_with_path(tree, is_leaf=_is_size)
+        if not all(is_value(value) for _, value in pairs):
+            pairs, spec = pytree.tree_flatten_with_path(_open(tree), is_leaf=_is_size)
     words = ("args", "kwargs")
     at: Any
     named: list[tuple[str, Any]] = []
