@@ -265,7 +265,7 @@ class Step:
 
     def _measured(self, compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> PeakReport:
         held = [*inputs, *compiled.executable.held()]
-        held += [] if undo.random is None else [undo.random]
+        held += [undo.random] if undo.random is not None and compiled.draws else []
         report = measure_peak(lambda: self._run(compiled, inputs, undo), held)
         compiled.measured_peak = report.peak_bytes
         return report
