@@ -60,13 +60,17 @@ def small() -> tuple[Callable[..., Tensor], nn.Module, torch.optim.Optimizer, tu
 CASES = {"GPT-2, 12 layers": gpt2, "one layer": small}
 
 
-def check_us(make: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """Median and 90th percentile of ``Step.prepare`` for a variant that is known."""
+def check_us(make: Callable[[], Any], repeats: int) -> tuple[float, float, float]:
+    """Median and 90th percentile of ``Step.prepare`` for a variant that is known; and seconds of
+    the processor for the first one, which is captured and compiled to PyTorch's kernels."""
     torch.manual_seed(0)
     function, model, optimizer, batch = make()
     step = treadle.compile(
         function, model=model, optimizer=optimizer, options=treadle.Options(codegen=False)
     )
+    begun = time.process_time()
+    step.prepare(*batch)
+    first = time.process_time() - begun
     for _ in range(3):
         step(*batch)
     known = len(step.recompiles)
@@ -77,7 +81,7 @@ def check_us(make: Callable[[], Any], repeats: int) -> tuple[float, float]:
         times.append((time.perf_counter() - start) * 1e6)
         step(*batch)  # between two checks everything is written once
     assert len(step.recompiles) == known, step.recompiles
-    return statistics.median(times), statistics.quantiles(times, n=10)[-1]
+    return statistics.median(times), statistics.quantiles(times, n=10)[-1], first
 
 
 def main() -> None:
@@ -86,11 +90,11 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     for name, make in CASES.items():
-        median, slow = check_us(make, given.repeats)
+        median, slow, first = check_us(make, given.repeats)
         verdict = "within" if median <= WANTED_US else "over"
         print(
             f"{name:18} {median:8.1f} µs a call (90 %: {slow:.1f}), "
-            f"{verdict} the wanted {WANTED_US:.0f} µs"
+            f"{verdict} the wanted {WANTED_US:.0f} µs; the first: {first:.1f} s of the processor"
         )
 
 

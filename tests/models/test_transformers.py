@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import treadle
+from treadle.runtime.artifact import CallStep
 
 pytest.importorskip("transformers")
 from architectures import (
@@ -88,7 +89,9 @@ def test_the_page_has_a_row_for_each_architecture():
 
 
 @pytest.mark.parametrize(
-    "make", [gpt2, bert, t5, gemma2, mixtral, vit, resnet], ids=lambda make: make.__name__
+    "make",
+    [gpt2, bert, t5, gemma2, mixtral, qwen3_moe, vit, resnet],
+    ids=lambda make: make.__name__,
 )
 def test_the_smallest_plan_gives_the_same_losses(make):
     torch.manual_seed(0)
@@ -124,15 +127,6 @@ def test_experts_that_get_other_rows_at_each_step(make):
         torch.testing.assert_close(step(**batch), eager(**batch), rtol=1e-5, atol=1e-5)
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert (a - b).abs().max().item() <= 1e-5, name
-    calls = [each.op for each in step.compiled.artifact.steps if hasattr(each, "op")]
+    calls = [each.op for each in step.compiled.artifact.steps if isinstance(each, CallStep)]
     assert sum(each == "treadle.grouped_mm.default" for each in calls) == 6
     assert not step.compiled.artifact.fallbacks, step.compiled.artifact.fallbacks
-
-
-def test_experts_within_a_budget():
-    torch.manual_seed(0)
-    ours, batch = qwen3_moe()
-    step, mine, expected, _ = _compare(ours, batch, steps=3, memory=0.0)
-    assert mine == pytest.approx(expected, rel=1e-4)
-    report = step.measure(**batch)
-    assert report.peak_bytes <= step.compiled.artifact.peak_bytes * 1.05

@@ -51,7 +51,7 @@ def test_attributes_of_an_object_are_written_to_its_dict(versions):
         assert watched.changed() == [7, 9]
         watched.accept()
     del things[11].a
-    setattr(things[12], "new", 1)  # noqa: B010
+    things[12].new = 1
     assert watched.changed() == [11, 12]
 
 

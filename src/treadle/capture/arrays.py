@@ -76,6 +76,7 @@ class Array:
     """An array whose contents at a call ``compute()`` gives."""
 
     __slots__ = ("_made", "_uses", "compute", "roots", "value")
+    __hash__: Any = None  # as that of an array
 
     def __init__(
         self, value: NdArray, compute: Callable[[], Any], roots: frozenset[Key], uses: Uses
@@ -186,8 +187,7 @@ def _give_answers() -> None:
         "lt", "le", "gt", "ge", "contains", "setitem", "neg", "pos", "abs", "invert",
         "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow", "matmul", "rmatmul", "and", "rand",
         "or", "ror", "xor", "rxor", "lshift", "rshift", "iadd", "isub", "imul", "itruediv",
-        "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "array_ufunc", "array_function",
-        "buffer",
+        "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "buffer",
     )  # fmt: skip
     for name in names:
         dunder = f"__{name}__"
@@ -196,13 +196,12 @@ def _give_answers() -> None:
             given = (each.plain() if type(each) is Array else each for each in args)
             return getattr(self.plain(), _name)(*given, **kwargs)
 
-        if hasattr(np.ndarray, dunder) and name not in ("array_ufunc", "array_function"):
+        if hasattr(np.ndarray, dunder):
             setattr(Array, dunder, call)
 
 
 _give_answers()
 STAND_INS.add(Array)
-setattr(Array, "__hash__", None)  # noqa: B010 - as that of an array
 
 
 def is_array(value: Any) -> bool:
