@@ -33,8 +33,9 @@ def test_key_depends_on_where_the_parts_end() -> None:
     assert content_key("ab", b"c") == content_key(b"ab", "c")
 
 
-@pytest.mark.parametrize("payload", [b"", b"x", os.urandom(10_000)])
-def test_what_goes_in_comes_out(tmp_path: Path, payload: bytes) -> None:
+@pytest.mark.parametrize("size", [0, 1, 10_000])
+def test_what_goes_in_comes_out(tmp_path: Path, size: int) -> None:
+    payload = os.urandom(size)
     key = content_key(payload)
     assert Cache(tmp_path).get(key) is None
     Cache(tmp_path).put(key, payload)
