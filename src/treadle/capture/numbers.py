@@ -84,10 +84,11 @@ class Number:
             scales=self._scales and all(each._scales for each in others),
         )
 
-    def tensor(self, beside: Tensor) -> Any:
+    def tensor(self, beside: Tensor, *, copied: bool = False) -> Any:
         """A 0-dim tensor of this value for arithmetic with ``beside``, so that the result has the
-        dtype that the number gives it; where there is none, the number itself."""
-        dtype = _dtype_beside(self.value, beside)
+        dtype that the number gives it; where there is none, the number itself. ``copied``: it is
+        only written to ``beside``, whatever dims that has."""
+        dtype = _dtype_beside(self.value, beside.dtype, has_dims=copied or beside.ndim > 0)
         if not self._scales or dtype is None:
             return self.plain()
         from treadle.capture.torch_private import outside_modes  # late: it opens such objects
@@ -102,7 +103,7 @@ class Number:
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return func(*_plain(args), **_plain(dict(kwargs or {})))
+        return func(*plain(args), **plain(dict(kwargs or {})))
 
     # every answer is one that the graph depends on
     def __bool__(self) -> bool:
@@ -119,24 +120,6 @@ class Number:
 
     def __hash__(self) -> int:
         return hash(self.plain())
-
-    def __eq__(self, other: object) -> bool:
-        return bool(self.plain() == _value(other))
-
-    def __ne__(self, other: object) -> bool:
-        return bool(self.plain() != _value(other))
-
-    def __lt__(self, other: Any) -> bool:
-        return self.plain() < _value(other)
-
-    def __le__(self, other: Any) -> bool:
-        return self.plain() <= _value(other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self.plain() > _value(other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self.plain() >= _value(other)
 
     def __repr__(self) -> str:
         return repr(self.plain())
@@ -192,6 +175,9 @@ _SCALING = {
     operator.sub: torch.sub,
     operator.mul: torch.mul,
     operator.truediv: torch.true_divide,
+    operator.floordiv: torch.floor_divide,
+    operator.mod: torch.remainder,
+    operator.pow: torch.pow,
 }
 
 
@@ -203,7 +189,7 @@ def _give_arithmetic() -> None:
             if isinstance(other, Tensor):
                 pair = (other, self) if swapped else (self, other)
                 if function not in _SCALING:
-                    return function(*_plain(pair))
+                    return function(*plain(pair))
                 made = tuple(e.tensor(other) if is_number(e) else e for e in cast(Any, pair))
                 return _SCALING[function](*made)
             return self.derived(function, other, swapped=swapped)
@@ -218,6 +204,24 @@ def _give_arithmetic() -> None:
 
 
 _give_arithmetic()
+
+
+def _give_comparisons() -> None:
+    """``a < 1`` is an answer; ``a < tensor`` is the tensor's own question."""
+
+    def asked(function: Callable[..., Any]) -> Callable[[Number, Any], Any]:
+        def call(self: Number, other: Any) -> Any:
+            if isinstance(other, Tensor):
+                return NotImplemented
+            return function(self.plain(), _value(other))
+
+        return call
+
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        setattr(Number, f"__{name}__", asked(getattr(operator, name)))
+
+
+_give_comparisons()
 
 
 @final
@@ -290,35 +294,15 @@ def is_stand_in(value: Any) -> bool:
     return type(value) in STAND_INS
 
 
-def scale(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The arguments of a torch function with numbers that stand in: as tensors where they scale,
-    as they are elsewhere."""
-    tensor = next((each for each in args if isinstance(each, Tensor)), None)
-    if tensor is not None and getattr(func, "__name__", "") in _SCALED:
-        return tuple(e.tensor(tensor) if is_number(e) else e for e in args), _plain(kwargs)
-    return _plain(args), _plain(kwargs)
-
-
-_SCALED = frozenset(
-    f"{under}{prefix}{name}{under}" + suffix
-    for name in ("add", "sub", "mul", "div", "truediv", "true_divide", "multiply", "divide")
-    for under, prefix, suffix in (
-        ("", "", ""), ("", "", "_"), ("__", "", ""), ("__", "r", ""), ("__", "i", ""),
-    )
-)  # fmt: skip
-
-
-def _dtype_beside(value: Any, beside: Tensor) -> torch.dtype | None:
+def _dtype_beside(value: Any, beside: torch.dtype, *, has_dims: bool) -> torch.dtype | None:
     """Of a 0-dim tensor that promotes as the number does, at no loss; ``None`` if there is none."""
-    if isinstance(value, bool) or beside.is_complex() or beside.dtype is torch.bool:
+    if isinstance(value, bool) or beside.is_complex or beside is torch.bool:
         return None
-    if isinstance(value, int) and not beside.is_floating_point():
-        return beside.dtype
-    if not beside.is_floating_point():
-        return None
-    if beside.ndim > 0:
+    if not beside.is_floating_point:
+        return beside if isinstance(value, int) else None
+    if has_dims:
         return torch.float64
-    return beside.dtype if beside.dtype in (torch.float32, torch.float64) else None
+    return beside if beside in (torch.float32, torch.float64) else None
 
 
 def _always(value: Any) -> Callable[[], Any]:
@@ -329,11 +313,12 @@ def _value(other: Any) -> Any:
     return other.plain() if is_stand_in(other) else other
 
 
-def _plain(tree: Any) -> Any:
+def plain(tree: Any) -> Any:
+    """Lists, tuples and dicts with the values of what stands in for them."""
     if is_stand_in(tree):
         return tree.plain()
     if type(tree) in (list, tuple):
-        return type(tree)(map(_plain, tree))
+        return type(tree)(map(plain, tree))
     if type(tree) is dict:
-        return {key: _plain(each) for key, each in cast(dict[Any, Any], tree).items()}
+        return {key: plain(each) for key, each in cast(dict[Any, Any], tree).items()}
     return tree

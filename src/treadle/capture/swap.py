@@ -26,10 +26,11 @@ from treadle.capture.averaging import update_parameters
 from treadle.capture.communication import refuse_wrapper
 from treadle.capture.eager import why_eager
 from treadle.capture.frames import Whose, whose
-from treadle.capture.numbers import Number, Uses, is_stand_in, scale
+from treadle.capture.numbers import Number, Uses, is_stand_in
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.rng_guard import RngGuard
 from treadle.capture.scalar_index import ScalarIndices
+from treadle.capture.scaled import scaled
 from treadle.capture.torch_private import (
     OURS,
     FakeTensor,
@@ -128,7 +129,7 @@ class StandIns(TorchFunctionMode):
             if result is not None:
                 return result
         if any(map(is_stand_in, leaves)):
-            args, kwargs = scale(func, args, dict(kwargs or {}))
+            func, args, kwargs = scaled(func, args, kwargs or {})
             leaves, rebuilt = _arguments(args, kwargs or {})
         if func in _VALUES and any(isinstance(leaf, FakeTensor) for leaf in leaves):
             raise looks_at_value(here())

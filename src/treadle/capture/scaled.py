@@ -1,0 +1,225 @@
+"""Torch's functions of numbers that stand in for others, as functions of tensors without dims.
+
+So a factor of a moving average, a bound or a threshold that changes from call to call is an
+input of the graph. A function that has no form here is given the number itself, on which the graph
+then depends.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from treadle.capture.numbers import Number, is_number, plain
+
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+Form = Callable[..., Tensor]
+
+
+def scaled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    """The call ``func(*args, **kwargs)`` with tensors in the place of numbers that stand in."""
+    name = getattr(func, "__name__", "")
+    if name.startswith("_foreach_"):
+        return _of_each(name.removeprefix("_foreach_"), args, kwargs) or _as_it_is(
+            func, args, kwargs
+        )
+    if name in _BINARY and not kwargs:
+        tensor = next((each for each in args if isinstance(each, Tensor)), None)
+        if tensor is not None:
+            return func, tuple(_beside(tensor, each) for each in args), {}
+    if name in _MAKERS and not kwargs.get("requires_grad"):
+        return _made(func, args, kwargs)
+    base, in_place = name.removesuffix("_"), name.endswith("_")
+    form = _FORMS.get(base if in_place else name)
+    if form is not None and "out" not in kwargs and _keeps_dtype((*args, *kwargs.values())):
+        return _computed(form, in_place=in_place), args, dict(kwargs)
+    return _as_it_is(func, args, kwargs)
+
+
+def _keeps_dtype(operands: tuple[Any, ...]) -> bool:
+    """Whether the result has the dtype of every tensor among them that is not a condition."""
+    dtypes = {each.dtype for each in operands if isinstance(each, Tensor)} - {torch.bool}
+    if len(dtypes) != 1:
+        return False
+    numbers = [each for each in operands if isinstance(each, int | float)]
+    return dtypes.pop().is_floating_point or all(isinstance(each, int) for each in numbers)
+
+
+def _as_it_is(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    return func, plain(args), plain(dict(kwargs))
+
+
+def _beside(tensor: Tensor, value: Any) -> Any:
+    return value.tensor(tensor) if is_number(value) else value
+
+
+def _computed(form: Form, *, in_place: bool) -> Callable[..., Tensor]:
+    """``form`` at the precision at which PyTorch's kernels compute with a number: float32 for
+    halves; written to its first operand if ``in_place``."""
+
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        dtype = next(each.dtype for each in tensors if each.dtype is not torch.bool)
+        named = {name: _wide(each) for name, each in kwargs.items()}
+        result = form(*map(_wide, args), **named).to(dtype)
+        return args[0].copy_(result) if in_place else result
+
+    return call
+
+
+def _wide(value: Any) -> Any:
+    is_half = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_half else value
+
+
+# -- elementwise forms; their operands and defaults are those of torch's functions ------------
+
+
+def _add(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
+    other = _beside(input, other)
+    return input + other * _beside(other if isinstance(other, Tensor) else input, alpha)
+
+
+def _sub(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
+    other = _beside(input, other)
+    return input - other * _beside(other if isinstance(other, Tensor) else input, alpha)
+
+
+def _lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
+    weight = _beside(input, weight)
+    return torch.lerp(input, end, weight.to(input.dtype) if isinstance(weight, Tensor) else weight)
+
+
+def _addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
+    return input + tensor1 * _beside(tensor1, value) * tensor2
+
+
+def _addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
+    return input + tensor1 / tensor2 * _beside(tensor1, value)
+
+
+def _clamp(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    return torch.clamp(input, _bound(input, min), _bound(input, max))
+
+
+def _clamp_min(input: Tensor, min: Any) -> Tensor:
+    return _clamp(input, min=min)
+
+
+def _clamp_max(input: Tensor, max: Any) -> Tensor:
+    return _clamp(input, max=max)
+
+
+def _bound(input: Tensor, bound: Any) -> Tensor | None:
+    """Both bounds of a clamp are tensors, or neither is."""
+    bound = _beside(input, bound)
+    if bound is None or isinstance(bound, Tensor):
+        return bound
+    return torch.full((), bound, dtype=input.dtype, device=input.device)
+
+
+def _where(condition: Tensor, input: Any, other: Any) -> Tensor:
+    tensor = input if isinstance(input, Tensor) else other
+    if not isinstance(tensor, Tensor):
+        return torch.where(condition, plain(input), plain(other))
+    return torch.where(condition, _beside(tensor, input), _beside(tensor, other))
+
+
+def _masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
+    return torch.where(mask, _beside(input, value), input)
+
+
+def _fill(input: Tensor, value: Any) -> Tensor:
+    value = value.tensor(input, copied=True) if is_number(value) else value
+    return value.expand(input.shape) if isinstance(value, Tensor) else torch.full_like(input, value)
+
+
+_FORMS: dict[str, Form] = {
+    "add": _add,
+    "sub": _sub,
+    "subtract": _sub,
+    "lerp": _lerp,
+    "addcmul": _addcmul,
+    "addcdiv": _addcdiv,
+    "clamp": _clamp,
+    "clip": _clamp,
+    "clamp_min": _clamp_min,
+    "clamp_max": _clamp_max,
+    "where": _where,
+    "masked_fill": _masked_fill,
+    "fill": _fill,
+}
+
+_BINARY = frozenset(
+    f"{under}{prefix}{name}{under}" + suffix
+    for name in (
+        "add", "sub", "mul", "div", "truediv", "true_divide", "multiply", "divide", "pow",
+        "remainder", "mod", "floor_divide", "floordiv", "fmod",
+        "lt", "le", "gt", "ge", "eq", "ne", "less", "less_equal", "greater", "greater_equal",
+        "not_equal",
+    )
+    for under, prefix, suffix in (
+        ("", "", ""), ("", "", "_"), ("__", "", ""), ("__", "r", ""), ("__", "i", ""),
+    )
+)  # fmt: skip
+"""Functions whose form for two tensors means what their form for a number means."""
+
+
+# -- functions that make tensors of a number ---------------------------------------------------
+
+_MAKERS = {
+    "full_like": 1,
+    "new_full": 2,
+    "full": 1,
+    "tensor": 0,
+    "as_tensor": 0,
+    "scalar_tensor": 0,
+}
+_NAMES = ("fill_value", "data", "s")
+
+
+def _made(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    """A tensor of zeros that is then filled."""
+    at = _MAKERS[func.__name__]
+    name = next((name for name in _NAMES if name in kwargs), None)
+    number = args[at] if at < len(args) else kwargs.get(name or "")
+    if not is_number(number) or isinstance(number, bool):
+        return _as_it_is(func, args, kwargs)
+    rest = args[:at] + args[at + 1 :]
+    named = {key: each for key, each in kwargs.items() if key != name}
+
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        if at == 0:
+            dtype = torch.int64 if isinstance(number, int) else torch.get_default_dtype()
+            named: dict[str, Any] = {"dtype": dtype, **kwargs}
+            filled = torch.zeros((), **named)
+        else:
+            filled = func(*args[:at], type(cast(Number, number).value)(0), *args[at:], **kwargs)
+        return filled.copy_(_fill(filled, number))
+
+    return call, plain(rest), plain(named)
+
+
+# -- functions of lists of tensors -------------------------------------------------------------
+
+
+def _of_each(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    """``torch._foreach_mul_`` and its like, one tensor after the other."""
+    if not hasattr(Tensor, name) or not args:
+        return None
+
+    def call(*args: Any, **kwargs: Any) -> tuple[Tensor, ...] | None:
+        count = len(args[0])
+        results: list[Tensor] = []
+        for k in range(count):
+            own = tuple(each[k] if _is_list(each, count) else each for each in args)
+            func, mine, named = scaled(getattr(Tensor, name), own, kwargs)
+            results.append(func(*mine, **named))
+        return None if name.endswith("_") else tuple(results)
+
+    return call, args, dict(kwargs)
+
+
+def _is_list(value: Any, count: int) -> bool:
+    return isinstance(value, list | tuple) and len(cast(Sequence[Any], value)) == count
