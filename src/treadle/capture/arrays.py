@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from treadle.capture.numbers import STAND_INS, Key, Uses
+from treadle.capture.words import here
+from treadle.util.errors import CaptureError
 
 NdArray = np.ndarray[Any, Any]
 CONVERSIONS = frozenset({torch.as_tensor, torch.asarray, torch.tensor})
@@ -61,6 +63,16 @@ def _span(value: Any) -> tuple[int, int] | None:
     return None
 
 
+def span_of(value: Any) -> tuple[int, int] | None:
+    """The addresses of the memory of an array or another object with a buffer."""
+    if not isinstance(value, np.ndarray):
+        try:
+            value = np.asarray(memoryview(value))
+        except (TypeError, ValueError, BufferError):
+            return None
+    return _bounds(cast(NdArray, value))
+
+
 def _bounds(value: NdArray) -> tuple[int, int] | None:
     if value.size == 0:
         return None
@@ -95,8 +107,25 @@ class Array:
     def plain(self) -> NdArray:
         """The array, on whose contents the graph depends from now on."""
         if not self._uses.ours:
+            self._refuse_written()
             self._uses.needed |= self.roots
         return self.value
+
+    def _refuse_written(self) -> None:
+        """TR-112: what the step wrote to a tensor of this memory is not in it yet."""
+        for other in self._uses.arrays.values():
+            if other.is_written and overlaps([self.value, other.value]):
+                raise CaptureError(
+                    "the step looks at an array of NumPy's that it wrote to through a tensor",
+                    code="TR-112",
+                    where=here(),
+                    remedy="look at the tensor, or write to a copy: torch.tensor(array)",
+                )
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the step has written to its tensor."""
+        return self._made is not None and self._made._version > 0  # pyright: ignore[reportPrivateUsage]
 
     def derived(self, function: Callable[[NdArray], NdArray]) -> "Array":
         """``function`` of it, whose kind follows from the kind of its argument alone."""

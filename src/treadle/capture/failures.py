@@ -48,6 +48,8 @@ def _told(error: Exception) -> Exception:
         return _communicates(frames, where)
     if _looks_at_value(error):
         return looks_at_value(where)
+    if any(each in str(error) for each in torch_private.NEEDS_MEMORY):
+        return _of_torch(error, where)
     if inner is None or not inner.filename.startswith((*OURS, "<")):
         code = "[TR-138] raised by the step's own code, while treadle captured it"
         error.add_note(f"{code}\n  at {where}\n  remedy: see the line; eager raises it as well")

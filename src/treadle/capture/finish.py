@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from treadle.capture.eager import EagerStep, drop_lost, refuse_lost
+from treadle.capture.foreign import refuse_foreign_writes, refuse_undense, refuse_without_memory
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.numbers import Uses
 from treadle.capture.reads import Place, Reads
@@ -114,9 +115,13 @@ def finish(
     for node, (entry, _) in zip(graph.find_nodes(op="placeholder"), sources, strict=True):
         node.meta["name"] = entry.name  # for words about it
     _strip(graph)
+    _numbers_made_tensors(graph)
+    refuse_undense(graph)
     (output,) = graph.find_nodes(op="output")
     returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
-    new, results, writes = Functionalizer(graph).run(list(returned))
+    functionalizer = Functionalizer(graph)
+    new, results, writes = functionalizer.run(list(returned))
+    refuse_foreign_writes(graph, functionalizer, sources, reads)
     outputs = [Output(f"result {at}") for at in range(slots_in(run.trace.leaves))]
     for each in run.trace.left:
         outputs += [Output(each.place.label)] * slots_in(each.leaves)
@@ -308,7 +313,10 @@ def _constants_to_inputs(
             name = f"constant {len(found) - 1}"
             seen.watch.rng.refuse_state(tensor, node.meta["where"])
             known = seen.scalars.get(id(tensor))
-            sources.append(known or _outside(tensor, held, seen.uses, name))
+            source = known or _outside(tensor, held, seen.uses, name)
+            if isinstance(source[1], Fixed):
+                refuse_without_memory(tensor, node.meta["where"])
+            sources.append(source)
         node.replace_all_uses_with(found[id(tensor)])
         graph.erase_node(node)
 
@@ -335,6 +343,16 @@ def _strip(graph: fx.Graph) -> None:
         ranges = node.op == "call_function" and str(node.target).startswith("profiler")
         if ranges and not node.users:
             graph.erase_node(node)
+
+
+def _numbers_made_tensors(graph: fx.Graph) -> None:
+    """``vmap`` makes a tensor of a number by converting it: that is a tensor filled with it."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default):
+        if isinstance(node.args[0], int | float):
+            value: Tensor = node.meta["val"]
+            node.target = torch.ops.aten.full.default
+            node.args = [], node.args[0]
+            node.kwargs = {"dtype": value.dtype, "device": value.device}
 
 
 def _drop_dead(graph: fx.Graph) -> None:

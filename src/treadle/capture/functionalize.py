@@ -92,10 +92,14 @@ class Functionalizer:
         results = [self._read(node) for node in returned]
         writes: dict[int, fx.Node] = {}
         for at, node in enumerate(inputs):
-            storage = self._storage_of(node)
-            if storage is not None and storage.version:
+            if self.is_written(node):
                 writes[at] = self._read(node)
         return self._new, results, writes
+
+    def is_written(self, node: fx.Node) -> bool:
+        """Whether an operation wrote to the memory of this value of the old graph."""
+        storage = self._storage_of(node)
+        return storage is not None and storage.version > 0
 
     def _memory(self, node: fx.Node) -> tuple[int, int] | None:
         """Equal for values that may share an element."""

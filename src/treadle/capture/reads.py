@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.arrays import span_of
 from treadle.capture.frames import Whose, whose
 from treadle.capture.parts import (
     MISSING,
@@ -575,6 +576,11 @@ class Reads:
         for fact in self._facts:
             found.setdefault(id(fact.place.get()), fact.place)
         return found
+
+    def has_memory_in(self, start: int, end: int) -> bool:
+        """Whether an array or another buffer of the snapshot has memory between two addresses."""
+        spans = (span_of(node.current()) for node in self._order)
+        return any(span is not None and span[0] < end and start < span[1] for span in spans)
 
     def place_of(self, owner: Any, at: int, name: Any, label: str) -> Place | None:
         """A place of an object that is part of the snapshot."""

@@ -32,6 +32,7 @@ from treadle.capture.rng_guard import RngGuard
 from treadle.capture.scalar_index import ScalarIndices
 from treadle.capture.scaled import scaled
 from treadle.capture.torch_private import (
+    METHOD_FILES,
     OURS,
     FakeTensor,
     flat_weights,
@@ -67,14 +68,25 @@ _VALUES = frozenset(
         Tensor.__complex__,
         Tensor.__format__,
         Tensor.__repr__,
+        Tensor.__array__,
+        Tensor.__dlpack__,
+        Tensor.__reduce_ex__,
     }
 )
-"""What gives a number or a text where there is none yet."""
+"""What gives numbers, a text or the memory of them where there are none yet."""
 
 
 _GRAD = cast(Any, Tensor.grad)
 _READ_GRAD, _SET_GRAD = _GRAD.__get__, _GRAD.__set__
 _SET_DATA = cast(Any, Tensor.data).__set__
+
+
+def _asks() -> Whose:
+    """Whose code calls a function of torch's; methods written in Python call for their caller."""
+    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_code.co_filename in METHOD_FILES and frame.f_back is not None:
+        frame = frame.f_back
+    return whose(frame.f_code.co_filename)
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -131,12 +143,12 @@ class StandIns(TorchFunctionMode):
         if any(map(is_stand_in, leaves)):
             func, args, kwargs = scaled(func, args, kwargs or {})
             leaves, rebuilt = _arguments(args, kwargs or {})
-        if func in _VALUES and any(isinstance(leaf, FakeTensor) for leaf in leaves):
-            raise looks_at_value(here())
         if any(self._is_outside(leaf) for leaf in leaves):
-            users = whose(sys._getframe(1).f_code.co_filename) is not Whose.OURS  # pyright: ignore
+            users = _asks() is not Whose.OURS
             leaves = [self._inside(leaf, held=users) for leaf in leaves]
             args, kwargs = rebuilt(leaves)
+        if func in _VALUES and any(isinstance(leaf, FakeTensor) for leaf in leaves):
+            raise looks_at_value(here())
         if func == _SET_DATA:
             return self._set_data(*args)
         if any(isinstance(leaf, Generator) for leaf in leaves):

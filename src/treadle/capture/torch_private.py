@@ -457,6 +457,12 @@ def flat_weights(module: nn.RNNBase, table: Mapping[int, Tensor]) -> dict[str, l
     return {"_flat_weights": weights, "_flat_weight_refs": refs}
 
 
+METHOD_FILES = frozenset(
+    str(sys.modules[name].__file__) for name in ("torch.overrides", "torch._tensor")
+)
+"""Where methods of tensors are written in Python."""
+
+
 def held_input(tensor: Tensor) -> Tensor:
     """For a tensor from outside of a trace one that is traced: an attribute of the graph, without a
     value that could be looked at or changed meanwhile."""

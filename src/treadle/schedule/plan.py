@@ -11,7 +11,7 @@ from dataclasses import replace
 from treadle.loop.expr import Load, Local, Reduce
 from treadle.loop.index import Index
 from treadle.loop.kernel import OWN_ROWS, Definition, Kernel, KernelKind, Plan, Store
-from treadle.loop.program import IMPORT, Buffer, BufferKind, Call, Program
+from treadle.loop.program import IMPORT, Buffer, BufferKind, Call, Program, TensorRef
 from treadle.loop.traverse import loads, walk
 from treadle.schedule.arena import Interval, chained, pack
 from treadle.schedule.build import build_kernel
@@ -64,6 +64,8 @@ def is_import(step: PlanStep, buffers: Mapping[str, Buffer]) -> bool:
         return False
     (source,) = step.args
     (target,) = step.outputs
+    if not isinstance(source, TensorRef):  # a number, of which vmap makes a tensor
+        return False
     read = buffers[source.buffer]
     return read.kind is BufferKind.INPUT and buffers[target or ""].device != read.device
 
