@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from treadle.capture.eager import EagerStep, drop_lost, refuse_lost
+from treadle.capture.expected import join_conditions
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.numbers import Uses
 from treadle.capture.reads import Place, Reads
@@ -60,6 +61,8 @@ class Captured:
     left: tuple[Left, ...]
     toggled: tuple[Toggle, ...]
     fresh: tuple[nn.Parameter, ...]  # what is in ``.grad`` at first does not matter
+    kept: tuple[nn.Parameter, ...]  # of these it does, until the conditions are known to hold
+    conditions: tuple[str, ...]  # lines that ask what only raises
     left_grads: tuple[nn.Parameter, ...]
     cleared_grads: tuple[nn.Parameter, ...]
     eager: tuple[EagerStep, ...]  # optimizers that step after the graph
@@ -70,6 +73,11 @@ class Captured:
     inputs: Inputs
     pending: dict[tuple[int, str], Tensor] = field(default_factory=dict[tuple[int, str], Tensor])
     domain: Domain = field(default_factory=Domain)  # the sizes that the step is right for
+
+    @property
+    def kept_bytes(self) -> int:
+        """Gradients of the call before that stay while the step runs, beside what it counts."""
+        return sum(each.nbytes for each in self.kept)
 
     @property
     def draws(self) -> bool:
@@ -130,6 +138,7 @@ def finish(
     new.output(tuple(results))
     fx.GraphModule(module, new)
     _draw_once(new)
+    join_conditions(new)
     _drop_dead(new)
     refuse_lost(new, run.trace.eager)
     step, kept = _drop_unused(new, sources, outputs)
@@ -149,6 +158,8 @@ def finish(
         left=tuple(run.trace.left),
         toggled=tuple(run.trace.toggled),
         fresh=tuple(run.trace.fresh),
+        kept=tuple(run.trace.kept),
+        conditions=tuple(dict.fromkeys(run.trace.watch.conditions.where)),
         left_grads=tuple(p for p, _ in run.trace.grads),
         cleared_grads=tuple(run.trace.cleared),
         eager=tuple(run.trace.eager),
@@ -190,6 +201,8 @@ def _annotate(graph: fx.Graph, seen: Trace) -> None:
             node.meta["region"] = regions[at]
         if at in marks:
             node.meta["asked"] = marks[at]
+        if at in watch.conditions.asked:
+            node.meta["asked at"] = watch.conditions.asked[at]
     draw.finish()
 
 
