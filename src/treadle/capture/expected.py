@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.distributions import constraints
 
 from treadle.capture.frames import Whose, whose
 from treadle.capture.torch_private import FakeTensor, traced_nodes
@@ -56,6 +57,27 @@ class Conditions:
     def keeps(self, leaf: Tensor) -> bool:
         """Whether a gradient that the step clears was still there when it first asked."""
         return bool(self.asked) and id(leaf) not in self.cleared
+
+
+def constraint_checks() -> list[tuple[type[Any], str, Any]]:
+    """Checks of ``torch.distributions`` that look at a value only to be done sooner: without."""
+
+    def symmetric(self: Any, value: Tensor) -> Tensor:
+        if value.shape[-2] != value.shape[-1]:
+            return constraints.square.check(value)
+        return torch.isclose(value, value.mT, atol=1e-6).all(-2).all(-1)
+
+    def definite(self: Any, value: Tensor) -> Tensor:
+        return symmetric(self, value) & torch.linalg.cholesky_ex(value).info.eq(0)
+
+    def semidefinite(self: Any, value: Tensor) -> Tensor:
+        return symmetric(self, value) & torch.linalg.eigvalsh(value).ge(0).all(-1)
+
+    return [
+        (type(constraints.symmetric), "check", symmetric),
+        (type(constraints.positive_definite), "check", definite),
+        (type(constraints.positive_semidefinite), "check", semidefinite),
+    ]
 
 
 def _is_ours(frame: FrameType) -> bool:
@@ -109,4 +131,4 @@ def _condition(node: fx.Node) -> fx.Node:
     return condition
 
 
-__all__ = ["Conditions", "join_conditions"]
+__all__ = ["Conditions", "constraint_checks", "join_conditions"]

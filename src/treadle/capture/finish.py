@@ -159,7 +159,7 @@ def finish(
         toggled=tuple(run.trace.toggled),
         fresh=tuple(run.trace.fresh),
         kept=tuple(run.trace.kept),
-        conditions=tuple(dict.fromkeys(run.trace.watch.conditions.where)),
+        conditions=tuple(run.trace.watch.conditions.where),
         left_grads=tuple(p for p, _ in run.trace.grads),
         cleared_grads=tuple(run.trace.cleared),
         eager=tuple(run.trace.eager),

@@ -25,7 +25,7 @@ from treadle.capture.arrays import CONVERSIONS, converted, from_numpy, is_array
 from treadle.capture.averaging import update_parameters
 from treadle.capture.communication import refuse_wrapper
 from treadle.capture.eager import why_eager
-from treadle.capture.expected import Conditions
+from treadle.capture.expected import Conditions, constraint_checks
 from treadle.capture.frames import Whose, whose
 from treadle.capture.numbers import Number, Uses, is_stand_in, scale
 from treadle.capture.recurrent import RecurrentLayers
@@ -398,6 +398,7 @@ class Watch:
                 masks_as_given(),
                 (DistributedDataParallel, "forward", refuse_wrapper),
                 *((*method, refuse_wrapper) for method in reducer_methods()),
+                *constraint_checks(),
             ):
                 _put_attribute(undo, owner, name, _traced_only(ours, vars(owner)[name]))
             for owner, name, value in watched_checkpointing(

@@ -13,7 +13,7 @@ This only says what is worth assuming: whoever assumes an answer still has to ch
 """
 
 import dis
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
@@ -58,8 +58,9 @@ class _Code:
         return _Code(found, tuple(each.offset for each in found), tuple(shown.exception_entries))
 
     def at(self, offset: int) -> int:
-        """The number of the instruction at ``offset``, or of the one that its prefix is for."""
-        at = bisect_left(self.offsets, offset)
+        """The number of the instruction at ``offset`` or whose cache is there, or of the one that
+        it is a prefix of."""
+        at = max(bisect_right(self.offsets, offset) - 1, 0)
         while at < len(self.offsets) and self.instructions[at].opname == "EXTENDED_ARG":
             at += 1
         return at
@@ -224,7 +225,7 @@ def _called(code: _Code, at: int) -> str:
     targets = {each.argval for each in code.instructions if _jumps(each)}
     for back in range(at - 1, -1, -1):
         each = code.instructions[back]
-        if _jumps(each) or each.offset in targets:
+        if _jumps(each):
             return ""
         if each.opname == "EXTENDED_ARG":
             continue
@@ -232,6 +233,8 @@ def _called(code: _Code, at: int) -> str:
         if height == 0:
             callee = code.instructions[back + (each.opname == "PUSH_NULL")]
             return str(callee.argval) if callee.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ""
+        if each.offset in targets:
+            return ""
     return ""
 
 
