@@ -39,7 +39,7 @@ class Conditions:
     def answer(self, value: Tensor, frame: FrameType, cleared: set[int]) -> bool | None:
         """What ``frame``, which asks whether ``value`` is true, is to be told; ``None`` if that is
         not known. ``cleared``: leaves whose gradients the step has cleared by now."""
-        if not isinstance(value, FakeTensor) or value.dim() and value.shape != (1,) * value.dim():
+        if not isinstance(value, FakeTensor) or value.shape != (1,) * value.dim():
             return None
         answer = answer_without_error(frame, _is_ours)
         if answer is None:
@@ -111,7 +111,8 @@ def _join(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
     for other in others:
         with graph.inserting_before(last):
             joined = graph.call_function(aten.logical_and.default, (held, other))
-        joined.meta = {**_plain(last), "val": torch.logical_and(held.meta["val"], other.meta["val"])}
+        value = torch.logical_and(held.meta["val"], other.meta["val"])
+        joined.meta = {**_plain(last), "val": value}
         held = joined
     after = last.next
     while after.op != "output" and after.meta["phase"] == "forward":

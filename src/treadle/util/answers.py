@@ -1,4 +1,4 @@
-"""Which answer to a question of ``bool()`` is the one that does not raise, by the bytecode that asks.
+"""Which answer to a question of ``bool()`` does not raise, by the bytecode that asks.
 
 ::
 
@@ -124,8 +124,9 @@ class _Follower:
                 return handler is None or self._follow(frame, handler, (), {})
             if name.startswith("RETURN"):
                 value = each.argval if name == "RETURN_CONST" else _top(stack)
-                returns = name in ("RETURN_VALUE", "RETURN_CONST") and isinstance(value, bool)
-                return returns and self._returned(frame.f_back, value)
+                if name not in ("RETURN_VALUE", "RETURN_CONST") or not isinstance(value, bool):
+                    return False
+                return self._returned(frame.f_back, value)
             if name == "FOR_ITER" or "JUMP" in name:
                 ways = _ways(each, at, code, stack)
                 if len(ways) != 1:
@@ -172,10 +173,7 @@ def _ways(
     kept = stack if "OR_POP" in name else rest
     if value is None:
         return [(there, kept), (on, rest)]
-    if "NONE" in name:
-        jumps = "NOT_NONE" in name
-    else:
-        jumps = value is ("IF_TRUE" in name)
+    jumps = "NOT_NONE" in name if "NONE" in name else value is ("IF_TRUE" in name)
     return [(there, kept) if jumps else (on, rest)]
 
 
