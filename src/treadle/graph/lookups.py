@@ -23,8 +23,8 @@ from treadle.graph.dynamic import layout_of
 from treadle.graph.operators import OpOverload, arguments, is_mutable, is_random
 from treadle.graph.signature import StepGraph
 from treadle.util.errors import BadIndex
-from treadle.util.extents import at_sizes
 from treadle.util.expected import expect
+from treadle.util.extents import at_sizes
 from treadle.util.formulas import Sizes
 
 aten = torch.ops.aten
