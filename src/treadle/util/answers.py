@@ -88,14 +88,15 @@ class _Follower:
             return False
         asking = code.instructions[at]
         name = asking.opname
+        names = {key: each for key, each in frame.f_locals.items() if isinstance(each, bool)}
         if name == "TO_BOOL" or (name == "COMPARE_OP" and _compares_to_bool(asking)):
-            return self._follow(frame, at + 1, (answer,), {})
+            return self._follow(frame, at + 1, (answer,), names)
         if name == "UNARY_NOT":
-            return self._follow(frame, at + 1, (not answer,), {})
+            return self._follow(frame, at + 1, (not answer,), names)
         if "IF_TRUE" in name or "IF_FALSE" in name:
-            return self._follow(frame, at, (answer,), {})
+            return self._follow(frame, at, (answer,), names)
         if name in ("CALL", "PRECALL") and _called(code, at) in _ASKS_ALL:
-            return self._follow(frame, _after_call(code, at), (answer,), {})
+            return self._follow(frame, _after_call(code, at), (answer,), names)
         return False
 
     def _code(self, frame: FrameType) -> _Code:
