@@ -25,6 +25,7 @@ _NOTHING = frozenset({"NOP", "CACHE", "EXTENDED_ARG", "NOT_TAKEN", "RESUME", "TO
 """Leave what is known of the stack as it is: what is known of a value is whether it is true."""
 _ASKS_ALL = frozenset({"bool", "all", "any"})
 """Builtins whose result is the answer, if every answer that they get is the same."""
+_CALLS = frozenset({"CALL", "PRECALL"})
 _TO_BOOL = 16
 """The bit of ``COMPARE_OP`` by which its result is asked as well, since Python 3.13."""
 
@@ -88,14 +89,14 @@ class _Follower:
             return False
         asking = code.instructions[at]
         name = asking.opname
-        names = {key: each for key, each in frame.f_locals.items() if isinstance(each, bool)}
+        names = _known(frame)
         if name == "TO_BOOL" or (name == "COMPARE_OP" and _compares_to_bool(asking)):
             return self._follow(frame, at + 1, (answer,), names)
         if name == "UNARY_NOT":
             return self._follow(frame, at + 1, (not answer,), names)
         if "IF_TRUE" in name or "IF_FALSE" in name:
             return self._follow(frame, at, (answer,), names)
-        if name in ("CALL", "PRECALL") and _called(code, at) in _ASKS_ALL:
+        if name in _CALLS and _called(code, at) in _ASKS_ALL:
             return self._follow(frame, _after_call(code, at), (answer,), names)
         return False
 
@@ -137,6 +138,8 @@ class _Follower:
                 ((at, stack),) = ways
             elif each.opcode in (*dis.hasjrel, *dis.hasjabs) or "YIELD" in name:
                 return False
+            elif _top(stack) is not None and name in _CALLS and _called(code, at) == "bool":
+                stack, at = stack[-1:], at + 1
             else:
                 stack, names = _after(each, stack, names)
                 at += 1
@@ -152,7 +155,12 @@ class _Follower:
         name = code.instructions[at].opname
         if not name.startswith(("CALL", "PRECALL", "LOAD_ATTR")):
             return False
-        return self._follow(frame, _after_call(code, at), (value,), {})
+        return self._follow(frame, _after_call(code, at), (value,), _known(frame))
+
+
+def _known(frame: FrameType) -> dict[str, Known]:
+    """Which of the variables of a frame are true."""
+    return {key: each for key, each in frame.f_locals.items() if isinstance(each, bool)}
 
 
 def _top(stack: tuple[Known, ...]) -> Known:
@@ -196,9 +204,9 @@ def _after(
         return (*stack, False), names  # a context that does not swallow the exception
     if name == "LOAD_CONST":
         return (*stack, each.argval if isinstance(each.argval, bool) else None), names
-    if name.startswith("LOAD_FAST") and isinstance(each.argval, str):
+    if name.startswith(("LOAD_FAST", "LOAD_DEREF")) and isinstance(each.argval, str):
         return (*stack, names.get(each.argval)), names
-    if name == "STORE_FAST":
+    if name in ("STORE_FAST", "STORE_DEREF"):
         return stack[:-1], {**names, each.argval: _top(stack)}
     if name.startswith(("STORE_FAST", "DELETE_FAST", "LOAD_FAST")):
         gone = each.argval if isinstance(each.argval, tuple) else (each.argval,)
