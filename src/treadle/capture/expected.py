@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from torch.distributions import constraints
 
 from treadle.capture.frames import Whose, whose
-from treadle.capture.torch_private import FakeTensor, traced_nodes
+from treadle.capture.torch_private import FakeTensor
 from treadle.capture.words import here
 from treadle.util.answers import answer_without_error
 from treadle.util.expected import expect
@@ -29,10 +29,10 @@ aten = torch.ops.aten
 
 @dataclass
 class Conditions:
-    """The conditions that a run has met: ``where`` they were asked, by the number of the node that
-    expects each; ``fresh``: what was in ``fresh`` when the first was met."""
+    """The conditions that a run has met, in order: what ``asked`` them, and the user's line;
+    ``cleared``: leaves whose gradients the step had cleared when the first was met."""
 
-    asked: dict[int, tuple[object, ...]] = field(default_factory=dict[int, tuple[object, ...]])
+    asked: list[tuple[object, ...]] = field(default_factory=list[tuple[object, ...]])
     where: list[str] = field(default_factory=list[str])
     cleared: frozenset[int] = frozenset()
 
@@ -49,7 +49,7 @@ class Conditions:
         with torch.no_grad():
             plain = value.detach().reshape(())
             holds = plain.ne(0) if answer else plain.eq(0)
-            self.asked[traced_nodes()] = frame.f_code, frame.f_lasti, answer
+            self.asked.append((frame.f_code, frame.f_lasti, answer))
             expect(holds)
         self.where.append(here())
         return answer

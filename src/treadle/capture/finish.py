@@ -34,6 +34,7 @@ from treadle.graph.operators import arguments, has_effect, is_random, set_argume
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.types import tensors_in
 from treadle.graph.values import gather_results, refresh
+from treadle.util.expected import expect
 from treadle.util.extents import Domain
 from treadle.util.generators import GeneratorRef
 
@@ -181,6 +182,7 @@ def _annotate(graph: fx.Graph, seen: Trace) -> None:
     module, line, draw = _Following(watch.modules), _Following(watch.lines), _Draws(watch.draws)
     regions = {at: n for n, span in enumerate(watch.again) for at in range(*span)}
     _name_generators(graph, watch.generators)
+    asked = iter(watch.conditions.asked)
     marks = {at: policy.name.lower() for span, policy in watch.marks for at in range(*span)}
     for at, node in enumerate(graph.nodes):
         if any(start <= at < end for start, end in watch.backward):
@@ -201,8 +203,8 @@ def _annotate(graph: fx.Graph, seen: Trace) -> None:
             node.meta["region"] = regions[at]
         if at in marks:
             node.meta["asked"] = marks[at]
-        if at in watch.conditions.asked:
-            node.meta["asked at"] = watch.conditions.asked[at]
+        if node.target is expect:
+            node.meta["asked at"] = next(asked)
     draw.finish()
 
 
