@@ -1,7 +1,9 @@
 """``treadle.compile`` and what it returns."""
 
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
@@ -14,9 +16,11 @@ from treadle.capture.bind import (
     apply_outputs,
     clear_fresh,
     first_misfit,
+    forget_call,
     named_state,
     read_inputs,
     step_eagerly,
+    without_updates,
 )
 from treadle.capture.dynamic import Dims
 from treadle.capture.guards import GuardKey, Keys
@@ -42,7 +46,8 @@ from treadle.saved import Saved, load_saved, save
 from treadle.shapes import Dynamic, find, parameter_names
 from treadle.stages import STAGES, Clock, text_of
 from treadle.undo import Undo
-from treadle.util.errors import LoweringError, RuntimeFailure, TreadleError
+from treadle.util.errors import BadIndex, LoweringError, RuntimeFailure, TreadleError
+from treadle.util.expected import NotExpected
 from treadle.util.files import check_output, write_output
 from treadle.variants import Variants, warn_of_recompiles
 
@@ -125,8 +130,29 @@ class Step:
         return result
 
     def _serve(self, run: _Serving, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call. Where gradients or state were replaced by ones of another type, which a key
-        does not see, nothing has begun: the step is compiled again, once."""
+        """Run a call. One in which a condition that only raises does not have the answer that was
+        taken for granted has changed nothing: it is eager's."""
+        try:
+            return self._compiled_call(run, args, kwargs)
+        except NotExpected as error:
+            why = str(error)
+        return self._eager_call(why, args, dict(kwargs))
+
+    def _eager_call(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The user's function as it is, which raises what there is to raise; ``why`` else."""
+        update = kwargs.pop("update", True) if self._takes_update else True
+        plain = nullcontext() if update else without_updates(self._models, self._optimizers)
+        with plain:
+            result = self._function(*args, **kwargs)
+        note = f"a call ran eagerly: {why or 'a check did not hold, and nothing was raised'}"
+        if note not in self.recompiles:
+            self.recompiles.append(note)
+            warnings.warn(note, RuntimeWarning, stacklevel=4)
+        return result
+
+    def _compiled_call(self, run: _Serving, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Where gradients or state were replaced by ones of another type, which a key does not
+        see, nothing has begun: the step is compiled again, once."""
         compiled, inputs = self._ready(args, dict(kwargs))
         undo = self._undo(compiled, inputs)
         try:
@@ -153,7 +179,13 @@ class Step:
     def _undo(self, compiled: Compiled, inputs: Sequence[Tensor]) -> Undo:
         """Until a variant has run once, what it overwrites is kept aside, where the budget
         allows."""
-        compiled.checks.require(inputs)
+        try:
+            compiled.checks.require(inputs)
+        except BadIndex as error:
+            if not compiled.captured.conditions:
+                raise
+            forget_call(compiled.captured)  # one of them may speak of these numbers
+            raise NotExpected(error.message) from None
         return Undo.of(compiled, inputs)
 
     def _run(
@@ -184,6 +216,10 @@ class Step:
         try:
             results = compiled.executable.run(inputs, seconds, begins)
             step_eagerly(compiled.captured, results)
+        except NotExpected:
+            undo.restore()
+            forget_call(compiled.captured)
+            raise
         except BaseException as error:
             if undo.restore() or not begun:
                 raise
@@ -261,10 +297,18 @@ class Step:
 
         The copies that a variant's first run keeps for undoing it are not counted."""
         with self._lock:
-            return self._serve(self._measured, args, kwargs)
+            report = self._serve(self._measured, args, kwargs)
+        if not isinstance(report, PeakReport):
+            raise RuntimeFailure(
+                "nothing was measured: a check did not hold, and the call ran eagerly",
+                code="TR-408",
+                remedy="measure another batch",
+            )
+        return report
 
     def _measured(self, compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> PeakReport:
         held = [*inputs, *compiled.executable.held()]
+        held += [each.grad for each in compiled.captured.kept if each.grad is not None]
         held += [undo.random] if undo.random is not None and compiled.draws else []
         report = measure_peak(lambda: self._run(compiled, inputs, undo), held)
         compiled.measured_peak = report.peak_bytes

@@ -114,6 +114,7 @@ def compile_graph(
         clock=clock,
         domain=captured.domain,
         generators=captured.generators,
+        kept=captured.kept_bytes,
     )
     draws = captured.draws or bool(registered())
     return Compiled(captured, options, draws=draws, **vars(built))
@@ -144,9 +145,10 @@ def compile_step(
     clock: Clock | None = None,
     domain: Domain | None = None,
     generators: Sequence[torch.Generator] = (),
+    kept: int = 0,
 ) -> Built:
     """A graph to something that runs on ``device``. ``domain``: what was asked of its sizes;
-    ``generators``: the user's that it draws from."""
+    ``generators``: the user's that it draws from; ``kept``: bytes beside its own."""
     clock = clock or Clock()
     step = extended(step, clock.watcher)
     dims = dims_of_graph(step.graph)
@@ -157,7 +159,7 @@ def compile_step(
         build_ = build(cache, device=device) if options.codegen else Build.without_compiler(device)
         asked = domain or Domain()
         request = request_of(
-            step, device, options, build_, cache=cache, asked=tuple(asked.questions)
+            step, device, options, build_, cache=cache, asked=tuple(asked.questions), kept=kept
         )
         facts = request.facts
         key = key_of(facts)

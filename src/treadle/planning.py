@@ -90,6 +90,7 @@ def plan(
         function, models=models, optimizers=optimizers, args=batch, kwargs={}, place=place
     )
     target = Target(captured.device, replace(from_environment(), memory=None), like=name)
+    target = replace(target, kept=captured.kept_bytes)
     if here.type == place.type and not any(_is_described(each) for each in models.values()):
         cache = Cache(target.options.cache_dir)  # the step could run here: what it would be
         build_ = build(cache, device=captured.device)

@@ -353,21 +353,6 @@ def test_what_is_refused_names_the_users_line(spoil, code, line):
     assert OUTSIDE.grad is None
 
 
-def test_the_check_of_a_distribution_says_how_to_do_without():
-    model, x = Net(), batch()[0]
-
-    def sample(x, checked):
-        return torch.distributions.Normal(model(x), 1.0, validate_args=checked).rsample()
-
-    with pytest.raises(treadle.CaptureError, match=r"TR-102(.|\n)*validate_args=False"):
-        treadle.compile(sample, model=model)(x, True)  # Dynamo turns the default off for good
-    step, found = treadle.compile(sample, model=model), []
-    for each in (step, sample):
-        torch.manual_seed(0)
-        found.append(each(x, False))
-    torch.testing.assert_close(*found)
-
-
 OUTSIDE = nn.Parameter(torch.randn(3))
 
 

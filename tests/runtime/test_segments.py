@@ -12,6 +12,7 @@ from treadle.runtime.execute import Executable
 from treadle.runtime.replay import Launches, Terms
 from treadle.runtime.segments import split
 from treadle.util.errors import RuntimeFailure
+from treadle.util.expected import NotExpected
 
 from .test_replay import PLAIN, spec, whole
 
@@ -21,7 +22,8 @@ FIRST = spec("first", Place.CALL, (), torch.bool, device="cpu")
 FACTOR = spec("factor", Place.CALL, ())
 Y, Z, SORTED, OUT = (spec(name, Place.CALL) for name in ("y", "z", "sorted", "out"))
 SEEN = spec("seen", Place.CALL, (), device="cpu")
-ALL = {s.name: s for s in (X, W, COUNT, FIRST, FACTOR, Y, Z, SORTED, OUT, SEEN)}
+TOTAL, HOLDS = spec("total", Place.CALL, ()), spec("holds", Place.CALL, (), torch.bool)
+ALL = {s.name: s for s in (X, W, COUNT, FIRST, FACTOR, Y, Z, SORTED, OUT, SEEN, TOTAL, HOLDS)}
 
 ADD = CallStep("aten.add.Tensor", (whole(X), whole(W)), {}, ("y",))
 FIRST_OF = CallStep("aten.eq.Scalar", (whole(COUNT), 0), {}, ("first",))
@@ -32,6 +34,10 @@ SCALE = CallStep("aten.mul.Tensor", (whole(Y), whole(FACTOR)), {}, ("z",))
 SORT = CallStep("aten.msort.default", (whole(Z),), {}, ("sorted",))
 LAST = CallStep("aten.sub.Tensor", (whole(SORTED), whole(Y)), {}, ("out",))
 UPDATE = CallStep("aten.add.Tensor", (whole(W), whole(X)), {}, ("w",), out="aten.add.out")
+SUM = CallStep("aten.sum.default", (whole(X),), {}, ("total",))
+POSITIVE = CallStep("aten.ge.Scalar", (whole(TOTAL), 0), {}, ("holds",))
+EXPECT = CallStep("treadle.expect.default", (whole(HOLDS),), {}, ())
+SCALED = CallStep("aten.mul.Scalar", (whole(Y), 2), {}, ("out",))
 COUNTED = CallStep("aten.add.Scalar", (whole(COUNT), 1), {}, ("count",), out="aten.add.Scalar_out")
 
 
@@ -56,6 +62,8 @@ def cut(art: Artifact) -> str:
         ((ADD, FIRST_OF, TO_DEVICE, SCALE, SORT, LAST), "1 2 | r: 0 3 | 4 | r: 5"),
         ((ADD, FIRST_OF, TO_DEVICE, SCALE, SORT), "1 2 | r: 0 3 | 4"),
         ((ADD, UPDATE), "r: 0 1"),
+        ((ADD, SUM, POSITIVE, EXPECT, UPDATE, SCALE), "r: 0 1 2 | 3 | r: 4 5"),
+        ((ADD, SUM, POSITIVE, EXPECT, COUNTED, UPDATE, SCALE), "r: 0 1 2 | 3 | r: 5 6 | 4"),
     ],
 )
 def test_what_depends_on_nothing_recorded_comes_first(steps, expected):
@@ -174,6 +182,31 @@ def test_replays_in_parts_compute_what_the_whole_does(failing):
     assert executable.replay.is_recorded
     assert executable.replay.note.endswith("replayed as 2 CUDA graphs, 5 operations apart")
     assert recorder.replays == 2 * 6
+
+
+@pytest.mark.parametrize("failing", [(0,), (2,), (3,), (3, 4), (5, 6)])
+def test_a_condition_that_does_not_hold_writes_nothing(failing):
+    w, count = torch.randn(4), torch.zeros(())
+    recorder = Parts([w])
+    terms = Terms(frozenset({0}), frozenset({1, 2}), 1 << 20, lambda: None)
+    steps = (ADD, SUM, POSITIVE, EXPECT, COUNTED, UPDATE, SCALED)
+    art = artifact(*steps, results=(OUT,))
+    recorder.executable = executable = Executable(art, PLAIN, terms=terms, recorder=recorder)
+    for number in range(10):
+        x, before, counted = torch.rand(4), w.clone(), count.clone()
+        if number in failing:
+            with pytest.raises(NotExpected):
+                executable.run([-x, w, count])
+            assert torch.equal(w, before)
+            assert torch.equal(count, counted)
+        else:
+            (found,) = executable.run([x, w, count])
+            assert torch.equal(found, (x + before) * 2)
+            assert torch.equal(w, before + x)
+            assert torch.equal(count, counted + 1)
+        assert executable.alive() == {}
+    assert executable.replay is not None
+    assert executable.replay.is_recorded
 
 
 def test_an_operation_that_fails_between_recordings_leaves_nothing_bound(monkeypatch):

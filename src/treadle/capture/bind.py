@@ -1,10 +1,12 @@
 """The user's live tensors in, results and state out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from treadle.capture.eager import run_eagerly
 from treadle.capture.finish import Captured
@@ -58,9 +60,46 @@ def named_state(captured: Captured, args: tuple[Any, ...]) -> dict[str, Tensor]:
 
 
 def clear_fresh(captured: Captured) -> None:
-    """Gradients that the step clears before it adds to them go before it runs, as they would."""
+    """Gradients that the step clears before it adds to them go before it runs, as they would; but
+    not those that it clears after a condition that may raise."""
     for parameter in captured.fresh:
-        parameter.grad = None
+        if not any(parameter is each for each in captured.kept):
+            parameter.grad = None
+
+
+@contextmanager
+def without_updates(
+    models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
+) -> Iterator[None]:
+    """Optimizers do not step, and what the last backward leaves in ``.grad`` stays there."""
+    kept: dict[nn.Parameter, Tensor] = {}
+
+    def keep(parameter: nn.Parameter) -> None:
+        assert parameter.grad is not None
+        kept[parameter] = parameter.grad.clone()
+
+    parameters = [p for model in models.values() for p in model.parameters()]
+    with ExitStack() as undo:
+        for each in parameters:
+            if each.requires_grad:
+                undo.callback(each.register_post_accumulate_grad_hook(keep).remove)
+        for optimizer in optimizers.values():
+            undo.callback(_put_back, vars(optimizer), "step", vars(optimizer).get("step"))
+            vars(optimizer)["step"] = _nothing
+        yield
+    for each in parameters:
+        each.grad = kept.get(each)
+
+
+def _put_back(held: dict[str, Any], name: str, value: Any) -> None:
+    if value is None:
+        del held[name]
+    else:
+        held[name] = value
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """In the place of ``optimizer.step``."""
 
 
 def step_eagerly(captured: Captured, results: Sequence[Tensor | None]) -> None:
@@ -91,6 +130,12 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> Any:
     _count_steps(captured)
     captured.call.leaves = []  # nothing of a call is kept
     return unflatten(leaves, captured.result_tree)
+
+
+def forget_call(captured: Captured) -> None:
+    """A call was captured or begun, and nothing of it happened."""
+    captured.pending.clear()
+    captured.call.leaves = []
 
 
 def _adopt_state(captured: Captured) -> None:

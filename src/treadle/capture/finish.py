@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from treadle.capture.eager import EagerStep, drop_lost, refuse_lost
+from treadle.capture.expected import join_conditions
 from treadle.capture.foreign import refuse_foreign_writes, refuse_undense, refuse_without_memory
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.numbers import Uses
@@ -34,6 +35,7 @@ from treadle.graph.operators import arguments, has_effect, is_random, set_argume
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.types import tensors_in
 from treadle.graph.values import gather_results, refresh
+from treadle.util.expected import expect
 from treadle.util.extents import Domain
 from treadle.util.generators import GeneratorRef
 
@@ -61,6 +63,8 @@ class Captured:
     left: tuple[Left, ...]
     toggled: tuple[Toggle, ...]
     fresh: tuple[nn.Parameter, ...]  # what is in ``.grad`` at first does not matter
+    kept: tuple[nn.Parameter, ...]  # of these it does, until the conditions are known to hold
+    conditions: tuple[str, ...]  # lines that ask what only raises
     left_grads: tuple[nn.Parameter, ...]
     cleared_grads: tuple[nn.Parameter, ...]
     eager: tuple[EagerStep, ...]  # optimizers that step after the graph
@@ -71,6 +75,11 @@ class Captured:
     inputs: Inputs
     pending: dict[tuple[int, str], Tensor] = field(default_factory=dict[tuple[int, str], Tensor])
     domain: Domain = field(default_factory=Domain)  # the sizes that the step is right for
+
+    @property
+    def kept_bytes(self) -> int:
+        """Gradients of the call before that stay while the step runs, beside what it counts."""
+        return sum(each.nbytes for each in self.kept)
 
     @property
     def draws(self) -> bool:
@@ -135,6 +144,7 @@ def finish(
     new.output(tuple(results))
     fx.GraphModule(module, new)
     _draw_once(new)
+    join_conditions(new)
     _drop_dead(new)
     refuse_lost(new, run.trace.eager)
     step, kept = _drop_unused(new, sources, outputs)
@@ -154,6 +164,8 @@ def finish(
         left=tuple(run.trace.left),
         toggled=tuple(run.trace.toggled),
         fresh=tuple(run.trace.fresh),
+        kept=tuple(run.trace.kept),
+        conditions=tuple(run.trace.watch.conditions.where),
         left_grads=tuple(p for p, _ in run.trace.grads),
         cleared_grads=tuple(run.trace.cleared),
         eager=tuple(run.trace.eager),
@@ -175,6 +187,7 @@ def _annotate(graph: fx.Graph, seen: Trace) -> None:
     module, line, draw = _Following(watch.modules), _Following(watch.lines), _Draws(watch.draws)
     regions = {at: n for n, span in enumerate(watch.again) for at in range(*span)}
     _name_generators(graph, watch.generators)
+    asked = iter(watch.conditions.asked)
     marks = {at: policy.name.lower() for span, policy in watch.marks for at in range(*span)}
     for at, node in enumerate(graph.nodes):
         if any(start <= at < end for start, end in watch.backward):
@@ -195,6 +208,8 @@ def _annotate(graph: fx.Graph, seen: Trace) -> None:
             node.meta["region"] = regions[at]
         if at in marks:
             node.meta["asked"] = marks[at]
+        if node.target is expect:
+            node.meta["asked at"] = next(asked)
     draw.finish()
 
 

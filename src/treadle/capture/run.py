@@ -196,6 +196,7 @@ class Trace:
     left: list[Left] = field(default_factory=list[Left])
     toggled: list[Toggle] = field(default_factory=list[Toggle])
     fresh: list[nn.Parameter] = field(default_factory=list[nn.Parameter])
+    kept: list[nn.Parameter] = field(default_factory=list[nn.Parameter])  # of these
     scalars: dict[int, tuple[Input, Source]] = field(
         default_factory=dict[int, tuple[Input, Source]]
     )  # by the id of a constant
@@ -473,6 +474,8 @@ class Run:
         for parameter in self._parameters():
             if id(self._stand_ins[id(parameter)]) in self.trace.watch.fresh:
                 self.trace.fresh.append(parameter)
+                if self.trace.watch.conditions.keeps(self._stand_ins[id(parameter)]):
+                    self.trace.kept.append(parameter)
             flag = self._stand_ins[id(parameter)].requires_grad
             if flag != parameter.requires_grad:
                 self.trace.toggled.append((parameter, flag))

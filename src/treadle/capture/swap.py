@@ -25,6 +25,7 @@ from treadle.capture.arrays import CONVERSIONS, converted, from_numpy, is_array
 from treadle.capture.averaging import update_parameters
 from treadle.capture.communication import refuse_wrapper
 from treadle.capture.eager import why_eager
+from treadle.capture.expected import Conditions, constraint_checks
 from treadle.capture.frames import Whose, whose
 from treadle.capture.numbers import Number, Uses, is_stand_in
 from treadle.capture.recurrent import RecurrentLayers
@@ -160,6 +161,22 @@ class StandIns(TorchFunctionMode):
         self._watch.note_made(result)
         return result
 
+    def answering(self, original: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
+        """``Tensor.__bool__``, of a condition that only raises: the answer that does not. Functions
+        of PyTorch's that a mode has heard of ask no mode within."""
+        thread = threading.get_ident()
+
+        def call(tensor: Tensor) -> bool:
+            frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            if not works_for(thread) or whose(frame.f_code.co_filename) is Whose.OURS:
+                return original(tensor)
+            self._watch.note_line()
+            value = self._inside(tensor, held=True)
+            answer = self._watch.conditions.answer(value, frame, self._watch.fresh)
+            return original(tensor) if answer is None else answer
+
+        return call
+
     def _drawn(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
@@ -266,6 +283,11 @@ def swapped(
         for owner, name in tensor_entries():
             original = vars(owner)[name]
             _put(undo, vars(owner), name, _traced_only(mode.entering(original), original))
+        if "__bool__" in vars(Tensor):
+            undo.callback(setattr, Tensor, "__bool__", vars(Tensor)["__bool__"])
+        else:  # it is inherited
+            undo.callback(delattr, Tensor, "__bool__")
+        cast(Any, Tensor).__bool__ = mode.answering(Tensor.__bool__)
         with mode:
             yield
 
@@ -346,6 +368,7 @@ class Watch:
         self.rng = RngGuard()
         self.generators: list[tuple[Span, int]] = []  # nodes that draw from one of the user's
         self.indices = ScalarIndices()
+        self.conditions = Conditions()
         self.backward: list[Span] = []
         self.lines: list[tuple[int, Line]] = [(0, ("", 0))]
         self.draws: list[tuple[int, bool, int]] = []  # node, whether the state is put back, which
@@ -388,6 +411,7 @@ class Watch:
                 masks_as_given(),
                 (DistributedDataParallel, "forward", refuse_wrapper),
                 *((*method, refuse_wrapper) for method in reducer_methods()),
+                *constraint_checks(),
             ):
                 _put_attribute(undo, owner, name, _traced_only(ours, vars(owner)[name]))
             for owner, name, value in watched_checkpointing(

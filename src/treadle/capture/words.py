@@ -13,7 +13,6 @@ OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 """Where frames are torch's or ours."""
 BETWEEN = (*OURS, "<", str(contextlib.__file__))
 """Where frames are not the user's."""
-_DISTRIBUTIONS = str(Path(torch.__file__).parent / "distributions")
 
 Line = tuple[str, int]
 """A file and a line number; empty and 0 if there is none."""
@@ -25,21 +24,9 @@ def looks_at_value(where: str) -> CaptureError:
         "the step looks at the value of a tensor, which does not exist while it is captured",
         code="TR-102",
         where=where,
-        remedy=_instead(),
+        remedy="return the tensor and look at it outside, or use torch.where instead of a branch; "
+        "a check whose one way does nothing but raise is captured",
     )
-
-
-def _instead() -> str:
-    """What to do about the look that is being taken; PyTorch's own checks are named."""
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and frame.f_code.co_filename.startswith(BETWEEN):
-        if frame.f_code.co_filename.startswith(_DISTRIBUTIONS):
-            return (
-                "that is a check of the distribution's arguments: give it validate_args=False, or "
-                "torch.distributions.Distribution.set_default_validate_args(False) once for all"
-            )
-        frame = frame.f_back
-    return "return the tensor and look at it outside, or use torch.where instead of a branch"
 
 
 def running_line() -> Line:

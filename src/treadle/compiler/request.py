@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,13 +27,15 @@ from treadle.util.formulas import to_data
 class Target:
     """Where a step is to run: the device, the options, whether PyTorch's kernels must do
     (``library``), and how to learn what library calls allocate inside (``None``: not at all).
-    ``like``: the device to estimate for, where it is another."""
+    ``like``: the device to estimate for, where it is another. ``kept``: bytes that are there while
+    the step runs, beside its own."""
 
     device: str
     options: Options
     library: bool = False
     workspaces: Workspaces | None = None
     like: str = ""
+    kept: int = 0
 
     @property
     def rounds_once(self) -> bool:
@@ -43,7 +45,8 @@ class Target:
     @property
     def hardware(self) -> Device:
         """The description that costs are estimated with."""
-        return device_for(self.like or self.device)
+        found = device_for(self.like or self.device)
+        return replace(found, reserve=found.reserve + self.kept)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class CompileRequest:
             "costs": _foreign_costs(self.step),
             "device": self.target.device,
             "like": self.target.like,
+            "kept": str(self.target.kept),
             "kernels": "PyTorch's" if self.target.library else "generated",
             **{name: text_of_value(value) for name, value in deciding(self.target.options).items()},
             **self.machine.facts,
@@ -89,14 +93,17 @@ def request_of(
     *,
     cache: Cache,
     asked: Sequence[Question] = (),
+    kept: int = 0,
 ) -> CompileRequest:
-    """The request for ``step`` on ``device``; ``asked``: what capture asked of its sizes."""
+    """The request for ``step`` on ``device``; ``asked``: what capture asked of its sizes; ``kept``:
+    as of the target."""
     here = machine(torch.device(device), switches(), build.identity)
     target = Target(
         device,
         options.decisive(),
         library=not build.generates,
         workspaces=Workspaces(cache, device, here.identity),
+        kept=kept,
     )
     return CompileRequest(canonical(step), tuple(asked), target, here)
 

@@ -23,6 +23,7 @@ from treadle.graph.dynamic import layout_of
 from treadle.graph.operators import OpOverload, arguments, is_mutable, is_random
 from treadle.graph.signature import StepGraph
 from treadle.util.errors import BadIndex
+from treadle.util.expected import expect
 from treadle.util.extents import at_sizes
 from treadle.util.formulas import Sizes
 
@@ -51,6 +52,7 @@ class Lookup:
     ignored: int | None
     operation: str
     origin: str
+    user: fx.Node
 
 
 def lookups_in(graph: fx.Graph) -> list[Lookup]:
@@ -89,7 +91,7 @@ def _lookup(
     if _is_of_whole_numbers(value):
         low = -extent if wraps else 0
         name = str(node.target).removesuffix(".default")
-        yield Lookup(value, low, extent - 1, ignored, name, node.meta.get("where", ""))
+        yield Lookup(value, low, extent - 1, ignored, name, node.meta.get("where", ""), node)
 
 
 def _unmoved(node: fx.Node) -> fx.Node:
@@ -131,6 +133,28 @@ def _cone(node: fx.Node) -> list[fx.Node]:
     return list(seen)
 
 
+def _asked_before(graph: fx.Graph, lookups: Sequence[Lookup]) -> list[Lookup]:
+    """Those whose numbers a condition of the step speaks of as well, without looking them up:
+    eager raises there, and never reaches the operation."""
+    pending = [node.args[0] for node in graph.find_nodes(op="call_function", target=expect)]
+    cones: list[set[fx.Node]] = []
+    while pending:
+        condition = pending.pop()
+        if condition.target is aten.logical_and.default:
+            pending.extend(condition.all_input_nodes)
+        else:
+            cones.append(set(_cone(condition)))
+    return [
+        each
+        for each in lookups
+        if any(each.user not in cone and cone & _inputs_of(each.value) for cone in cones)
+    ]
+
+
+def _inputs_of(node: fx.Node) -> set[fx.Node]:
+    return {each for each in _cone(node) if each.op == "placeholder"}
+
+
 def _shape(node: fx.Node) -> tuple[int, ...]:
     return layout_of(node.meta["val"])[0]
 
@@ -164,6 +188,7 @@ class IndexCheck:
     def _take(self, lookups: Sequence[Lookup]) -> None:
         """These are the checks from now on."""
         self._lookups = lookups
+        self._waits = {id(each) for each in _asked_before(self._step.graph, lookups)}
         needed = {node for each in lookups for node in _cone(each.value)}
         self._inputs = {n: at for at, n in enumerate(self._step.placeholders) if n in needed}
         self._fixed = any(self._is_fixed(each) for each in lookups)
@@ -187,7 +212,8 @@ class IndexCheck:
 
     def require(self, inputs: Sequence[Tensor]) -> None:
         """``BadIndex`` TR-407 if an input points outside what it indexes. On a GPU nothing waits:
-        there a bad index stops the device before anything is written, as it does in eager."""
+        there a bad index stops the device before anything is written, as it does in eager. Only
+        an index that the step itself checks is waited for."""
         if self._fixed:
             self.require_fixed()
         if self._lookups:
@@ -204,7 +230,7 @@ class IndexCheck:
     def _require(self, each: Lookup, value: Tensor, low: int, high: int) -> None:
         if value.numel() == 0:
             return
-        if value.is_cuda:
+        if value.is_cuda and id(each) not in self._waits:
             _assert_on_device(each, value, low, high)
         elif not _is_inside(value, low, high, each.ignored):
             raise self._error(each, value, low, high)

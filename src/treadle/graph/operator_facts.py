@@ -151,7 +151,8 @@ def facts_of(op: OpOverload) -> OperatorFacts:
         opaque=opaque,
         cost=_cost_of(op),
         slow_elements=packet in _SLOW_ELEMENTS,
-        measurable=(not draws or _draws_sometimes(op))
+        measurable=bool(schema.returns)
+        and (not draws or _draws_sometimes(op))
         and packet not in _UNMEASURABLE
         and (namespace == "treadle" or _is_arithmetic(op)),
     )

@@ -15,6 +15,12 @@ from treadle.loop.traverse import loads
 from treadle.lower.registry import Value
 from treadle.lower.scalars import cast
 from treadle.lower.site import Builder, buffers_read, element, fresh_axes
+from treadle.util.expected import NAME as EXPECT
+
+
+def is_expected(step: Step) -> bool:
+    """Whether the step looks at a condition, before which nothing may be written."""
+    return isinstance(step, Call) and step.op == EXPECT
 
 
 def buffers_of(step: Step) -> tuple[frozenset[str], frozenset[str]]:
@@ -27,7 +33,8 @@ def buffers_of(step: Step) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def place_write_backs(builder: Builder, writes: Mapping[str, tuple[Value, Origin]]) -> None:
-    """Append a copy into each input of ``writes`` right after its value and its last reader.
+    """Append a copy into each input of ``writes`` right after its value and its last reader, and
+    not before every condition of the step is known to hold.
 
     A value that aliases an input about to be overwritten goes through a temporary first.
     """
@@ -45,11 +52,12 @@ def place_write_backs(builder: Builder, writes: Mapping[str, tuple[Value, Origin
         read, written = buffers_of(step)
         last_read.update(dict.fromkeys(read, position))
         last_write.update(dict.fromkeys(written, position))
+    known = max((at for at, step in enumerate(builder.steps) if is_expected(step)), default=-1)
     after: dict[int, list[Step]] = {}
     for target, copy in copies.items():
         read, _ = buffers_of(copy)
         produced = [last_write.get(name, -1) for name in read]
-        position = max([last_read.get(target, -1), *produced])
+        position = max([known, last_read.get(target, -1), *produced])
         after.setdefault(position, []).append(copy)
     steps = after.get(-1, [])
     for position, step in enumerate(builder.steps):

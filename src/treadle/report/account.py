@@ -52,6 +52,7 @@ class Observed:
     recompiles: tuple[str, ...] = ()
     whole: bool = True  # with its optimizer and its batch; of the backend all inputs are alike
     launching: str = ""  # whether its launches are replayed on a GPU, and why not
+    conditions: int = 0  # that are looked at in each call
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,7 @@ class Account:
     has_run: bool
     whole: bool
     launching: str
+    conditions: int
 
     @property
     def launches(self) -> int:
@@ -225,6 +227,7 @@ def observed_of(compiled: Compiled, name: str, recompiles: Sequence[str] = ()) -
         has_run=compiled.has_run,
         recompiles=tuple(recompiles),
         launching=compiled.executable.replay.note if compiled.executable.replay else "",
+        conditions=len(captured.conditions),
     )
 
 
@@ -262,6 +265,7 @@ def account_of(seen: Observed) -> Account:
         has_run=seen.has_run,
         whole=seen.whole,
         launching=seen.launching,
+        conditions=seen.conditions,
     )
 
 

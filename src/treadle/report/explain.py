@@ -40,9 +40,13 @@ def _captured(account: Account) -> str:
     phases = ", ".join(f"{count} {phase}" for phase, count in account.operations)
     total = sum(count for _, count in account.operations)
     left = f"\n  left outside: {', '.join(account.left)}" if account.left else ""
+    checks = f"{account.conditions} check{'s' * (account.conditions > 1)}"
+    looked = f"\n  {checks} looked at in each call, before anything is written"
     return (
         f"captured: one graph of {total} operations ({phases})\n"
         f"  inputs: {counts}; {account.written_back} written back in place{left}"
+        + looked
+        * bool(account.conditions)
     )
 
 

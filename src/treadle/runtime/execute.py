@@ -43,6 +43,8 @@ from treadle.runtime.incoming import Incoming, imported
 from treadle.runtime.replay import CudaRecorder, Recorder, Replay, Terms
 from treadle.runtime.steady import SteadyInputs
 from treadle.util.errors import RuntimeFailure, require
+from treadle.util.expected import NAME as EXPECT
+from treadle.util.expected import NotExpected, require_expected
 
 __all__ = ["Build", "DeviceFunction", "Executable", "Launcher", "build", "resolve"]
 
@@ -97,6 +99,8 @@ class Executable:
         self._imports: dict[int, tuple[str, bool]] = {}
         self._brought: Mapping[int, Tensor] = {}
         self._incoming = Incoming(self.device)
+        conditions = [at for at, step in enumerate(artifact.steps) if is_condition(step)]
+        self._condition = max(conditions, default=-1)  # what comes before it has written nothing
         self._steady: SteadyInputs | None = None
         if terms is not None and terms.layouts is not None:
             self._steady = SteadyInputs(len(self._specs), terms.moving, terms.layouts)
@@ -194,6 +198,8 @@ class Executable:
             for position in range(first, bisect_right(self._owners, step)):
                 try:
                     self._actions[position]()
+                except NotExpected:
+                    raise
                 except Exception as error:
                     raise self._failure(position, error) from error
 
@@ -293,6 +299,8 @@ class Executable:
             return [*actions, _CallInto(self._operator(step.out), args, kwargs, spec)]
         filled.update(output for output in step.outputs if output is not None)
         specs = tuple(self.artifact.buffers[o] if o is not None else None for o in step.outputs)
+        if is_condition(step):
+            return [functools.partial(_look, args)]
         return [_CallAllocating(resolve(step.op), args, kwargs, specs, self._live.define)]
 
     def _import(self, at: int) -> None:
@@ -376,13 +384,19 @@ class Executable:
                     start = self._now()
                     action()
                     seconds[self._owners[position]] += self._now() - start
+        except NotExpected:
+            raise
         except Exception as error:
             raise self._failure(position, error) from error
 
-    def _failure(self, position: int, error: Exception) -> RuntimeFailure:
-        step = self.artifact.steps[self._owners[position]]
-        name = step.function if isinstance(step, Launch) else step.op
+    def _failure(self, position: int, error: Exception) -> RuntimeFailure | NotExpected:
+        number = self._owners[position]
+        step = self.artifact.steps[number]
         ours = isinstance(error, RuntimeFailure)
+        checked = not ours and not isinstance(error, torch.OutOfMemoryError)
+        if number < self._condition and isinstance(step, CallStep) and checked:
+            return NotExpected(str(error))  # a condition may stand between the values and this
+        name = step.function if isinstance(step, Launch) else step.op
         said, remedy = (error.message, error.remedy) if ours else (str(error), "")
         return RuntimeFailure(
             f"{name} failed: {said}", code="TR-403", where=step.origin, remedy=remedy
@@ -419,6 +433,10 @@ class Executable:
             return base  # no view: autograd lets its owner write to it
         shown = view_of(storage_of(base, spec), view)
         return shown.clone() if spec.place in (Place.ARENA, Place.CONSTANT) else shown
+
+
+def _look(args: list[Any]) -> None:
+    require_expected(*args)
 
 
 class _CallInto:
@@ -523,6 +541,11 @@ def _tensors(value: Any) -> list[Tensor]:
     if not isinstance(value, dict | list | tuple):
         return []
     return [tensor for item in items for tensor in _tensors(item)]
+
+
+def is_condition(step: Launch | CallStep) -> bool:
+    """Whether the step looks at what the artifact takes for granted."""
+    return isinstance(step, CallStep) and step.op == EXPECT
 
 
 @functools.cache

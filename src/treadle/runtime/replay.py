@@ -30,6 +30,7 @@ from treadle.runtime.incoming import imported
 from treadle.runtime.segments import MOST, Segment, split, views_in
 from treadle.runtime.steady import LayoutsOf
 from treadle.util.errors import RuntimeFailure
+from treadle.util.expected import NotExpected
 
 _TIMED_CALL = 3
 _SHARE = 0.3
@@ -176,7 +177,11 @@ class Replay:
         if self._off or self._calls != _TIMED_CALL:
             run()
             return
-        launching, total = self._recorder.timed(run)
+        try:
+            launching, total = self._recorder.timed(run)
+        except NotExpected:
+            self._calls -= 1  # another call is timed
+            raise
         times = f"launching took {1e3 * launching:.2f} of {1e3 * total:.2f} ms"
         self._due = launching >= _SHARE * total
         self._off = not self._due
@@ -303,6 +308,11 @@ class Replay:
                     self._parts.append(None)
                 self._hold(segment)
             results = self._results_of(inputs, self._step.alive())
+        except NotExpected:
+            self.drop()
+            self._step.settle(failed=True)
+            self._due = True  # another call is recorded
+            raise
         finally:
             self._step.end()
         if failure:
@@ -328,11 +338,11 @@ class Replay:
 
         try:
             _, again = self._recorder.record(run)
-        except (RuntimeError, RuntimeFailure) as error:
+        except (RuntimeError, RuntimeFailure, NotExpected) as error:
             self._step.settle(failed=True)
             self._step.define(before)
             self._step.perform(segment.steps)
-            return str(error).splitlines()[0]
+            return str(error).partition("\n")[0]
         self._tables += self._step.settle()
         again()
         self._parts.append(again)

@@ -18,6 +18,7 @@ import torch
 
 from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Place, View
 from treadle.runtime.bindings import spec_bytes
+from treadle.util.expected import NAME as EXPECT
 
 MOST = 12
 """Segments with which recording still pays."""
@@ -108,6 +109,7 @@ class _Uses:
     reads: tuple[BufferSpec, ...]
     writes: tuple[BufferSpec, ...]
     made: tuple[str, ...]  # that this step fills
+    waits: bool = False  # for a condition: what comes after it stays there
 
     @staticmethod
     def of(artifact: Artifact, at: int) -> "_Uses":
@@ -120,12 +122,15 @@ class _Uses:
         reads = tuple(buffers[v.buffer] for v in views_in((step.args, tuple(step.kwargs.values()))))
         made = tuple(name for name in step.outputs if name is not None)
         written = reads if _may_write(step) else ()
-        return _Uses(reads, (*written, *(buffers[name] for name in (*made, *given))), made)
+        written = (*written, *(buffers[name] for name in (*made, *given)))
+        return _Uses(reads, written, made, waits=step.op == EXPECT)
 
     def conflicts(self, other: "_Uses") -> bool:
         """Whether the order of the two matters."""
         return (
-            _any_shared(self.writes, other.writes)
+            self.waits
+            or other.waits
+            or _any_shared(self.writes, other.writes)
             or _any_shared(self.writes, other.reads)
             or _any_shared(self.reads, other.writes)
         )

@@ -5,12 +5,13 @@ A step depends on every earlier step that writes what it reads (RAW), reads what
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from treadle.loop.program import Call, Step, TensorRef
 from treadle.loop.traverse import loads
+from treadle.util.expected import NAME as EXPECT
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,11 @@ def written_buffers(step: Step) -> tuple[str, ...]:
     return (step.output.buffer,)
 
 
-def facts(steps: tuple[Step, ...]) -> Facts:
-    """The dependencies of ``steps``, in one walk."""
+def facts(steps: tuple[Step, ...], inputs: Sequence[str] = ()) -> Facts:
+    """The dependencies of ``steps``, in one walk. ``inputs``: what nothing may write before the
+    conditions that stand earlier are known to hold."""
+    theirs = frozenset(inputs)
+    conditions: list[int] = []
     readers: dict[str, list[int]] = defaultdict(list)
     writers: dict[str, list[int]] = defaultdict(list)
     before: list[frozenset[int]] = []
@@ -65,6 +69,9 @@ def facts(steps: tuple[Step, ...]) -> Facts:
         for name in written_buffers(step):
             waits.update(reader for reader in readers[name])
             waits.update(w for w in writers[name] if _overlap(steps[w], step, name))
+            waits.update(conditions if name in theirs else ())
+        if isinstance(step, Call) and step.op == EXPECT:
+            conditions.append(i)
         if isinstance(step, Call) and step.in_order:
             if last_in_order is not None:
                 waits.add(last_in_order)

@@ -41,7 +41,7 @@ def schedule(program: Program, *, fuse: bool = True, allocator: Allocator = PLAI
         steps = compute_where_picked(steps, buffers)
         copied = duplicate(steps, buffers, frames, kept)
         steps, buffers, home = copied.steps, copied.buffers, copied.home
-    known = facts(steps)
+    known = facts(steps, program.inputs)
     groups = Fuser(steps, buffers, known, frames, home).run(fuse=fuse)
     made: list[PlanStep] = []
     for number, group in enumerate(groups):

@@ -1,0 +1,135 @@
+"""Conditions that only raise: the answer that does not is taken for granted, and checked at calls.
+
+::
+
+    before:  n = lt(v, 0);  a = any(n);  [if a: raise ...]
+    after:   n = lt(v, 0);  a = any(n);  h = eq(a, 0);  expect(h)
+
+A step has one ``expect`` of all its conditions, before the first operation after the last of them
+that is no longer forward: nothing large is written before that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.distributions import constraints
+
+from treadle.capture.frames import Whose, whose
+from treadle.capture.torch_private import FakeTensor
+from treadle.capture.words import here
+from treadle.util.answers import answer_without_error
+from treadle.util.expected import expect
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Conditions:
+    """The conditions that a run has met, in order: what ``asked`` them, and the user's line;
+    ``cleared``: leaves whose gradients the step had cleared when the first was met."""
+
+    asked: list[tuple[object, ...]] = field(default_factory=list[tuple[object, ...]])
+    where: list[str] = field(default_factory=list[str])
+    cleared: frozenset[int] = frozenset()
+
+    def answer(self, value: Tensor, frame: FrameType, cleared: set[int]) -> bool | None:
+        """What ``frame``, which asks whether ``value`` is true, is to be told; ``None`` if that is
+        not known. ``cleared``: leaves whose gradients the step has cleared by now."""
+        if not isinstance(value, FakeTensor) or value.shape != (1,) * value.dim():
+            return None
+        answer = answer_without_error(frame, _is_ours)
+        if answer is None:
+            return None
+        if not self.asked:
+            self.cleared = frozenset(cleared)
+        with torch.no_grad():
+            plain = value.detach().reshape(())
+            holds = plain.ne(0) if answer else plain.eq(0)
+            self.asked.append((frame.f_code, frame.f_lasti, answer))
+            expect(holds)
+        self.where.append(here())
+        return answer
+
+    def keeps(self, leaf: Tensor) -> bool:
+        """Whether a gradient that the step clears was still there when it first asked."""
+        return bool(self.asked) and id(leaf) not in self.cleared
+
+
+def constraint_checks() -> list[tuple[type[Any], str, Any]]:
+    """Checks of ``torch.distributions`` that look at a value only to be done sooner: without."""
+
+    def symmetric(self: Any, value: Tensor) -> Tensor:
+        if value.shape[-2] != value.shape[-1]:
+            return constraints.square.check(value)
+        return torch.isclose(value, value.mT, atol=1e-6).all(-2).all(-1)
+
+    def definite(self: Any, value: Tensor) -> Tensor:
+        return symmetric(self, value) & torch.linalg.cholesky_ex(value).info.eq(0)
+
+    def semidefinite(self: Any, value: Tensor) -> Tensor:
+        return symmetric(self, value) & torch.linalg.eigvalsh(value).ge(0).all(-1)
+
+    return [
+        (type(constraints.symmetric), "check", symmetric),
+        (type(constraints.positive_definite), "check", definite),
+        (type(constraints.positive_semidefinite), "check", semidefinite),
+    ]
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return whose(frame.f_code.co_filename) is Whose.OURS
+
+
+def join_conditions(graph: fx.Graph) -> None:
+    """One ``expect`` for each device, of all conditions there.
+
+    before:  expect(a);  b = ...;  expect(b);  c = ...;   g = ...   | backward
+    after:   b = ...;  h = logical_and(a, b);  c = ...;  expect(h);  g = ...
+
+    A checkpointed region that runs again asks what it asked the first time.
+    """
+    nodes = graph.find_nodes(op="call_function", target=expect)
+    first_runs = {node.meta["asked at"] for node in nodes if "region" not in node.meta}
+    again = [n for n in nodes if "region" in n.meta and n.meta["asked at"] in first_runs]
+    by_device: dict[torch.device, list[fx.Node]] = {}
+    for node in nodes:
+        if node not in again:
+            by_device.setdefault(_condition(node).meta["val"].device, []).append(node)
+    for each in by_device.values():
+        _join(graph, each)
+    for node in again:
+        graph.erase_node(node)
+
+
+def _join(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+    last = nodes[-1]
+    held, *others = dict.fromkeys(map(_condition, nodes))
+    for other in others:
+        with graph.inserting_before(last):
+            joined = graph.call_function(aten.logical_and.default, (held, other))
+        value = torch.logical_and(held.meta["val"], other.meta["val"])
+        joined.meta = {**_plain(last), "val": value}
+        held = joined
+    after = last.next
+    while after.op != "output" and after.meta["phase"] == "forward":
+        after = after.next
+    with graph.inserting_before(after):
+        graph.call_function(expect, (held,)).meta = _plain(last)
+    for node in nodes:
+        graph.erase_node(node)
+
+
+def _plain(node: fx.Node) -> dict[str, Any]:
+    return {key: each for key, each in node.meta.items() if key not in ("region", "asked at")}
+
+
+def _condition(node: fx.Node) -> fx.Node:
+    (condition,) = node.all_input_nodes
+    return condition
+
+
+__all__ = ["Conditions", "constraint_checks", "join_conditions"]

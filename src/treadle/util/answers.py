@@ -1,0 +1,252 @@
+"""Which answer to a question of ``bool()`` does not raise, by the bytecode that asks.
+
+::
+
+    if (x < 0).any(): raise ValueError(...)      False
+    assert torch.isfinite(loss)                  True
+    if loss > 0: loss = loss * 2                 neither answer only raises: None
+
+Each of the two answers is followed through the code that asks, and through its callers where the
+answer is what it returns. An answer *only raises* if every way from there ends in an exception
+that no handler of that function goes on from. Where this cannot be told there is no answer.
+This only says what is worth assuming: whoever assumes an answer still has to check it.
+"""
+
+import dis
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any, final
+
+_MOST = 4000
+"""Instructions that are followed before it counts as not told."""
+_NOTHING = frozenset({"NOP", "CACHE", "EXTENDED_ARG", "NOT_TAKEN", "RESUME", "TO_BOOL"})
+"""Leave what is known of the stack as it is: what is known of a value is whether it is true."""
+_ASKS_ALL = frozenset({"bool", "all", "any"})
+"""Builtins whose result is the answer, if every answer that they get is the same."""
+_CALLS = frozenset({"CALL", "PRECALL"})
+_TO_BOOL = 16
+"""The bit of ``COMPARE_OP`` by which its result is asked as well, since Python 3.13."""
+
+Known = bool | None
+"""Whether a value is true, where that is known."""
+
+
+def answer_without_error(frame: FrameType, is_ours: Callable[[FrameType], bool]) -> bool | None:
+    """The answer after which the code of ``frame``, which asks for the truth of a value just now,
+    does not only raise; ``None`` if both may go on, or that cannot be told. ``is_ours``: frames
+    that are not followed into."""
+    raises = {answer: _Follower(is_ours).from_question(frame, answer) for answer in (True, False)}
+    if raises[True] is raises[False]:
+        return None
+    return not raises[True]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """The instructions of a code object, and where each exception is handled."""
+
+    instructions: tuple[dis.Instruction, ...]
+    offsets: tuple[int, ...]
+    handlers: tuple[Any, ...]
+
+    @staticmethod
+    def of(code: CodeType) -> "_Code":
+        shown: Any = dis.Bytecode(code)
+        found = tuple(shown)
+        return _Code(found, tuple(each.offset for each in found), tuple(shown.exception_entries))
+
+    def at(self, offset: int) -> int:
+        """The number of the instruction at ``offset`` or whose cache is there, or of the one that
+        it is a prefix of."""
+        at = max(bisect_right(self.offsets, offset) - 1, 0)
+        while at < len(self.offsets) and self.instructions[at].opname == "EXTENDED_ARG":
+            at += 1
+        return at
+
+    def handler(self, at: int) -> int | None:
+        offset = self.offsets[at]
+        found = [each.target for each in self.handlers if each.start <= offset < each.end]
+        return self.at(found[-1]) if found else None
+
+
+@dataclass
+class _Follower:
+    """Follows one answer. What is not known to only raise does not."""
+
+    is_ours: Callable[[FrameType], bool]
+    _left: int = _MOST
+    _seen: set[Any] = field(default_factory=set[Any])
+    _codes: dict[CodeType, _Code] = field(default_factory=dict[CodeType, _Code])
+
+    def from_question(self, frame: FrameType, answer: bool) -> bool:
+        """Whether ``answer`` to what ``frame`` asks only raises."""
+        code = self._code(frame)
+        at = code.at(frame.f_lasti)
+        if at >= len(code.instructions):
+            return False
+        asking = code.instructions[at]
+        name = asking.opname
+        names = _known(frame)
+        if name == "TO_BOOL" or (name == "COMPARE_OP" and _compares_to_bool(asking)):
+            return self._follow(frame, at + 1, (answer,), names)
+        if name == "UNARY_NOT":
+            return self._follow(frame, at + 1, (not answer,), names)
+        if "IF_TRUE" in name or "IF_FALSE" in name:
+            return self._follow(frame, at, (answer,), names)
+        if name in _CALLS and _called(code, at) in _ASKS_ALL:
+            return self._follow(frame, _after_call(code, at), (answer,), names)
+        return False
+
+    def _code(self, frame: FrameType) -> _Code:
+        code = frame.f_code
+        if code not in self._codes:
+            self._codes[code] = _Code.of(code)
+        return self._codes[code]
+
+    def _follow(
+        self, frame: FrameType, at: int, stack: tuple[Known, ...], names: Mapping[str, Known]
+    ) -> bool:
+        """Whether every way on from instruction ``at`` raises. ``stack``: its known end."""
+        code = self._code(frame)
+        while True:
+            state = id(frame), at, stack, tuple(sorted(names.items(), key=str))
+            if state in self._seen:
+                return True  # the ways out of a loop are followed where it was met first
+            self._seen.add(state)
+            self._left -= 1
+            if at >= len(code.instructions) or self._left < 0:
+                return False
+            each = code.instructions[at]
+            name = each.opname
+            if name in ("RAISE_VARARGS", "RERAISE"):
+                handler = code.handler(at)
+                return handler is None or self._follow(frame, handler, (), {})
+            if name.startswith("RETURN"):
+                value = each.argval if name == "RETURN_CONST" else _top(stack)
+                if name not in ("RETURN_VALUE", "RETURN_CONST") or not isinstance(value, bool):
+                    return False
+                return self._returned(frame.f_back, value)
+            if name == "FOR_ITER" or "JUMP" in name:
+                ways = _ways(each, at, code, stack)
+                if len(ways) != 1:
+                    return bool(ways) and all(
+                        self._follow(frame, to, rest, names) for to, rest in ways
+                    )
+                ((at, stack),) = ways
+            elif each.opcode in (*dis.hasjrel, *dis.hasjabs) or "YIELD" in name:
+                return False
+            elif _top(stack) is not None and name in _CALLS and _called(code, at) == "bool":
+                stack, at = stack[-1:], at + 1
+            else:
+                stack, names = _after(each, stack, names)
+                at += 1
+
+    def _returned(self, frame: FrameType | None, value: bool) -> bool:
+        """Whether it only raises that ``frame`` gets ``value`` from what it called."""
+        if frame is None or self.is_ours(frame):
+            return False
+        code = self._code(frame)
+        at = code.at(frame.f_lasti)
+        if at >= len(code.instructions):
+            return False
+        name = code.instructions[at].opname
+        if not name.startswith(("CALL", "PRECALL", "LOAD_ATTR")):
+            return False
+        return self._follow(frame, _after_call(code, at), (value,), _known(frame))
+
+
+def _known(frame: FrameType) -> dict[str, Known]:
+    """Which of the variables of a frame are true."""
+    return {key: each for key, each in frame.f_locals.items() if isinstance(each, bool)}
+
+
+def _top(stack: tuple[Known, ...]) -> Known:
+    return stack[-1] if stack else None
+
+
+def _ways(
+    each: dis.Instruction, at: int, code: _Code, stack: tuple[Known, ...]
+) -> list[tuple[int, tuple[Known, ...]]]:
+    """Where a jump may lead, and the stack there."""
+    name = each.opname
+    there, on = code.at(each.argval), at + 1
+    if name == "FOR_ITER":
+        return [(there, ()), (on, ())]
+    if "_IF_" not in name:
+        return [(there, stack)]
+    value = _top(stack)
+    rest = stack[:-1]
+    kept = stack if "OR_POP" in name else rest
+    if value is None:
+        return [(there, kept), (on, rest)]
+    jumps = "NOT_NONE" in name if "NONE" in name else value is ("IF_TRUE" in name)
+    return [(there, kept) if jumps else (on, rest)]
+
+
+def _after(
+    each: dis.Instruction, stack: tuple[Known, ...], names: Mapping[str, Known]
+) -> tuple[tuple[Known, ...], Mapping[str, Known]]:
+    """What is known after an instruction that does not jump."""
+    name = each.opname
+    if name in _NOTHING:
+        return stack, names
+    if name == "UNARY_NOT":
+        value = _top(stack)
+        return (*stack[:-1], None if value is None else not value), names
+    if name == "COPY":
+        return (*stack, _top(stack) if each.arg == 1 else None), names
+    if name == "POP_TOP":
+        return stack[:-1], names
+    if name == "WITH_EXCEPT_START":
+        return (*stack, False), names  # a context that does not swallow the exception
+    if name == "LOAD_CONST":
+        return (*stack, each.argval if isinstance(each.argval, bool) else None), names
+    if name.startswith(("LOAD_FAST", "LOAD_DEREF")) and isinstance(each.argval, str):
+        return (*stack, names.get(each.argval)), names
+    if name in ("STORE_FAST", "STORE_DEREF"):
+        return stack[:-1], {**names, each.argval: _top(stack)}
+    if name.startswith(("STORE_FAST", "DELETE_FAST", "LOAD_FAST")):
+        gone = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+        return (), {key: value for key, value in names.items() if key not in gone}
+    return (), names
+
+
+def _compares_to_bool(each: dis.Instruction) -> bool:
+    return "TO_BOOL" in dis.opmap and bool((each.arg or 0) & _TO_BOOL)
+
+
+def _after_call(code: _Code, at: int) -> int:
+    """The instruction after a call; in Python 3.11 one has two."""
+    return at + 2 if code.instructions[at].opname == "PRECALL" else at + 1
+
+
+def _called(code: _Code, at: int) -> str:
+    """The global name of what the call at ``at`` calls; empty if that is not plain. Backwards to
+    where the stack was before the callee."""
+    at -= code.instructions[at - 1].opname == "PRECALL"
+    call = code.instructions[at]
+    height = (call.arg or 0) + 2  # the callee, what may be beside it, and the arguments
+    targets = {each.argval for each in code.instructions if _jumps(each)}
+    for back in range(at - 1, -1, -1):
+        each = code.instructions[back]
+        if _jumps(each):
+            return ""
+        if each.opname == "EXTENDED_ARG":
+            continue
+        height -= dis.stack_effect(each.opcode, each.arg)
+        if height == 0:
+            callee = code.instructions[back + (each.opname == "PUSH_NULL")]
+            return str(callee.argval) if callee.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ""
+        if each.offset in targets:
+            return ""
+    return ""
+
+
+def _jumps(each: dis.Instruction) -> bool:
+    return each.opcode in dis.hasjrel or each.opcode in dis.hasjabs
+
+
+__all__ = ["answer_without_error"]
