@@ -10,6 +10,7 @@ from types import CellType, FunctionType, MethodType
 from typing import Any, final
 
 from treadle.capture.parts import (
+    Accessors,
     Fixed,
     Members,
     OfFunction,
@@ -41,7 +42,7 @@ def _look(part: Part, owner: Any) -> Look | None:
             return partial(words.of_slots, owner, tuple(part.members.values()))
         case OfFunction() if isinstance(owner, FunctionType):
             return partial(words.of_function, owner)
-        case Fixed() if type(owner) is property:
+        case Accessors() if type(owner) is property:
             return partial(words.of_property, owner)
         case _:
             return None
