@@ -10,7 +10,8 @@ from functools import partial
 import torch
 
 from treadle.capture.step import Captured
-from treadle.capture.torch_private import SameLayouts, clear_workspaces
+from treadle.capture.torch_private import clear_workspaces
+from treadle.capture.watching import watch_tensors
 from treadle.codegen.host import artifact_of, call_step, spec_of
 from treadle.compiler.request import CompileRequest, Target, key_of, request_of
 from treadle.generality import require_general
@@ -209,7 +210,7 @@ def _terms(step: StepGraph, artifact: Artifact, options: Options) -> Terms | Non
             room = 0  # a ratio leaves none by its meaning
         case budget:
             room = parse_bytes(budget) - artifact.peak_bytes
-    return Terms(frozenset(batch), frozenset(written), room, clear_workspaces, SameLayouts.of)
+    return Terms(frozenset(batch), frozenset(written), room, clear_workspaces, watch_tensors)
 
 
 def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, Story]:

@@ -46,7 +46,7 @@ class Variants:
         self._limit = limit
         self._known: OrderedDict[GuardKey, Compiled] = OrderedDict()
         self._parted = False  # whether the last search gave a variant up
-        self._recent: tuple[GuardKey, Compiled] | None = None  # of the last call
+        self._recent: tuple[GuardKey, Compiled] | None = None  # the newest one
 
     def __iter__(self) -> Iterator[Compiled]:
         return iter(self._known.values())
@@ -58,16 +58,13 @@ class Variants:
         """The variant for a call; it counts as used."""
         self._parted = False
         recent = self._recent
-        if recent is not None and recent[0] == key and self._is_newest(recent[1]):
+        if recent is not None and recent[0] == key:
             compiled = recent[1]
             if compiled.captured.reads.hold() and compiled.captured.agrees():
                 return compiled
         found = self._search(key)
         self._recent = None if found is None else (key, found)
         return found
-
-    def _is_newest(self, compiled: Compiled) -> bool:
-        return next(reversed(self._known.values()), None) is compiled
 
     def _search(self, key: GuardKey) -> Compiled | None:
         for kind in dict.fromkeys(
@@ -89,6 +86,7 @@ class Variants:
         """``key``: that of the call which ``compiled`` was made for."""
         fresh = frozenset(map(id, compiled.captured.fresh))
         captured = compiled.captured
+        self._recent = None
         self._known[key.of(captured.reads, fresh, captured.free)] = compiled
         self._evict()
 
@@ -117,12 +115,14 @@ class Variants:
     def forget_replaced(self, key: GuardKey) -> bool:
         """Variants for parameters that the model no longer has go; whether there were any."""
         stale = [old for old in self._known if old.identity != key.identity]
+        self._recent = None if stale else self._recent
         for old in stale:
             self._known.pop(old).executable.release()
         return bool(stale)
 
     def drop(self, compiled: Compiled) -> None:
         """This one goes, since it no longer fits what its key stands for."""
+        self._recent = None
         for key in [key for key, each in self._known.items() if each is compiled]:
             self._known.pop(key).executable.release()
 

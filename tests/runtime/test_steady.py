@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from treadle.capture.torch_private import SameLayouts
+from treadle.capture.watching import watch_tensors
 from treadle.runtime.execute import Executable
 from treadle.runtime.replay import Terms
 from treadle.runtime.steady import SteadyInputs
@@ -18,7 +18,7 @@ def inputs() -> list[Tensor]:
 
 
 def known(values: list[Tensor]) -> SteadyInputs:
-    steady = SteadyInputs(3, frozenset({0}), SameLayouts.of)
+    steady = SteadyInputs(3, frozenset({0}), watch_tensors)
     assert list(steady.others(values)) == [0, 1, 2]
     steady.learn(values, [True, True, True])
     assert list(steady.others(values)) == [0]
@@ -65,7 +65,7 @@ def test_another_layout_or_memory_of_the_same_object_is_noticed(change):
 
 
 def made() -> Executable:
-    terms = Terms(frozenset({0}), frozenset({1}), 0, lambda: None, SameLayouts.of)
+    terms = Terms(frozenset({0}), frozenset({1}), 0, lambda: None, watch_tensors)
     return Executable(step(), PLAIN, terms=terms)
 
 

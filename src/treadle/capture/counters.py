@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from treadle.capture.torch_private import DictVersions, SameLayouts
+from treadle.capture.watching import Unchanged, watch_dicts, watch_tensors
 from treadle.util.words import Floats
 
 
@@ -24,12 +24,10 @@ class SharedCounters:
         self,
         dicts: Sequence[dict[Any, Any]],
         tensors: Mapping[str, Sequence[Tensor]],
-        layouts: SameLayouts | None,
+        places: Unchanged | None,
     ) -> None:
-        self._versions = DictVersions(dicts)
-        self._tensors = [each for found in tensors.values() for each in found]
-        self._layouts = layouts
-        self._addresses = list(map(Tensor.data_ptr, self._tensors))
+        self._dicts = watch_dicts(dicts)
+        self._places = places
         self._numbers = {
             name: Floats([each.data_ptr() for each in found]) for name, found in tensors.items()
         }
@@ -51,16 +49,12 @@ class SharedCounters:
         flat = [each for found in tensors.values() for each in found]
         if not all(map(_is_float, flat)):
             return None
-        layouts = SameLayouts.of(flat)
-        return None if layouts is None else SharedCounters(dicts, tensors, layouts)
+        places = watch_tensors(flat)
+        return None if places is None else SharedCounters(dicts, tensors, places)
 
     def hold(self) -> bool:
         """Whether the counters are where they were."""
-        return (
-            self._versions.are_same()
-            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
-            and (self._layouts is None or self._layouts.hold())
-        )
+        return self._dicts.is_same() and (self._places is None or self._places.is_same())
 
     def agree(self) -> bool:
         """Whether those of one name are one number."""

@@ -1,6 +1,6 @@
 """What a compiled variant depends on, and in words what changed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from treadle.capture.parts import is_plain, plain_fact
 from treadle.capture.reads import Reads, first_of_each, tensor_fact
 from treadle.capture.steady import (
     Facts,
+    ModelWatch,
     Steady,
     are_grads,
     modules_of,
@@ -80,6 +81,7 @@ class Keys:
     def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]):
         self._calls = FlatCalls()
         self._switches = Switches()
+        self._there: tuple[bool, ...] = ()  # gradients at the last call
         self._models = Steady(lambda: _model_facts(models), lambda: watch_models(models))
         self._optimizers = Steady(
             lambda: _optimizer_facts(optimizers), lambda: watch_optimizers(optimizers)
@@ -106,17 +108,23 @@ class Keys:
             self._optimizers.get(),
             (
                 torch.is_grad_enabled(),
-                torch.is_autocast_enabled("cpu"),
-                torch.is_autocast_enabled("cuda"),
-                torch.get_autocast_dtype("cpu"),
-                torch.get_autocast_dtype("cuda"),
                 torch.is_inference_mode_enabled(),
                 self._switches.now(),
                 update,
             ),
-            are_grads(facts.parameters),
+            self._grads(facts.parameters),
         )
         return key, leaves
+
+    def _grads(self, parameters: Sequence[nn.Parameter]) -> tuple[bool, ...]:
+        """Which parameters have gradients."""
+        watch = self._models.watch
+        if isinstance(watch, ModelWatch) and watch.same_grads:
+            return self._there
+        self._there = are_grads(parameters)
+        if isinstance(watch, ModelWatch):
+            watch.note_grads(self._there)
+        return self._there
 
 
 def _optimizer_facts(optimizers: Mapping[str, Optimizer]) -> Facts:

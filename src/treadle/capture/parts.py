@@ -402,6 +402,27 @@ class Fixed(Part):
         return
 
 
+@final
+class Accessors(Part):
+    """What a property calls; another call of its ``__init__`` sets it."""
+
+    __slots__ = ("owner",)
+    settable = False
+
+    def __init__(self, label: str, owner: property) -> None:
+        super().__init__(label)
+        self.owner = owner
+
+    def now(self) -> dict[Any, Any]:
+        return {"get": self.owner.fget, "set": self.owner.fset, "delete": self.owner.fdel}
+
+    def where(self, name: Any) -> str:
+        return self.label
+
+    def restore(self, before: dict[Any, Any]) -> None:
+        return
+
+
 class Computed(Part):
     """Contents that can be compared and not listed: of arrays, and of objects that can be
     pickled."""
@@ -536,8 +557,7 @@ def parts_of(value: Any, label: str) -> Made:
                 found += (Registered(label, functools.partial(_registered, value)),)
             return Made(found)
         case property():
-            held = {"get": value.fget, "set": value.fset, "delete": value.fdel}
-            return Made((Fixed(label, held),))
+            return Made((Accessors(label, value),))
         case staticmethod() | classmethod():
             return Made((Fixed(label, {"func": value.__func__}),))
         case types.MappingProxyType():

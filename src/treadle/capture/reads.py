@@ -105,6 +105,9 @@ class Watched:
 
     def is_same(self, now: dict[Any, Any]) -> bool:
         """The very same objects under the same names: the fast answer."""
+        if isinstance(self.part, Computed):
+            held = self.held[""]
+            return isinstance(held, Contents) and held.is_same(now[""])
         if self.raw is None or len(now) != len(self.raw):
             return False
         if not all(map(operator.is_, now.values(), self.raw)):
@@ -216,6 +219,10 @@ class Contents:
     """What can be compared as a whole, and not looked into."""
 
     held: Any
+
+    def is_same(self, value: Any) -> bool:
+        """Whether a reading gave the same."""
+        return type(self.held) is type(value) and bool(self.held == value)
 
 
 Entry = Contents | Value | Same | Fact | Any_ | Node
@@ -526,11 +533,13 @@ class Reads:
         return list(self._differences(_Match(self._nodes)))
 
     def _differences(self, match: "_Match") -> Iterator[tuple[str, Place | None]]:
-        for value, kind in self._sweep.other_types():
-            yield f"a {kind.__name__} became a {type(value).__name__}", None
-        for value in self._sweep.other_spaces():
-            yield f"a {type(value).__name__} got another __dict__", None
-        written = [self._parts[at] for at in self._sweep.differing()]
+        written: list[tuple[Node, int]] = []
+        if not self._sweep.is_same():
+            for value, kind in self._sweep.other_types():
+                yield f"a {kind.__name__} became a {type(value).__name__}", None
+            for value in self._sweep.other_spaces():
+                yield f"a {type(value).__name__} got another __dict__", None
+            written = [self._parts[at] for at in self._sweep.differing()]
         for node, part in (*written, *self._swept):
             watched = node.watched[part]
             now = watched.now()
@@ -690,8 +699,8 @@ class _Match:
         match entry:
             case Value(fact):
                 return is_plain(value) and plain_fact(value) == fact
-            case Contents(held):
-                return type(held) is type(value) and bool(held == value)
+            case Contents():
+                return entry.is_same(value)
             case Same(held):
                 return held is value
             case Fact(fact):

@@ -13,7 +13,8 @@ from treadle.capture.counters import SharedCounters
 from treadle.capture.numbers import Number
 from treadle.capture.optimizers.registry import Start, form_of
 from treadle.capture.reads import Place
-from treadle.capture.torch_private import DictVersions, note_stepped
+from treadle.capture.torch_private import note_stepped
+from treadle.capture.watching import Unchanged, watch_dicts
 
 Pending = dict[tuple[int, str], Tensor]
 
@@ -319,11 +320,11 @@ class Inputs:
         others = {*self._given, *self._scalars}
         self._steady = [at for at in range(len(self._sources)) if at not in others]
         self._known: list[Any] = [None] * len(self._sources)
-        self._versions: DictVersions | None = None
+        self._holders: Unchanged | None = None
 
     def read(self, leaves: list[Any], pending: Pending, scalars: Sequence[Tensor]) -> list[Tensor]:
         """In the order of the sources; ``scalars``: those of this call."""
-        if pending or self._versions is None or not self._versions.are_same():
+        if pending or self._holders is None or not self._holders.is_same():
             self._look(leaves, pending)
         found = list(self._known)
         for at in self._given:
@@ -340,7 +341,7 @@ class Inputs:
             holders |= {id(each): each for each in _holders(self._sources[at])}
         dicts = list(holders.values())
         known = not pending and all(isinstance(each, dict) for each in dicts)
-        self._versions = DictVersions(dicts) if known else None
+        self._holders = watch_dicts(dicts) if known else None
 
 
 def _holders(source: Source) -> tuple[Any, ...]:

@@ -7,19 +7,17 @@ layouts, all at once; of optimizers the groups. What no watch can tell of is loo
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.optimizers.registry import forms
-from treadle.capture.torch_private import (
-    DictVersions,
-    SameLayouts,
-    has_tensor_hooks,
-    hook_dicts,
-    step_hook_dicts,
-)
+from treadle.capture.tensor_words import grad_word, no_grad, of_tensor
+from treadle.capture.torch_private import has_tensor_hooks, hook_dicts, step_hook_dicts
+from treadle.capture.watching import Unchanged, WordWatch, watch_dicts, watch_tensors
+from treadle.util.words import of_dict
 
 Facts = tuple[Any, ...]
 _GRAD = operator.attrgetter("grad")
@@ -47,53 +45,63 @@ def are_grads(parameters: Iterable[nn.Parameter]) -> tuple[bool, ...]:
 class Steady(Generic[T]):
     """A value that ``compute`` gives, and what has to be as it was for it to be the same."""
 
-    def __init__(self, compute: Callable[[], T], watch: Callable[[], "Watch | None"]) -> None:
+    def __init__(self, compute: Callable[[], T], watch: Callable[[], Unchanged | None]) -> None:
         self._compute = compute
         self._make = watch
-        self._watch: Watch | None = None
+        self.watch: Unchanged | None = None
         self._known: list[T] = []
 
     def get(self) -> T:
         """What ``compute`` would give now; equal values are the very same object."""
-        if self._watch is not None and self._watch.is_same():
+        if self.watch is not None and self.watch.is_same():
             return self._known[0]
         found = self._compute()
         if not self._known or self._known[0] != found:
             self._known = [found]
-        self._watch = self._make()
+        self.watch = self._make()
         return self._known[0]
 
 
-class Watch:
-    """Dicts that nobody has written to, and more that subclasses ask."""
+@final
+class ModelWatch:
+    """Models by the words of their modules' dicts and of their tensors; which parameters have
+    gradients is looked at beside them."""
 
-    def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
-        self._versions = DictVersions(dicts)
+    def __init__(self, words: WordWatch, parameters: Sequence[Tensor]) -> None:
+        places = {at: word for at, each in enumerate(parameters) if (word := grad_word(each))}
+        self._at = list(places)
+        self._words = words.settle(list(places.values()), no_grad())
+        self.same_grads = False  # whether they are what ``note_grads`` was told
 
     def is_same(self) -> bool:
-        """Whether everything is as it was when this was made."""
-        return self._versions.are_same()
+        """Whether all but the gradients is as it was; of these ``same_grads`` says it."""
+        same, self.same_grads = self._words.are_same()
+        return same
+
+    def note_grads(self, there: Sequence[bool]) -> None:
+        """Which parameters have gradients."""
+        self._words.set_flags([there[at] for at in self._at])
 
 
 @final
-class _ModelWatch(Watch):
-    """Models: their modules' dicts, the layouts of their tensors, hooks of tensors."""
+class AskedModels:
+    """Models whose tensors are asked."""
 
-    def __init__(
-        self,
-        dicts: Sequence[dict[Any, Any]],
-        parameters: Sequence[Tensor],
-        layouts: SameLayouts,
-    ) -> None:
-        super().__init__(dicts)
+    def __init__(self, dicts: Unchanged, tensors: Unchanged, parameters: Sequence[Tensor]) -> None:
+        self._dicts = dicts
+        self._tensors = tensors
         self._parameters = parameters
-        self._layouts = layouts
 
     def is_same(self) -> bool:
-        return super().is_same() and self._layouts.hold() and not has_tensor_hooks(self._parameters)
+        """Whether all but the gradients is as it was."""
+        return (
+            self._dicts.is_same()
+            and self._tensors.is_same()
+            and not has_tensor_hooks(self._parameters)
+        )
 
 
-def watch_models(models: Mapping[str, nn.Module]) -> Watch | None:
+def watch_models(models: Mapping[str, nn.Module]) -> ModelWatch | AskedModels | None:
     """For the modes, hooks and tensors of models; ``None`` where they cannot be watched."""
     dicts: list[Any] = []
     parameters: list[Any] = []
@@ -109,10 +117,15 @@ def watch_models(models: Mapping[str, nn.Module]) -> Watch | None:
             dicts += (vars(module), *held, *hooks)
             parameters += [each for each in held[0].values() if each is not None]
             buffers += [each for each in held[1].values() if each is not None]
-    layouts = SameLayouts.of([*parameters, *buffers])
-    if layouts is None or has_tensor_hooks(parameters):
+    if has_tensor_hooks(parameters):
         return None
-    return _ModelWatch(dicts, parameters, layouts)
+    unique = list({id(each): each for each in (*parameters, *buffers)}.values())
+    looks = [partial(of_dict, each) for each in dicts] + [partial(of_tensor, t) for t in unique]
+    words = WordWatch()
+    if all(map(words.add, looks)):
+        return ModelWatch(words, parameters)
+    tensors = watch_tensors(unique)
+    return None if tensors is None else AskedModels(watch_dicts(dicts), tensors, parameters)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -122,18 +135,19 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 @final
-class _OptimizerWatch(Watch):
+class OptimizerWatch:
     """Optimizers: their groups, how many parameters each has, how they step."""
 
     def __init__(self, dicts: Sequence[dict[Any, Any]], optimizers: Sequence[Optimizer]) -> None:
-        super().__init__(dicts)
+        self._dicts = watch_dicts(dicts)
         self._optimizers = optimizers
         self._seen = self._look()
 
     def is_same(self) -> bool:
+        """Whether all of it is as it was."""
         now = self._look()
         return (
-            super().is_same()
+            self._dicts.is_same()
             and len(now) == len(self._seen)
             and all(map(operator.is_, now, self._seen))
         )
@@ -147,7 +161,7 @@ class _OptimizerWatch(Watch):
         return found
 
 
-def watch_optimizers(optimizers: Mapping[str, Optimizer]) -> Watch | None:
+def watch_optimizers(optimizers: Mapping[str, Optimizer]) -> OptimizerWatch | None:
     """For what of their groups decides the graph; ``None`` where it cannot be watched."""
     dicts: list[Any] = [forms(), *step_hook_dicts(optimizers.values())]
     for optimizer in optimizers.values():
@@ -159,7 +173,7 @@ def watch_optimizers(optimizers: Mapping[str, Optimizer]) -> Watch | None:
         dicts.append(vars(optimizer))
     if any(type(each) not in (dict, OrderedDict) for each in dicts):
         return None
-    return _OptimizerWatch(dicts, list(optimizers.values()))
+    return OptimizerWatch(dicts, list(optimizers.values()))
 
 
 def _is_sealed(value: Any) -> bool:
@@ -170,5 +184,5 @@ def _is_sealed(value: Any) -> bool:
 
 
 __all__ = [
-    "Facts", "Steady", "Watch", "are_grads", "modules_of", "watch_models", "watch_optimizers",
+    "Facts", "ModelWatch", "Steady", "are_grads", "modules_of", "watch_models", "watch_optimizers",
 ]  # fmt: skip

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
@@ -49,12 +48,13 @@ from treadle.graph.grouped import GROUPED
 from treadle.util.draw_operators import TRACED_AS
 from treadle.util.errors import CaptureError
 from treadle.util.extents import Size
-from treadle.util.words import write_counts
 
 NAMES: dict[str, tuple[str, ...]] = {
     "torch._C.DisableTorchFunction": ("2.11", "2.13", "2.15"),
     "torch._C._dynamo.guards.TensorGuards": ("2.11", "2.13", "2.15"),
     "torch._C._dynamo.guards.dict_version": ("2.11", "2.13", "2.15"),
+    "torch._C._dispatch_keys": ("2.11", "2.13", "2.15"),
+    "torch._C._len_torch_function_stack": ("2.11", "2.13", "2.15"),
     "torch._C._get_mkldnn_enabled": ("2.11", "2.13", "2.15"),
     "torch._C._set_mkldnn_enabled": ("2.11", "2.13", "2.15"),
     "torch._C._distributed_c10d.Reducer": ("2.11", "2.13", "2.15"),
@@ -102,6 +102,7 @@ __all__ = [
     "FakeTensor",
     "TreeSpec",
     "detect_fake_mode",
+    "dict_version",
 ]
 
 
@@ -707,37 +708,15 @@ def retraced(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
     return make_fx(fx.Interpreter(module).run, tracing_mode="fake")(*fakes)
 
 
-class DictVersions:
-    """Which of many dicts have been written to: CPython counts writes. Where the counts lie is
-    known of some versions, and they are read all at once; PyTorch knows of every version
-    (``ma_version_tag``, dict watchers from 3.12 on), at some 20 to 80 ns a dict."""
-
-    def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
-        self._dicts = list(dicts)
-        self._read = write_counts(self._dicts) or self._ask
-        self._versions = self._found = self._read()
-
-    def changed(self) -> list[int]:
-        """The positions of those that have been written to since ``accept``."""
-        self._found = self._read()
-        return np.flatnonzero(self._found != self._versions).tolist()
-
-    def are_same(self) -> bool:
-        """Whether none has been written to since ``accept``."""
-        self._found = self._read()
-        return bool((self._found == self._versions).all())
-
-    def accept(self) -> None:
-        """What was found last is how it is."""
-        self._versions = self._found
-
-    def _ask(self) -> Any:
-        return np.fromiter(map(dict_version, self._dicts), np.uint64, len(self._dicts))
+def dispatch_keys(tensor: Tensor) -> int:
+    """What kind of a tensor it is to PyTorch's dispatcher, as bits."""
+    return torch._C._dispatch_keys(tensor).raw_repr()
 
 
 class SameLayouts:
     """Whether tensors have the types that they had: class, dtype, device, sizes, strides, whether
-    they want gradients. PyTorch looks at all of them at some 100 ns each."""
+    they want gradients. PyTorch looks at all of them at some 100 ns each; of those whose words are
+    known (``tensor_words``) these are compared instead."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
@@ -803,7 +782,7 @@ class Switches:
             return (
                 *[each() for each in _getter_functions()],
                 torch.get_default_dtype(),
-                torch.get_default_device(),
+                torch._C._len_torch_function_stack() and torch.get_default_device(),
                 torch.is_autocast_enabled("cpu"),
                 torch.is_autocast_enabled("cuda"),
                 torch.get_autocast_dtype("cpu"),

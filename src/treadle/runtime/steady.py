@@ -13,8 +13,8 @@ from torch import Tensor
 class Layouts(Protocol):
     """Some tensors and what they were like."""
 
-    def hold(self) -> bool:
-        """Whether class, dtype, device, sizes and strides of each are what they were."""
+    def is_same(self) -> bool:
+        """Whether class, dtype, device, sizes, strides and address of each are what they were."""
         ...
 
 
@@ -36,7 +36,6 @@ class SteadyInputs:
         """Nothing is known, and no tensor is held."""
         self._at: list[int] = []
         self._tensors: list[Tensor] = []
-        self._addresses: list[int] = []
         self._layouts: Layouts | None = None
         self._others: Sequence[int] = range(self._count)
 
@@ -48,7 +47,7 @@ class SteadyInputs:
         if not all(map(operator.is_, found, self._tensors)):
             pairs = zip(self._at, found, self._tensors, strict=True)
             self._moving |= {at for at, now, before in pairs if now is not before}
-        elif list(map(Tensor.data_ptr, found)) == self._addresses and self._layouts.hold():
+        elif self._layouts.is_same():
             return self._others
         self.drop()
         return range(len(inputs))
@@ -63,7 +62,6 @@ class SteadyInputs:
         if layouts is None:
             return
         self._at, self._tensors, self._layouts = at, tensors, layouts
-        self._addresses = [each.data_ptr() for each in tensors]
         known = set(at)
         self._others = [n for n in range(self._count) if n not in known]
 

@@ -1,45 +1,170 @@
-"""Words of memory of many Python objects at once: whether anything was written to them.
+"""Words of memory of Python objects: whether anything was written to them.
 
-CPython keeps in every dict a number that each write replaces, and in functions, cells and other
-objects the addresses of what they refer to. One indexed read gathers such words of thousands of
-objects, where asking one object after another takes some 100 ns each::
+CPython keeps in every dict a number that each write replaces, and in functions, cells, lists and
+other objects the addresses of what they refer to. ``Words`` of an object are such words, with what
+they have to be: an object that is asked takes some 100 ns, a word that is compared 1 ns.
 
-    words = gathered([address of a word, ...])
-    before = words()
-    ...
-    words() == before      # element by element
-
-Where a word lies is found by looking at objects whose words are known, once; where that fails
-(another Python, a debug build) nothing is gathered, and callers ask the objects.
+What a word has to be is said by Python: the address of the very object that is there, which is
+kept alive, so that its address is nobody else's. Words that are not so are not used, and callers
+ask the object; so they do where a layout is not found by looking at objects whose words are known
+(another Python, free threads).
 """
 
 import ctypes
 import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any, final
 
 import numpy as np
 
-_WORD = ctypes.sizeof(ctypes.c_uint64)
+WORD = ctypes.sizeof(ctypes.c_uint64)
 _FLOAT = ctypes.sizeof(ctypes.c_float)
 _MANAGED_DICT = 1 << 4  # a flag of types whose instances have their dict in front of them
+_OBJECT_OR_ERROR = 16  # ``T_OBJECT_EX``: a member that is an object, or missing
+_LARGE = 1 << 12  # places in the table of a set
 
-Words = Callable[[], Any]
-"""Gives the words now: an array of the same length at every call."""
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Words:
+    """Some words of an object, in order: a word may say where later ones are.
+
+    ``direct``: all are in objects of ``held``, which live as long as this. Others are in memory
+    that is the object's own while the words before them are ``expected``.
+    """
+
+    at: tuple[int, ...]
+    expected: tuple[int, ...]
+    held: tuple[Any, ...]
+    direct: bool = True
 
 
-def gathered(addresses: Iterable[int]) -> Words:
-    """The words at these addresses, in objects that the caller keeps alive."""
-    places = np.fromiter(addresses, dtype=np.int64)
-    if not len(places):
-        return lambda: places
-    first = int(places.min())
-    length = (int(places.max()) - first) // _WORD + 1
-    window = np.ctypeslib.as_array((ctypes.c_uint64 * length).from_address(first))
-    at = (places - first) // _WORD
-    return lambda: window.take(at)  # what lies between the objects is not touched
+def word(address: int) -> int:
+    """What is there now."""
+    return ctypes.c_uint64.from_address(address).value
+
+
+def of_dict(value: Mapping[Any, Any]) -> Words | None:
+    """A number that is another one after each write. (The order of an ``OrderedDict`` is not
+    written there.)"""
+    at = id(value) + _VERSION
+    return Words((at,), (word(at),), (value,)) if _dicts_count() else None
+
+
+def of_class(value: Any) -> Words | None:
+    """Which class it has."""
+    found = layout()
+    return found and _referring([(id(value) + found.kind, type(value))], value)
+
+
+def of_space(value: Any, held: Mapping[str, Any]) -> Words | None:
+    """That its ``__dict__`` is ``held``."""
+    kind = type(value)
+    offset = -3 * WORD if kind.__flags__ & _MANAGED_DICT else kind.__dictoffset__
+    if layout() is None or not offset or (offset < 0 and not kind.__flags__ & _MANAGED_DICT):
+        return None
+    return _referring([(id(value) + offset, held)], value)
+
+
+def of_cell(value: CellType) -> Words | None:
+    """What a cell holds."""
+    found = layout()
+    if found is None:
+        return None
+    try:
+        return _referring([(id(value) + found.cell, value.cell_contents)], value)
+    except ValueError:  # a variable that is not assigned yet
+        return None
+
+
+def of_function(value: FunctionType) -> Words | None:
+    """Code and defaults."""
+    found = layout()
+    if found is None:
+        return None
+    parts = value.__code__, value.__defaults__, value.__kwdefaults__
+    places = (id(value) + offset for offset in found.function)
+    return _referring(list(zip(places, parts, strict=True)), value)
+
+
+def of_property(value: property) -> Words | None:
+    """What it calls."""
+    found = layout()
+    if found is None:
+        return None
+    parts = value.fget, value.fset, value.fdel
+    places = (id(value) + offset for offset in found.of_property)
+    return _referring(list(zip(places, parts, strict=True)), value)
+
+
+def of_slots(value: Any, members: Iterable[Any]) -> Words | None:
+    """The values in its slots; of ``members`` as classes have them."""
+    found = layout()
+    if found is None:
+        return None
+    at: list[int] = []
+    held: list[tuple[Any, ...]] = []
+    for member in members:
+        definition = word(id(member) + found.member)
+        if ctypes.c_int.from_address(definition + WORD).value != _OBJECT_OR_ERROR:
+            return None
+        at.append(id(value) + word(definition + 2 * WORD))
+        try:
+            held.append((member.__get__(value),))
+        except AttributeError:
+            held.append(())
+    expected = [id(each[0]) if each else 0 for each in held]
+    return _made(at, expected, (value, held))
+
+
+def of_list(value: list[Any]) -> Words | None:
+    """How long it is, and which objects are in it."""
+    found = layout()
+    if found is None:
+        return None
+    held = tuple(list.__iter__(value))
+    ends = id(value) + found.size, id(value) + found.items
+    items = word(ends[1])
+    at = *ends, *(items + WORD * nth for nth in range(len(held)))
+    return _made(at, (len(held), items, *map(id, held)), (value, held), direct=False)
+
+
+def of_set(value: set[Any]) -> Words | None:
+    """Its table: which objects are in it, by their hashes."""
+    found = layout()
+    if found is None:
+        return None
+    held = tuple(set.__iter__(value))
+    own = tuple(id(value) + found.filled + WORD * nth for nth in range(4))
+    _, used, mask, table = map(word, own)
+    if used != len(held) or mask & (mask + 1) or mask >= _LARGE:
+        return None
+    at = *own, *(table + WORD * nth for nth in range(2 * mask + 2))
+    expected = tuple(map(word, at))
+    keys = {0, found.dummy, *map(id, held)}
+    if not keys.issuperset(expected[4::2]):
+        return None
+    return Words(at, expected, (value, held), direct=False)
+
+
+def _referring(pairs: Sequence[tuple[int, Any]], owner: Any) -> Words | None:
+    """Words that are the addresses of objects; nothing at all may stand for ``None``."""
+    expected = [0 if each is None and not word(at) else id(each) for at, each in pairs]
+    held = tuple(each for _, each in pairs)
+    return _made([at for at, _ in pairs], expected, (owner, held))
+
+
+def _made(
+    at: Sequence[int], expected: Sequence[int], held: tuple[Any, ...], *, direct: bool = True
+) -> Words | None:
+    """Words as Python says they are; ``None`` if memory says otherwise."""
+    for address, value in zip(at, expected, strict=True):
+        if word(address) != value:
+            return None
+    return Words(tuple(at), tuple(expected), held, direct)
 
 
 @final
@@ -62,54 +187,25 @@ class Floats:
         self._window[self._at] = value
 
 
-def write_counts(dicts: Sequence[Mapping[Any, Any]]) -> Words | None:
-    """Of each dict a number that is another one after each write."""
-    found = _layout()
-    if found is None or not dicts:
-        return None
-    return gathered(id(each) + found.version for each in dicts)
+def gathered(addresses: Sequence[int]) -> Callable[[], Any]:
+    """Reads the words at these addresses, in objects that the caller keeps alive, all at once."""
+    places = np.array(addresses, dtype=np.int64)
+    if not len(places):
+        return lambda: places.view(np.uint64)
+    first = int(places.min())
+    length = (int(places.max()) - first) // WORD + 1
+    window = np.ctypeslib.as_array((ctypes.c_uint64 * length).from_address(first))
+    at = (places - first) // WORD
+    return lambda: window.take(at)  # what lies between the objects is not touched
 
 
-def types(values: Sequence[Any]) -> Words | None:
-    """Of each object the address of its class."""
-    found = _layout()
-    return None if found is None else gathered(id(each) + found.kind for each in values)
+class _Slotted:
+    __slots__ = ("first", "second")
+    first: Any
+    second: Any
 
 
-def contents(values: Sequence[Any]) -> Words | None:
-    """The addresses of what cells hold, or of code and defaults of functions."""
-    found = _layout()
-    offsets = None if found is None else found.offsets(set(map(type, values)))
-    if offsets is None:
-        return None
-    return gathered(id(each) + offset for each in values for offset in offsets)
-
-
-def spaces(values: Sequence[Any], held: Sequence[Mapping[str, Any]]) -> Words | None:
-    """Of each object the address of its ``__dict__``, which is ``held``."""
-    found = _layout()
-    if found is None:
-        return None
-    at = [_space(value, space) for value, space in zip(values, held, strict=True)]
-    return None if None in at else gathered(each for each in at if each is not None)
-
-
-def _space(value: Any, held: Mapping[str, Any]) -> int | None:
-    """Where an object keeps the address of its ``__dict__``."""
-    kind = type(value)
-    if kind.__flags__ & _MANAGED_DICT:
-        offset = -3 * _WORD
-    elif kind.__dictoffset__ > 0:
-        offset = kind.__dictoffset__
-    else:
-        return None
-    return id(value) + offset if _word(id(value) + offset) == id(held) else None
-
-
-def _word(address: int) -> int:
-    return ctypes.c_uint64.from_address(address).value
-
-
+@final
 class _Layout:
     """Where words lie, counted from an object's address. ``LookupError`` where that cannot be
     said."""
@@ -118,27 +214,30 @@ class _Layout:
         def function(a: int = 1, *, b: int = 2) -> int:
             return a + b + len(own)
 
-        own: list[Any] = []
+        own: list[Any] = [object() for _ in range(3)]
         cell = next(iter(function.__closure__ or ()))
-        self.kind = _find(own, list)
-        self.version = object.__basicsize__ + _WORD  # behind the length
-        self._cell = _find(cell, own)
+        called = property(lambda _: 1, lambda _, __: None, lambda _: None)
         parts = function.__code__, function.__defaults__, function.__kwdefaults__
-        self._function = tuple(_find(function, each) for each in parts)
-        if not _counts_writes(self.version):
-            raise LookupError("dicts do not count")
-
-    def offsets(self, kinds: set[type]) -> tuple[int, ...] | None:
-        """Of the words of objects of one class."""
-        if kinds == {CellType}:
-            return (self._cell,)
-        return self._function if kinds == {FunctionType} else None
+        self.kind = find(own, id(list))
+        self.cell = find(cell, id(own))
+        self.function = tuple(find(function, id(each)) for each in parts)
+        self.of_property = tuple(
+            find(called, id(each)) for each in (called.fget, called.fset, called.fdel)
+        )
+        self.size = find(own, len(own))
+        self.items = self.size + WORD
+        if [word(word(id(own) + self.items) + WORD * at) for at in range(3)] != list(map(id, own)):
+            raise LookupError("list")
+        self.filled = object.__basicsize__  # then: how many are used, the mask, the table
+        self.dummy = _dummy(self.filled)
+        self.member = _definition()
 
 
 @functools.cache
-def _layout() -> _Layout | None:
-    usual = sys.implementation.name == "cpython" and object.__basicsize__ == 2 * _WORD
-    if not usual or not (3, 11) <= sys.version_info < (3, 13):
+def layout() -> _Layout | None:
+    """Of this Python. Not where objects begin with more than a count and a class: with free
+    threads, or when all objects are traced."""
+    if sys.implementation.name != "cpython" or object.__basicsize__ != 2 * WORD:
         return None
     try:
         return _Layout()
@@ -146,19 +245,51 @@ def _layout() -> _Layout | None:
         return None
 
 
-def _find(owner: Any, held: Any) -> int:
-    """Where ``owner`` keeps the address of ``held``."""
-    for offset in range(0, type(owner).__basicsize__, _WORD):
-        if _word(id(owner) + offset) == id(held):
+def find(owner: Any, held: int) -> int:
+    """Where ``owner`` keeps a word."""
+    for offset in range(0, type(owner).__basicsize__, WORD):
+        if word(id(owner) + offset) == held:
             return offset
     raise LookupError(type(owner).__name__)
 
 
-def _counts_writes(offset: int) -> bool:
-    """Whether writes of each kind show, and reads do not."""
+def _definition() -> int:
+    """Where a member of a class keeps the address of what it is made from: name, type, offset."""
+    member, value, held = vars(_Slotted)["second"], _Slotted(), object()
+    value.second = held
+    offset = object.__basicsize__ + 3 * WORD  # behind class, name and qualified name
+    if word(id(member) + object.__basicsize__) == id(_Slotted):
+        definition = word(id(member) + offset)
+        kind = ctypes.c_int.from_address(definition + WORD).value
+        place = word(definition + 2 * WORD)
+        if kind == _OBJECT_OR_ERROR and place == find(value, id(held)):
+            return offset
+    raise LookupError("member")
+
+
+def _dummy(filled: int) -> int:
+    """What stands in the table of a set where an entry was taken out."""
+    values = {object(), object()}
+    kept = values.pop()
+    table = word(id(values) + filled + 3 * WORD)
+    keys = {word(table + 2 * WORD * nth) for nth in range(word(id(values) + filled + 2 * WORD) + 1)}
+    found = keys - {0, *map(id, values)}
+    if len(found) != 1 or id(kept) in found:
+        raise LookupError("set")
+    return found.pop()
+
+
+_VERSION = object.__basicsize__ + WORD  # behind the length of a dict
+
+
+@functools.cache
+def _dicts_count() -> bool:
+    """Whether each write of every kind to a dict shows in its word, and no reading."""
+    if layout() is None or not (3, 11) <= sys.version_info < (3, 13):
+        return False
     values: dict[Any, Any] = {"a": 1, "b": 2}
     others: dict[Any, Any] = {}
-    words = gathered([id(values) + offset, id(others) + offset])
+    words = gathered([id(values) + _VERSION, id(others) + _VERSION])
     seen = {tuple(words().tolist())}
     writes: tuple[Callable[[], Any], ...] = (
         lambda: values.__setitem__("a", 3),
@@ -180,4 +311,7 @@ def _counts_writes(offset: int) -> bool:
     return True
 
 
-__all__ = ["Floats", "Words", "contents", "gathered", "spaces", "types", "write_counts"]
+__all__ = [
+    "WORD", "Floats", "Words", "find", "gathered", "layout", "of_cell", "of_class", "of_dict",
+    "of_function", "of_list", "of_property", "of_set", "of_slots", "of_space", "word",
+]  # fmt: skip

@@ -1,0 +1,337 @@
+"""Whatever is written to is noticed, and nothing else: by compiled code, by NumPy, by asking."""
+
+import gc
+import random
+from functools import partial
+from types import CellType
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from treadle.capture import watching
+from treadle.capture.parts import OfFunction, Sequenced, Slots, Variable, parts_of, slots_of
+from treadle.capture.sweep import Sweep
+from treadle.capture.watching import WordWatch, watch_dicts, watch_tensors
+from treadle.runtime.first_difference import first_difference
+from treadle.util import words
+
+WAYS = ("compiled", "gathered", "asked")
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    choose(request.param, monkeypatch)
+    return request.param
+
+
+def choose(name, patch):
+    if name == "compiled" and watching.comparison() is None:
+        pytest.skip("there is no C compiler")
+    if name != "compiled":
+        patch.setattr(watching, "comparison", lambda: None)
+    if name == "asked":
+        patch.setattr(words, "layout", lambda: None)
+        patch.setattr(words, "_dicts_count", lambda: False)
+        patch.setattr(watching, "of_tensor", lambda tensor: None)
+
+
+class Plain:
+    pass
+
+
+class Other:
+    pass
+
+
+class Slotted:
+    __slots__ = ("a", "b")
+
+
+def a_function(value):
+    def made(x=value, *, y=value):
+        return x, y, value
+
+    return made
+
+
+def a_property(value):
+    return property(lambda self: value)
+
+
+def an_object(value):
+    made = Plain()
+    made.a = value
+    return made
+
+
+def a_slotted(value):
+    made = Slotted()
+    made.a = value
+    return made
+
+
+MAKERS = {
+    "dict": lambda v: {"a": v, 1: None},
+    "list": lambda v: [v, None, v],
+    "empty list": lambda v: [],
+    "set": lambda v: {v, 1, "x"},
+    "empty set": lambda v: set(),
+    "cell": CellType,
+    "function": a_function,
+    "property": a_property,
+    "object": an_object,
+    "slots": a_slotted,
+}
+CHANGES = {
+    "dict": (
+        lambda d, v: d.__setitem__("a", v),
+        lambda d, v: d.pop("a"),
+        lambda d, v: d.update(b=v),
+        lambda d, v: d.clear(),
+        lambda d, v: d.setdefault("c", v),
+    ),
+    "list": (
+        lambda x, v: x.append(v),
+        lambda x, v: x.__setitem__(0, v),
+        lambda x, v: x.pop(),
+        lambda x, v: x.reverse() or x.insert(0, v),
+        lambda x, v: x.clear(),
+        lambda x, v: x.extend([v] * 100),
+    ),
+    "empty list": (lambda x, v: x.append(v), lambda x, v: x.extend([v] * 1000)),
+    "set": (
+        lambda s, v: s.add(v),
+        lambda s, v: s.discard("x"),
+        lambda s, v: s.clear(),
+        lambda s, v: s.update(map(object.__new__, [object] * 100)),
+    ),
+    "empty set": (lambda s, v: s.add(v),),
+    "cell": (lambda c, v: setattr(c, "cell_contents", v), lambda c, v: c.__delattr__(CONTENTS)),
+    "function": (
+        lambda f, v: setattr(f, "__defaults__", (v,)),
+        lambda f, v: setattr(f, "__defaults__", None),
+        lambda f, v: setattr(f, "__kwdefaults__", None),
+        lambda f, v: setattr(f, "__code__", f.__code__.replace(co_name="other")),
+        lambda f, v: setattr(f.__closure__[0], "cell_contents", v),
+        lambda f, v: setattr(f, "attribute", v),
+    ),
+    "property": (lambda p, v: p.__init__(a_function(v)), lambda p, v: p.__init__()),
+    "object": (
+        lambda o, v: setattr(o, "a", v),
+        lambda o, v: delattr(o, "a"),
+        lambda o, v: setattr(o, "b", v),
+        lambda o, v: setattr(o, "__dict__", {"a": v}),
+        lambda o, v: setattr(o, "__class__", Other),
+    ),
+    "slots": (
+        lambda o, v: setattr(o, "a", v),
+        lambda o, v: delattr(o, "a"),
+        lambda o, v: setattr(o, "b", v),
+    ),
+}
+CONTENTS = "cell_contents"
+
+
+def swept(values):
+    """Every part of these objects; those that cannot be swept are given back."""
+    sweep, parts, others = Sweep(), [], []
+    for value in values:
+        sweep.add_type(value)
+        held = [value, *(value.__closure__ or ())] if callable(value) else [value]
+        for owner in held:
+            for part in parts_of(owner, "").parts:
+                if sweep.add(part, owner, len(parts)):
+                    parts.append(part)
+                else:
+                    others.append((part, part.now()))
+    sweep.settle()
+    return sweep, others
+
+
+def is_same(sweep, others):
+    return sweep.is_same() and all(part.is_same(part.now(), held) for part, held in others)
+
+
+@pytest.mark.parametrize("name", WAYS)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_change_anywhere_is_noticed(name, data):
+    kinds = data.draw(st.lists(st.sampled_from(sorted(MAKERS)), min_size=1, max_size=12))
+    at = data.draw(st.integers(0, len(kinds) - 1))
+    changes = CHANGES[kinds[at]]
+    change = changes[data.draw(st.integers(0, len(changes) - 1))]
+    with pytest.MonkeyPatch.context() as patch:
+        choose(name, patch)
+        values = [MAKERS[kind](object()) for kind in kinds]
+        sweep, others = swept(values)
+        assert is_same(sweep, others)
+        gc.collect()
+        assert is_same(sweep, others)
+        change(values[at], object())
+        assert not is_same(sweep, others)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_was_accepted_is_what_counts(seed, way):
+    """Many changes, accepted or not, of many objects: those that are found are those there are."""
+    chance = random.Random(seed)
+    pool = [object() for _ in range(3)]
+    kinds = ("dict", "list", "set", "cell", "slots")
+    values = [MAKERS[chance.choice(kinds)](chance.choice(pool)) for _ in range(30)]
+    sweep = Sweep()
+    parts = []
+    for value in values:
+        (part,) = parts_of(value, "").parts
+        if sweep.add(part, value, len(parts)):
+            parts.append(part)
+    sweep.settle()
+    known = [part.now() for part in parts]
+    for _ in range(60):
+        for value in chance.sample(values, chance.randrange(3)):
+            kind = next(k for k in kinds if isinstance(value, type(MAKERS[k](0))))
+            try:
+                chance.choice(CHANGES[kind])(value, chance.choice(pool))
+            except (AttributeError, LookupError, ValueError):
+                continue
+        really = {at for at, part in enumerate(parts) if not part.is_same(part.now(), known[at])}
+        found = set(sweep.differing())
+        assert really <= found
+        assert sweep.is_same() is (not found)
+        if chance.random() < 0.5:
+            sweep.accept()
+            known = [part.now() for part in parts]
+            assert sweep.is_same() or way == "asked" or not all(map(has_words, parts))
+
+
+def has_words(part):
+    """Whether it still has words: an empty cell has none."""
+    return bool(part.now()) if isinstance(part, Variable) else True
+
+
+def test_an_object_at_the_place_of_another_is_another(way):
+    """What was there is kept, so that nothing else can have its address."""
+    values = [[object()] for _ in range(200)]
+    sweep, others = swept(values)
+    for each in values:
+        each.clear()
+    gc.collect()
+    for each in values:
+        each.append(object())
+    assert len(sweep.differing()) + len(others) == 200
+
+
+def test_dicts_are_told_apart(way):
+    thing = an_object(1)
+    dicts = [{}, {"x": 1}, {i: i for i in range(100)}, vars(thing), vars(Other()), {}]
+    found = watch_dicts(dicts)
+    assert found.changed() == []
+    dicts[1]["x"] = 2
+    dicts[5]["y"] = 1
+    assert found.changed() == [1, 5]
+    assert not found.is_same()
+    found.accept()
+    assert found.is_same()
+    for _ in range(50):  # until the interpreter has its fast ways
+        thing.a += 1
+        assert found.changed() == [3]
+        found.accept()
+    list(dicts[2].items()), dicts[2].get(1), dict(dicts[2])
+    gc.collect()
+    assert found.changed() == []
+
+
+def a_tensor():
+    return nn.Parameter(torch.ones(2, 3))
+
+
+@torch.no_grad()
+def in_place(tensor):
+    tensor.t_()
+
+
+TENSOR_CHANGES = {
+    "dtype": lambda t: setattr(t, "data", t.data.double()),
+    "sizes": lambda t: setattr(t, "data", torch.ones(3, 2)),
+    "dims": lambda t: setattr(t, "data", torch.ones(2, 3, 1)),
+    "no dims": lambda t: setattr(t, "data", torch.ones(())),
+    "strides": lambda t: setattr(t, "data", torch.ones(3, 2).t()),
+    "numbers elsewhere": lambda t: setattr(t, "data", t.data.clone()),
+    "offset": lambda t: setattr(t, "data", torch.ones(9)[3:].view(2, 3)),
+    "resized": lambda t: t.data.resize_(4, 5),
+    "storage": lambda t: t.untyped_storage().resize_(0),
+    "in place": in_place,
+    "frozen": lambda t: t.requires_grad_(False),
+    "class": lambda t: setattr(t, "__class__", torch.Tensor),
+    "swapped": lambda t: torch.utils.swap_tensors(t, nn.Parameter(torch.zeros(2, 3))),
+    "sparse": lambda t: setattr(t, "data", torch.ones(2, 3).to_sparse()),
+}
+TENSOR_USES = {
+    "numbers": lambda t: t.data.mul_(2),
+    "backward": lambda t: (t * 2).sum().backward(),
+    "gradient": lambda t: setattr(t, "grad", torch.ones(2, 3)),
+    "no gradient": lambda t: setattr(t, "grad", None),
+    "views": lambda t: t.detach().t(),
+}
+
+
+@pytest.mark.parametrize("change", TENSOR_CHANGES)
+def test_a_change_of_a_tensor_is_noticed(change, way):
+    tensors = [a_tensor() for _ in range(5)]
+    found = watch_tensors(tensors)
+    assert found is not None
+    assert found.is_same()
+    try:
+        TENSOR_CHANGES[change](tensors[3])
+    except (RuntimeError, TypeError) as error:
+        pytest.skip(str(error))
+    assert not found.is_same()
+
+
+@pytest.mark.parametrize("use", TENSOR_USES)
+def test_using_a_tensor_is_no_change(use, way):
+    tensors = [a_tensor() for _ in range(5)]
+    found = watch_tensors(tensors)
+    assert found is not None
+    for _ in range(3):
+        TENSOR_USES[use](tensors[3])
+        assert found.is_same()
+
+
+@pytest.mark.parametrize("ndim", range(8))
+def test_tensors_of_any_number_of_dims(ndim, way):
+    shape = tuple(range(2, 2 + ndim))
+    tensor = torch.zeros(shape[::-1]).permute(*range(ndim - 1, -1, -1)) if ndim else torch.zeros(())
+    found = watch_tensors([tensor])
+    assert found is not None
+    assert found.is_same()
+    tensor.data = torch.zeros((*shape[1:], 9)) if ndim else torch.zeros(1)
+    assert not found.is_same()
+
+
+def test_what_is_not_dense_is_not_watched(way):
+    assert watch_tensors([torch.ones(2, 2).to_sparse()]) is None
+    assert watch_tensors([type("Own", (torch.Tensor,), {})()]) is None
+
+
+def test_without_a_compiler_only_words_in_objects_are_read(monkeypatch):
+    monkeypatch.setattr(watching, "comparison", lambda: None)
+    found = WordWatch()
+    assert not found.add(partial(words.of_list, [1]))
+    assert not found.add(partial(words.of_set, {1}))
+    assert found.add(partial(words.of_cell, CellType(1))) is (words.layout() is not None)
+
+
+def test_no_compiler_is_no_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert first_difference(str(tmp_path / "cache")) is None
+
+
+def test_parts_that_are_swept_are_these(way):
+    known = [OfFunction("", a_function(1)), Slots("", a_slotted(1), slots_of(Slotted))]
+    owners = [known[0].function, known[1].owner]
+    added = [Sweep().add(part, owner, 0) for part, owner in zip(known, owners, strict=True)]
+    assert added == [way != "asked"] * 2
+    assert Sweep().add(Sequenced("", [1]), [1], 0) is (way == "compiled")
