@@ -15,13 +15,18 @@ _HERE = str(Path(__file__).parent)
 if _HERE not in sys.path:
     sys.path.insert(0, _HERE)
 
+from forks import Forks  # noqa: E402
+
 pytest.register_assert_rewrite("testing")  # a failing check_pass shows a diff of the text
 
 QUICK = frozenset(
-    {"backend", "capture", "compiler", "contract", "docs", "examples", "models", "optimizers"}
-)
+    {
+        "backend", "capture", "compiler", "contract", "docs", "examples", "models", "optimizers",
+        "test_bad_input.py",
+    }
+)  # fmt: skip
 """Rooms whose tests are about steps. Those about generated code (``codegen``, ``lower``,
-``schedule``, ``runtime``) have the flags that users have, and so have those beside this file."""
+``schedule``, ``runtime``) have the flags that users have, and so have others beside this file."""
 
 
 LONGEST = (
@@ -51,11 +56,19 @@ def _frozen():
 
 
 def quick(preferred: str = "") -> Compiler | None:
-    """The compiler, asked for a third less work on each file: ``-O1`` instead of ``-O3``."""
+    """The compiler, asked for a quarter of the work on each file: ``-Og`` instead of ``-O3``."""
     found = find_cxx(preferred)
     if found is None:
         return None
-    return replace(found, flags=tuple("-O1" if each == "-O3" else each for each in found.flags))
+    return replace(found, flags=tuple("-Og" if each == "-O3" else each for each in found.flags))
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory):
+    """Runs programs in processes of their own."""
+    forks = Forks(tmp_path_factory.mktemp("processes"))
+    yield forks
+    forks.close()
 
 
 @pytest.fixture(autouse=True)
