@@ -5,37 +5,49 @@ import gc
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-import treadle.runtime.build as building
-from treadle.runtime.compilers import Compiler, find_cxx
+if TYPE_CHECKING:
+    from treadle.runtime.compilers import Compiler
 
 _HERE = str(Path(__file__).parent)
 if _HERE not in sys.path:
     sys.path.insert(0, _HERE)
 
+from forks import Forks  # noqa: E402
+
 pytest.register_assert_rewrite("testing")  # a failing check_pass shows a diff of the text
 
 QUICK = frozenset(
-    {"backend", "capture", "compiler", "contract", "docs", "examples", "models", "optimizers"}
-)
+    {
+        "backend", "capture", "compiler", "contract", "docs", "examples", "models", "optimizers",
+        "report", "test_bad_input.py",
+    }
+)  # fmt: skip
 """Rooms whose tests are about steps. Those about generated code (``codegen``, ``lower``,
-``schedule``, ``runtime``) have the flags that users have, and so have those beside this file."""
+``schedule``, ``runtime``) have the flags that users have, and so have others beside this file."""
 
 
 LONGEST = (
     "models/test_transformers.py",
     "contract/test_checkpointing.py",
-    "contract/test_reads_kinds.py",
-    "contract/test_reads_generator.py",
-    "test_bad_input.py",
-    "examples/test_loops.py",
-    "contract/test_effects_generator.py",
-    "docs/test_documentation.py",
     "contract/test_dynamic_shapes.py",
+    "contract/test_failures.py",
+    "docs/test_documentation.py",
+    "contract/test_reads_generator.py",
+    "contract/test_effects_generator.py",
+    "contract/test_reads_kinds.py",
+    "optimizers/test_optimizers.py",
+    "contract/test_loops_of_users.py",
+    "contract/test_other_dtypes.py",
+    "test_planning.py",
+    "models/test_recurrent.py",
+    "passes/memory/test_memory_planning.py",
+    "test_bad_input.py",
 )
-"""Files that take a minute or more, the longest first: one that begins last is waited for."""
+"""Files that take half a minute or more, the longest first: one that begins last is waited for."""
 
 
 def pytest_collection_modifyitems(items):
@@ -50,16 +62,45 @@ def _frozen():
     gc.freeze()
 
 
-def quick(preferred: str = "") -> Compiler | None:
-    """The compiler, asked for a third less work on each file: ``-O1`` instead of ``-O3``."""
+def quick(preferred: str = "") -> "Compiler | None":
+    """The compiler, asked for a quarter of the work on each file: ``-Og`` instead of ``-O3``."""
+    from treadle.runtime.compilers import find_cxx  # the process that hands out tests needs none
+
     found = find_cxx(preferred)
     if found is None:
         return None
-    return replace(found, flags=tuple("-O1" if each == "-O3" else each for each in found.flags))
+    return replace(found, flags=tuple("-Og" if each == "-O3" else each for each in found.flags))
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory):
+    """Runs programs in processes of their own."""
+    forks = Forks(tmp_path_factory.mktemp("processes"))
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="session")
+def compiled():
+    """What was compiled in this process, by text and compiler."""
+    return {}
 
 
 @pytest.fixture(autouse=True)
-def quick_compiles(request, monkeypatch):
+def quick_compiles(request, monkeypatch, compiled):
     room = request.path.relative_to(_HERE).parts[0]
-    if room in QUICK and request.node.get_closest_marker("users_flags") is None:
-        monkeypatch.setattr(building, "find_cxx", quick)
+    if room not in QUICK or request.node.get_closest_marker("users_flags") is not None:
+        return
+    from treadle.runtime import build, compilers
+
+    compile_text = compilers._compile
+
+    def once(text, compiler):
+        """Tests have caches of their own, and many have the kernels of another one."""
+        key = text, compiler.identity
+        if key not in compiled:
+            compiled[key] = compile_text(text, compiler)
+        return compiled[key]
+
+    monkeypatch.setattr(build, "find_cxx", quick)
+    monkeypatch.setattr(compilers, "_compile", once)

@@ -1,12 +1,7 @@
 """What goes wrong outside: compilers, caches, budgets, devices, interruptions. Nothing is lost."""
 
 import copy
-import os
 import signal
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +11,6 @@ from torch.nn import functional as F
 import treadle
 from treadle.options import Options
 from treadle.runtime.cache import Cache
-
-SRC = Path(treadle.__file__).parent.parent
 
 
 class ConvNet(nn.Module):
@@ -86,26 +79,17 @@ def test_strict_refuses_to_run_without_kernels(tmp_path):
         step(*batch())
 
 
-def run_script(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    everything = {**os.environ, "PYTHONPATH": str(SRC), **environment}
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text)],
-        env=everything, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-
-
-def test_the_demo_runs_without_a_compiler_and_says_so(tmp_path):
+def test_the_demo_runs_without_a_compiler_and_says_so(tmp_path, forks):
     program = """
         from testing import small_demo
         from treadle.cli import main
+        from treadle.runtime.compilers import find_cxx
+        find_cxx.cache_clear()
         small_demo()
         raise SystemExit(main(['demo', '--steps', '2']))
     """
-    paths = os.pathsep.join([str(SRC), str(Path(__file__).parent)])
-    environment = {
-        "PATH": str(tmp_path), "TREADLE_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": paths,
-    }  # fmt: skip
-    done = run_script(program, **environment)
+    environment = {"PATH": str(tmp_path), "TREADLE_CACHE_DIR": str(tmp_path / "cache")}
+    done = forks.run(program, environment=environment)
     assert done.returncode == 0, done.stderr
     assert "no working C++ compiler was found" in done.stdout
 
@@ -128,19 +112,20 @@ STEP = """
 """
 
 
-def test_the_second_process_compiles_nothing(tmp_path):
-    first, second = (run_script(STEP, TREADLE_CACHE_DIR=str(tmp_path)) for _ in range(2))
+def test_the_second_process_compiles_nothing(tmp_path, forks):
+    environment = {"TREADLE_CACHE_DIR": str(tmp_path)}
+    first, second = (forks.run(STEP, environment=environment) for _ in range(2))
     assert first.stdout.split()[-1] == "False", first.stderr
     assert second.stdout.split()[-1] == "True", second.stderr
     assert first.stdout.split()[:3] == second.stdout.split()[:3]
 
 
-def test_two_processes_may_compile_the_same_step_at_once(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(SRC), "TREADLE_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", textwrap.dedent(STEP)]
-    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(2)]
-    losses = [process.communicate(timeout=200)[0].split()[:3] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
+def test_two_processes_may_compile_the_same_step_at_once(tmp_path, forks):
+    environment = {"TREADLE_CACHE_DIR": str(tmp_path)}
+    both = [forks.start(STEP, environment=environment) for _ in range(2)]
+    done = [forks.finish(process) for process in both]
+    assert [each.returncode for each in done] == [0, 0]
+    losses = [each.stdout.split()[:3] for each in done]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 3
 

@@ -1,10 +1,5 @@
 """A step that talks to other processes is refused by name and line; what to do instead works."""
 
-import os
-import subprocess
-import sys
-import textwrap
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -165,18 +160,11 @@ RANK = """
 """
 
 
-def test_two_ranks_that_reduce_outside_of_the_step_train_as_the_wrapper_does(tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(RANK), str(rank), str(tmp_path / "two")],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
+def test_two_ranks_that_reduce_outside_of_the_step_train_as_the_wrapper_does(tmp_path, forks):
+    ranks = [forks.start(RANK, str(rank), str(tmp_path / "two")) for rank in range(2)]
     for rank in ranks:
-        out, errors = rank.communicate(timeout=150)
-        assert rank.returncode == 0, errors
-        code, difference = out.split()
+        done = forks.finish(rank, 150)
+        assert done.returncode == 0, done.stderr
+        code, difference = done.stdout.split()
         assert code == "TR-130"
         assert float(difference) < 1e-6

@@ -10,6 +10,8 @@ from torch.nn import functional as F
 import treadle
 from treadle.codegen.cpp_prelude import ROUND_EACH
 
+pytestmark = pytest.mark.users_flags  # how sums are rounded depends on their vectors
+
 
 class Chain(nn.Module):
     """Products and sums that a compiler would like to contract."""

@@ -5,9 +5,7 @@ python tests/contract/test_reads_generator.py --cases 20000 --seed 1
 
 import argparse
 import collections
-import os
 import random
-import subprocess
 import sys
 import time
 import traceback
@@ -36,6 +34,7 @@ from contract.worlds import (
     program_of,
     same,
 )
+from forks import Forks
 
 NOT_YET: frozenset[str] = frozenset()
 """Kinds of state that are not generated."""
@@ -342,20 +341,15 @@ def wrong(tally: Tally) -> list[Finding]:
     return [each for each in tally.findings if each.how in ("stale", "raw", "restless")]
 
 
-def generates(*options: str) -> None:
+def generates(forks: Forks, *options: str) -> None:
     """Run this file in a process of its own, whose state nobody else has changed."""
-    paths = [str(Path(treadle.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, *options, "--texts", "1"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
+    done = forks.run(Path(__file__), *options, "--texts", "1", quiet=True, seconds=900)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_step_is_stale(seed: int):
-    generates("--cases", "150", "--seed", str(seed))
+def test_no_step_is_stale(forks: Forks, seed: int):
+    generates(forks, "--cases", "150", "--seed", str(seed))
 
 
 UNREAD = """

@@ -3,9 +3,9 @@
 from contract.test_reads_generator import generates
 
 
-def test_no_kind_of_state_is_stale():
-    generates("--kinds")
+def test_no_kind_of_state_is_stale(forks):
+    generates(forks, "--kinds")
 
 
-def test_no_state_of_torch_is_stale():
-    generates("--torch", "--looks", "1")
+def test_no_state_of_torch_is_stale(forks):
+    generates(forks, "--torch", "--looks", "1")

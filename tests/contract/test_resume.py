@@ -1,8 +1,6 @@
 """Checkpoints: a run that is resumed, here or there, is the run that was never interrupted."""
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -104,7 +102,7 @@ def test_the_next_losses_are_those_of_an_uninterrupted_run(tmp_path, kind, befor
 
 
 @pytest.mark.users_flags
-def test_a_run_resumes_in_another_process(tmp_path):
+def test_a_run_resumes_in_another_process(tmp_path, forks):
     """Bitwise, and through the objects a step has run with before as well."""
     here = Path(__file__)
     program = f"""
@@ -121,9 +119,7 @@ torch.save(run.train(AFTER), Path({str(tmp_path)!r}) / "losses.pt")
     run.train(BEFORE)
     torch.save(run.checkpoint(), tmp_path / "checkpoint.pt")
     uninterrupted = run.train(AFTER)
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = forks.run(program, seconds=120)
     assert done.returncode == 0, done.stderr
     assert torch.load(tmp_path / "losses.pt") == uninterrupted
 
