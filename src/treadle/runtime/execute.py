@@ -39,6 +39,7 @@ from treadle.runtime.build import Build, DeviceFunction, Functions, Launcher, bu
 from treadle.runtime.checks import check_layout, mismatch, wrong_count
 from treadle.runtime.draws import FUNCTION, OPERATOR, drawer
 from treadle.runtime.functional import NAMESPACE, named
+from treadle.runtime.halves import widened
 from treadle.runtime.incoming import Incoming, imported
 from treadle.runtime.replay import CudaRecorder, Recorder, Replay, Terms
 from treadle.runtime.steady import SteadyInputs
@@ -301,7 +302,8 @@ class Executable:
         specs = tuple(self.artifact.buffers[o] if o is not None else None for o in step.outputs)
         if is_condition(step):
             return [functools.partial(_look, args)]
-        return [_CallAllocating(resolve(step.op), args, kwargs, specs, self._live.define)]
+        op = widened(step.op, resolve(step.op))
+        return [_CallAllocating(op, args, kwargs, specs, self._live.define)]
 
     def _import(self, at: int) -> None:
         spec = self.artifact.buffers[self._imports[at][0]]
@@ -504,7 +506,8 @@ class _CallAllocating:
         return value.clone() if isinstance(value, Tensor) and _storage(value) in taken else value
 
     def _inspect(self, results: Sequence[Any]) -> tuple[bool, ...]:
-        """Which results share the storage of an argument, or have none: they must be copied.
+        """Which results must be copied: those that share the storage of an argument, or have none,
+        or are floats of another precision than PyTorch says.
 
         An argument's bytes may be given to another buffer, or written, while the result lives.
         """
@@ -514,7 +517,8 @@ class _CallAllocating:
                 continue
             if not isinstance(tensor, Tensor):
                 raise RuntimeFailure(f"it gave no tensor for {spec.name}", code="TR-403")
-            if tensor.shape != spec.shape or tensor.dtype is not spec.dtype:
+            floats = tensor.is_floating_point() and spec.dtype.is_floating_point
+            if tensor.shape != spec.shape or not (tensor.dtype is spec.dtype or floats):
                 raise RuntimeFailure(
                     f"it gave {tensor.dtype} {tuple(tensor.shape)}, and {spec.name} is "
                     f"{spec.dtype} {spec.shape}",
@@ -522,7 +526,12 @@ class _CallAllocating:
                 )
         if len(results) < len(self.specs):
             raise RuntimeFailure(f"it gave {len(results)} results", code="TR-403")
-        return tuple(isinstance(t, Tensor) and _needs_copy(t, taken) for t in results)
+        specs = (*self.specs, *[None] * (len(results) - len(self.specs)))
+        return tuple(
+            isinstance(t, Tensor)
+            and (_needs_copy(t, taken) or (spec is not None and t.dtype is not spec.dtype))
+            for t, spec in zip(results, specs, strict=True)
+        )
 
 
 def _needs_copy(tensor: Tensor, taken: set[int]) -> bool:

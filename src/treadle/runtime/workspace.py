@@ -15,6 +15,7 @@ from treadle.runtime.artifact import BufferSpec, CallStep, View
 from treadle.runtime.bindings import spec_bytes
 from treadle.runtime.cache import Cache, content_key
 from treadle.runtime.execute import resolve
+from treadle.runtime.halves import widened
 from treadle.runtime.meter import measure_each
 from treadle.runtime.packed import LENGTHS
 
@@ -75,7 +76,7 @@ class _Run:
     """One call on zeros, its result dropped. Arguments exist before the measurement begins."""
 
     def __init__(self, step: CallStep, device: torch.device) -> None:
-        self._op = resolve(step.op)
+        self._op = widened(step.op, resolve(step.op))
         self._args = [_zeros(each, device) for each in step.args]
         self._kwargs = {name: _zeros(each, device) for name, each in step.kwargs.items()}
         at = LENGTHS.get(step.op)

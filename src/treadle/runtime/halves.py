@@ -1,0 +1,53 @@
+"""Batch norms of halves on CPUs, whose kernels are computed in float32 here.
+
+PyTorch's kernels keep statistics in the dtype of the input or in float32, by what dtypes come
+together; its type rules say float32 in any case, and the backward kernel takes only what the
+forward kernel left. In float32 all agree, and nothing is rounded in between.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def _forward(op: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    out, *statistics = op(*map(_wide, args))
+    return out.to(args[0].dtype), *statistics
+
+
+def _backward(op: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    gradient, *others = op(*map(_wide, args))
+    return (None if gradient is None else gradient.to(args[0].dtype)), *others
+
+
+_WIDENED = {
+    "aten._native_batch_norm_legit_functional.default": _forward,
+    "aten._native_batch_norm_legit.no_stats": _forward,
+    "aten._native_batch_norm_legit_no_training.default": _forward,
+    "aten.native_batch_norm.default": _forward,
+    "aten.native_batch_norm_backward.default": _backward,
+}
+
+
+def widened(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
+    """``op``, or what calls it with float32 in the place of halves on CPUs."""
+    wide = _WIDENED.get(name)
+    if wide is None:
+        return op
+
+    def call(*args: Any) -> Any:
+        is_half = args[0].device.type == "cpu" and args[0].dtype in _HALVES
+        return wide(op, args) if is_half else op(*args)
+
+    return call
+
+
+def _wide(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in _HALVES else value
+
+
+__all__ = ["widened"]
