@@ -200,7 +200,7 @@ def test_grad_is_what_the_step_leaves(clear):
     beside_eager(make, lambda _: (torch.randn(6, 5),), steps=3)
 
 
-@pytest.mark.parametrize("what", ["error_if_nonfinite", "scaler", "momentum=None"])
+@pytest.mark.parametrize("what", ["scaler", "momentum=None"])
 def test_what_decides_by_values_is_refused_with_its_line(what):
     model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3, momentum=None))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -210,11 +210,7 @@ def test_what_decides_by_values_is_refused_with_its_line(what):
         if what == "momentum=None":
             return model(x).sum()  # BatchNorm turns its counter into a number
         loss = model[0](x).sum()
-        if what == "scaler":
-            scaler.scale(loss).backward()  # skips steps by values
-        else:
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        scaler.scale(loss).backward()  # skips steps by values
         optimizer.step()
         return loss
 
