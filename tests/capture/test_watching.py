@@ -243,6 +243,28 @@ def test_dicts_are_told_apart(way):
     assert found.changed() == []
 
 
+def test_what_was_found_and_taken_back_is_not_accepted(way):
+    """Another variant looks at the change; then it is undone, and this one is called again."""
+    dicts, cell = [{"x": 1}], CellType(one := object())
+    found = watch_dicts(dicts)
+    watch = WordWatch()
+    is_watched = watch.add(partial(words.of_cell, cell))
+    watch.settle()
+    for _ in range(2):
+        cell.cell_contents = two = object()
+        assert watch.changed() == [0] * is_watched
+        cell.cell_contents = one
+        assert watch.is_same()
+        watch.accept()
+        cell.cell_contents = two
+        assert watch.is_same() is not is_watched
+        cell.cell_contents = one
+    dicts[0]["x"] = 2
+    assert found.changed() == [0]
+    found.accept()
+    assert found.is_same()
+
+
 def a_tensor():
     return nn.Parameter(torch.ones(2, 3))
 

@@ -409,3 +409,26 @@ def test_the_line_of_a_seed_is_the_callers():
     with pytest.raises(treadle.TreadleError, match="TR-120") as found:
         compiled(torch.ones(2))
     assert "contextlib" not in found.value.where
+
+
+CHANGES = {
+    "class": lambda o, k: setattr(o, "__class__", (nn.ReLU, nn.Tanh)[k]),
+    "attribute": lambda o, k: setattr(o, "gain", 1.0 + k),
+    "space": lambda o, k: setattr(o, "__dict__", {**vars(o), "gain": 1.0 + k}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_that_is_taken_back_and_done_again(name):
+    """What one variant saw while another one ran is not what it was made for."""
+    model = nn.Sequential(nn.ReLU())
+    model[0].gain = 1.0
+
+    def step(x):
+        return model(-x) * model[0].gain
+
+    compiled = treadle.compile(step, model=model, options=treadle.Options(codegen=False))
+    x = torch.randn(5)
+    for k in (0, 1, 0, 1, 0, 0, 1, 1, 0, 1):
+        CHANGES[name](model[0], k)
+        torch.testing.assert_close(compiled(x), step(x))

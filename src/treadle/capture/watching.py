@@ -87,7 +87,10 @@ class WordWatch:
 
     def is_same(self) -> bool:
         """Whether all of them are as they were."""
-        return self._first(0) < 0
+        if self._first(0) >= 0:
+            return False
+        self._pending = {}  # what an earlier look found was taken back since
+        return True
 
     def are_same(self) -> tuple[bool, bool]:
         """Whether all objects are as they were, and whether the flags are; these are not looked at
