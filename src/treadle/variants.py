@@ -31,7 +31,7 @@ def warn_of_recompiles(reasons: Sequence[str], known: int) -> None:
             "tensors, numbers that only scale them and what the step does not read may change "
             "freely; what else changes at every call belongs outside of the step",
             RuntimeWarning,
-            stacklevel=6,  # this, a look-up, a preparation, a service, the step
+            stacklevel=7,  # this, a look-up, a preparation, a call, a service, the step
         )
 
 

@@ -137,8 +137,13 @@ def test_reductions(shape, dims, dtype):
     ref = b.input(*shape, dtype=dtype)
     outs = [b.reduce(kind, ref, dims) for kind in (SUM, MAX, MIN)]
     total, high, low = run_plan(schedule(b.program(*outs)), x)
+    # a sum may cancel: what it is off by goes with the size that such sums have
+    size = x.double().square().sum(dims).sqrt().max().item()
     torch.testing.assert_close(
-        total, x.sum(dims, dtype=dtype), rtol=1e-2 if dtype.itemsize == 2 else 2e-5, atol=1e-4
+        total,
+        x.sum(dims, dtype=dtype),
+        rtol=1e-2 if dtype.itemsize == 2 else 2e-5,
+        atol=max(1e-4, 2e-6 * size),
     )
     assert torch.equal(high, x.amax(dims))
     assert torch.equal(low, x.amin(dims))
