@@ -74,12 +74,12 @@ def _signature(entry, names):
 
 
 def usage(built, folder: Path) -> dict[str, int]:
-    from triton import knobs
+    from triton.backends.nvidia.compiler import get_ptxas
 
     path = folder / "kernel.ptx"
     path.write_text(built.asm["ptx"])
     arch = re.search(r"\.target (sm_\w+)", built.asm["ptx"])[1]
-    command = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={arch}", str(path), "-o", "/dev/null"]
+    command = [get_ptxas(90).path, "-v", f"--gpu-name={arch}", str(path), "-o", "/dev/null"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     registers = re.search(r"Used (\d+) registers", text)
     spills = re.search(r"(\d+) bytes spill stores", text)

@@ -58,6 +58,7 @@ def test_no_operator_whose_name_says_random_is_left_out():
         *("_dirichlet_grad", "poisson_nll_loss", "native_dropout_backward", "exponential_backward"),
         *("_philox_key_fold_in", "_philox_key_split"),  # functions of a key, as are those below
         *("_philox_normal", "_philox_normal_", "_philox_uniform", "_philox_uniform_"),
+        *("_philox_randint", "_philox_randint_"),
         *("rrelu_with_noise_backward",),
     }
     words = ("rand", "dropout", "bernoulli", "normal_", "poisson", "dirichlet", "multinomial")

@@ -73,6 +73,11 @@ def _wide(value: Any) -> Any:
     return value.float() if is_half else value
 
 
+# An element at a bound that is a number keeps its gradient until PyTorch 2.13, and has none since.
+_TIES_PASS = torch.__version__ < "2.14"  # compared as versions
+_BELOW, _ABOVE = (torch.lt, torch.gt) if _TIES_PASS else (torch.le, torch.ge)
+
+
 # -- elementwise forms; their operands and defaults are those of torch's functions ------------
 
 
@@ -100,7 +105,12 @@ def _addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1)
 
 
 def _clamp(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    return torch.clamp(input, _bound(input, min), _bound(input, max))
+    """By comparisons: bounds that are tensors share the gradient of ties since PyTorch 2.14."""
+    for bound, beyond in ((min, _BELOW), (max, _ABOVE)):
+        if bound is not None:
+            limit = _beside(input, bound)
+            input = torch.where(beyond(input, limit) | (limit != limit), limit, input)
+    return input
 
 
 def _clamp_min(input: Tensor, min: Any) -> Tensor:
@@ -109,14 +119,6 @@ def _clamp_min(input: Tensor, min: Any) -> Tensor:
 
 def _clamp_max(input: Tensor, max: Any) -> Tensor:
     return _clamp(input, max=max)
-
-
-def _bound(input: Tensor, bound: Any) -> Tensor | None:
-    """Both bounds of a clamp are tensors, or neither is."""
-    bound = _beside(input, bound)
-    if bound is None or isinstance(bound, Tensor):
-        return bound
-    return torch.full((), bound, dtype=input.dtype, device=input.device)
 
 
 def _where(condition: Tensor, input: Any, other: Any) -> Tensor:
