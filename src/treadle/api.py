@@ -364,7 +364,8 @@ class Step:
     def _variant(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
     ) -> Compiled:
-        key, self._call.leaves = self._keys.of(args, kwargs, update=update)
+        key, given = self._keys.of(args, kwargs, update=update)
+        self._call.serve(given)
         found = self._variants.get(key)
         if found is None:
             known = len(self.recompiles)

@@ -137,10 +137,12 @@ def test_arguments_are_flattened_as_pytree_does():
         ((), {}),
     ]
     for args, kwargs in [*calls, *calls]:
-        key, leaves = keys.of(args, kwargs)
+        key, given = keys.of(args, kwargs)
+        leaves = given.leaves
         expected = torch.utils._pytree.tree_flatten_with_path((args, kwargs))[0]
         assert all(a is b for a, (_, b) in zip(leaves, expected, strict=True))
         assert len(key.arguments) == len(leaves)
+        assert not given.containers  # lists and dicts are no more than their entries
     paths = [path for path, _ in keys.of((x,), {"b": y})[0].arguments]
     assert paths == ["args[0]", "kwargs['b']"]
 

@@ -128,14 +128,14 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> Any:
         parameter.requires_grad_(flag)
     _adopt_state(captured)
     _count_steps(captured)
-    captured.call.leaves = []  # nothing of a call is kept
+    captured.call.forget()
     return unflatten(leaves, captured.result_tree)
 
 
 def forget_call(captured: Captured) -> None:
     """A call was captured or begun, and nothing of it happened."""
     captured.pending.clear()
-    captured.call.leaves = []
+    captured.call.forget()
 
 
 def _adopt_state(captured: Captured) -> None:

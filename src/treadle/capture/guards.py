@@ -23,6 +23,7 @@ from treadle.capture.steady import (
 )
 from treadle.capture.torch_private import (
     FlatCalls,
+    Given,
     Switches,
     TreeSpec,
     module_hooks,
@@ -89,10 +90,11 @@ class Keys:
 
     def of(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
-    ) -> tuple[GuardKey, list[Any]]:
-        """The key of a call, and the leaves of its arguments. Python values among them are part of
-        it as they are; ``update``: whether the optimizers step."""
-        leaves, paths, structure = self._calls.of(args, kwargs)
+    ) -> tuple[GuardKey, Given]:
+        """The key of a call, and its arguments. Python values among their leaves are part of it as
+        they are; ``update``: whether the optimizers step."""
+        given, paths, structure = self._calls.of(args, kwargs)
+        leaves = given.leaves
         facts = self._models.get()
         key = GuardKey(
             tuple(zip(paths, map(_fact, leaves), strict=True)),
@@ -114,7 +116,7 @@ class Keys:
             ),
             self._grads(facts.parameters),
         )
-        return key, leaves
+        return key, given
 
     def _grads(self, parameters: Sequence[nn.Parameter]) -> tuple[bool, ...]:
         """Which parameters have gradients."""

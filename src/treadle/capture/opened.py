@@ -66,7 +66,8 @@ def opened(value: Any, flatten: Flatten) -> Opened | None:
     """What ``value`` holds, by name; ``None`` for what is no container of tensors and values.
 
     Data classes, ``UserDict`` (the batches of tokenizers), ``SimpleNamespace``, subclasses of
-    ``dict`` and ``list`` are opened always, other objects if an attribute holds a tensor.
+    ``dict`` and ``list``, of ``tuple`` with attributes, are opened always, other objects if an
+    attribute holds a tensor.
     ``flatten``: gives the leaves of nested lists, tuples and dicts.
     """
     if is_value(value) or isinstance(value, _CLOSED) or callable(value):
@@ -74,7 +75,7 @@ def opened(value: Any, flatten: Flatten) -> Opened | None:
     parts = _parts(value)
     if parts is None:
         return None
-    always = isinstance(value, dict | list | UserDict | SimpleNamespace)
+    always = isinstance(value, dict | list | tuple | UserDict | SimpleNamespace)
     if not (always or dataclasses.is_dataclass(value)):
         leaves = {name: flatten(each) for name, each in parts.items()}
         parts = {k: v for k, v in parts.items() if all(is_value(leaf) for leaf in leaves[k])}
@@ -84,12 +85,33 @@ def opened(value: Any, flatten: Flatten) -> Opened | None:
     return Opened(Shell(type(value), tuple(parts), blank), tuple(parts.values()))
 
 
+def has_own(value: Any) -> bool:
+    """Whether an object has attributes of its own, which nobody who only takes and makes its
+    entries would keep."""
+    return bool(_vars(value))
+
+
+def names_of_parts(value: Any, found: Opened | None, leaves: Sequence[Any]) -> frozenset[Any]:
+    """Attributes of a container that are no more than its parts, and so are looked at already.
+    ``leaves``: those of a class that took itself apart."""
+    if isinstance(value, UserDict):
+        return frozenset({"data"})
+    if found is not None:
+        return (
+            frozenset() if isinstance(value, dict | list | tuple) else frozenset(found.shell.names)
+        )
+    held = {id(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+    return frozenset(name for name, part in _vars(value).items() if id(part) in held)
+
+
 def _parts(value: Any) -> dict[Any, Any] | None:
     match value:
         case dict():
             return dict(cast(dict[Any, Any], value))
         case list():
             return dict(enumerate(cast(list[Any], value)))
+        case tuple():
+            return dict(enumerate(cast(tuple[Any], value))) if has_own(value) else None
         case UserDict():
             return dict(cast(UserDict[Any, Any], value).data)
         case _ if dataclasses.is_dataclass(value):
@@ -108,6 +130,11 @@ def _vars(value: Any) -> Mapping[str, Any]:
 
 def _with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
     """A shallow copy of ``value`` with ``parts`` in it; no method of the user's class runs."""
+    if isinstance(value, tuple):
+        kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+        twin = tuple.__new__(kind, parts.values())
+        vars(twin).update(_vars(value))
+        return twin
     try:
         twin = copy.copy(value)
     except (TypeError, pickle.PicklingError, copy.Error) as error:

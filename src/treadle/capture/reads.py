@@ -103,6 +103,15 @@ class Watched:
         """What is there of what counts."""
         return _those(self.part.now(), self.names)
 
+    def keys_beside(self, now: dict[Any, Any], ordered: bool) -> Iterable[Any]:
+        """Of ``now``, which has as many entries, the keys that stand where those held stood."""
+        if not self.part.entries or isinstance(self.part, Sequenced | Members):
+            return self.held
+        if ordered:
+            return now
+        same = {key: key for key in now}
+        return [same.get(key, MISSING) for key in self.held]
+
     def is_same(self, now: dict[Any, Any]) -> bool:
         """The very same objects under the same names: the fast answer."""
         if isinstance(self.part, Computed):
@@ -128,8 +137,20 @@ class ClassNames:
         return str(name).startswith("__") and str(name).endswith("__") and name not in _OF_PYTHON
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Without:
+    """Names but for some. ``names`` is ``None``: all but those."""
+
+    names: "Names | None"
+    others: frozenset[Any]
+
+    def __contains__(self, name: object) -> bool:
+        return name not in self.others and (self.names is None or name in self.names)
+
+
 _OF_PYTHON = OF_DECLARATION | {"__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl"}
-Names = frozenset[Any] | ClassNames
+Names = frozenset[Any] | ClassNames | Without
 
 
 def is_sealed(value: Any) -> bool:
@@ -164,6 +185,12 @@ class Node:
     asked: bool = True  # whether the step's code holds it, and not only the library's
     watched: list[Watched] = field(default_factory=list[Watched])
     getter: Callable[[], Any] | None = None  # of an argument: where it is at this call
+    parts: frozenset[Any] | None = None  # of one taken apart: attributes that do not count
+
+    @property
+    def is_found_anew(self) -> bool:
+        """Whether no object is held, but looked for at every call."""
+        return self.loose or self.getter is not None
 
     def current(self) -> Any:
         """The object now."""
@@ -175,7 +202,7 @@ class Node:
 
     def part(self, at: int) -> Part:
         """One of its parts now."""
-        if self.loose or self.getter is not None:
+        if self.is_found_anew:
             return parts_of(self.current(), self.label).parts[at]
         return self.watched[at].part
 
@@ -288,6 +315,7 @@ class Reads:
         self._parts: list[tuple[Node, int]] = []
         self._swept: list[tuple[Node, int]] = []
         self._given: list[Node] = []  # those that a call brings
+        self._places: dict[int, list[tuple[Node, int]]] = {}  # by a node's id, where it is
 
     # -- making
 
@@ -301,9 +329,8 @@ class Reads:
 
     def add_argument(self, label: str, value: Any, getter: Callable[[], Any]) -> None:
         """An object among the arguments: at every call another one."""
-        if id(value) in self._nodes:
-            return  # the model, or what it holds: reached otherwise; compared as that object
-        if isinstance(value, _ONLY_ITSELF):
+        if isinstance(value, _ONLY_ITSELF) or id(value) in self._nodes:
+            # The model, a part of a global, another argument: it has to be that at every call.
             node = Node(_Space, label, getter)
             self._nodes[id(getter)] = node
             self._order.append(node)
@@ -312,7 +339,19 @@ class Reads:
             return
         node = self._node(label, value, None)
         node.getter = getter
-        node.only = value if isinstance(value, (*_IDENTITIES, Enum)) else None
+        self._drain()
+        if isinstance(value, (*_IDENTITIES, Enum)) or not node.watched:
+            node.only = value  # there is nothing to compare
+
+    def add_container(
+        self, label: str, value: Any, getter: Callable[[], Any], parts: frozenset[Any]
+    ) -> None:
+        """An argument that was taken apart: what it has beside its entries, and the attributes
+        that are ``parts``. The step gets a copy, so that it may be any object."""
+        node = Node(type(value), label, value, getter=getter, parts=parts)
+        self._nodes[id(getter)] = node
+        self._queue.append(node)
+        self._order.append(node)
         self._drain()
 
     def add_computed(self, label: str, read: Callable[[], Any]) -> None:
@@ -355,7 +394,11 @@ class Reads:
         if made.opaque and node.asked:
             self.opaque.append(f"{node.label}: {node.kind.__qualname__}")
         for at, part in enumerate(made.parts):
-            self._watch(node, at, part, self._names_of(value, part), deep=self._is_deep(value))
+            names = self._names_of(value, part)
+            if node.parts is not None:  # what was read of it was read of a copy
+                mentioned = Without(self._names.mentioned, node.parts)
+                names = frozenset() if part.entries else mentioned
+            self._watch(node, at, part, names, deep=self._is_deep(value))
         kind = type(value)
         if isinstance(value, type) and is_heap(kind):
             self._node(kind.__qualname__, kind, None)  # a metaclass
@@ -472,7 +515,7 @@ class Reads:
     def _raw(self, node: Node, watched: Watched) -> tuple[Any, ...] | None:
         there = watched.held.values()
         if node.loose or node.getter is not None or any(
-            isinstance(each, Fact | Any_) or (isinstance(each, Node) and each.loose)
+            isinstance(each, Fact | Any_) or (isinstance(each, Node) and each.is_found_anew)
             for each in there
         ):  # fmt: skip
             return None
@@ -497,7 +540,7 @@ class Reads:
                 continue
             self._sweep.add_type(node.value)
             for at, watched in enumerate(node.watched):
-                if any(isinstance(e, Node) and e.loose for e in watched.held.values()):
+                if any(isinstance(e, Node) and e.is_found_anew for e in watched.held.values()):
                     self._swept.append((node, at))
                 elif self._sweep.add(watched.part, node.value, len(self._parts)):
                     self._parts.append((node, at))
@@ -521,8 +564,7 @@ class Reads:
             return False
         self._sweep.accept()
         for node, at in match.renewed:
-            watched = node.watched[at]
-            node.watched[at] = replace(watched, raw=self._raw(node, watched))
+            self._renew(node, at, node.watched[at].part)
         if moved := match.held():
             self._rebind(moved)
         return True
@@ -561,6 +603,20 @@ class Reads:
                 yield f"{fact.place.label}: a tensor became a parameter", None
         if self._aliases() != self._same:
             yield _OTHER_ALIASES, None
+        if not all(match.holds_throughout(node, at) for node, at in self._places_of(match.held())):
+            yield match.said()
+
+    def _places_of(self, moved: Iterable[tuple[Node, Any]]) -> list[tuple[Node, int]]:
+        """The parts in which nodes are, as values or as keys."""
+        those = {id(node) for node, _ in moved}
+        if those and not self._places:
+            for node in self._order:
+                for at, watched in enumerate(node.watched):
+                    there = [each for each in watched.held.values() if isinstance(each, Node)]
+                    there += [self._nodes[id(k)] for k in watched.held if id(k) in self._nodes]
+                    for each in there:
+                        self._places.setdefault(id(each), []).append((node, at))
+        return [place for each in those for place in self._places.get(each, ())]
 
     def _aliases(self) -> tuple[int, ...]:
         return first_of_each(fact.place.get() for fact in self._facts)
@@ -572,10 +628,16 @@ class Reads:
             self._nodes[id(value)] = node
             node.value = value
             parts = parts_of(value, node.label).parts
-            for at, (part, old) in enumerate(zip(parts, node.watched, strict=False)):
-                fresh = Watched(part, old.names, old.held)
-                node.watched[at] = replace(fresh, raw=self._raw(node, fresh))
+            for at, part in enumerate(parts[: len(node.watched)]):
+                self._renew(node, at, part)
         self._arrange()
+
+    def _renew(self, node: Node, at: int, part: Part) -> None:
+        """Equal objects are in a part: from now on these, keys included."""
+        fresh = replace(node.watched[at], part=part)
+        keys = fresh.keys_beside(fresh.now(), node.ordered)
+        fresh = replace(fresh, held=dict(zip(keys, fresh.held.values(), strict=True)))
+        node.watched[at] = replace(fresh, raw=self._raw(node, fresh))
 
     # -- what was found
 
@@ -643,8 +705,39 @@ class _Match:
 
     def held(self) -> list[tuple[Node, Any]]:
         """What stands for another, but for what is found anew at every call."""
-        found = self.moved.values()
-        return [each for each in found if not each[0].loose and each[0].getter is None]
+        return [each for each in self.moved.values() if not each[0].is_found_anew]
+
+    def holds_throughout(self, node: Node, at: int) -> bool:
+        """Whether in one part stands what stands for another everywhere: an object that was in two
+        places is so still. (Tuples are what is in them.)"""
+        value = self._now(node)
+        if value is MISSING:
+            return True  # a place that no longer counts
+        watched = node.watched[at]
+        is_held = value is node.value and not node.is_found_anew
+        part = watched.part if is_held else parts_of(value, node.label).parts[at]
+        now = _those(part.now(), watched.names)
+        values = self._beside(node, watched, now)
+        if values is None:
+            return self._other_names(watched, now)
+        keys = watched.keys_beside(now, node.ordered)
+        for key, entry, beside, there in zip(
+            watched.held, watched.held.values(), keys, values, strict=True
+        ):
+            known = None if is_plain(key) else self.nodes.get(id(key))
+            if not (self._is_in_place(known, beside) and self._is_in_place(entry, there)):
+                self.words = f"{watched.part.where(key)}: {_PARTED}"
+                return False
+        return True
+
+    def _now(self, node: Node) -> Any:
+        return self.moved[id(node)][1] if id(node) in self.moved else node.current()
+
+    def _is_in_place(self, entry: Entry | None, value: Any) -> bool:
+        if not isinstance(entry, Node) or entry.is_found_anew or id(entry) not in self.moved:
+            return True
+        stands = self.moved[id(entry)][1]
+        return stands is value or _are_one(stands, value)
 
     def part(self, node: Node, at: int, watched: Watched, now: dict[Any, Any]) -> bool:
         """Whether a part holds the same under the same names, in the same order."""
@@ -656,7 +749,8 @@ class _Match:
                 continue
             label = watched.part.where(name) if type(watched.part) is not Part else node.label
             self.words = self.words or f"{label}: {words_of(entry)} became {_words(value)}"
-            if isinstance(entry, Value) and entry.fact[0] is type(value) in (int, float):
+            is_number = isinstance(entry, Value) and entry.fact[0] is type(value) in (int, float)
+            if is_number and node.parts is None:  # of what is taken apart the step has a copy
                 self.number = Place(node, at, name, label)
             return False
         return True
@@ -667,13 +761,14 @@ class _Match:
         held = watched.held
         if len(now) != len(held):
             return None
-        if not (watched.part.entries and node.ordered):
-            return map(now.__getitem__, held) if now.keys() == held.keys() else None
         if isinstance(watched.part, Sequenced | Members):
             return now.values() if list(now) == list(held) else None
-        pairs = zip(held, now, strict=True)
+        if not watched.part.entries:
+            return map(now.__getitem__, held) if now.keys() == held.keys() else None
+        keys = list(watched.keys_beside(now, node.ordered))
+        pairs = zip(held, keys, strict=True)
         same = all(a is b or is_same_value(a, b) or self._stands_for(a, b) for a, b in pairs)
-        return now.values() if same else None
+        return [now[key] for key in keys] if same else None
 
     def _stands_for(self, key: Any, other: Any) -> bool:
         """Whether another object may be the key that this one was."""
@@ -723,7 +818,7 @@ class _Match:
             return False
         if isinstance(value, _ONLY_ITSELF) or not (node.watched or node.only):
             return False  # of what has no parts there is nothing to compare
-        if not isinstance(value, tuple | frozenset | MethodType | CellType):
+        if node.parts is None and not isinstance(value, tuple | frozenset | MethodType | CellType):
             other = self._taken.get(id(value)) or self.nodes.get(id(value))
             if other is not None and other is not node and not other.loose and other.getter is None:
                 return False
@@ -740,6 +835,15 @@ class _Match:
         )
 
 
+def _are_one(one: Any, other: Any) -> bool:
+    """Whether they are tuples or frozen sets of the very same objects, or of equal plain values."""
+    if not isinstance(one, tuple | frozenset) or type(one) is not type(other):
+        return one is other or is_same_value(one, other)
+    pairs = cast("tuple[Iterable[Any], Iterable[Any]]", (one, other))
+    return len(one) == len(other) and all(map(_are_one, *pairs))
+
+
+_PARTED = "an object that stood in several places is another one in some of them"
 _OTHER_ALIASES = "tensors outside of the step that were one are several, or the other way round"
 _ONLY_ITSELF = (Tensor, type, ModuleType, MappingProxyType, Optimizer, Enum)
 """Objects that no other can stand for."""

@@ -47,6 +47,7 @@ from treadle.capture.sources import (
 from treadle.capture.swap import Watch, swapped
 from treadle.capture.torch_private import (
     FakeTensor,
+    Given,
     TreeSpec,
     copy_hooks,
     flatten,
@@ -79,10 +80,16 @@ class Again:
 
 
 @dataclass(slots=True)
-class Call:
-    """The call that is served: the leaves of its arguments."""
+class Call(Given):
+    """The call that is served."""
 
-    leaves: list[Any] = field(default_factory=list[Any])
+    def serve(self, given: Given) -> None:
+        """From now on these arguments."""
+        self.leaves, self.containers = given.leaves, given.containers
+
+    def forget(self) -> None:
+        """Nothing of a call is kept."""
+        self.leaves, self.containers = [], []
 
 
 @final
@@ -383,6 +390,9 @@ class Run:
                 continue
             if not isinstance(leaf, Tensor) and not is_plain(leaf):
                 reads.add_argument(f"argument {path}", leaf, functools.partial(self._leaf, at))
+        for at, each in enumerate(self._call.containers):
+            label, getter = type(each.value).__name__, functools.partial(self._container, at)
+            reads.add_container(f"argument {label}", each.value, getter, each.parts)
         reads.settle()
         if reads.opaque:
             raise CaptureError(
@@ -395,6 +405,9 @@ class Run:
 
     def _leaf(self, at: int) -> Any:
         return self._call.leaves[at]
+
+    def _container(self, at: int) -> Any:
+        return self._call.containers[at].value
 
     def _stood_in(self) -> Iterator[tuple[int, Any]]:
         """Places whose numbers stood in."""

@@ -34,7 +34,7 @@ from treadle.capture.sources import (
     State,
     clusters_of,
 )
-from treadle.capture.torch_private import alone, flatten, trace
+from treadle.capture.torch_private import alone, containers_in, flatten, trace
 from treadle.graph.signature import Input, Role
 from treadle.util.collector import without_collector
 from treadle.util.errors import CaptureError
@@ -88,7 +88,7 @@ def capture(
     )
     plans = place is not None
     call = call or Call()
-    call.leaves = leaves
+    call.leaves, call.containers = leaves, containers_in((args, kwargs))
     make = functools.partial(
         Run,
         function,

@@ -10,6 +10,7 @@ import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -43,7 +44,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils.checkpoint import CheckpointPolicy
 
-from treadle.capture.opened import Opened, Shell, Sized, is_value, opened
+from treadle.capture.opened import (
+    Opened,
+    Shell,
+    Sized,
+    has_own,
+    is_value,
+    names_of_parts,
+    opened,
+)
 from treadle.graph.grouped import GROUPED
 from treadle.util.draw_operators import TRACED_AS
 from treadle.util.errors import CaptureError
@@ -111,9 +120,16 @@ def flatten_containers(tree: Any) -> tuple[list[Any], TreeSpec]:
     return pytree.tree_flatten(tree, is_leaf=_is_size)
 
 
+_ENTRIES = (dict, list, tuple)
+
+
 def _is_size(node: Any) -> bool:
-    """A shape, which PyTorch would put together again as a tuple."""
-    return type(node) is torch.Size
+    """A shape, which PyTorch would put together again as a tuple; entries of an object that has
+    attributes as well, which PyTorch would lose."""
+    kind = type(node)
+    if kind in _ENTRIES:
+        return False
+    return kind is torch.Size or (isinstance(node, _ENTRIES) and has_own(node))
 
 
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
@@ -142,7 +158,7 @@ def _open(tree: Any) -> Any:
     """``tree`` with objects that hold tensors, and shapes that hold symbols, as nodes."""
 
     def each(leaf: Any) -> Any:
-        if _is_size(leaf) and not is_value(leaf):
+        if type(leaf) is torch.Size and not is_value(leaf):
             return Sized(tuple(leaf))
         found = opened(leaf, pytree.tree_leaves)
         return leaf if found is None else Opened(found.shell, tuple(map(_open, found.values)))
@@ -164,7 +180,7 @@ pytree.register_pytree_node(
 
 
 def _keys(node: Opened) -> tuple[list[tuple[Any, Any]], Shell]:
-    named = issubclass(node.shell.kind, dict | list | UserDict)
+    named = issubclass(node.shell.kind, dict | list | tuple | UserDict)
     key: Any = pytree.MappingKey if named else pytree.GetAttrKey
     pairs = zip(node.shell.names, node.values, strict=True)
     return [(key(name), value) for name, value in pairs], node.shell
@@ -607,12 +623,23 @@ def returns_written(target: Any) -> bool:
     return all(each.alias_info is not None for each in target._schema.returns)
 
 
-def flatten_with_paths(tree: Any) -> tuple[list[tuple[str, Any]], TreeSpec]:
+def _with_paths(tree: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], TreeSpec]:
+    try:
+        return pytree.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    except ValueError:  # a class that was registered without names of its parts
+        leaves, spec = pytree.tree_flatten(tree, is_leaf=is_leaf)
+        key: Any = pytree.SequenceKey
+        return [((key(0), key(at)), leaf) for at, leaf in enumerate(leaves)], spec
+
+
+def flatten_with_paths(
+    tree: Any, is_leaf: Callable[[Any], bool] = _is_size
+) -> tuple[list[tuple[str, Any]], TreeSpec]:
     """Leaves with readable paths: ``args[0]``, ``kwargs['x']``, and their structure."""
     with _no_circles():
-        pairs, spec = pytree.tree_flatten_with_path(tree, is_leaf=_is_size)
+        pairs, spec = _with_paths(tree, is_leaf)
         if not all(is_value(value) for _, value in pairs):
-            pairs, spec = pytree.tree_flatten_with_path(_open(tree), is_leaf=_is_size)
+            pairs, spec = _with_paths(_open(tree), _is_size)
     words = ("args", "kwargs")
     at: Any
     named: list[tuple[str, Any]] = []
@@ -622,6 +649,46 @@ def flatten_with_paths(tree: Any) -> tuple[list[tuple[str, Any]], TreeSpec]:
 
 
 _LEAVES = frozenset({Tensor, nn.Parameter, int, float, bool, str, type(None)})
+_PLAIN_NODES = _LEAVES | {list, tuple, dict, torch.Size}
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """An argument that is taken apart, or a part of one. ``parts``: the names of attributes that
+    are parts of it."""
+
+    value: Any
+    parts: frozenset[Any]
+
+
+def containers_in(tree: Any) -> list[Container]:
+    """Those that may have more than their parts, in an order that their structure decides."""
+    found: list[Container] = []
+    met: list[Any] = []
+
+    def meet(node: Any) -> bool:
+        if type(node) not in _PLAIN_NODES:
+            met.append(node)
+        return _is_size(node)
+
+    leaves = pytree.tree_flatten(tree, is_leaf=meet)[0]
+    those = {id(leaf) for leaf in leaves}
+    for node in met:
+        inside = opened(node, pytree.tree_leaves) if id(node) in those else None
+        if inside is not None:
+            found.append(Container(node, names_of_parts(node, inside, ())))
+            found += containers_in(inside.values)
+        elif id(node) not in those:
+            found.append(Container(node, names_of_parts(node, None, pytree.tree_leaves(node))))
+    return found
+
+
+@dataclass(slots=True)
+class Given:
+    """A call's arguments: what is left of them when they are taken apart, and what they were."""
+
+    leaves: list[Any] = field(default_factory=list[Any])
+    containers: list[Container] = field(default_factory=list[Container])
 
 
 class FlatCalls:
@@ -633,17 +700,27 @@ class FlatCalls:
 
     def of(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Any], tuple[str, ...], TreeSpec]:
-        """Leaves, their paths (``args[0]``, ``kwargs['x']``), and their structure."""
+    ) -> tuple["Given", tuple[str, ...], TreeSpec]:
+        """Leaves and containers, the leaves' paths (``args[0]``, ``kwargs['x']``), and their
+        structure."""
         leaves = [*args, *kwargs.values()]
         if not _LEAVES.issuperset(map(type, leaves)):
-            found, structure = flatten_with_paths((args, kwargs))
-            return [value for _, value in found], tuple(path for path, _ in found), structure
+            kinds: set[type] = set()
+
+            def meet(node: Any) -> bool:
+                kinds.add(type(node))
+                return _is_size(node)
+
+            tree = args, kwargs
+            found, structure = flatten_with_paths(tree, meet)
+            containers = containers_in(tree) if kinds - _PLAIN_NODES else []
+            leaves = [value for _, value in found]
+            return Given(leaves, containers), tuple(path for path, _ in found), structure
         key = len(args), *kwargs
         if key not in self._known:
             found, structure = flatten_with_paths((args, kwargs))
             self._known[key] = tuple(path for path, _ in found), structure
-        return leaves, *self._known[key]
+        return Given(leaves, []), *self._known[key]
 
 
 def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple[Any, Size]]]:
