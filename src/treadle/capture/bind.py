@@ -12,16 +12,22 @@ from treadle.capture.eager import run_eagerly
 from treadle.capture.finish import Captured
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.run import fill, slots_in
-from treadle.capture.sources import Held, State
+from treadle.capture.sources import Held, RunTimeNumber, State
 from treadle.capture.torch_private import flatten, unflatten
 from treadle.graph.signature import Role, StepGraph
+from treadle.util.expected import NotExpected
 
 
 def read_inputs(captured: Captured, leaves: list[Any]) -> list[Tensor]:
     """The tensors of this call, in the signature's order; the user's own, not copies. ``leaves``:
-    those of its arguments."""
+    those of its arguments. ``NotExpected`` where a number is none that the graph can be given."""
     captured.call.leaves = leaves
-    return captured.inputs.read(leaves, captured.pending, captured.scalars.read())
+    try:
+        scalars = captured.scalars.read()
+    except NotExpected:
+        forget_call(captured)
+        raise
+    return captured.inputs.read(leaves, captured.pending, scalars)
 
 
 def first_misfit(step: StepGraph, inputs: Sequence[Tensor]) -> str:
@@ -51,7 +57,7 @@ def named_state(captured: Captured, args: tuple[Any, ...]) -> dict[str, Tensor]:
     found = {
         entry.name: source.read(leaves, captured.pending)
         for entry, source in entries
-        if not isinstance(source, Held)
+        if not isinstance(source, Held | RunTimeNumber)
     }
     for each in captured.left:
         tensors = [leaf for leaf in flatten(each.place.get())[0] if isinstance(leaf, Tensor)]

@@ -26,7 +26,7 @@ def scaled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         )
     if name in _BINARY and not kwargs:
         tensor = next((each for each in args if isinstance(each, Tensor)), None)
-        if tensor is not None:
+        if tensor is not None and not _is_whole_power(name, args):
             return func, tuple(_beside(tensor, each) for each in args), {}
     if name in _MAKERS and not kwargs.get("requires_grad"):
         return _made(func, args, kwargs)
@@ -35,6 +35,13 @@ def scaled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     if form is not None and "out" not in kwargs and _keeps_dtype((*args, *kwargs.values())):
         return _computed(form, in_place=in_place), args, dict(kwargs)
     return _as_it_is(func, args, kwargs)
+
+
+def _is_whole_power(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether whole numbers are raised to a number: PyTorch refuses a negative one, and does not
+    look at a tensor of them."""
+    base, exponent = args[0], args[-1]
+    return "pow" in name and is_number(exponent) and not base.is_floating_point()
 
 
 def _keeps_dtype(operands: tuple[Any, ...]) -> bool:
@@ -191,7 +198,8 @@ def _made(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, 
 
     def call(*args: Any, **kwargs: Any) -> Tensor:
         if at == 0:
-            dtype = torch.int64 if isinstance(number, int) else torch.get_default_dtype()
+            whole = isinstance(number, int) and func is not torch.scalar_tensor
+            dtype = torch.int64 if whole else torch.get_default_dtype()
             named: dict[str, Any] = {"dtype": dtype, **kwargs}
             filled = torch.zeros((), **named)
         else:

@@ -10,11 +10,12 @@ from torch.optim import Optimizer
 
 from treadle.capture.arrays import Array
 from treadle.capture.counters import SharedCounters
-from treadle.capture.numbers import Number
+from treadle.capture.numbers import Number, is_exact
 from treadle.capture.optimizers.registry import Start, form_of
 from treadle.capture.reads import Place
 from treadle.capture.torch_private import note_stepped
 from treadle.capture.watching import Unchanged, watch_dicts
+from treadle.util.expected import NotExpected
 
 Pending = dict[tuple[int, str], Tensor]
 
@@ -244,10 +245,18 @@ class RunTimeNumber:
     device: torch.device
 
     def value(self) -> float:
-        """The number now."""
-        return float(self.number.compute())
+        """The number now. ``NotExpected`` for one of another kind than the graph was made for (a
+        whole number to a negative power is a float), or that no float64 is equal to."""
+        found = self.number.compute()
+        kind = int if isinstance(self.number.value, int) else int | float
+        if not isinstance(found, kind):
+            raise NotExpected("what is computed of a number became another kind of number")
+        if not is_exact(found):
+            raise NotExpected("a whole number became larger than 2**53")
+        return float(found)
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+        """A tensor without dims."""
         return torch.tensor(self.value(), dtype=torch.float64, device=self.device)
 
 
