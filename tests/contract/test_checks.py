@@ -469,6 +469,50 @@ def test_gradients_alone():
     assert not torch.equal(before["0.last.weight"], model.last.weight)
 
 
+@pytest.mark.filterwarnings("ignore:a call ran eagerly")
+@pytest.mark.parametrize("clears", ["before", "after", "never"])
+def test_gradients_that_a_call_without_an_update_leaves_alone(clears):
+    """In a call that runs eagerly as in others: of parameters that its backward does not reach,
+    and all of them if there is none."""
+
+    def check(x):
+        if (x > 5).any():
+            raise ValueError("large")
+
+    def left(factor):
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def function(x, at):
+            if clears == "before":
+                optimizer.zero_grad()
+            try:
+                check(x)
+            except ValueError:
+                x = x * 1
+            loss = sum(each(x / x.max()).square().sum() for each in model[:at])
+            if at:
+                loss.backward()
+            optimizer.step()
+            if clears == "after" and at:
+                optimizer.zero_grad()
+            return x.sum()
+
+        step = treadle.compile(function, model=model, optimizer=optimizer, options=PLAIN)
+        found = []
+        for at in (2, 1, 0):
+            step(torch.ones(1, 2) * (factor if at < 2 else 1), at, update=False)
+            found += [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+        return found, sum("ran eagerly" in each for each in step.recompiles)
+
+    (ours, eagerly), (theirs, none) = left(10), left(1)
+    assert (eagerly, none) == (1, 0)
+    assert [each is None for each in ours] == [each is None for each in theirs]
+    assert sum(each is not None for each in ours) == (6 if clears == "before" else 12)
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_a_saved_step_and_a_plan(tmp_path):
     function, model, optimizer = gaussian()()
     step = treadle.compile(function, model=model, optimizer=optimizer)

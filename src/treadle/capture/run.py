@@ -250,7 +250,7 @@ class Run:
         self._call = call or Call()
         self._numbers = numbers
         self._stands_in = stand_in
-        self._kept: dict[int, Tensor] = {}
+        self._kept: dict[int, Tensor] | None = None  # by the last backward; ``None`` before it
         self._of_fakes: set[str] = set()
         self._on_tensor: set[str] = set()
         self._batch: list[Tensor] = []
@@ -557,15 +557,18 @@ class Run:
 
     def _gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """What the step leaves in ``.grad``."""
-        if not self._updates:
+        if self._kept is not None:
             return self._kept.get(id(parameter))
         return self._stand_ins[id(parameter)].grad
 
     def _keep_gradients(self) -> None:
+        """What is in ``.grad`` after a backward, for a call without an update."""
+        found = {} if self._kept is None else self._kept
         with torch.no_grad():
             for key, leaf in self._stand_ins.items():
                 if leaf.grad is not None:
-                    self._kept[key] = leaf.grad.clone()
+                    found[key] = leaf.grad.clone()
+        self._kept = found
 
     def _stepper(self, optimizer: Optimizer) -> Callable[..., None]:
         """``optimizer.step`` in functional form, on the traced parameters and state."""
