@@ -116,6 +116,8 @@ def of_slots(value: Any, members: Iterable[Any]) -> Words | None:
             held.append((member.__get__(value),))
         except AttributeError:
             held.append(())
+        except TypeError:  # it has got another class
+            return None
     expected = [id(each[0]) if each else 0 for each in held]
     return _made(at, expected, (value, held))
 
