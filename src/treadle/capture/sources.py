@@ -343,6 +343,7 @@ class Inputs:
         return found
 
     def _look(self, leaves: list[Any], pending: Pending) -> None:
+        self._holders = None  # of inputs that are known no longer, should there be an error
         for at in self._steady:
             self._known[at] = self._sources[at].read(leaves, pending)
         holders: dict[int, Any] = {}
