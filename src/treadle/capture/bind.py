@@ -68,8 +68,9 @@ def named_state(captured: Captured, args: tuple[Any, ...]) -> dict[str, Tensor]:
 def clear_fresh(captured: Captured) -> None:
     """Gradients that the step clears before it adds to them go before it runs, as they would; but
     not those that it clears after a condition that may raise."""
+    kept = set(map(id, captured.kept))
     for parameter in captured.fresh:
-        if not any(parameter is each for each in captured.kept):
+        if id(parameter) not in kept:
             parameter.grad = None
 
 
