@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import treadle
+from contract.contract_help import training
 
 
 class Settings:
@@ -56,15 +57,14 @@ def trained(function, dtype, compiled):
     model, average = nn.Linear(5, 7).to(dtype), nn.Linear(5, 7).to(dtype).requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
+    train = training(lambda x: model(x).square().mean(), optimizer)
+
     def step(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        loss = train(x)
         with torch.no_grad():
             for p, q in zip(model.parameters(), average.parameters(), strict=True):
                 function(q, p, settings.tau)
-        return loss.detach()
+        return loss
 
     call = step
     if compiled:

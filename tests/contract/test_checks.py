@@ -70,13 +70,19 @@ def same(ours, theirs):
         assert value is None or torch.equal(value, other), name
 
 
-def beside(make, batches, bad, **options):
-    """Both ways through ``batches``; at the numbers in ``bad`` eager raises."""
+def pair(make, **options):
+    """A compiled step, eager's function, and the model and optimizer of each, which begin alike."""
     torch.manual_seed(0)
     function, model, optimizer = make()
     torch.manual_seed(0)
     eager, twin, other = make()
     step = treadle.compile(function, model=model, optimizer=optimizer, **options)
+    return step, eager, (model, optimizer), (twin, other)
+
+
+def beside(make, batches, bad, **options):
+    """Both ways through ``batches``; at the numbers in ``bad`` eager raises."""
+    step, eager, (model, optimizer), (twin, other) = pair(make, **options)
     for number, batch in enumerate(batches):
         before = values(model, optimizer)
         ours, random = outcome(step, batch, number)
@@ -320,11 +326,7 @@ def test_wherever_it_stands(body, options):
 
     batches = [(torch.randn(6, 3),) for _ in range(4)]
     batches[2][0][1, 1] = float("nan")
-    torch.manual_seed(0)
-    function, model, optimizer = make()
-    torch.manual_seed(0)
-    eager, twin, other = make()
-    step = treadle.compile(function, model=model, optimizer=optimizer, **options)
+    step, eager, (model, optimizer), (twin, other) = pair(make, **options)
     for number, batch in enumerate(batches):
         ours, random = outcome(step, batch, number)
         theirs, others = outcome(eager, batch, number)
