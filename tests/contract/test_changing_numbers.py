@@ -47,6 +47,8 @@ FORMS = {
     "foreach lerp": lambda q, p, t: torch._foreach_lerp_([q], [p], 1 - t),
     "foreach mul": lambda q, p, t: torch._foreach_mul_([q], t),
     "foreach add": lambda q, p, t: torch._foreach_add_([q], [p], alpha=t),
+    "foreach addcdiv": lambda q, p, t: torch._foreach_addcdiv_([q], [p], [p.square() + 1], -t),
+    "foreach addcmul": lambda q, p, t: torch._foreach_addcmul_([q], [p], [p], [t]),
     "foreach": lambda q, p, t: q.copy_(torch._foreach_div([q, p], t)[0]),
 }
 
@@ -129,6 +131,21 @@ def test_whole_numbers_stay_whole():
         assert [each.dtype for each in actual] == [each.dtype for each in expected]
         torch.testing.assert_close(actual, expected)
     assert len(compiled.recompiles) <= 1
+
+
+def test_functions_of_lists_without_a_form_leave_other_numbers_inputs():
+    def step(x, at_least, factor):
+        (larger,) = torch._foreach_maximum([x], at_least)
+        (power,) = torch._foreach_pow(at_least, [x])
+        return larger * factor + power
+
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=treadle.Options(codegen=False))
+    x = torch.randn(4)
+    for factor in (0.5, 0.6, 0.7, 0.8):
+        torch.testing.assert_close(compiled(x, 0.1, factor), step(x, 0.1, factor))
+    torch.testing.assert_close(compiled(x, 0.2, 0.9), step(x, 0.2, 0.9))
+    torch.testing.assert_close(compiled(x, 0.2, 0.4), step(x, 0.2, 0.4))
+    assert len(compiled.recompiles) <= 3
 
 
 def test_large_whole_numbers_are_exact():

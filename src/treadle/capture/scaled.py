@@ -98,11 +98,11 @@ def _lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
     return torch.lerp(input, end, weight.to(input.dtype) if isinstance(weight, Tensor) else weight)
 
 
-def _addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
+def _addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Any = 1) -> Tensor:
     return input + tensor1 * _beside(tensor1, value) * tensor2
 
 
-def _addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
+def _addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Any = 1) -> Tensor:
     return input + tensor1 / tensor2 * _beside(tensor1, value)
 
 
@@ -213,16 +213,19 @@ def _made(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 def _of_each(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
-    """``torch._foreach_mul_`` and its like, one tensor after the other."""
-    if not hasattr(Tensor, name) or not args:
+    """``torch._foreach_mul_`` and its like, one tensor after the other; ``None`` for those whose
+    function of one tensor has no form."""
+    has_form = name in _BINARY or name.removesuffix("_") in _FORMS
+    if not has_form or not args or not isinstance(args[0], list | tuple):
         return None
+    function = getattr(Tensor, name)
 
     def call(*args: Any, **kwargs: Any) -> tuple[Tensor, ...] | None:
         count = len(args[0])
         results: list[Tensor] = []
         for k in range(count):
             own = tuple(each[k] if _is_list(each, count) else each for each in args)
-            func, mine, named = scaled(getattr(Tensor, name), own, kwargs)
+            func, mine, named = scaled(function, own, kwargs)
             results.append(func(*mine, **named))
         return None if name.endswith("_") else tuple(results)
 
