@@ -37,9 +37,12 @@ class Cluster:
 
     @property
     def group(self) -> dict[str, Any]:
+        """The optimizer's group as it is now."""
         return self.optimizer.param_groups[self.at]
 
     def scalar_names(self) -> tuple[str, ...]:
+        """The names of its scalars: hyper-parameters, then step counters; ``first`` where the form
+        has no counters."""
         form = form_of(self.optimizer)
         return (*form.scalars(self.group), *(form.counters or ("first",)))
 
@@ -133,6 +136,8 @@ def clusters_of(optimizers: Mapping[str, Optimizer]) -> Clusters:
 @final
 @dataclass(frozen=True, slots=True)
 class Parameter:
+    """A parameter of a model: the user's own tensor."""
+
     parameter: nn.Parameter
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
@@ -142,6 +147,8 @@ class Parameter:
 @final
 @dataclass(frozen=True, slots=True)
 class BufferSlot:
+    """Whatever tensor a module has under the name of a buffer at a call."""
+
     owner: nn.Module
     key: str
 
@@ -181,6 +188,8 @@ class State:
 @final
 @dataclass(frozen=True, slots=True)
 class Scalar:
+    """A number of an optimizer's group, or of its step counters: a 0-dim float64."""
+
     cluster: Cluster
     key: str
     device: torch.device
@@ -197,6 +206,8 @@ class Scalar:
 @final
 @dataclass(frozen=True, slots=True)
 class Grad:
+    """The gradient that a parameter has before the step."""
+
     parameter: nn.Parameter
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
@@ -207,6 +218,8 @@ class Grad:
 @final
 @dataclass(frozen=True, slots=True)
 class Batch:
+    """The leaf number ``at`` of the arguments."""
+
     at: int
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
