@@ -38,14 +38,17 @@ STAGES = ("captured", "clean", "planned", "decisions", "loops", "kernels", "sour
 class Watcher(Observer):
     """Hears of every stage, beside every pass. It changes nothing of what it is shown."""
 
-    def begins(self, stage: str) -> None: ...
+    def begins(self, stage: str) -> None:
+        """A stage begins: one of capture, passes, planning and the others."""
 
-    def ends(self, stage: str, seconds: float) -> None: ...
+    def ends(self, stage: str, seconds: float) -> None:
+        """It is over, or has failed; ``seconds``: how long it took."""
 
     def locates(self, lines: SourceLines) -> None:
         """The source lines that products refer to from now on."""
 
-    def made(self, name: str, product: Product) -> None: ...
+    def made(self, name: str, product: Product) -> None:
+        """A stage has made one of ``STAGES``; ``product`` belongs to the compile."""
 
     def closes(self) -> None:
         """The compile is over, or has failed."""
@@ -95,6 +98,7 @@ class Clock:
 
     @contextmanager
     def stage(self, name: str) -> Generator[None]:
+        """Times what runs within; the watcher hears of its end after an error as well."""
         self.watcher.begins(name)
         start = time.perf_counter()
         try:

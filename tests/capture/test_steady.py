@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from treadle.capture.guards import Keys
-from treadle.capture.steady import watch_models, watch_optimizers
+from treadle.capture.steady import Steady, watch_models, watch_optimizers
 
 
 def model_and_optimizer():
@@ -160,3 +160,28 @@ def test_what_cannot_be_watched_is_not():
     assert watch_optimizers({"": optimizer}) is not None
     optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
     assert watch_optimizers({"": optimizer}) is None
+
+
+def test_after_an_error_nothing_is_known():
+    """What was watched before is as it was again, and the value is of another time."""
+    now = ["first"]
+    fails = []
+
+    class Watch:
+        def __init__(self):
+            if fails:
+                raise MemoryError
+            self.seen = now[0]
+
+        def is_same(self):
+            return self.seen == now[0]
+
+    steady = Steady(lambda: now[0], Watch)
+    assert steady.get() == "first"
+    now[0] = "second"
+    fails.append(True)
+    with pytest.raises(MemoryError):
+        steady.get()
+    now[0] = "first"
+    fails.clear()
+    assert steady.get() == "first"

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import treadle
+from contract.contract_help import training
 
 
 class Settings:
@@ -46,6 +47,8 @@ FORMS = {
     "foreach lerp": lambda q, p, t: torch._foreach_lerp_([q], [p], 1 - t),
     "foreach mul": lambda q, p, t: torch._foreach_mul_([q], t),
     "foreach add": lambda q, p, t: torch._foreach_add_([q], [p], alpha=t),
+    "foreach addcdiv": lambda q, p, t: torch._foreach_addcdiv_([q], [p], [p.square() + 1], -t),
+    "foreach addcmul": lambda q, p, t: torch._foreach_addcmul_([q], [p], [p], [t]),
     "foreach": lambda q, p, t: q.copy_(torch._foreach_div([q, p], t)[0]),
 }
 
@@ -56,15 +59,14 @@ def trained(function, dtype, compiled):
     model, average = nn.Linear(5, 7).to(dtype), nn.Linear(5, 7).to(dtype).requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
+    train = training(lambda x: model(x).square().mean(), optimizer)
+
     def step(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        loss = train(x)
         with torch.no_grad():
             for p, q in zip(model.parameters(), average.parameters(), strict=True):
                 function(q, p, settings.tau)
-        return loss.detach()
+        return loss
 
     call = step
     if compiled:
@@ -118,6 +120,7 @@ def test_whole_numbers_stay_whole():
 
     def step(x, k):
         made = torch.full((3,), k), torch.tensor(k), x.clamp(max=k), torch.where(x > k, x, k)
+        made += (torch.scalar_tensor(k), torch.scalar_tensor(k, dtype=torch.int32))
         return *made, x.add(x, alpha=k), x % k, torch.full_like(x, k, dtype=torch.float32), x == k
 
     compiled = treadle.compile(step, model=model, options=treadle.Options(codegen=False))
@@ -128,6 +131,75 @@ def test_whole_numbers_stay_whole():
         assert [each.dtype for each in actual] == [each.dtype for each in expected]
         torch.testing.assert_close(actual, expected)
     assert len(compiled.recompiles) <= 1
+
+
+def test_functions_of_lists_without_a_form_leave_other_numbers_inputs():
+    def step(x, at_least, factor):
+        (larger,) = torch._foreach_maximum([x], at_least)
+        (power,) = torch._foreach_pow(at_least, [x])
+        return larger * factor + power
+
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=treadle.Options(codegen=False))
+    x = torch.randn(4)
+    for factor in (0.5, 0.6, 0.7, 0.8):
+        torch.testing.assert_close(compiled(x, 0.1, factor), step(x, 0.1, factor))
+    torch.testing.assert_close(compiled(x, 0.2, 0.9), step(x, 0.2, 0.9))
+    torch.testing.assert_close(compiled(x, 0.2, 0.4), step(x, 0.2, 0.4))
+    assert len(compiled.recompiles) <= 3
+
+
+def test_large_whole_numbers_are_exact():
+    """No float64 is equal to them."""
+
+    def step(x, k):
+        return x + k, torch.full((2,), k), x.clamp(max=k), x * 2 + (k - 1)
+
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=treadle.Options(codegen=False))
+    x = torch.arange(4)
+    for k in (2**60 + 1, 2**60 + 3, -(2**60) - 5, 2**53 + 1):
+        assert all(map(torch.equal, compiled(x, k), step(x, k)))
+
+
+def test_a_whole_number_that_becomes_a_large_one():
+    """The graph has a place for it, in which it does not fit: the call is eager's."""
+
+    def step(x, k):
+        return x + k
+
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=treadle.Options(codegen=False))
+    x = torch.arange(4)
+    for k in (2, 3, 4):
+        assert torch.equal(compiled(x, k), step(x, k))
+    with pytest.warns(RuntimeWarning, match=r"ran eagerly: .* larger than 2\*\*53"):
+        assert torch.equal(compiled(x, 2**60 + 1), step(x, 2**60 + 1))
+    assert compiled._call.leaves == []
+    assert compiled.verify([(x, 2**60 + 3), (x, 5)]) is None
+    assert torch.equal(compiled(x, 6), step(x, 6))
+    assert len(compiled.recompiles) == 2
+
+
+def test_a_power_may_become_a_fraction():
+    def step(x, k):
+        return x * 2**k
+
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=treadle.Options(codegen=False))
+    x = torch.arange(4)
+    for k in (2, 3):
+        assert torch.equal(compiled(x, k), step(x, k))
+    with pytest.warns(RuntimeWarning, match="another kind of number"):
+        assert torch.equal(compiled(x, -1), step(x, -1))
+
+
+def test_powers_of_whole_numbers_are_not_negative():
+    def step(x, k):
+        return x**k
+
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=treadle.Options(codegen=False))
+    x = torch.arange(4) + 1
+    for k in (2, 3):
+        assert torch.equal(compiled(x, k), step(x, k))
+    with pytest.raises(treadle.RuntimeFailure, match="negative integer powers"):
+        compiled(x, -1)
 
 
 def test_mixed_kinds_keep_their_dtype():

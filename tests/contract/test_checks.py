@@ -70,13 +70,19 @@ def same(ours, theirs):
         assert value is None or torch.equal(value, other), name
 
 
-def beside(make, batches, bad, **options):
-    """Both ways through ``batches``; at the numbers in ``bad`` eager raises."""
+def pair(make, **options):
+    """A compiled step, eager's function, and the model and optimizer of each, which begin alike."""
     torch.manual_seed(0)
     function, model, optimizer = make()
     torch.manual_seed(0)
     eager, twin, other = make()
     step = treadle.compile(function, model=model, optimizer=optimizer, **options)
+    return step, eager, (model, optimizer), (twin, other)
+
+
+def beside(make, batches, bad, **options):
+    """Both ways through ``batches``; at the numbers in ``bad`` eager raises."""
+    step, eager, (model, optimizer), (twin, other) = pair(make, **options)
     for number, batch in enumerate(batches):
         before = values(model, optimizer)
         ours, random = outcome(step, batch, number)
@@ -320,11 +326,7 @@ def test_wherever_it_stands(body, options):
 
     batches = [(torch.randn(6, 3),) for _ in range(4)]
     batches[2][0][1, 1] = float("nan")
-    torch.manual_seed(0)
-    function, model, optimizer = make()
-    torch.manual_seed(0)
-    eager, twin, other = make()
-    step = treadle.compile(function, model=model, optimizer=optimizer, **options)
+    step, eager, (model, optimizer), (twin, other) = pair(make, **options)
     for number, batch in enumerate(batches):
         ours, random = outcome(step, batch, number)
         theirs, others = outcome(eager, batch, number)
@@ -467,6 +469,50 @@ def test_gradients_alone():
     assert torch.equal(before["0.last.weight"], after["0.last.weight"])
     step(*good)
     assert not torch.equal(before["0.last.weight"], model.last.weight)
+
+
+@pytest.mark.filterwarnings("ignore:a call ran eagerly")
+@pytest.mark.parametrize("clears", ["before", "after", "never"])
+def test_gradients_that_a_call_without_an_update_leaves_alone(clears):
+    """In a call that runs eagerly as in others: of parameters that its backward does not reach,
+    and all of them if there is none."""
+
+    def check(x):
+        if (x > 5).any():
+            raise ValueError("large")
+
+    def left(factor):
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def function(x, at):
+            if clears == "before":
+                optimizer.zero_grad()
+            try:
+                check(x)
+            except ValueError:
+                x = x * 1
+            loss = sum(each(x / x.max()).square().sum() for each in model[:at])
+            if at:
+                loss.backward()
+            optimizer.step()
+            if clears == "after" and at:
+                optimizer.zero_grad()
+            return x.sum()
+
+        step = treadle.compile(function, model=model, optimizer=optimizer, options=PLAIN)
+        found = []
+        for at in (2, 1, 0):
+            step(torch.ones(1, 2) * (factor if at < 2 else 1), at, update=False)
+            found += [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+        return found, sum("ran eagerly" in each for each in step.recompiles)
+
+    (ours, eagerly), (theirs, none) = left(10), left(1)
+    assert (eagerly, none) == (1, 0)
+    assert [each is None for each in ours] == [each is None for each in theirs]
+    assert sum(each is not None for each in ours) == (6 if clears == "before" else 12)
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_a_saved_step_and_a_plan(tmp_path):

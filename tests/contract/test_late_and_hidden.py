@@ -432,3 +432,28 @@ def test_a_change_that_is_taken_back_and_done_again(name):
     for k in (0, 1, 0, 1, 0, 0, 1, 1, 0, 1):
         CHANGES[name](model[0], k)
         torch.testing.assert_close(compiled(x), step(x))
+
+
+class Scale:
+    __slots__ = ("factor",)
+
+
+class OtherScale:
+    __slots__ = ("factor",)
+
+
+def test_an_object_with_slots_that_gets_another_class():
+    held = Scale()
+    held.factor = 2.0
+    model = nn.Linear(2, 2)
+
+    def step(x):
+        return x * held.factor
+
+    compiled = treadle.compile(step, model=model, options=treadle.Options(codegen=False))
+    x = torch.ones(2)
+    assert torch.equal(compiled(x), step(x))
+    held.__class__ = OtherScale
+    held.factor = 3.0
+    assert torch.equal(compiled(x), step(x))
+    assert "a Scale became a OtherScale" in compiled.recompiles[0]

@@ -197,3 +197,12 @@ def test_jumps_that_need_a_prefix():
     found = {}
     exec(compile(source, __file__, "exec"), found)
     assert answer(found["long"]) is False
+
+
+def test_a_long_function_is_followed_to_its_end():
+    """One with more branches than Python has frames."""
+    lines = "\n".join(f"    if a == {at}:\n        a = b" for at in range(1000))
+    source = f"def long(t, a=0, b=1):\n    if t:\n        raise ValueError\n{lines}\n"
+    found = {}
+    exec(compile(source, __file__, "exec"), found)
+    assert answer(found["long"]) is False

@@ -2,12 +2,16 @@
 
 import dataclasses
 import gc
+import sys
 from types import CellType
 
 import pytest
 from torch import nn
 
 from treadle.util import words
+
+KNOWN = sys.implementation.name == "cpython" and sys.version_info[:2] in ((3, 11), (3, 12))
+"""Where every kind has to be found; other Pythons may have another layout."""
 
 
 class Thing:
@@ -54,7 +58,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_this_python_is_known(kind):
-    if words.layout() is None or (kind == "dict" and words.of_dict({}) is None):
+    if not KNOWN and (words.layout() is None or (kind == "dict" and words.of_dict({}) is None)):
         pytest.skip("this Python is not known")
     found = KINDS[kind]()
     assert found is not None

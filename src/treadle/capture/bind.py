@@ -12,16 +12,22 @@ from treadle.capture.eager import run_eagerly
 from treadle.capture.finish import Captured
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.run import fill, slots_in
-from treadle.capture.sources import Held, State
-from treadle.capture.torch_private import flatten, unflatten
+from treadle.capture.sources import Held, RunTimeNumber, State
+from treadle.capture.torch_private import after_backward, flatten, unflatten
 from treadle.graph.signature import Role, StepGraph
+from treadle.util.expected import NotExpected
 
 
 def read_inputs(captured: Captured, leaves: list[Any]) -> list[Tensor]:
     """The tensors of this call, in the signature's order; the user's own, not copies. ``leaves``:
-    those of its arguments."""
+    those of its arguments. ``NotExpected`` where a number is none that the graph can be given."""
     captured.call.leaves = leaves
-    return captured.inputs.read(leaves, captured.pending, captured.scalars.read())
+    try:
+        scalars = captured.scalars.read()
+    except NotExpected:
+        forget_call(captured)
+        raise
+    return captured.inputs.read(leaves, captured.pending, scalars)
 
 
 def first_misfit(step: StepGraph, inputs: Sequence[Tensor]) -> str:
@@ -51,7 +57,7 @@ def named_state(captured: Captured, args: tuple[Any, ...]) -> dict[str, Tensor]:
     found = {
         entry.name: source.read(leaves, captured.pending)
         for entry, source in entries
-        if not isinstance(source, Held)
+        if not isinstance(source, Held | RunTimeNumber)
     }
     for each in captured.left:
         tensors = [leaf for leaf in flatten(each.place.get())[0] if isinstance(leaf, Tensor)]
@@ -62,8 +68,9 @@ def named_state(captured: Captured, args: tuple[Any, ...]) -> dict[str, Tensor]:
 def clear_fresh(captured: Captured) -> None:
     """Gradients that the step clears before it adds to them go before it runs, as they would; but
     not those that it clears after a condition that may raise."""
+    kept = set(map(id, captured.kept))
     for parameter in captured.fresh:
-        if not any(parameter is each for each in captured.kept):
+        if id(parameter) not in kept:
             parameter.grad = None
 
 
@@ -71,23 +78,30 @@ def clear_fresh(captured: Captured) -> None:
 def without_updates(
     models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
 ) -> Iterator[None]:
-    """Optimizers do not step, and what the last backward leaves in ``.grad`` stays there."""
-    kept: dict[nn.Parameter, Tensor] = {}
-
-    def keep(parameter: nn.Parameter) -> None:
-        assert parameter.grad is not None
-        kept[parameter] = parameter.grad.clone()
-
+    """Optimizers do not step, and what the last backward leaves in ``.grad`` stays there, also of
+    parameters that it does not reach; without a backward all is as the user's code leaves it."""
     parameters = [p for model in models.values() for p in model.parameters()]
+    kept: dict[nn.Parameter, Tensor] = {}
+    pending: list[bool] = []  # whether a backward runs whose end is waited for
+
+    def wait_for_end(_: Tensor) -> None:
+        if not pending:
+            pending.append(True)
+            after_backward(keep)
+
+    def keep() -> None:
+        pending.clear()
+        kept.update((p, p.grad.clone()) for p in parameters if p.grad is not None)
+
     with ExitStack() as undo:
         for each in parameters:
             if each.requires_grad:
-                undo.callback(each.register_post_accumulate_grad_hook(keep).remove)
+                undo.callback(each.register_post_accumulate_grad_hook(wait_for_end).remove)
         for optimizer in optimizers.values():
             undo.callback(_put_back, vars(optimizer), "step", vars(optimizer).get("step"))
             vars(optimizer)["step"] = _nothing
         yield
-    for each in parameters:
+    for each in parameters if kept else ():
         each.grad = kept.get(each)
 
 

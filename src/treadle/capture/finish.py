@@ -113,41 +113,9 @@ def finish(
 ) -> Captured:
     """The traced module as a functional graph with roles, and how to call it. ``symbolic``: some
     of its inputs have sizes that were declared."""
-    graph = module.graph
-    _annotate(graph, run.trace)
-    for node in graph.find_nodes(
-        op="call_function", target=torch.ops.aten._local_scalar_dense.default
-    ):
-        raise looks_at_value(node.meta["where"])
     sources = list(run.sources)
-    _constants_to_inputs(module, sources, reads.places(), run.trace)
-    for node, (entry, _) in zip(graph.find_nodes(op="placeholder"), sources, strict=True):
-        node.meta["name"] = entry.name  # for words about it
-    _strip(graph)
-    _numbers_made_tensors(graph)
-    refuse_undense(graph)
-    (output,) = graph.find_nodes(op="output")
-    returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
-    functionalizer = Functionalizer(graph)
-    new, results, writes = functionalizer.run(list(returned))
-    refuse_foreign_writes(graph, functionalizer, sources, reads)
-    outputs = [Output(f"result {at}") for at in range(slots_in(run.trace.leaves))]
-    for each in run.trace.left:
-        outputs += [Output(each.place.label)] * slots_in(each.leaves)
-    names = {id(s.parameter): i.name for i, s in sources if isinstance(s, Parameter)}
-    outputs += [Output(f"grad of {names[id(p)]}") for p, _ in run.trace.grads]
-    for each in run.trace.eager:
-        outputs += [Output(f"grad of {names[id(p)]}") for p in each.parameters]
-    for at, value in drop_lost(writes).items():
-        outputs.append(Output(sources[at][0].name, writes=at))
-        results.append(value)
-    new.output(tuple(results))
-    fx.GraphModule(module, new)
-    _draw_once(new)
-    join_conditions(new)
-    _drop_dead(new)
-    refuse_lost(new, run.trace.eager)
-    step, kept = _drop_unused(new, sources, outputs)
+    _clean(module, run.trace, reads, sources)
+    step, kept = _functional(module, run.trace, reads, sources)
     if symbolic:
         refuse_unsized(step.graph)
     else:
@@ -176,6 +144,61 @@ def finish(
         inputs=Inputs(kept),
         pending={},
     )
+
+
+def _clean(
+    module: fx.GraphModule, seen: Trace, reads: Reads, sources: list[tuple[Input, Source]]
+) -> None:
+    """Each node knows who made it, every tensor from outside is an input, and nothing is in the
+    graph that is no computation with dense tensors. ``sources`` gets those of the new inputs."""
+    graph = module.graph
+    _annotate(graph, seen)
+    for node in graph.find_nodes(
+        op="call_function", target=torch.ops.aten._local_scalar_dense.default
+    ):
+        raise looks_at_value(node.meta["where"])
+    _constants_to_inputs(module, sources, reads.places(), seen)
+    for node, (entry, _) in zip(graph.find_nodes(op="placeholder"), sources, strict=True):
+        node.meta["name"] = entry.name  # for words about it
+    _strip(graph)
+    _numbers_made_tensors(graph)
+    refuse_undense(graph)
+
+
+def _functional(
+    module: fx.GraphModule, seen: Trace, reads: Reads, sources: list[tuple[Input, Source]]
+) -> tuple[StepGraph, list[Source]]:
+    """The graph without mutation, what it writes listed at the end; and the sources of those of its
+    inputs that are left."""
+    graph = module.graph
+    (output,) = graph.find_nodes(op="output")
+    returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
+    functionalizer = Functionalizer(graph)
+    new, results, writes = functionalizer.run(list(returned))
+    refuse_foreign_writes(graph, functionalizer, sources, reads)
+    outputs = _outputs(seen, sources)
+    for at, value in drop_lost(writes).items():
+        outputs.append(Output(sources[at][0].name, writes=at))
+        results.append(value)
+    new.output(tuple(results))
+    fx.GraphModule(module, new)
+    _draw_once(new)
+    join_conditions(new)
+    _drop_dead(new)
+    refuse_lost(new, seen.eager)
+    return _drop_unused(new, sources, outputs)
+
+
+def _outputs(seen: Trace, sources: Sequence[tuple[Input, Source]]) -> list[Output]:
+    """What the run returns, in its order: results, what it leaves outside, gradients."""
+    found = [Output(f"result {at}") for at in range(slots_in(seen.leaves))]
+    for each in seen.left:
+        found += [Output(each.place.label)] * slots_in(each.leaves)
+    names = {id(s.parameter): i.name for i, s in sources if isinstance(s, Parameter)}
+    found += [Output(f"grad of {names[id(p)]}") for p, _ in seen.grads]
+    for each in seen.eager:
+        found += [Output(f"grad of {names[id(p)]}") for p in each.parameters]
+    return found
 
 
 def _annotate(graph: fx.Graph, seen: Trace) -> None:

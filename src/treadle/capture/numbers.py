@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 Key = Hashable
+_LARGEST = 1 << 53
+"""Up to this every whole number is a float64."""
 
 
 @dataclass
@@ -294,9 +296,16 @@ def is_stand_in(value: Any) -> bool:
     return type(value) in STAND_INS
 
 
+def is_exact(value: Any) -> bool:
+    """Whether a float64, as which numbers are given to the graph, is equal to this one."""
+    return not isinstance(value, int) or abs(value) <= _LARGEST
+
+
 def _dtype_beside(value: Any, beside: torch.dtype, *, has_dims: bool) -> torch.dtype | None:
     """Of a 0-dim tensor that promotes as the number does, at no loss; ``None`` if there is none."""
     if isinstance(value, bool) or beside.is_complex or beside is torch.bool:
+        return None
+    if not is_exact(value):
         return None
     if not beside.is_floating_point:
         return beside if isinstance(value, int) else None

@@ -312,7 +312,7 @@ class Slots(Part):
         for name, member in self.members.items():
             try:
                 found[name] = member.__get__(self.owner)
-            except AttributeError:
+            except (AttributeError, TypeError):  # empty; or the object has got another class
                 continue
         return found
 

@@ -257,7 +257,7 @@ class Run:
         self._call = call or Call()
         self._numbers = numbers
         self._stands_in = stand_in
-        self._kept: dict[int, Tensor] = {}
+        self._kept: dict[int, Tensor] | None = None  # by the last backward; ``None`` before it
         self._of_fakes: set[str] = set()
         self._on_tensor: set[str] = set()
         self._batch: list[Tensor] = []
@@ -271,38 +271,13 @@ class Run:
 
     def traced(self, inputs: list[Tensor]) -> list[Tensor]:
         """What ``make_fx`` traces: the step as a function of all it reads."""
-        batch = list(self.leaves)
-        buffers: list[tuple[nn.Module, str, Tensor]] = []
-        for (_, source), value in zip(self.sources, inputs, strict=True):
-            match source:
-                case Parameter(parameter):
-                    leaf = value.detach().requires_grad_(parameter.requires_grad)
-                    self._of_fakes |= vars(leaf).keys()
-                    self._on_tensor |= vars(parameter).keys()
-                    vars(leaf).update(vars(parameter))
-                    copy_hooks(parameter, leaf)
-                    self._stand_ins[id(parameter)] = leaf
-                case BufferSlot(owner, key):
-                    buffers.append((owner, key, value))
-                case State(_, parameter, key):
-                    self._values[id(parameter), key] = value
-                case Scalar(cluster, key, _):
-                    self._values[id(cluster), key] = value
-                    self._started.setdefault(id(cluster), _hyper_parameters(cluster))
-                case Grad(parameter):
-                    self._stand_ins[id(parameter)].grad = value
-                case Batch(at):
-                    batch[at] = value
-                case Fixed() | Held() | RunTimeNumber() | RunTimeArray():
-                    raise AssertionError("constants are found after the trace")
+        batch, self._buffers = self._bind(inputs)
         self._batch = [each for each in batch if isinstance(each, Tensor) and each.grad is None]
         self._inputs = {id(each): at for at, each in enumerate(batch) if isinstance(each, Tensor)}
         batch = [self._standing_in(at, leaf) for at, leaf in enumerate(batch)]
-        args, kwargs = unflatten(batch, self.spec)
-        self._given = args, kwargs
+        self._given = args, kwargs = unflatten(batch, self.spec)
         watch = self.trace.watch
-        table = self._table(buffers)
-        self._buffers = buffers
+        table = self._table(self._buffers)
         self._groups = {id(each): dict(each.group) for each in self.clusters}
         uses = self.trace.uses if self._stands_in else None
         inside = swapped(
@@ -333,6 +308,37 @@ class Run:
             finally:
                 watch.listen = _nothing  # hooks of traced nodes, which stay, know the watch
         return self._returned(result)
+
+    def _bind(
+        self, inputs: Sequence[Tensor]
+    ) -> tuple[list[Any], list[tuple[nn.Module, str, Tensor]]]:
+        """What is traced in the place of parameters, state and scalars; the leaves of the
+        arguments, and the buffers, as they are traced."""
+        batch = list(self.leaves)
+        buffers: list[tuple[nn.Module, str, Tensor]] = []
+        for (_, source), value in zip(self.sources, inputs, strict=True):
+            match source:
+                case Parameter(parameter):
+                    leaf = value.detach().requires_grad_(parameter.requires_grad)
+                    self._of_fakes |= vars(leaf).keys()
+                    self._on_tensor |= vars(parameter).keys()
+                    vars(leaf).update(vars(parameter))
+                    copy_hooks(parameter, leaf)
+                    self._stand_ins[id(parameter)] = leaf
+                case BufferSlot(owner, key):
+                    buffers.append((owner, key, value))
+                case State(_, parameter, key):
+                    self._values[id(parameter), key] = value
+                case Scalar(cluster, key, _):
+                    self._values[id(cluster), key] = value
+                    self._started.setdefault(id(cluster), _hyper_parameters(cluster))
+                case Grad(parameter):
+                    self._stand_ins[id(parameter)].grad = value
+                case Batch(at):
+                    batch[at] = value
+                case Fixed() | Held() | RunTimeNumber() | RunTimeArray():
+                    raise AssertionError("constants are found after the trace")
+        return batch, buffers
 
     def _standing_in(self, at: int, leaf: Any) -> Any:
         """A number or text among the arguments, as what may be another one at a later call."""
@@ -570,15 +576,18 @@ class Run:
 
     def _gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """What the step leaves in ``.grad``."""
-        if not self._updates:
+        if self._kept is not None:
             return self._kept.get(id(parameter))
         return self._stand_ins[id(parameter)].grad
 
     def _keep_gradients(self) -> None:
+        """What is in ``.grad`` after a backward, for a call without an update."""
+        found = {} if self._kept is None else self._kept
         with torch.no_grad():
             for key, leaf in self._stand_ins.items():
                 if leaf.grad is not None:
-                    self._kept[key] = leaf.grad.clone()
+                    found[key] = leaf.grad.clone()
+        self._kept = found
 
     def _stepper(self, optimizer: Optimizer) -> Callable[..., None]:
         """``optimizer.step`` in functional form, on the traced parameters and state."""

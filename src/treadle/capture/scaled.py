@@ -26,7 +26,7 @@ def scaled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         )
     if name in _BINARY and not kwargs:
         tensor = next((each for each in args if isinstance(each, Tensor)), None)
-        if tensor is not None:
+        if tensor is not None and not _is_whole_power(name, args):
             return func, tuple(_beside(tensor, each) for each in args), {}
     if name in _MAKERS and not kwargs.get("requires_grad"):
         return _made(func, args, kwargs)
@@ -35,6 +35,13 @@ def scaled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     if form is not None and "out" not in kwargs and _keeps_dtype((*args, *kwargs.values())):
         return _computed(form, in_place=in_place), args, dict(kwargs)
     return _as_it_is(func, args, kwargs)
+
+
+def _is_whole_power(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether whole numbers are raised to a number: PyTorch refuses a negative one, and does not
+    look at a tensor of them."""
+    base, exponent = args[0], args[-1]
+    return "pow" in name and is_number(exponent) and not base.is_floating_point()
 
 
 def _keeps_dtype(operands: tuple[Any, ...]) -> bool:
@@ -96,11 +103,11 @@ def _lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
     return torch.lerp(input, end, weight.to(input.dtype) if isinstance(weight, Tensor) else weight)
 
 
-def _addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
+def _addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Any = 1) -> Tensor:
     return input + tensor1 * _beside(tensor1, value) * tensor2
 
 
-def _addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
+def _addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Any = 1) -> Tensor:
     return input + tensor1 / tensor2 * _beside(tensor1, value)
 
 
@@ -193,7 +200,8 @@ def _made(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, 
 
     def call(*args: Any, **kwargs: Any) -> Tensor:
         if at == 0:
-            dtype = torch.int64 if isinstance(number, int) else torch.get_default_dtype()
+            whole = isinstance(number, int) and func is not torch.scalar_tensor
+            dtype = torch.int64 if whole else torch.get_default_dtype()
             named: dict[str, Any] = {"dtype": dtype, **kwargs}
             filled = torch.zeros((), **named)
         else:
@@ -207,16 +215,19 @@ def _made(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 def _of_each(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
-    """``torch._foreach_mul_`` and its like, one tensor after the other."""
-    if not hasattr(Tensor, name) or not args:
+    """``torch._foreach_mul_`` and its like, one tensor after the other; ``None`` for those whose
+    function of one tensor has no form."""
+    has_form = name in _BINARY or name.removesuffix("_") in _FORMS
+    if not has_form or not args or not isinstance(args[0], list | tuple):
         return None
+    function = getattr(Tensor, name)
 
     def call(*args: Any, **kwargs: Any) -> tuple[Tensor, ...] | None:
         count = len(args[0])
         results: list[Tensor] = []
         for k in range(count):
             own = tuple(each[k] if _is_list(each, count) else each for each in args)
-            func, mine, named = scaled(getattr(Tensor, name), own, kwargs)
+            func, mine, named = scaled(function, own, kwargs)
             results.append(func(*mine, **named))
         return None if name.endswith("_") else tuple(results)
 

@@ -10,11 +10,12 @@ from torch.optim import Optimizer
 
 from treadle.capture.arrays import Array
 from treadle.capture.counters import SharedCounters
-from treadle.capture.numbers import Number
+from treadle.capture.numbers import Number, is_exact
 from treadle.capture.optimizers.registry import Start, form_of
 from treadle.capture.reads import Place
 from treadle.capture.torch_private import note_stepped
 from treadle.capture.watching import Unchanged, watch_dicts
+from treadle.util.expected import NotExpected
 
 Pending = dict[tuple[int, str], Tensor]
 
@@ -36,9 +37,12 @@ class Cluster:
 
     @property
     def group(self) -> dict[str, Any]:
+        """The optimizer's group as it is now."""
         return self.optimizer.param_groups[self.at]
 
     def scalar_names(self) -> tuple[str, ...]:
+        """The names of its scalars: hyper-parameters, then step counters; ``first`` where the form
+        has no counters."""
         form = form_of(self.optimizer)
         return (*form.scalars(self.group), *(form.counters or ("first",)))
 
@@ -132,6 +136,8 @@ def clusters_of(optimizers: Mapping[str, Optimizer]) -> Clusters:
 @final
 @dataclass(frozen=True, slots=True)
 class Parameter:
+    """A parameter of a model: the user's own tensor."""
+
     parameter: nn.Parameter
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
@@ -141,6 +147,8 @@ class Parameter:
 @final
 @dataclass(frozen=True, slots=True)
 class BufferSlot:
+    """Whatever tensor a module has under the name of a buffer at a call."""
+
     owner: nn.Module
     key: str
 
@@ -180,6 +188,8 @@ class State:
 @final
 @dataclass(frozen=True, slots=True)
 class Scalar:
+    """A number of an optimizer's group, or of its step counters: a 0-dim float64."""
+
     cluster: Cluster
     key: str
     device: torch.device
@@ -196,6 +206,8 @@ class Scalar:
 @final
 @dataclass(frozen=True, slots=True)
 class Grad:
+    """The gradient that a parameter has before the step."""
+
     parameter: nn.Parameter
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
@@ -206,6 +218,8 @@ class Grad:
 @final
 @dataclass(frozen=True, slots=True)
 class Batch:
+    """The leaf number ``at`` of the arguments."""
+
     at: int
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
@@ -244,10 +258,18 @@ class RunTimeNumber:
     device: torch.device
 
     def value(self) -> float:
-        """The number now."""
-        return float(self.number.compute())
+        """The number now. ``NotExpected`` for one of another kind than the graph was made for (a
+        whole number to a negative power is a float), or that no float64 is equal to."""
+        found = self.number.compute()
+        kind = int if isinstance(self.number.value, int) else int | float
+        if not isinstance(found, kind):
+            raise NotExpected("what is computed of a number became another kind of number")
+        if not is_exact(found):
+            raise NotExpected("a whole number became larger than 2**53")
+        return float(found)
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+        """A tensor without dims."""
         return torch.tensor(self.value(), dtype=torch.float64, device=self.device)
 
 
@@ -334,6 +356,7 @@ class Inputs:
         return found
 
     def _look(self, leaves: list[Any], pending: Pending) -> None:
+        self._holders = None  # of inputs that are known no longer, should there be an error
         for at in self._steady:
             self._known[at] = self._sources[at].read(leaves, pending)
         holders: dict[int, Any] = {}

@@ -55,6 +55,7 @@ class Steady(Generic[T]):
         """What ``compute`` would give now; equal values are the very same object."""
         if self.watch is not None and self.watch.is_same():
             return self._known[0]
+        self.watch = None  # of a value that is known no longer, should there be an error
         found = self._compute()
         if not self._known or self._known[0] != found:
             self._known = [found]

@@ -72,14 +72,7 @@ def capture(
     clusters = clusters_of(in_graph(optimizers))
     sources = _sources(models, optimizers, clusters, args, kwargs, device)
     leaves, spec = flatten((args, kwargs))
-    if place is None:
-        pending: dict[tuple[int, str], Tensor] = {}
-        read = [source.read(leaves, pending) for _, source in sources]
-        owned = [not isinstance(source, Batch) for _, source in sources]
-        inputs = [alone(x) if own else x for x, own in zip(read, owned, strict=True)]
-        check_values(inputs)
-    else:
-        inputs = described([source for _, source in sources], leaves, place)
+    inputs = _values(sources, leaves, place)
     symbolic = None
     if dims:
         inputs, symbolic = with_symbols([source for _, source in sources], inputs, dims)
@@ -107,29 +100,54 @@ def capture(
     inside = without_collector()
     with _tracing, torch.random.fork_rng(devices=[]), casts, inside:
         try:
-            run, module = make(numbers=numbers, stand_in=not plans), None
-            try:
-                with weights_in_place():
-                    module = trace(run.traced, inputs, symbolic=symbols)
-            except Exception:
-                if not run.trace.uses.is_used:
-                    raise
-            captured = None
-            if module is not None and not run.asks_types():
-                captured = _finished(module, run, call, device, symbols)
-            if captured is None:
-                for each in clusters:
-                    each.taken.clear()
-                run = make(stand_in=False)  # as if no number could change
-                with weights_in_place():
-                    module = trace(run.traced, inputs, symbolic=symbols)
-                captured = _finished(module, run, call, device, symbols)
+            run, module = _traced(make, inputs, numbers, stand_in=not plans, symbolic=symbols)
+            captured = _finished(module, run, call, device, symbols)
         except Exception as error:
             raise_told(error)
     _refuse_shared(captured, leaves)
     if symbolic is not None:
         take_samples(captured, symbolic)
     return captured
+
+
+def _values(
+    sources: Sequence[tuple[Input, Source]], leaves: list[Any], place: torch.device | None
+) -> list[Tensor]:
+    """What the run is given, in the order of the sources; at a ``place`` only descriptions."""
+    if place is not None:
+        return described([source for _, source in sources], leaves, place)
+    pending: dict[tuple[int, str], Tensor] = {}
+    read = [source.read(leaves, pending) for _, source in sources]
+    owned = [not isinstance(source, Batch) for _, source in sources]
+    inputs = [alone(x) if own else x for x, own in zip(read, owned, strict=True)]
+    check_values(inputs)
+    return inputs
+
+
+def _traced(
+    make: Callable[..., Run],
+    inputs: list[Tensor],
+    numbers: Sequence[Place],
+    *,
+    stand_in: bool,
+    symbolic: bool,
+) -> tuple[Run, fx.GraphModule]:
+    """A run and its trace. One in which numbers are stood in for may fail where the numbers
+    themselves do not: then it runs again, as if no number could change."""
+    run, module = make(numbers=numbers, stand_in=stand_in), None
+    try:
+        with weights_in_place():
+            module = trace(run.traced, inputs, symbolic=symbolic)
+    except Exception:
+        if not run.trace.uses.is_used:
+            raise
+    if module is not None and not run.asks_types():
+        return run, module
+    for each in run.clusters:
+        each.taken.clear()
+    run = make(stand_in=False)
+    with weights_in_place():
+        return run, trace(run.traced, inputs, symbolic=symbolic)
 
 
 def _finished(

@@ -59,6 +59,7 @@ from treadle.util.errors import CaptureError
 from treadle.util.extents import Size
 
 NAMES: dict[str, tuple[str, ...]] = {
+    "torch.autograd.Variable._execution_engine": ("2.11", "2.13", "2.15"),
     "torch._C.DisableTorchFunction": ("2.11", "2.13", "2.15"),
     "torch._C._dynamo.guards.TensorGuards": ("2.11", "2.13", "2.15"),
     "torch._C._dynamo.guards.dict_version": ("2.11", "2.13", "2.15"),
@@ -472,6 +473,12 @@ def flat_weights(module: nn.RNNBase, table: Mapping[int, Tensor]) -> dict[str, l
     weights = [table.get(id(each), each) for each in module._flat_weights]
     refs = [None if each is None else weakref.ref(each) for each in weights]
     return {"_flat_weights": weights, "_flat_weight_refs": refs}
+
+
+def after_backward(function: Callable[[], None]) -> None:
+    """``function`` is called at the end of the backward pass that runs."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(function)
 
 
 METHOD_FILES = frozenset(

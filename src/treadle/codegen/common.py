@@ -19,10 +19,12 @@ def kernel_loads(kernel: Kernel) -> list[Load]:
 
 
 def reads_of(kernel: Kernel) -> tuple[str, ...]:
+    """The buffers that a kernel loads from, each once, in the order of its body."""
     return tuple(dict.fromkeys(load.buffer for load in kernel_loads(kernel)))
 
 
 def writes_of(kernel: Kernel) -> tuple[str, ...]:
+    """The buffers that a kernel stores to, each once, in the order of its body."""
     return tuple(dict.fromkeys(s.buffer for s in kernel.body if isinstance(s, Store)))
 
 
@@ -32,6 +34,7 @@ def bytes_moved(kernel: Kernel, buffers: Mapping[str, Buffer]) -> int:
 
 
 def locals_of(expr: Expr) -> list[str]:
+    """The names of a kernel's own values that a formula reads, one for each place."""
     return [node.name for node in walk(expr) if isinstance(node, Local)]
 
 

@@ -84,6 +84,7 @@ class Body:
 
 
 def arguments_of(kernel: Kernel) -> dict[str, str]:
+    """By the buffer the name of its pointer argument: those that are loaded first, then stored."""
     names = dict.fromkeys([*loaded(kernel.body), *stored(kernel.body)])
     return {name: f"b{i}" for i, name in enumerate(names)}
 

@@ -46,6 +46,7 @@ def live(items: Sequence[Definition | Store]) -> tuple[Definition | Store, ...]:
 
 
 def indices(items: Iterable[Definition | Store]) -> Iterable[Index]:
+    """Every index of these items: where they store, where they load, and positions as values."""
     for item in items:
         if isinstance(item, Store):
             yield item.index
@@ -65,6 +66,7 @@ def is_wide(kernel: Kernel) -> bool:
 
 
 def has_reduction(kernel: Kernel) -> bool:
+    """Whether anything is reduced over an axis of the kernel."""
     return any(isinstance(i, Definition) and isinstance(i.expr, Reduce) for i in kernel.body)
 
 

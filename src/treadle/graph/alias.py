@@ -68,6 +68,7 @@ def leaves_step(node: fx.Node) -> bool:
 
 
 def analyse(step: StepGraph) -> Aliases:
+    """Which values of a step share storage, and with which inputs, as it was when it was traced."""
     of = {node: storages(node.meta["val"]) for node in step.graph.nodes if node.op != "output"}
     holders = [node for node in of if node.op in ("placeholder", "get_attr")]
     fixed: dict[int, fx.Node] = {}

@@ -60,9 +60,11 @@ class PassReport:
 class Observer:
     """Hears of every pass. Reports, dumps and timers subclass it; the runner never prints."""
 
-    def starts(self, step: StepGraph) -> None: ...
+    def starts(self, step: StepGraph) -> None:
+        """The passes are about to run, the first of them on ``step``."""
 
-    def ran(self, each: GraphPass, step: StepGraph, report: PassReport) -> None: ...
+    def ran(self, each: GraphPass, step: StepGraph, report: PassReport) -> None:
+        """``each`` has run on ``step``, which has been verified since."""
 
 
 SILENT = Observer()

@@ -57,6 +57,7 @@ class AnyOf:
 
 
 def any_of(*targets: Any) -> AnyOf:
+    """In a pattern: a call of any of these operators."""
     return AnyOf(targets)
 
 

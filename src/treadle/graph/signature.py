@@ -59,6 +59,7 @@ class StepGraph:
 
     @property
     def placeholders(self) -> list[fx.Node]:
+        """The nodes of the inputs, in the signature's order."""
         return self.graph.find_nodes(op="placeholder")
 
     @property
@@ -68,9 +69,11 @@ class StepGraph:
         return tuple(output.args[0])
 
     def inputs(self) -> Iterator[tuple[fx.Node, Input]]:
+        """Each input's node with what the signature says of it."""
         return zip(self.placeholders, self.signature.inputs, strict=True)
 
     def outputs(self) -> Iterator[tuple[fx.Node | None, Output]]:
+        """Each returned value, ``None`` for a constant None, with what the signature says of it."""
         return zip(self.returned, self.signature.outputs, strict=True)
 
     def copy(self) -> "StepGraph":

@@ -79,6 +79,7 @@ def short_dtype(dtype: torch.dtype) -> str:
 
 
 def type_of_tensor(value: torch.Tensor) -> TensorType:
+    """The type of a tensor, fake or not, with formulas for sizes that are symbols."""
     shape, strides = layout_of(value)
     return TensorType(value.dtype, shape, strides, value.device)
 

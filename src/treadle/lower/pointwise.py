@@ -37,12 +37,15 @@ def pointwise(
 
 
 def register_unary(op: OpOverload, formula: Formula) -> None:
+    """``out[i] = formula(x[i])`` for ``op``. ``VerifyError`` where it has a rule already."""
+
     @lowers(op)
     def rule(site: Site, x: Value) -> Array:
         return pointwise(site, formula, x)
 
 
 def named(name: str) -> Formula:
+    """The formula that applies the function called ``name``."""
     return lambda x: x.fn(name)
 
 

@@ -38,14 +38,15 @@ long long first_difference(const word *table, long long begin) {
   return -1;
 }
 """
-_COMPILERS = ("cc", "gcc", "clang", "g++", "clang++", "c++")
+COMPILERS = ("cc", "gcc", "clang", "g++", "clang++", "c++")
+"""Any of these will do; the first that is there is used."""
 _FLAGS = ("-x", "c", "-O2", "-fPIC", "-shared")
 
 
 @functools.cache
 def first_difference(directory: str) -> FirstDifference | None:
     """The function, compiled once for a cache; ``None`` where there is no C compiler."""
-    paths = map(shutil.which, _COMPILERS)
+    paths = map(shutil.which, COMPILERS)
     path = next((each for each in paths if each), None)
     if path is None or ctypes.sizeof(ctypes.c_void_p) != ctypes.sizeof(ctypes.c_uint64):
         return None
@@ -60,4 +61,4 @@ def first_difference(directory: str) -> FirstDifference | None:
     return found
 
 
-__all__ = ["FirstDifference", "first_difference"]
+__all__ = ["COMPILERS", "FirstDifference", "first_difference"]

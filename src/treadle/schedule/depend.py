@@ -47,6 +47,7 @@ def read_buffers(step: Step) -> tuple[str, ...]:
 
 
 def written_buffers(step: Step) -> tuple[str, ...]:
+    """The buffers that a step writes to."""
     if isinstance(step, Call):
         return tuple(name for name in step.outputs if name is not None)
     return (step.output.buffer,)

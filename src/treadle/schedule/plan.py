@@ -85,6 +85,7 @@ def plan_writes(step: PlanStep) -> frozenset[str]:
 
 
 def kernel_loads(kernel: Kernel) -> list[Load]:
+    """Every load of a kernel's definitions, in the order of its body."""
     return [
         load for item in kernel.body if isinstance(item, Definition) for load in loads(item.expr)
     ]

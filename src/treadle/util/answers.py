@@ -72,13 +72,31 @@ class _Code:
         return self.at(found[-1]) if found else None
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Before instruction ``at`` of the code of a frame, with what is known of the end of the stack
+    and of variables."""
+
+    frame: FrameType
+    at: int
+    stack: tuple[Known, ...]
+    names: Mapping[str, Known]
+
+    def after(self, stack: tuple[Known, ...], names: Mapping[str, Known]) -> "_Place":
+        """Before the next instruction."""
+        return _Place(self.frame, self.at + 1, stack, names)
+
+    def identity(self) -> tuple[Any, ...]:
+        """Equal for places from which the same follows."""
+        return id(self.frame), self.at, self.stack, tuple(sorted(self.names.items(), key=str))
+
+
 @dataclass
 class _Follower:
     """Follows one answer. What is not known to only raise does not."""
 
     is_ours: Callable[[FrameType], bool]
-    _left: int = _MOST
-    _seen: set[Any] = field(default_factory=set[Any])
     _codes: dict[CodeType, _Code] = field(default_factory=dict[CodeType, _Code])
 
     def from_question(self, frame: FrameType, answer: bool) -> bool:
@@ -91,13 +109,13 @@ class _Follower:
         name = asking.opname
         names = _known(frame)
         if name == "TO_BOOL" or (name == "COMPARE_OP" and _compares_to_bool(asking)):
-            return self._follow(frame, at + 1, (answer,), names)
+            return self._only_raises(_Place(frame, at + 1, (answer,), names))
         if name == "UNARY_NOT":
-            return self._follow(frame, at + 1, (not answer,), names)
+            return self._only_raises(_Place(frame, at + 1, (not answer,), names))
         if "IF_TRUE" in name or "IF_FALSE" in name:
-            return self._follow(frame, at, (answer,), names)
+            return self._only_raises(_Place(frame, at, (answer,), names))
         if name in _CALLS and _called(code, at) in _ASKS_ALL:
-            return self._follow(frame, _after_call(code, at), (answer,), names)
+            return self._only_raises(_Place(frame, _after_call(code, at), (answer,), names))
         return False
 
     def _code(self, frame: FrameType) -> _Code:
@@ -106,56 +124,60 @@ class _Follower:
             self._codes[code] = _Code.of(code)
         return self._codes[code]
 
-    def _follow(
-        self, frame: FrameType, at: int, stack: tuple[Known, ...], names: Mapping[str, Known]
-    ) -> bool:
-        """Whether every way on from instruction ``at`` raises. ``stack``: its known end."""
-        code = self._code(frame)
-        while True:
-            state = id(frame), at, stack, tuple(sorted(names.items(), key=str))
-            if state in self._seen:
-                return True  # the ways out of a loop are followed where it was met first
-            self._seen.add(state)
-            self._left -= 1
-            if at >= len(code.instructions) or self._left < 0:
+    def _only_raises(self, start: _Place) -> bool:
+        """Whether every way on from ``start`` raises."""
+        pending = [start]
+        seen: set[Any] = set()
+        while pending:
+            place = pending.pop()
+            identity = place.identity()
+            if identity in seen:
+                continue  # the ways out of a loop are followed where it was met first
+            seen.add(identity)
+            ways = None if len(seen) > _MOST else self._ways_on(place)
+            if ways is None:
                 return False
-            each = code.instructions[at]
-            name = each.opname
-            if name in ("RAISE_VARARGS", "RERAISE"):
-                handler = code.handler(at)
-                return handler is None or self._follow(frame, handler, (), {})
-            if name.startswith("RETURN"):
-                value = each.argval if name == "RETURN_CONST" else _top(stack)
-                if name not in ("RETURN_VALUE", "RETURN_CONST") or not isinstance(value, bool):
-                    return False
-                return self._returned(frame.f_back, value)
-            if name == "FOR_ITER" or "JUMP" in name:
-                ways = _ways(each, at, code, stack)
-                if len(ways) != 1:
-                    return bool(ways) and all(
-                        self._follow(frame, to, rest, names) for to, rest in ways
-                    )
-                ((at, stack),) = ways
-            elif each.opcode in (*dis.hasjrel, *dis.hasjabs) or "YIELD" in name:
-                return False
-            elif _top(stack) is not None and name in _CALLS and _called(code, at) == "bool":
-                stack, at = stack[-1:], at + 1
-            else:
-                stack, names = _after(each, stack, names)
-                at += 1
+            pending += ways
+        return True
 
-    def _returned(self, frame: FrameType | None, value: bool) -> bool:
-        """Whether it only raises that ``frame`` gets ``value`` from what it called."""
+    def _ways_on(self, place: _Place) -> list[_Place] | None:
+        """Where the instruction at ``place`` may lead: nowhere if it raises; ``None`` if that is
+        not known, or goes on with something else than this answer."""
+        code = self._code(place.frame)
+        if place.at >= len(code.instructions):
+            return None
+        each = code.instructions[place.at]
+        name = each.opname
+        stack, names = place.stack, place.names
+        if name in ("RAISE_VARARGS", "RERAISE"):
+            handler = code.handler(place.at)
+            return [] if handler is None else [_Place(place.frame, handler, (), {})]
+        if name.startswith("RETURN"):
+            value = each.argval if name == "RETURN_CONST" else _top(stack)
+            if name not in ("RETURN_VALUE", "RETURN_CONST") or not isinstance(value, bool):
+                return None
+            return self._returned(place.frame.f_back, value)
+        if name == "FOR_ITER" or "JUMP" in name:
+            ways = _jumps_to(each, place.at, code, stack)
+            return [_Place(place.frame, to, rest, names) for to, rest in ways]
+        if _jumps(each) or "YIELD" in name:
+            return None
+        if _top(stack) is not None and name in _CALLS and _called(code, place.at) == "bool":
+            return [place.after(stack[-1:], names)]
+        return [place.after(*_after(each, stack, names))]
+
+    def _returned(self, frame: FrameType | None, value: bool) -> list[_Place] | None:
+        """Where ``frame`` goes on with ``value`` from what it called; ``None`` if not known."""
         if frame is None or self.is_ours(frame):
-            return False
+            return None
         code = self._code(frame)
         at = code.at(frame.f_lasti)
         if at >= len(code.instructions):
-            return False
+            return None
         name = code.instructions[at].opname
         if not name.startswith(("CALL", "PRECALL", "LOAD_ATTR")):
-            return False
-        return self._follow(frame, _after_call(code, at), (value,), _known(frame))
+            return None
+        return [_Place(frame, _after_call(code, at), (value,), _known(frame))]
 
 
 def _known(frame: FrameType) -> dict[str, Known]:
@@ -167,7 +189,7 @@ def _top(stack: tuple[Known, ...]) -> Known:
     return stack[-1] if stack else None
 
 
-def _ways(
+def _jumps_to(
     each: dis.Instruction, at: int, code: _Code, stack: tuple[Known, ...]
 ) -> list[tuple[int, tuple[Known, ...]]]:
     """Where a jump may lead, and the stack there."""

@@ -83,21 +83,14 @@ def of_cell(value: CellType) -> Words | None:
 def of_function(value: FunctionType) -> Words | None:
     """Code and defaults."""
     found = layout()
-    if found is None:
-        return None
     parts = value.__code__, value.__defaults__, value.__kwdefaults__
-    places = (id(value) + offset for offset in found.function)
-    return _referring(list(zip(places, parts, strict=True)), value)
+    return found and _referring_at(found.function, parts, value)
 
 
 def of_property(value: property) -> Words | None:
     """What it calls."""
     found = layout()
-    if found is None:
-        return None
-    parts = value.fget, value.fset, value.fdel
-    places = (id(value) + offset for offset in found.of_property)
-    return _referring(list(zip(places, parts, strict=True)), value)
+    return found and _referring_at(found.of_property, (value.fget, value.fset, value.fdel), value)
 
 
 def of_slots(value: Any, members: Iterable[Any]) -> Words | None:
@@ -116,6 +109,8 @@ def of_slots(value: Any, members: Iterable[Any]) -> Words | None:
             held.append((member.__get__(value),))
         except AttributeError:
             held.append(())
+        except TypeError:  # it has got another class
+            return None
     expected = [id(each[0]) if each else 0 for each in held]
     return _made(at, expected, (value, held))
 
@@ -155,6 +150,11 @@ def _referring(pairs: Sequence[tuple[int, Any]], owner: Any) -> Words | None:
     expected = [0 if each is None and not word(at) else id(each) for at, each in pairs]
     held = tuple(each for _, each in pairs)
     return _made([at for at, _ in pairs], expected, (owner, held))
+
+
+def _referring_at(offsets: Sequence[int], parts: Sequence[Any], owner: Any) -> Words | None:
+    """Words of ``owner``, at these offsets, that are the addresses of ``parts``."""
+    return _referring([(id(owner) + at, p) for at, p in zip(offsets, parts, strict=True)], owner)
 
 
 def _made(
