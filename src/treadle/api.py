@@ -23,13 +23,13 @@ from treadle.capture.bind import (
     without_updates,
 )
 from treadle.capture.dynamic import Dims
+from treadle.capture.given import Call
 from treadle.capture.guards import GuardKey, Keys
 from treadle.capture.reads import Place, argument_place
 from treadle.capture.refuse import check_call, check_models, named_models, named_optimizers
-from treadle.capture.run import Call
 from treadle.capture.snapshot import Snapshot
 from treadle.capture.step import capture
-from treadle.capture.torch_private import flatten
+from treadle.capture.torch_private import flatten, unflatten
 from treadle.options import Options, from_environment
 from treadle.patterns import Patterns, fixed_numbers
 from treadle.pipeline import Compiled, compile_graph, frontier_points
@@ -350,10 +350,12 @@ class Step:
         places = [each.place for each in captured.left if isinstance(each.place, Place)]
         start = Snapshot(self._models, self._optimizers, others, places, captured.generators)
         try:
-            ours = _tensors(self(*batch))
+            given = unflatten(*flatten(batch))  # containers that the step may change
+            ours = _tensors((self(*given), given))
             after = named_state(captured, batch)
             start.restore()
-            theirs = _tensors(self._function(*batch))
+            given = unflatten(*flatten(batch))
+            theirs = _tensors((self._function(*given), given))
             eager = named_state(captured, batch)
         finally:
             start.restore()

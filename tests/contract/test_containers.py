@@ -196,3 +196,136 @@ def test_one_that_is_a_global_as_well():
     torch.testing.assert_close(compiled(GLOBAL), step(GLOBAL))
     GLOBAL.extra = 1
     torch.testing.assert_close(compiled(GLOBAL), step(GLOBAL))
+
+
+class Pieces:
+    """Containers of every kind, made alike for eager and for us."""
+
+    def __init__(self, nth: int) -> None:
+        x = torch.arange(2.0) + nth
+        self.entries = {"x": x, "y": 2 * x, "n": nth}
+        self.named = Entries(x=x, n=nth)
+        self.words = Words(x=x, n=nth)
+        self.listed = [x, 2 * x, nth]
+        self.data = Batch(x)
+        self.space = types.SimpleNamespace(x=x, n=nth)
+        self.object = Object(x)
+        self.nested = {"inner": {"x": x}, "batch": [Batch(x)]}
+
+
+CHANGES: dict[str, Any] = {
+    "a new entry": lambda each: each.entries.update(new=5),
+    "a new tensor": lambda each: each.entries.update(new=each.entries["x"] * 3),
+    "one taken out": lambda each: each.entries.pop("n"),
+    "a tensor taken out": lambda each: each.entries.pop("x") * 2,
+    "all taken out": lambda each: each.entries.clear(),
+    "another number": lambda each: each.entries.update(n=7),
+    "a number that is computed": lambda each: each.entries.update(n=each.entries["n"] + 1),
+    "two that change places": lambda each: each.entries.update(
+        x=each.entries["y"], y=each.entries["x"]
+    ),
+    "an entry of a subclass": lambda each: each.named.update(new=each.named["x"] + 1),
+    "an attribute of a subclass": lambda each: setattr(each.named, "seen", True),
+    "an entry of a UserDict": lambda each: each.words.update(new=each.words["x"] + 1),
+    "one taken out of a UserDict": lambda each: each.words.pop("n"),
+    "an entry of a list": lambda each: each.listed.__setitem__(2, each.listed[0] + 1),
+    "a list turned round": lambda each: each.listed.reverse(),
+    "a field": lambda each: setattr(each.data, "x", each.data.x * 2),
+    "an attribute of a data class": lambda each: setattr(each.data, "seen", 1),
+    "a name of a namespace": lambda each: setattr(each.space, "new", each.space.x),
+    "a name taken away": lambda each: delattr(each.space, "n"),
+    "an attribute of an object": lambda each: setattr(each.object, "seen", each.object.x + 1),
+    "deep inside": lambda each: each.nested["inner"].update(y=each.nested["inner"]["x"] + 1),
+    "an object deep inside": lambda each: setattr(each.nested["batch"][0], "seen", 1),
+    "a container of its own": lambda each: each.entries.update(all=[each.nested, each.data]),
+}
+
+
+def seen(value):
+    """All that a container holds, in words and tensors."""
+    if isinstance(value, list | tuple):
+        return [seen(each) for each in value]
+    if isinstance(value, Batch | Object | types.SimpleNamespace | Pieces):
+        return seen(dict(vars(value)))
+    if isinstance(value, dict | collections.UserDict):
+        found = {key: seen(each) for key, each in value.items()}
+        if type(value) is not dict:
+            found["also"] = {k: seen(v) for k, v in vars(value).items() if k != "data"}
+        return found
+    return value
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_step_does_to_its_arguments_happens_at_every_call(name):
+    change = CHANGES[name]
+
+    def step(entries, named, words, listed, data, space, object, nested):
+        given = types.SimpleNamespace(**locals())
+        del given.__dict__["change"]
+        made = change(given)
+        return made if isinstance(made, Tensor) else torch.ones(1)
+
+    compiled = treadle.compile(step, model=nn.Linear(1, 1), options=OPTIONS)
+    for nth in range(4):
+        ours, theirs = Pieces(nth), Pieces(nth)
+        torch.testing.assert_close(compiled(**vars(ours)), step(**vars(theirs)))
+        torch.testing.assert_close(seen(ours), seen(theirs))
+
+
+def test_labels_are_popped_from_a_batch():
+    """As many training steps do; the same batch again is eager's error."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch):
+        labels = batch.pop("labels")
+        loss = (model(**batch) - labels).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    compiled = treadle.compile(step, model=model, optimizer=optimizer, options=OPTIONS)
+    losses: list[float] = []
+    for _ in range(3):
+        batch = {"input": torch.ones(4, 2), "labels": torch.ones(4, 1)}
+        losses.append(compiled(batch).item())
+        assert list(batch) == ["input"]
+    assert losses[2] < losses[1] < losses[0]
+    assert not compiled.recompiles
+    with pytest.raises(KeyError, match="labels"):
+        compiled(batch)
+    again = {"input": torch.ones(4, 2), "labels": torch.ones(4, 1)}
+    assert compiled.verify([(again,)]) is None
+    assert list(again) == ["input", "labels"]
+
+
+@pytest.mark.parametrize("kind", sorted(CONTAINERS.keys() - {"registered class"}))
+def test_a_container_that_is_returned_or_left_is_that_one(kind):
+    kept = Settings(1)
+
+    def step(batch, plain):
+        kept.batch = batch
+        return batch, [plain, batch], torch.ones(1)
+
+    compiled = treadle.compile(step, model=nn.Linear(1, 1), options=OPTIONS)
+    for nth in range(3):
+        batch, plain = made(kind, extra=nth), {"x": torch.ones(1)}
+        result = compiled(batch, plain)
+        assert result[0] is batch
+        assert result[1][0] is plain
+        assert result[1][1] is batch
+        assert kept.batch is batch
+
+
+def test_a_list_that_grows_is_refused():
+    def step(given):
+        given.append(given[0] * 2)
+        return given[0]
+
+    compiled = treadle.compile(step, model=nn.Linear(1, 1), options=OPTIONS)
+    given = [torch.ones(2)]
+    with pytest.raises(treadle.TreadleError, match="an argument") as refused:
+        compiled(given)
+    assert refused.value.code == "TR-117"
+    assert len(given) == 1

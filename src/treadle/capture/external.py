@@ -47,7 +47,6 @@ from treadle.capture.threads import Threads
 from treadle.capture.torch_private import (
     FakeTensor,
     dispatch_of_trace,
-    flatten,
     getters_named,
     tensor_hooks,
 )
@@ -617,14 +616,6 @@ class ExternalState:
         for name in self._frames.entered.modules & _LOADED.keys():
             if owner_of(_LOADED[name]) >= Whose.INSTALLED:
                 reads.add(name, _LOADED[name])
-
-
-def refuse_new_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], given: Iterable[Any]) -> None:
-    """TR-117 if the step puts a tensor into one of its arguments, of which it gets copies."""
-    known = {id(each) for each in given}
-    for leaf in flatten((args, kwargs))[0]:
-        if isinstance(leaf, FakeTensor) and id(leaf) not in known:
-            raise refused("what it is given", "container or an object")
 
 
 def owner_of(value: Any) -> Whose:

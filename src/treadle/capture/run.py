@@ -19,10 +19,10 @@ from treadle.capture.external import (
     Later,
     counted,
     owner_of,
-    refuse_new_tensors,
     refused,
 )
 from treadle.capture.frames import Whose
+from treadle.capture.given import Call, Copies, InArgument, Whole
 from treadle.capture.numbers import Number, Text, Uses, is_number, is_stand_in
 from treadle.capture.optimizers.registry import Form, Values, check_step, form_of
 from treadle.capture.parts import MISSING, is_plain
@@ -47,7 +47,6 @@ from treadle.capture.sources import (
 from treadle.capture.swap import Watch, swapped
 from treadle.capture.torch_private import (
     FakeTensor,
-    Given,
     TreeSpec,
     copy_hooks,
     flatten,
@@ -79,19 +78,6 @@ class Again:
     at: int
 
 
-@dataclass(slots=True)
-class Call(Given):
-    """The call that is served."""
-
-    def serve(self, given: Given) -> None:
-        """From now on these arguments."""
-        self.leaves, self.containers = given.leaves, given.containers
-
-    def forget(self) -> None:
-        """Nothing of a call is kept."""
-        self.leaves, self.containers = [], []
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class _Gradient:
@@ -120,7 +106,7 @@ class _Gradient:
 class Left:
     """What the step leaves in a place outside of it. ``leaves``: ``ResultSlot`` for a tensor."""
 
-    place: Place | _Gradient
+    place: Place | _Gradient | InArgument
     leaves: tuple[Any, ...]
     tree: TreeSpec
 
@@ -273,9 +259,11 @@ class Run:
         """What ``make_fx`` traces: the step as a function of all it reads."""
         batch, self._buffers = self._bind(inputs)
         self._batch = [each for each in batch if isinstance(each, Tensor) and each.grad is None]
-        self._inputs = {id(each): at for at, each in enumerate(batch) if isinstance(each, Tensor)}
+        self._inputs = {id(each): at for at, each in enumerate(batch) if not is_plain(each)}
         batch = [self._standing_in(at, leaf) for at, leaf in enumerate(batch)]
-        self._given = args, kwargs = unflatten(batch, self.spec)
+        args, kwargs = unflatten(batch, self.spec)
+        self._paths = [path for path, _ in flatten_with_paths((args, kwargs))[0]]
+        self._copies = Copies((args, kwargs), self._call)
         watch = self.trace.watch
         table = self._table(self._buffers)
         self._groups = {id(each): dict(each.group) for each in self.clusters}
@@ -304,7 +292,6 @@ class Run:
                     watch.rng.check()
                     self._note_left(external, table)
                     self._refuse_on_tensors()
-                    refuse_new_tensors(args, kwargs, batch)
             finally:
                 watch.listen = _nothing  # hooks of traced nodes, which stay, know the watch
         return self._returned(result)
@@ -390,8 +377,7 @@ class Run:
         groups = [id(g) for each in self.optimizers.values() for g in each.param_groups]
         reads = Reads(names, bound=parameters, free=free, unordered=groups)
         external.add_roots(reads)
-        paths = [path for path, _ in flatten_with_paths(self._given)[0]]
-        for at, (path, leaf) in enumerate(zip(paths, self.leaves, strict=True)):
+        for at, (path, leaf) in enumerate(zip(self._paths, self.leaves, strict=True)):
             if is_numeric(leaf) and self._is_free(at):
                 continue
             if not isinstance(leaf, Tensor) and not is_plain(leaf):
@@ -455,24 +441,29 @@ class Run:
         there; what is left elsewhere is a result that is put there."""
         written = {id(each) for each in stand_ins.values()}
         rebound: list[tuple[Tensor, Tensor]] = []
-        for change in external.changes():
+        outside = [(change, None) for change in external.changes()]
+        for change, place in [*outside, *self._copies.changes()]:
             old, new = change.before, change.now
             if id(old) in written and _is_alike(old, new):
                 rebound.append((old, new.detach().clone()))
                 continue
-            if external.was_read(change) and _counts(old, new):
+            if place is None and external.was_read(change) and _counts(old, new):
                 raise counted(change, old, new)
-            leaves, tree = flatten(new)
-            if any(external.hides_traced(leaf) for leaf in leaves):
+            leaves, tree = flatten(self._copies.with_whole(new))
+            given = [leaf for leaf in leaves if self._is_given(leaf)]
+            if any(external.hides_traced(leaf) for leaf in leaves if not self._is_given(leaf)):
                 raise refused(change.label, type(new).__name__)
-            if not any(isinstance(e, FakeTensor) or is_stand_in(e) for e in leaves) and not (
-                isinstance(new, list | dict | tuple)
-            ):
+            if not given and not isinstance(new, list | dict | tuple):
                 leaves, tree = [external.again(new, change.label)], flatten(None)[1]
-            self.trace.left.append(Left(_direct(change), tuple(leaves), tree))
-            self.trace.changed.append(change)
+            self.trace.left.append(Left(place or _direct(change), tuple(leaves), tree))
+            self.trace.changed.append(None if place else change)
         for old, new in rebound:  # all are read before one is written
             old.detach().copy_(new)
+
+    def _is_given(self, leaf: Any) -> bool:
+        """Whether it is of this call, and another one at the next."""
+        is_made = isinstance(leaf, FakeTensor | Whole) or is_stand_in(leaf)
+        return is_made or id(leaf) in self._inputs
 
     def _table(self, buffers: list[tuple[nn.Module, str, Tensor]]) -> dict[int, Tensor]:
         """The traced tensor for each of the user's, by its id."""
@@ -480,7 +471,7 @@ class Run:
         return self._stand_ins | held
 
     def _returned(self, result: Any) -> list[Tensor]:
-        leaves, self.trace.tree = flatten(result)
+        leaves, self.trace.tree = flatten(self._copies.with_whole(result))
         self._layers.packed.refuse(leaves)
         for leaf in (*leaves, *(leaf for each in self.trace.left for leaf in each.leaves)):
             self.trace.watch.rng.refuse_state(leaf)
@@ -554,10 +545,12 @@ class Run:
         """A parameter, buffer or argument that is returned or left somewhere is that object."""
         if is_stand_in(leaf):
             return Later(leaf.compute)
-        if not isinstance(leaf, FakeTensor):
-            return leaf
+        if isinstance(leaf, Whole):
+            return Later(leaf)
         if id(leaf) in self._inputs:
             return Later(functools.partial(self._leaf, self._inputs[id(leaf)]))
+        if not isinstance(leaf, FakeTensor):
+            return leaf
         for parameter in self._parameters():
             if self._stand_ins[id(parameter)] is leaf:
                 return Later(functools.partial(_itself, parameter))

@@ -34,7 +34,7 @@ from treadle.capture.sources import (
     State,
     clusters_of,
 )
-from treadle.capture.torch_private import alone, containers_in, flatten, trace
+from treadle.capture.torch_private import Given, alone, containers_in, flatten, trace
 from treadle.graph.signature import Input, Role
 from treadle.util.collector import without_collector
 from treadle.util.errors import CaptureError
@@ -81,7 +81,7 @@ def capture(
     )
     plans = place is not None
     call = call or Call()
-    call.leaves, call.containers = leaves, containers_in((args, kwargs))
+    call.serve(Given(leaves, containers_in((args, kwargs)), (args, kwargs)))
     make = functools.partial(
         Run,
         function,

@@ -668,26 +668,57 @@ class Container:
     parts: frozenset[Any]
 
 
-def containers_in(tree: Any) -> list[Container]:
-    """Those that may have more than their parts, in an order that their structure decides."""
-    found: list[Container] = []
+def _taken_apart(tree: Any) -> Iterator[tuple[Any, Opened | None]]:
+    """All containers, in an order that their structure decides."""
     met: list[Any] = []
 
     def meet(node: Any) -> bool:
-        if type(node) not in _PLAIN_NODES:
+        if type(node) not in _LEAVES:
             met.append(node)
         return _is_size(node)
 
-    leaves = pytree.tree_flatten(tree, is_leaf=meet)[0]
-    those = {id(leaf) for leaf in leaves}
+    those = {id(leaf) for leaf in pytree.tree_flatten(tree, is_leaf=meet)[0]}
     for node in met:
-        inside = opened(node, pytree.tree_leaves) if id(node) in those else None
+        if id(node) not in those:
+            yield node, None
+            continue
+        inside = opened(node, pytree.tree_leaves)
         if inside is not None:
-            found.append(Container(node, names_of_parts(node, inside, ())))
-            found += containers_in(inside.values)
-        elif id(node) not in those:
-            found.append(Container(node, names_of_parts(node, None, pytree.tree_leaves(node))))
+            yield node, inside
+            yield from _taken_apart(inside.values)
+
+
+def containers_in(tree: Any) -> list[Container]:
+    """Those that may have more than their parts, in an order that their structure decides."""
+    found: list[Container] = []
+    for node, inside in _taken_apart(tree):
+        if type(node) not in _ENTRIES:
+            leaves = () if inside is not None else pytree.tree_leaves(node)
+            found.append(Container(node, names_of_parts(node, inside, leaves)))
     return found
+
+
+def nodes_in(tree: Any) -> list[Any]:
+    """All containers, and the dicts that they keep their entries in."""
+    found: list[Any] = []
+    for node, _ in _taken_apart(tree):
+        found.append(node)
+        if isinstance(node, UserDict):
+            found.append(node.data)
+    return found
+
+
+def replaced(tree: Any, instead: Callable[[Any], Any]) -> Any:
+    """``tree`` with what ``instead`` gives for containers and leaves, but for ``None``."""
+
+    def each(node: Any) -> Any:
+        other = instead(node)
+        return node if other is None else other
+
+    def is_leaf(node: Any) -> bool:
+        return instead(node) is not None or _is_size(node)
+
+    return pytree.tree_map(each, tree, is_leaf=is_leaf)
 
 
 @dataclass(slots=True)
@@ -696,6 +727,7 @@ class Given:
 
     leaves: list[Any] = field(default_factory=list[Any])
     containers: list[Container] = field(default_factory=list[Container])
+    tree: Any = None
 
 
 class FlatCalls:
@@ -722,12 +754,12 @@ class FlatCalls:
             found, structure = flatten_with_paths(tree, meet)
             containers = containers_in(tree) if kinds - _PLAIN_NODES else []
             leaves = [value for _, value in found]
-            return Given(leaves, containers), tuple(path for path, _ in found), structure
+            return Given(leaves, containers, tree), tuple(path for path, _ in found), structure
         key = len(args), *kwargs
         if key not in self._known:
             found, structure = flatten_with_paths((args, kwargs))
             self._known[key] = tuple(path for path, _ in found), structure
-        return Given(leaves, []), *self._known[key]
+        return Given(leaves, [], (args, kwargs)), *self._known[key]
 
 
 def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple[Any, Size]]]:

@@ -1,0 +1,117 @@
+"""The arguments of a call: their leaves, and the containers that those were in.
+
+A step that is captured gets copies of its arguments' containers. What it does to a copy (a new
+entry of a dict, one taken out, an attribute) is done to the user's own container at every call,
+and a copy that it returns or leaves somewhere is the user's own there.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from treadle.capture.external import Change, refused
+from treadle.capture.parts import MISSING, Part, Sequenced, is_same_value, parts_of
+from treadle.capture.torch_private import Container, Given, nodes_in, replaced
+
+
+@dataclass(slots=True)
+class Call:
+    """The call that is served: what its arguments were taken apart into."""
+
+    leaves: list[Any] = field(default_factory=list[Any])
+    containers: list[Container] = field(default_factory=list[Container])
+    tree: Any = None
+    _nodes: list[Any] | None = None
+
+    def serve(self, given: Given) -> None:
+        """From now on these arguments."""
+        self.leaves, self.containers = given.leaves, given.containers
+        self.tree, self._nodes = given.tree, None
+
+    def forget(self) -> None:
+        """Nothing of a call is kept."""
+        self.serve(Given())
+
+    def node(self, at: int) -> Any:
+        """One of the containers, as they were when it was first asked for."""
+        if self._nodes is None:
+            self._nodes = nodes_in(self.tree)
+        return self._nodes[at]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class InArgument:
+    """A place in a container among the arguments: the part ``at`` of the ``node``th."""
+
+    call: Call
+    node: int
+    at: int
+    name: Any
+    label: str
+
+    def _part(self) -> Part:
+        return parts_of(self.call.node(self.node), "").parts[self.at]
+
+    def get(self) -> Any:
+        """What is there now; ``MISSING`` between two calls."""
+        return MISSING if self.call.tree is None else self._part().get(self.name)
+
+    def put(self, value: Any) -> None:
+        """From now on ``value`` is there; ``MISSING`` for nothing."""
+        self._part().put(self.name, value)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """Stands for the user's own container in a result. (Callable: so it is not taken apart.)"""
+
+    call: Call
+    at: int
+
+    def __call__(self) -> Any:
+        return self.call.node(self.at)
+
+
+@final
+class Copies:
+    """The containers that the traced run gets, with what they were like before it."""
+
+    def __init__(self, tree: Any, call: Call) -> None:
+        self._call = call
+        self._nodes = nodes_in(tree)
+        self._at = {id(node): at for at, node in enumerate(self._nodes)}
+        self._before = [_parts(node) for node in self._nodes]
+
+    def changes(self) -> Iterator[tuple[Change, InArgument]]:
+        """What the run did to them. ``CaptureError`` TR-117 for what cannot be done again: entries
+        that lists, sets and deques got or lost."""
+        for nth, node in enumerate(self._nodes):
+            for at, (part, before) in enumerate(self._before[nth]):
+                now = part.now()
+                if part.is_same(now, before):
+                    continue
+                if not part.settable or (isinstance(part, Sequenced) and len(now) != len(before)):
+                    raise refused(part.label, type(node).__name__)
+                for name in {**before, **now}:
+                    old, new = before.get(name, MISSING), now.get(name, MISSING)
+                    if old is not new and not is_same_value(old, new):
+                        place = InArgument(self._call, nth, at, name, part.where(name))
+                        yield Change(node, at, part, name, old, new), place
+
+    def with_whole(self, value: Any) -> Any:
+        """``value`` with ``Whole`` in the places of these containers."""
+        return replaced(value, self._whole)
+
+    def _whole(self, node: Any) -> Whole | None:
+        at = self._at.get(id(node))
+        return None if at is None else Whole(self._call, at)
+
+
+def _parts(node: Any) -> list[tuple[Part, dict[Any, Any]]]:
+    parts = parts_of(node, "an argument").parts
+    return [(part, dict(part.now())) for part in parts]
+
+
+__all__ = ["Call", "Copies", "InArgument", "Whole"]
