@@ -215,3 +215,18 @@ def test_mixed_kinds_keep_their_dtype():
         expected, actual = step(x, t), compiled(x, t)
         assert [each.dtype for each in actual] == [each.dtype for each in expected]
         torch.testing.assert_close(actual, expected)
+
+
+def test_numbers_that_cannot_be_put_in_their_place_are_put_back():
+    """Beside others that can: a view of a dict has no place of its own."""
+    rates = {"first": 1.0, "second": 2.0}
+    view, scale = rates.values(), {"of": 1.0}
+
+    def step(x):
+        return x * list(view)[0] * scale["of"]
+
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=treadle.Options(codegen=False))
+    for nth in range(1, 5):
+        rates["first"], scale["of"] = nth + 0.5, nth * 2.0
+        torch.testing.assert_close(compiled(torch.ones(2)), step(torch.ones(2)))
+        assert {type(each) for each in (*view, *scale.values())} == {float}

@@ -750,7 +750,8 @@ class _Match:
             label = watched.part.where(name) if type(watched.part) is not Part else node.label
             self.words = self.words or f"{label}: {words_of(entry)} became {_words(value)}"
             is_number = isinstance(entry, Value) and entry.fact[0] is type(value) in (int, float)
-            if is_number and node.parts is None:  # of what is taken apart the step has a copy
+            # (Of what is taken apart the step has a copy, in which nothing is put.)
+            if is_number and watched.part.settable and node.parts is None:
                 self.number = Place(node, at, name, label)
             return False
         return True

@@ -345,14 +345,14 @@ class Run:
     def _changing_numbers(self) -> Iterator[None]:
         """Numbers in Python's places that were others before stand in for what they will be."""
         undo: list[tuple[Place, Any]] = []
-        for place in self._numbers if self._stands_in else ():
-            value = place.get()
-            if type(value) in (int, float):
-                roots = frozenset({(place.owner, place.name)})
-                number = Number(value, place.get, roots, self.trace.uses, scales=True)
-                undo.append((place, value))
-                place.put(number)
         try:
+            for place in self._numbers if self._stands_in else ():
+                value = place.get()
+                if type(value) in (int, float):
+                    roots = frozenset({(place.owner, place.name)})
+                    number = Number(value, place.get, roots, self.trace.uses, scales=True)
+                    undo.append((place, value))
+                    place.put(number)
             yield
         finally:
             for place, value in reversed(undo):
