@@ -40,7 +40,10 @@ def _reductions() -> None:
             distinct(3, 5, 4),
         )
     REDUCTIONS.add("amax, amin of all", lambda x: [x.amax(), x.amin((0, 2))], distinct(3, 5, 4))
-    REDUCTIONS.add("aminmax", lambda x: torch.aminmax(x, dim=1), distinct(3, 5))
+    differentiable = torch.__version__ >= "2.12"  # before, aminmax has no derivative
+    REDUCTIONS.add(
+        "aminmax", lambda x: torch.aminmax(x, dim=1), distinct(3, 5), grad=differentiable
+    )
     REDUCTIONS.add(
         "argmax, argmin", lambda x: [x.argmax(), x.argmin(1), x.argmax(0, True)], distinct(3, 5)
     )
@@ -81,7 +84,8 @@ def _reductions() -> None:
     )
     REDUCTIONS.add("topk", lambda x: x.topk(2, 1), distinct(3, 5))
     REDUCTIONS.add("argsort", lambda x: x.argsort(1), distinct(3, 5))
-    REDUCTIONS.add("quantile", lambda x: x.quantile(0.3, 1), distinct(3, 5))
+    if torch.__version__ >= "2.12":  # before, it compares values, which PyTorch cannot trace
+        REDUCTIONS.add("quantile", lambda x: x.quantile(0.3, 1), distinct(3, 5))
     REDUCTIONS.add(
         "searchsorted, bucketize",
         lambda x, y: [torch.searchsorted(x.cumsum(0), y), torch.bucketize(y, x.cumsum(0))],
