@@ -223,7 +223,7 @@ def test_numbers_that_cannot_be_put_in_their_place_are_put_back():
     view, scale = rates.values(), {"of": 1.0}
 
     def step(x):
-        return x * list(view)[0] * scale["of"]
+        return x * next(iter(view)) * scale["of"]
 
     compiled = treadle.compile(step, model=nn.Linear(2, 2), options=treadle.Options(codegen=False))
     for nth in range(1, 5):
