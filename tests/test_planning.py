@@ -111,7 +111,13 @@ def fake_model_real_batch(**sizes):
     return made, batch()
 
 
-@pytest.mark.parametrize("build", [on_meta, on_fake, fake_model_real_batch])
+def fake_elsewhere(**sizes):
+    """Fake tensors that say they are on another device than the one that is planned for."""
+    with FakeTensorMode(), torch.device("meta"):
+        return make(**sizes), batch()
+
+
+@pytest.mark.parametrize("build", [on_meta, on_fake, fake_model_real_batch, fake_elsewhere])
 def test_a_model_without_memory_plans_the_same(build):
     real = planned(make(), batch(), device="h200")
     made, given = build()

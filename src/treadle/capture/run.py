@@ -309,7 +309,8 @@ class Run:
                     leaf = value.detach().requires_grad_(parameter.requires_grad)
                     self._of_fakes |= vars(leaf).keys()
                     self._on_tensor |= vars(parameter).keys()
-                    vars(leaf).update(vars(parameter))
+                    theirs = vars(parameter).items()  # of a fake one also where it is
+                    vars(leaf).update({k: v for k, v in theirs if k not in self._of_fakes})
                     copy_hooks(parameter, leaf)
                     self._stand_ins[id(parameter)] = leaf
                 case BufferSlot(owner, key):
@@ -525,7 +526,8 @@ class Run:
         for parameter in self._parameters():
             leaf = self._stand_ins[id(parameter)]
             found, before = vars(leaf), vars(parameter)
-            if any(found.get(k, MISSING) is not before.get(k, MISSING) for k in self._on_tensor):
+            known = self._on_tensor - self._of_fakes
+            if any(found.get(k, MISSING) is not before.get(k, MISSING) for k in known):
                 raise refused("an attribute of a parameter", "tensor")
             new = found.keys() - before.keys() - self._of_fakes
             if new:
