@@ -194,15 +194,18 @@ def test_the_answer_that_goes_on(function, found):
 def test_jumps_that_need_a_prefix():
     lines = "\n".join(f"        a{at} = b{at} = {at}" for at in range(200))
     source = f"def long(t):\n    if t:\n{lines}\n        raise ValueError\n    return t\n"
+    assert answer(made(source)) is False
+
+
+def made(source):
+    """The function ``long`` of a text."""
     found = {}
     exec(compile(source, __file__, "exec"), found)
-    assert answer(found["long"]) is False
+    return found["long"]
 
 
 def test_a_long_function_is_followed_to_its_end():
     """One with more branches than Python has frames."""
     lines = "\n".join(f"    if a == {at}:\n        a = b" for at in range(1000))
     source = f"def long(t, a=0, b=1):\n    if t:\n        raise ValueError\n{lines}\n"
-    found = {}
-    exec(compile(source, __file__, "exec"), found)
-    assert answer(found["long"]) is False
+    assert answer(made(source)) is False
