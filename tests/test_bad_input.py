@@ -82,7 +82,7 @@ def test_strict_refuses_to_run_without_kernels(tmp_path):
 def test_the_demo_runs_without_a_compiler_and_says_so(tmp_path, forks):
     program = """
         from testing import small_demo
-        from treadle.cli import main
+        from treadle.tools.cli import main
         from treadle.runtime.compilers import find_cxx
         find_cxx.cache_clear()
         small_demo()
@@ -160,7 +160,7 @@ def test_a_blob_of_another_format_is_a_miss(tmp_path):
     key = step.prepare(*batch()).key
     cache = Cache(tmp_path)
     assert cache.get(key) is not None
-    for blob in (b"not an artifact", b"{}", b'{"artifact": {}, "story": ""}', b"[1]", b"null"):
+    for blob in (b"not an artifact", b"{}", b'{"artifact": {}, "log": ""}', b"[1]", b"null"):
         cache.put(key, blob)
         *_, other = compiled(tmp_path, model)
         assert not other.prepare(*batch()).from_cache

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from testing import forget_progress_settings
-from treadle.bench import WARMUP, Contestant, _figures, _gap, _random, bench, eager_peak
-from treadle.cli import main
-from treadle.commands import progress
-from treadle.target import Job, Target
+from treadle.tools.bench import WARMUP, Contestant, _figures, _gap, _random, bench, eager_peak
+from treadle.tools.cli import main
+from treadle.tools.commands import progress
+from treadle.tools.entry_point import EntryPoint, Job
 
 SCRIPT = """
 import torch
@@ -88,7 +88,7 @@ def test_bench_writes_what_it_prints(script, tmp_path, capsys):
 
 
 def test_contestants_train_models_of_their_own_as_eager_alone_does(script):
-    target = Target(f"{script}:make")
+    target = EntryPoint(f"{script}:make")
     result = bench(target, memory=None, steps=2, with_torch=False)
     job = target.make()
     losses = [job.step(*job.batch).item() for _ in range(WARMUP + 2)]
@@ -99,7 +99,7 @@ def test_contestants_train_models_of_their_own_as_eager_alone_does(script):
 
 def test_a_step_that_returns_nothing_has_no_loss(script, capsys):
     assert main(["bench", f"{script}:nothing", "--steps", "1"]) == 0
-    result = bench(Target(f"{script}:nothing"), memory=None, steps=1, with_torch=False)
+    result = bench(EntryPoint(f"{script}:nothing"), memory=None, steps=1, with_torch=False)
     for each in result.contestants:
         assert each.loss_first is each.loss_last is each.loss_distance is None
         assert each.step_ms_low == each.step_ms_median == each.step_ms_high

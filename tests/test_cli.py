@@ -9,7 +9,7 @@ import pytest
 
 import treadle
 from testing import small_demo
-from treadle.cli import Exit, _memory, main
+from treadle.tools.cli import Exit, _memory, main
 
 
 def test_doctor_says_what_the_machine_has(capsys):
@@ -192,8 +192,10 @@ def test_a_bug_says_so_and_shows_where(script, capsys, monkeypatch):
     def wrong(*_args, **_kwargs):
         return {}["inside"]
 
-    monkeypatch.setattr("treadle.planning.capture", wrong)
-    monkeypatch.setattr("treadle.target.is_users", lambda _path: False)  # these lines are ours
+    monkeypatch.setattr("treadle.compiler.planning.capture", wrong)
+    monkeypatch.setattr(
+        "treadle.tools.entry_point.is_users", lambda _path: False
+    )  # these lines are ours
     assert main(["plan", f"{script}:make"]) == Exit.BUG
     err = capsys.readouterr().err
     assert "this is a bug in treadle" in err
@@ -204,7 +206,7 @@ def test_ctrl_c_ends_quietly(script, capsys, monkeypatch):
     def stopped(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("treadle.cli.plan", stopped)
+    monkeypatch.setattr("treadle.tools.cli.plan", stopped)
     assert main(["plan", f"{script}:make"]) == Exit.INTERRUPTED
     assert capsys.readouterr().err == ""
 
@@ -213,7 +215,7 @@ def test_a_reader_that_goes_ends_it_quietly(script, capsys, monkeypatch):
     def gone(*_args, **_kwargs):
         raise BrokenPipeError
 
-    monkeypatch.setattr("treadle.cli._say", gone)
+    monkeypatch.setattr("treadle.tools.cli._say", gone)
     monkeypatch.setattr("sys.stdout", sys.stdout)  # put back afterwards
     assert main(["doctor"]) == Exit.NO_READER
     assert capsys.readouterr().err == ""

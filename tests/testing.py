@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from treadle import demo
 from treadle.graph.execute import run_step
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.printing import show
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.tools import demo
 from treadle.util.errors import TreadleError
 
 Program = Callable[..., object]

@@ -2,14 +2,14 @@
 
 from treadle.api import Difference, Step, compile, load
 from treadle.capture.optimizers.registry import ZEROS, Form, Start, register_optimizer
+from treadle.compiler.planning import Plan, Point, plan
 from treadle.graph.passes import GraphPass
 from treadle.graph.rewrite import NoMatch, Rewrite, Rule
 from treadle.graph.signature import StepGraph
 from treadle.options import Options
 from treadle.passes.registered import register_lowering, register_pass
-from treadle.planning import Plan, Point, plan
 from treadle.report.summary import PhaseSummary, Summary
-from treadle.shapes import Dynamic, dynamic
+from treadle.session.shapes import Dynamic, dynamic
 from treadle.util.errors import (
     CaptureError,
     LoweringError,

@@ -2,6 +2,6 @@
 
 import sys
 
-from treadle.cli import main
+from treadle.tools.cli import main
 
 sys.exit(main())

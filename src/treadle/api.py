@@ -12,7 +12,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treadle.capture.bind import (
+from treadle.capture.dynamic import Dims
+from treadle.capture.given import Call
+from treadle.capture.reads import Place, argument_place
+from treadle.capture.refuse import check_call, check_models, named_models, named_optimizers
+from treadle.capture.snapshot import Snapshot
+from treadle.capture.step import capture
+from treadle.capture.torch_private import flatten, unflatten
+from treadle.compiler.compiled import Compiled, observed_of
+from treadle.compiler.memory import frontier_points
+from treadle.compiler.pipeline import compile_graph
+from treadle.options import Options, from_environment
+from treadle.report.account import Account, account_of
+from treadle.report.explain import explain
+from treadle.report.html import page
+from treadle.report.stages import STAGES, Clock, text_of
+from treadle.report.summary import Summary, summary_of
+from treadle.report.trace import trace_of
+from treadle.report.watch import watcher_for
+from treadle.runtime.cache import Cache
+from treadle.runtime.interrupt import uninterrupted
+from treadle.runtime.meter import PeakReport, measure_peak
+from treadle.session.bind import (
     apply_outputs,
     clear_fresh,
     first_misfit,
@@ -22,34 +43,15 @@ from treadle.capture.bind import (
     step_eagerly,
     without_updates,
 )
-from treadle.capture.dynamic import Dims
-from treadle.capture.given import Call
-from treadle.capture.guards import GuardKey, Keys
-from treadle.capture.reads import Place, argument_place
-from treadle.capture.refuse import check_call, check_models, named_models, named_optimizers
-from treadle.capture.snapshot import Snapshot
-from treadle.capture.step import capture
-from treadle.capture.torch_private import flatten, unflatten
-from treadle.options import Options, from_environment
-from treadle.patterns import Patterns, fixed_numbers
-from treadle.pipeline import Compiled, compile_graph, frontier_points
-from treadle.report.account import Account, account_of, observed_of
-from treadle.report.explain import explain
-from treadle.report.html import page
-from treadle.report.summary import Summary, summary_of
-from treadle.report.trace import trace_of
-from treadle.report.watch import watcher_for
-from treadle.runtime.cache import Cache
-from treadle.runtime.interrupt import uninterrupted
-from treadle.runtime.meter import PeakReport, measure_peak
-from treadle.saved import Saved, load_saved, save
-from treadle.shapes import Dynamic, find, parameter_names
-from treadle.stages import STAGES, Clock, text_of
-from treadle.undo import Undo
+from treadle.session.guards import GuardKey, Keys
+from treadle.session.saved import Saved, load_saved, save
+from treadle.session.shapes import Dynamic, find, parameter_names
+from treadle.session.specialization import Specializations, fixed_numbers
+from treadle.session.undo import Undo
+from treadle.session.variants import Variants, warn_of_recompiles
 from treadle.util.errors import BadIndex, LoweringError, RuntimeFailure, TreadleError
 from treadle.util.expected import NotExpected
 from treadle.util.files import check_output, write_output
-from treadle.variants import Variants, warn_of_recompiles
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 Optimizers = (
@@ -97,7 +99,7 @@ class Step:
         self._store = Cache(options.cache_dir)
         self._saved: Saved | None = None
         self._shapes = shapes
-        self._patterns: Patterns | None = None
+        self._patterns: Specializations | None = None
         self._takes_update = "update" not in parameter_names(function)
         self._lock = threading.RLock()
         self._call = Call()
@@ -283,7 +285,7 @@ class Step:
                 f"there is no stage {stage!r}", code="TR-002", remedy=f"one of {', '.join(STAGES)}"
             )
         compiled = self.compiled
-        return compiled.story.texts.get(stage) or text_of(compiled.artifact)
+        return compiled.log.texts.get(stage) or text_of(compiled.artifact)
 
     def save(self, path: str | Path) -> None:
         """Write what was compiled so far to a file that ``treadle.load`` takes."""
@@ -403,7 +405,7 @@ class Step:
         tensors = [t for m in self._models.values() for t in (*m.parameters(), *m.buffers())]
         if any(not tensor.is_cpu for tensor in tensors):
             return None  # generated code for GPUs has its sizes in it
-        patterns = self._patterns or Patterns(self._shapes, self.recompiles)
+        patterns = self._patterns or Specializations(self._shapes, self.recompiles)
         self._patterns = patterns
         return patterns.variant(
             key,

@@ -28,6 +28,10 @@ from treadle.capture.torch_private import (
     through_autograd,
 )
 from treadle.capture.written import expand_written
+from treadle.compiler.cleaning import extended, settled
+from treadle.compiler.compiled import Built
+from treadle.compiler.memory import plan_within
+from treadle.compiler.pipeline import compile_step
 from treadle.compiler.request import Target
 from treadle.graph.effects import remove_tokens
 from treadle.graph.operators import has_effect
@@ -38,7 +42,6 @@ from treadle.options import Options, from_environment
 from treadle.passes.memory.choose import fastest_plan
 from treadle.passes.memory.split import Halves, extract, split
 from treadle.passes.memory_order import DrawInMemoryOrder
-from treadle.pipeline import Built, compile_step, extended, plan_within, settled
 from treadle.report.account import Account, Observed, account_of
 from treadle.report.explain import explain
 from treadle.report.html import page
@@ -126,7 +129,7 @@ class CompiledGraph:
             name=f"graph {self.name}",
             step=self._step,
             artifact=built.artifact,
-            story=built.story,
+            log=built.log,
             options=self._options,
             seconds=built.seconds,
             facts=built.facts,

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import treadle
-from treadle.capture.bind import read_inputs
 from treadle.capture.step import capture
 from treadle.graph.execute import run_step
 from treadle.graph.printing import show
 from treadle.graph.verify import verify
+from treadle.session.bind import read_inputs
 
 
 def captured(program, *inputs):

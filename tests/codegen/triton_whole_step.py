@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treadle.capture.bind import apply_outputs, read_inputs
 from treadle.capture.step import capture
 from treadle.codegen.host import artifact_of
+from treadle.compiler.cleaning import clean
 from treadle.lower.graph import lower
-from treadle.pipeline import clean
 from treadle.runtime.artifact import Language, Launch
 from treadle.runtime.build import build
 from treadle.runtime.cache import Cache
 from treadle.runtime.execute import Executable
 from treadle.runtime.triton_launch import TritonLauncher
 from treadle.schedule.plan import schedule
+from treadle.session.bind import apply_outputs, read_inputs
 
 
 class Net(nn.Module):

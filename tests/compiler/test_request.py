@@ -12,14 +12,15 @@ from torch import nn
 
 import treadle
 from testing import trace
+from treadle.compiler.entry import saved_bytes
+from treadle.compiler.pipeline import _generate
 from treadle.compiler.request import CompileRequest, key_of, request_of
 from treadle.graph.canonical import canonical, text_of_value
 from treadle.graph.signature import Role
 from treadle.options import Options
-from treadle.pipeline import _generate
+from treadle.report.stages import Clock
 from treadle.runtime.build import build
 from treadle.runtime.cache import Cache
-from treadle.stages import Clock, saved_bytes
 from treadle.util.errors import TreadleError, VerifyError
 from treadle.util.extents import Question, Size, formula_of
 
@@ -147,10 +148,10 @@ CHANGES = {
 def made(request: CompileRequest) -> bytes:
     """The artifact, or in which words it is refused."""
     try:
-        artifact, story = _generate(request, Clock())
+        artifact, log = _generate(request, Clock())
     except TreadleError as error:
         return str(error).encode()
-    return saved_bytes(replace(artifact, questions=request.asked), story)
+    return saved_bytes(replace(artifact, questions=request.asked), log)
 
 
 @pytest.fixture(scope="module")

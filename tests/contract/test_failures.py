@@ -204,7 +204,7 @@ def test_a_compile_that_is_broken_off_changes_nothing(stage, error, monkeypatch,
     def broken(*_args, **_kwargs):
         raise error("broken off")
 
-    owner = "treadle.api" if stage == "capture" else "treadle.pipeline"
+    owner = "treadle.api" if stage == "capture" else "treadle.compiler.pipeline"
     with monkeypatch.context() as patch:
         patch.setattr(f"{owner}.{stage}", broken)
         # a bug within the stages has a code; capture as a whole and building are no such stage

@@ -91,7 +91,7 @@ def test_a_trace_has_kernels_phases_and_memory(measured, tmp_path):
     assert sum(each["dur"] for each in tracks[1]) == pytest.approx(total, rel=1e-3)
     assert {each["name"] for each in tracks[1]} == {"forward", "backward", "optimizer"}
     assert data["otherData"]["times"] == "measured one by one"
-    line = measured.compiled.story.notes.timeline
+    line = measured.compiled.log.notes.timeline
     alive = max(sum(each["args"].values()) for each in counters)
     assert alive <= measured.compiled.artifact.peak_bytes
     assert sum(line.inputs) < alive

@@ -11,12 +11,12 @@ from torch import nn
 
 import treadle
 from treadle import Options
+from treadle.compiler.compiled import observed_of
+from treadle.compiler.entry import read_saved, saved_bytes
 from treadle.passes.memory.cost import CPU
 from treadle.report import account
-from treadle.report.account import observed_of
 from treadle.report.chart import HEIGHT, WIDTH, chart, frontier_chart, series
 from treadle.runtime.artifact import CallStep, Launch
-from treadle.stages import read_saved, saved_bytes
 from treadle.util.sizes import format_bytes
 
 VOID = {"meta", "br"}
@@ -162,7 +162,7 @@ def test_an_account_adds_up(tmp_path):
 def test_the_timeline_sums_to_the_peak(tmp_path, options):
     step = made(tmp_path, **options)
     compiled = step.prepare(torch.randn(129, 33))
-    line = compiled.story.notes.timeline
+    line = compiled.log.notes.timeline
     called = max(a + b for a, b in zip(line.calls, line.workspace, strict=True))
     fixed = sum(line.inputs) + line.constants + line.arena + line.reserve
     assert fixed + called == compiled.artifact.peak_bytes
@@ -225,8 +225,8 @@ def test_a_step_from_the_cache_tells_as_much(tmp_path):
 
 def test_notes_survive_their_way_through_a_file(tmp_path):
     compiled = made(tmp_path, memory="700KiB").prepare(torch.randn(129, 33))
-    artifact, story = read_saved(saved_bytes(compiled.artifact, compiled.story))
-    assert story.notes == compiled.story.notes
+    artifact, log = read_saved(saved_bytes(compiled.artifact, compiled.log))
+    assert log.notes == compiled.log.notes
     assert artifact.sources == compiled.artifact.sources
     (source, *_) = artifact.sources
     begin, end = source.spans[0]
@@ -255,7 +255,7 @@ def test_dynamic_shapes_recompiles_and_largest_sizes(tmp_path):
         assert why in page.text
     batch = next(e for e in account_of(compiled).inputs if e.role == "batch")
     assert batch.size_bytes == 53 * 33 * 4
-    line = compiled.story.notes.timeline
+    line = compiled.log.notes.timeline
     assert 300 * 33 * 4 in line.inputs
 
 

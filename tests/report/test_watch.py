@@ -14,8 +14,8 @@ import treadle
 from testing import forget_progress_settings
 from treadle.options import Options, from_environment
 from treadle.report.progress import ProgressLine, can_be_live
+from treadle.report.stages import STAGES, Clock, Watcher, Watchers
 from treadle.report.watch import watcher_for
-from treadle.stages import STAGES, Clock, Watcher, Watchers
 
 
 def compiled(tmp_path, **options):

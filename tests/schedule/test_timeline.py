@@ -9,7 +9,9 @@ from torch import nn
 
 import treadle
 from treadle import Options
-from treadle.pipeline import Target, clean, planned
+from treadle.compiler.cleaning import clean
+from treadle.compiler.memory import planned
+from treadle.compiler.request import Target
 from treadle.schedule.plan import lifetimes
 from treadle.schedule.timeline import timeline, timeline_from
 

@@ -13,11 +13,10 @@ from treadle.graph.signature import Role, StepGraph
 from treadle.options import Options
 from treadle.passes.memory.cost import Device, device_for
 from treadle.passes.memory.decisions import Row, layer_of, rows
-from treadle.pipeline import Compiled
+from treadle.report.log import CompileLog, KernelInfo
 from treadle.runtime.artifact import Artifact, Launch
 from treadle.runtime.bindings import spec_bytes
 from treadle.schedule.timeline import Timeline
-from treadle.stages import KernelInfo, Story
 from treadle.util.sizes import parse_bytes
 from treadle.util.software import VERSION
 
@@ -37,7 +36,7 @@ class Observed:
     name: str
     step: StepGraph
     artifact: Artifact
-    story: Story
+    log: CompileLog
     options: Options
     seconds: Mapping[str, float]
     facts: Mapping[str, str]
@@ -198,39 +197,6 @@ class Account:
         return _total(each.seconds for each in self.host_steps)
 
 
-def observed_of(compiled: Compiled, name: str, recompiles: Sequence[str] = ()) -> Observed:
-    """A variant of a step, to be told about."""
-    captured = compiled.captured
-    tail = "it steps after the graph, and its memory is not in the plan"
-    eager = [
-        (
-            f"{type(each.optimizer).__name__}.step",
-            f"{each.reason.code}: {each.reason.words}; {tail}",
-        )
-        for each in captured.eager
-    ]
-    return Observed(
-        name=name,
-        step=captured.step,
-        artifact=compiled.artifact,
-        story=compiled.story,
-        options=compiled.options,
-        seconds=compiled.seconds,
-        facts=compiled.facts,
-        key=compiled.key,
-        from_cache=compiled.from_cache,
-        library=compiled.library,
-        left=tuple(each.place.label for each in captured.left),
-        eager=tuple(eager),
-        kernel_seconds=compiled.kernel_seconds,
-        measured_peak=compiled.measured_peak,
-        has_run=compiled.has_run,
-        recompiles=tuple(recompiles),
-        launching=compiled.executable.replay.note if compiled.executable.replay else "",
-        conditions=len(captured.conditions),
-    )
-
-
 def account_of(seen: Observed) -> Account:
     """What ``seen`` is and how it came about."""
     step, artifact = seen.step, seen.artifact
@@ -280,7 +246,7 @@ def _inputs(seen: Observed) -> tuple[Inputs, ...]:
 
 
 def _memory(seen: Observed) -> Memory:
-    budget, notes = seen.options.memory, seen.story.notes
+    budget, notes = seen.options.memory, seen.log.notes
     sized = isinstance(budget, str | int)
     return Memory(
         seen.artifact.peak_bytes,
@@ -295,7 +261,7 @@ def _memory(seen: Observed) -> Memory:
 
 def _host_steps(seen: Observed, device: Device) -> tuple[HostStep, ...]:
     """Notes know kernels by name, and library calls in their order."""
-    steps, notes = seen.artifact.steps, seen.story.notes
+    steps, notes = seen.artifact.steps, seen.log.notes
     seconds = seen.kernel_seconds or (None,) * len(steps)
     names = notes.timeline.names if notes.timeline is not None else ()
     places = {name: at for at, name in enumerate(names) if name in notes.kernels}

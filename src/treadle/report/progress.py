@@ -9,7 +9,7 @@ from typing import IO, TextIO
 from rich.console import Console
 from rich.file_proxy import FileProxy
 
-from treadle.stages import Watcher
+from treadle.report.stages import Watcher
 
 _TERMINAL = threading.Lock()
 """Held by the progress line that is shown: a process has one terminal."""

@@ -12,8 +12,8 @@ from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
 from treadle.options import Options
 from treadle.report.progress import ProgressLine, can_be_live
+from treadle.report.stages import STAGES, Product, Watcher, Watchers, text_of
 from treadle.runtime.artifact import Artifact, Language
-from treadle.stages import STAGES, Product, Watcher, Watchers, text_of
 
 _LEVEL = {"loops": 3, "kernels": 3, "sources": 4}
 """From which level of ``debug`` on a product is printed."""

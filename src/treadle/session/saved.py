@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from treadle.compiler.compiled import Compiled
 from treadle.options import Options, deciding
-from treadle.pipeline import Compiled
 from treadle.runtime.build import build
 from treadle.runtime.bundle import Bundle, read_bundle, write_bundle
 from treadle.runtime.cache import Cache

@@ -11,11 +11,12 @@ from torch import nn
 from treadle.capture.refuse import device_of, named_models, named_optimizers
 from treadle.capture.step import capture
 from treadle.capture.torch_private import is_fake, switches
+from treadle.compiler.cleaning import extended, settled
+from treadle.compiler.memory import planned
 from treadle.compiler.request import Target
 from treadle.options import from_environment
 from treadle.passes.memory.cost import Device, device_for
 from treadle.passes.memory.search import frontier
-from treadle.pipeline import extended, planned, settled
 from treadle.runtime.build import build
 from treadle.runtime.cache import Cache
 from treadle.runtime.machine import machine

@@ -8,8 +8,8 @@ from pathlib import Path
 from treadle.api import Step, compile
 from treadle.options import from_environment
 from treadle.report.progress import ProgressLine, can_be_live
-from treadle.stages import Clock, Watcher
-from treadle.target import Job, Target
+from treadle.report.stages import Clock, Watcher
+from treadle.tools.entry_point import EntryPoint, Job
 from treadle.util.files import check_output
 
 Budget = str | int | float | None
@@ -18,7 +18,7 @@ _STEPS = 2
 """Run before anything is timed: first touches of memory, and state that the optimizer makes."""
 
 
-def compiled(target: Target, memory: Budget) -> tuple[Job, Step]:
+def compiled(target: EntryPoint, memory: Budget) -> tuple[Job, Step]:
     """A new job of the user's file, and its step; nothing is compiled before it is called."""
     job = target.make()
     return job, compile(
@@ -41,7 +41,7 @@ def progress() -> Generator[Clock]:
         watcher.closes()
 
 
-def observed(target: Target, memory: Budget) -> Step:
+def observed(target: EntryPoint, memory: Budget) -> Step:
     """The target's step after a few calls, with its kernels timed and its peak measured."""
     job, step = compiled(target, memory)
     step.prepare(*job.batch)  # shows its own stages
@@ -58,7 +58,7 @@ def observed(target: Target, memory: Budget) -> Step:
 
 def write_report(target: str, path: Path, memory: Budget) -> Path:
     """Run the target's step and write what became of it to ``path``."""
-    found = Target(target)
+    found = EntryPoint(target)
     check_output(path)
     step = observed(found, memory)
     with progress() as clock, clock.stage("plan for other budgets"):

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from treadle.commands import compiled, observed, write_report
+from treadle.compiler.planning import plan
 from treadle.options import from_environment
 from treadle.passes.memory.cost import device_for
-from treadle.planning import plan
 from treadle.runtime.cache import Cache
-from treadle.target import Target, is_users_error, raised_by_user
+from treadle.tools.commands import compiled, observed, write_report
+from treadle.tools.entry_point import EntryPoint, is_users_error, raised_by_user
 from treadle.util.errors import TreadleError
 from treadle.util.sizes import format_bytes, parse_bytes
 from treadle.util.software import VERSION
@@ -185,7 +185,7 @@ def _say(console: Console, text: str) -> None:
 
 
 def _demo(parsed: argparse.Namespace, console: Console) -> int:
-    from treadle.demo import run_demo
+    from treadle.tools.demo import run_demo
 
     steps = parsed.steps or (60 if parsed.quick else 300)
     return run_demo(steps=steps, json_file=parsed.json, console=console)
@@ -193,7 +193,7 @@ def _demo(parsed: argparse.Namespace, console: Console) -> int:
 
 def _plan(parsed: argparse.Namespace, console: Console) -> int:
     """1 when the step does not fit."""
-    job = Target(parsed.target).make(fake=parsed.fake)
+    job = EntryPoint(parsed.target).make(fake=parsed.fake)
     result = plan(
         job.step,
         *job.batch,
@@ -208,7 +208,7 @@ def _plan(parsed: argparse.Namespace, console: Console) -> int:
 
 def _verify(parsed: argparse.Namespace, console: Console) -> int:
     """1 when a value differs."""
-    job, step = compiled(Target(parsed.target), parsed.memory)
+    job, step = compiled(EntryPoint(parsed.target), parsed.memory)
     for number in range(parsed.steps):
         found = step.verify([job.batch])
         if found is not None:
@@ -221,7 +221,7 @@ def _verify(parsed: argparse.Namespace, console: Console) -> int:
 
 
 def _explain(parsed: argparse.Namespace, console: Console) -> int:
-    _say(console, observed(Target(parsed.target), parsed.memory).explain())
+    _say(console, observed(EntryPoint(parsed.target), parsed.memory).explain())
     return 0
 
 
@@ -231,7 +231,7 @@ def _report(parsed: argparse.Namespace, console: Console) -> int:
 
 
 def _bench(parsed: argparse.Namespace, console: Console) -> int:
-    from treadle.bench import run_bench
+    from treadle.tools.bench import run_bench
 
     return run_bench(
         parsed.target,

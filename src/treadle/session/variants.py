@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
-from treadle.capture.guards import (
+from treadle.capture.reads import Place
+from treadle.compiler.compiled import Compiled
+from treadle.session.guards import (
     GuardKey,
     differing_numbers,
     explain_difference,
     names_of,
 )
-from treadle.capture.reads import Place
-from treadle.pipeline import Compiled
 
 _SHARED = 8  # variants of patterns kept per variant of its own
 

@@ -12,15 +12,6 @@ from treadle.capture.arrays import array_fact, is_numeric, overlaps
 from treadle.capture.optimizers.registry import form_of, has_form
 from treadle.capture.parts import is_plain, plain_fact
 from treadle.capture.reads import Reads, first_of_each, tensor_fact
-from treadle.capture.steady import (
-    Facts,
-    ModelWatch,
-    Steady,
-    are_grads,
-    modules_of,
-    watch_models,
-    watch_optimizers,
-)
 from treadle.capture.torch_private import (
     FlatCalls,
     Given,
@@ -29,6 +20,15 @@ from treadle.capture.torch_private import (
     module_hooks,
     step_hooks,
     tensor_hooks,
+)
+from treadle.session.steady import (
+    Facts,
+    ModelWatch,
+    Steady,
+    are_grads,
+    modules_of,
+    watch_models,
+    watch_optimizers,
 )
 
 ANY: Any = object()

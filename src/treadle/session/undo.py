@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from treadle.capture.snapshot import Snapshot
-from treadle.pipeline import Compiled
+from treadle.compiler.compiled import Compiled
 from treadle.util.sizes import parse_bytes
 
 

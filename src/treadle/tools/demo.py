@@ -19,9 +19,9 @@ from rich.table import Table
 from torch import Tensor
 
 from treadle.api import Step, compile
-from treadle.bench import eager_peak
-from treadle.commands import can_be_live
 from treadle.options import from_environment
+from treadle.tools.bench import eager_peak
+from treadle.tools.commands import can_be_live
 from treadle.util.files import check_output, write_output
 from treadle.util.sizes import format_bytes
 
@@ -84,8 +84,8 @@ def run_demo(*, steps: int, json_file: Path | None, console: Console) -> int:
 
 def _example() -> ModuleType:
     """The example's module: the file in the checkout, or its copy in an installed wheel."""
-    here = Path(__file__).parent
-    for path in (here.parent.parent / "examples" / "gpt.py", here / "examples" / "gpt.py"):
+    package = Path(__file__).parent.parent
+    for path in (package.parent.parent / "examples" / "gpt.py", package / "examples" / "gpt.py"):
         if path.exists():
             spec = importlib.util.spec_from_file_location("treadle_demo_gpt", path)
             assert spec is not None

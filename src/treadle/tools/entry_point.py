@@ -18,7 +18,7 @@ from treadle.capture.torch_private import fake_mode_of
 from treadle.capture.words import OURS, show_line
 from treadle.util.errors import PlanError, TreadleError
 
-_OWN = str(Path(__file__).parent)
+_OWN = str(Path(__file__).parent.parent)
 _STANDARD = sysconfig.get_path("stdlib")
 _REMEDY = "run the function without treadle; what is raised there too is to be corrected there"
 _LINES = 5
@@ -35,7 +35,7 @@ class Job:
     batch: tuple[Any, ...]
 
 
-class Target:
+class EntryPoint:
     """A function without arguments that returns ``(step, model, optimizer, batch)``."""
 
     def __init__(self, text: str) -> None:

@@ -15,7 +15,7 @@ from treadle.util.extents import Domain, Size
 from treadle.util.formulas import Dim
 
 
-def require_general(
+def require_unspecialized(
     step: StepGraph, program: Program, make: Callable[[StepGraph], Program]
 ) -> None:
     """``LoweringError`` TR-306 if ``make``, which gave ``program``, gives another one for the step

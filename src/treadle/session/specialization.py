@@ -6,17 +6,17 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from treadle.capture.dynamic import Dims
-from treadle.capture.guards import GuardKey
+from treadle.compiler.compiled import Compiled
 from treadle.graph.lookups import IndexCheck
-from treadle.pipeline import Compiled
 from treadle.runtime.build import Build
 from treadle.runtime.execute import Executable
-from treadle.shapes import Dynamic, Found, sampled_dims
+from treadle.session.guards import GuardKey
+from treadle.session.shapes import Dynamic, Found, sampled_dims
 from treadle.util.errors import LoweringError, VerifyError
 
 
 @dataclass(slots=True)
-class Patterns:
+class Specializations:
     """The patterns of one step, by what they depend on beside the dynamic sizes."""
 
     spec: Dynamic

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from treadle.api import Step
 from treadle.capture.refuse import named_models, named_optimizers
 from treadle.capture.torch_private import captured_graphs, flatten
-from treadle.commands import Budget, compiled, progress
 from treadle.runtime.meter import PeakReport, measure_peak
-from treadle.target import Job, Target
+from treadle.tools.commands import Budget, compiled, progress
+from treadle.tools.entry_point import EntryPoint, Job
 from treadle.util.errors import PlanError, TreadleError
 from treadle.util.files import check_output, write_output
 from treadle.util.sizes import format_bytes
@@ -129,7 +129,7 @@ def run_bench(
     against: Sequence[str] = (EAGER,),
 ) -> int:
     """Time the target's step, print a table, and write ``json_file`` if given."""
-    found = Target(target)
+    found = EntryPoint(target)
     unknown = [each for each in against if each not in (EAGER, TORCH)]
     if unknown:
         raise TreadleError(
@@ -146,7 +146,7 @@ def run_bench(
     return 0
 
 
-def bench(target: Target, *, memory: Budget, steps: int, with_torch: bool) -> Result:
+def bench(target: EntryPoint, *, memory: Budget, steps: int, with_torch: bool) -> Result:
     """Every contestant ``steps`` times after a warm-up, in turns. Eager is always among them."""
     contestants = [_eager(target), _ours(target, memory)]
     with progress() as clock:
@@ -189,12 +189,12 @@ def _require_own_models(contestants: Sequence[Contestant]) -> None:
         )
 
 
-def _eager(target: Target) -> Contestant:
+def _eager(target: EntryPoint) -> Contestant:
     job = target.make()
     return Contestant(EAGER, job, job.step, _random())
 
 
-def _ours(target: Target, memory: Budget) -> Contestant:
+def _ours(target: EntryPoint, memory: Budget) -> Contestant:
     job, step = compiled(target, memory)
     made = Contestant(OURS, job, step, _random())
     start = time.perf_counter()
@@ -203,7 +203,7 @@ def _ours(target: Target, memory: Budget) -> Contestant:
     return made
 
 
-def _torch(target: Target) -> Contestant:
+def _torch(target: EntryPoint) -> Contestant:
     """Its models compiled in place, which leaves the step as it is."""
     job = target.make()
     for model in named_models(job.model).values():

@@ -1,0 +1,52 @@
+"""The passes that every captured graph goes through, and what users registered."""
+
+from treadle.graph.passes import GraphPass, run_passes
+from treadle.graph.signature import StepGraph
+from treadle.options import Options
+from treadle.passes.checkpoints import SettleCheckpoints, as_marked
+from treadle.passes.counted import CountDraws
+from treadle.passes.cse import RemoveCommonSubexpressions
+from treadle.passes.dce import RemoveDeadCode
+from treadle.passes.dropout import ExpandDropout
+from treadle.passes.noops import RemoveNoOps
+from treadle.passes.registered import registered
+from treadle.report.stages import Watcher
+
+CLEAN: tuple[GraphPass, ...] = (
+    ExpandDropout(),
+    RemoveNoOps(),  # first: it makes equal what only a no-op told apart
+    RemoveCommonSubexpressions(),
+    RemoveDeadCode(),  # last: the others leave nodes without users
+)
+COUNTED: tuple[GraphPass, ...] = (
+    ExpandDropout(everywhere=True),  # first: it shows the draw inside a fused dropout
+    CountDraws(),
+    *CLEAN,
+)
+
+
+def extended(step: StepGraph, watcher: Watcher | None = None) -> StepGraph:
+    """The step after what users registered. Before the cache is asked: their code may change."""
+    passes = registered()
+    if not passes:
+        return step
+    result = clean(step)
+    run_passes(result, passes, watcher or Watcher())
+    return result
+
+
+def settled(step: StepGraph, options: Options, watcher: Watcher | None = None) -> StepGraph:
+    """A cleaned copy, ready to be planned, in which what checkpointing asks for is decided: its
+    wishes give way to a budget."""
+    budgeted = options.memory is not None
+    result = step.copy()
+    run_passes(result, (SettleCheckpoints(budgeted),))
+    result = clean(result, watcher, counted=options.rng == "counter")
+    return as_marked(result, budgeted=budgeted)
+
+
+def clean(step: StepGraph, watcher: Watcher | None = None, *, counted: bool = False) -> StepGraph:
+    """A cleaned copy of the captured graph. ``counted``: without draws that have an order."""
+    result = step.copy()
+    run_passes(result, COUNTED if counted else CLEAN, watcher or Watcher())
+    return result

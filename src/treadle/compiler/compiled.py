@@ -1,0 +1,90 @@
+"""What a compile returns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from treadle.capture.step import Captured
+from treadle.graph.lookups import IndexCheck
+from treadle.options import Options
+from treadle.report.account import Observed
+from treadle.report.log import CompileLog
+from treadle.runtime.artifact import Artifact
+from treadle.runtime.execute import Executable
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the stages make of a step; the fields are those of ``Compiled``."""
+
+    key: str
+    facts: Mapping[str, str]
+    entry: bytes
+    artifact: Artifact
+    executable: Executable
+    log: CompileLog
+    seconds: Mapping[str, float]
+    from_cache: bool
+    library: bool
+    checks: IndexCheck
+
+
+@dataclass(slots=True)
+class Compiled:
+    """One compiled variant of a step, and how it came about.
+
+    ``key`` names the artifact in the cache; ``facts`` are what the key is made of, and ``entry`` is
+    what the cache holds: the artifact and its log without this run's source lines. ``library``:
+    no compiler was found or wanted, all is PyTorch's kernels. ``checks``: what a call's inputs must
+    be before anything runs.
+    """
+
+    captured: Captured
+    options: Options
+    key: str
+    facts: Mapping[str, str]
+    entry: bytes
+    artifact: Artifact
+    executable: Executable
+    log: CompileLog
+    seconds: Mapping[str, float]
+    from_cache: bool
+    library: bool
+    checks: IndexCheck
+    measured_peak: int | None = None
+    has_run: bool = False
+    draws: bool = True  # whether a call may take random numbers of the process'
+    kernel_seconds: tuple[float, ...] = ()
+    pattern: Artifact | None = None  # the artifact for many shapes that this one was made from
+
+
+def observed_of(compiled: Compiled, name: str, recompiles: Sequence[str] = ()) -> Observed:
+    """A variant of a step, to be told about."""
+    captured = compiled.captured
+    tail = "it steps after the graph, and its memory is not in the plan"
+    eager = [
+        (
+            f"{type(each.optimizer).__name__}.step",
+            f"{each.reason.code}: {each.reason.words}; {tail}",
+        )
+        for each in captured.eager
+    ]
+    return Observed(
+        name=name,
+        step=captured.step,
+        artifact=compiled.artifact,
+        log=compiled.log,
+        options=compiled.options,
+        seconds=compiled.seconds,
+        facts=compiled.facts,
+        key=compiled.key,
+        from_cache=compiled.from_cache,
+        library=compiled.library,
+        left=tuple(each.place.label for each in captured.left),
+        eager=tuple(eager),
+        kernel_seconds=compiled.kernel_seconds,
+        measured_peak=compiled.measured_peak,
+        has_run=compiled.has_run,
+        recompiles=tuple(recompiles),
+        launching=compiled.executable.replay.note if compiled.executable.replay else "",
+        conditions=len(captured.conditions),
+    )

@@ -1,0 +1,72 @@
+"""What a cache and a saved step hold: an artifact and its log, without source lines."""
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from treadle.graph.canonical import SourceLines
+from treadle.passes.memory.decisions import Decision
+from treadle.report.log import CompileLog, KernelInfo, Notes
+from treadle.runtime.artifact import Artifact
+from treadle.runtime.serialize import artifact_from_dict, artifact_to_dict
+from treadle.schedule.timeline import timeline_from
+from treadle.util.errors import RuntimeFailure
+
+
+def with_lines(
+    artifact: Artifact, log: CompileLog, lines: SourceLines
+) -> tuple[Artifact, CompileLog]:
+    """Both with the source lines of this run in place of their numbers."""
+    steps = tuple(replace(each, origin=lines.fill(each.origin)) for each in artifact.steps)
+    texts = {name: lines.fill(text) for name, text in log.texts.items()}
+    notes = log.notes
+    decisions = tuple(replace(each, where=lines.fill(each.where)) for each in notes.decisions)
+    line = notes.timeline
+    if line is not None:
+        held = tuple(replace(each, where=lines.fill(each.where)) for each in line.held)
+        line = replace(line, held=held)
+    kernels = {name: _filled(each, lines) for name, each in notes.kernels.items()}
+    calls = tuple(_filled(each, lines) for each in notes.calls)
+    notes = replace(notes, decisions=decisions, kernels=kernels, calls=calls, timeline=line)
+    return replace(artifact, steps=steps), CompileLog(texts, notes)
+
+
+def _filled(info: KernelInfo, lines: SourceLines) -> KernelInfo:
+    return replace(info, where=lines.fill(info.where))
+
+
+def saved_bytes(artifact: Artifact, log: CompileLog) -> bytes:
+    """An artifact and its log as one JSON document: what a cache and a saved step hold."""
+    told = {"texts": log.texts, "notes": asdict(log.notes)}
+    packed = zlib.compress(json.dumps(told).encode())
+    data = {"artifact": artifact_to_dict(artifact), "log": base64.b64encode(packed).decode()}
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
+def read_saved(blob: bytes) -> tuple[Artifact, CompileLog] | None:
+    """The inverse; ``None`` for what another version wrote, or anything else."""
+    try:
+        data = json.loads(blob)
+        told = json.loads(zlib.decompress(base64.b64decode(data["log"])))
+        texts = {str(name): str(text) for name, text in told["texts"].items()}
+        return artifact_from_dict(data["artifact"]), CompileLog(texts, _notes(told["notes"]))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, zlib.error):
+        return None
+    except RuntimeFailure:
+        return None
+
+
+def _notes(data: Mapping[str, Any]) -> Notes:
+    kernels = {name: _info(each) for name, each in data["kernels"].items()}
+    calls = tuple(_info(each) for each in data["calls"])
+    decisions = tuple(Decision(**each) for each in data["decisions"])
+    line = data["timeline"]
+    return Notes(decisions, kernels, calls, None if line is None else timeline_from(line))
+
+
+def _info(data: Mapping[str, Any]) -> KernelInfo:
+    fields: dict[str, Any] = {**data, "operations": tuple(data["operations"])}
+    return KernelInfo(**fields)

@@ -1,0 +1,89 @@
+"""Plans of memory by exact peaks: of the kernels and calls that a candidate becomes."""
+
+from dataclasses import dataclass, field, replace
+
+from treadle.compiler.cleaning import extended, settled
+from treadle.compiler.request import Target, request_of
+from treadle.compiler.workspaces import with_workspaces
+from treadle.graph.signature import StepGraph
+from treadle.loop.kernel import Plan
+from treadle.loop.program import Program
+from treadle.loop.simplify import simplify_program
+from treadle.lower.graph import lower
+from treadle.options import Options
+from treadle.passes.memory.choose import MemoryPlan, fastest_plan, plan_memory
+from treadle.passes.memory.search import frontier
+from treadle.runtime.cache import Cache
+from treadle.runtime.execute import Build, build
+from treadle.schedule.plan import schedule
+from treadle.util.sizes import parse_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A step as loops, and as kernels in an order."""
+
+    program: Program
+    plan: Plan
+
+
+def planned(step: StepGraph, target: Target) -> Scheduled:
+    """The step lowered and scheduled: its kernels, their order, and its exact peak."""
+    program = lowered(step, target)
+    if target.workspaces is not None:
+        program = with_workspaces(program, target.workspaces)
+    allocator = target.hardware.allocator
+    return Scheduled(program, schedule(program, fuse=target.options.fuse, allocator=allocator))
+
+
+def lowered(step: StepGraph, target: Target) -> Program:
+    """The step as formulas and library calls."""
+    program = lower(step, device=target.device, library=target.library, pad=target.rounds_once)
+    return simplify_program(program)
+
+
+@dataclass
+class PeakEvaluator:
+    """The exact peak of a candidate, and what was made to learn it."""
+
+    target: Target
+    _seen: list[tuple[StepGraph, Scheduled]] = field(
+        default_factory=list[tuple[StepGraph, Scheduled]]
+    )
+
+    def __call__(self, step: StepGraph) -> int:
+        scheduled = planned(step, self.target)
+        self._seen.append((step, scheduled))
+        return scheduled.plan.peak_bytes
+
+    def scheduled(self, step: StepGraph) -> Scheduled:
+        """What was made of a candidate that was evaluated."""
+        return next(made for seen, made in self._seen if seen is step)
+
+
+def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled | None]:
+    """The fastest plan; with a budget, of those whose exact peak, after fusion and packing, is
+    within it: then it has been scheduled already."""
+    budget = target.options.memory
+    if budget is None:
+        return fastest_plan(step, target.hardware), None
+    size = budget if isinstance(budget, float) else parse_bytes(budget)
+    evaluator = PeakEvaluator(target)
+    memory = plan_memory(step, size, target.hardware, evaluator)
+    return memory, evaluator.scheduled(memory.step)
+
+
+def frontier_points(
+    step: StepGraph, device: str, options: Options, cache: Cache
+) -> tuple[tuple[int, float], ...]:
+    """Predicted peak and estimated seconds of plans from the fastest to the smallest. Peaks are
+    exact at both ends; between them those of the simulator are moved onto the line of the two."""
+    budgeted = replace(options, memory=1.0)
+    build_ = build(cache, device=device) if options.codegen else Build.without_compiler(device)
+    target = request_of(extended(step), device, budgeted, build_, cache=cache).target
+    found = frontier(settled(extended(step), budgeted), target.hardware)
+    first, last = (planned(each.step, target).plan.peak_bytes for each in (found[0], found[-1]))
+    high, low = found[0].predicted_peak, found[-1].predicted_peak
+    slope = (first - last) / max(high - low, 1)
+    points = [(round(last + (each.predicted_peak - low) * slope), each.seconds) for each in found]
+    return tuple(dict.fromkeys([(max(first, last), found[0].seconds), *points[1:]]))

@@ -1,0 +1,168 @@
+"""The order of everything, and nothing else.
+
+capture -> clean -> plan memory -> lower -> simplify -> schedule -> generate code -> build
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from treadle.capture.step import Captured
+from treadle.capture.torch_private import clear_workspaces
+from treadle.capture.watching import watch_tensors
+from treadle.codegen.host import artifact_of
+from treadle.compiler.cleaning import extended, settled
+from treadle.compiler.compiled import Built, Compiled
+from treadle.compiler.entry import read_saved, saved_bytes, with_lines
+from treadle.compiler.memory import Scheduled, lowered, plan_within, planned
+from treadle.compiler.request import CompileRequest, key_of, request_of
+from treadle.compiler.specialization import require_unspecialized
+from treadle.graph.dynamic import dims_of_graph
+from treadle.graph.lookups import IndexCheck
+from treadle.graph.signature import Role, StepGraph
+from treadle.loop.kernel import Kernel
+from treadle.loop.verify import verify_kernel, verify_program
+from treadle.options import Options
+from treadle.passes.registered import registered
+from treadle.report.log import CompileLog
+from treadle.report.stages import Clock, Watchers
+from treadle.runtime.artifact import Artifact
+from treadle.runtime.cache import Cache
+from treadle.runtime.execute import Build, Executable, build
+from treadle.runtime.replay import Terms
+from treadle.util.collector import without_collector
+from treadle.util.errors import internal_errors
+from treadle.util.extents import Domain
+from treadle.util.sizes import parse_bytes
+
+_ROOM = 1 << 20
+"""Bytes that copies of the batch and of results may always take, where no budget is given."""
+
+
+def compile_graph(
+    captured: Captured, options: Options, *, cache: Cache, clock: Clock | None = None
+) -> Compiled:
+    """A captured step to something that runs. Raises what the stages raise; changes nothing."""
+    built = compile_step(
+        captured.step,
+        captured.device,
+        options,
+        cache=cache,
+        clock=clock,
+        domain=captured.domain,
+        generators=captured.generators,
+        kept=captured.kept_bytes,
+    )
+    draws = captured.draws or bool(registered())
+    return Compiled(captured, options, draws=draws, **vars(built))
+
+
+def compile_step(
+    step: StepGraph,
+    device: str,
+    options: Options,
+    *,
+    cache: Cache,
+    clock: Clock | None = None,
+    domain: Domain | None = None,
+    generators: Sequence[torch.Generator] = (),
+    kept: int = 0,
+) -> Built:
+    """A graph to something that runs on ``device``. ``domain``: what was asked of its sizes;
+    ``generators``: the user's that it draws from; ``kept``: bytes beside its own."""
+    clock = clock or Clock()
+    step = extended(step, clock.watcher)
+    dims = dims_of_graph(step.graph)
+    checks = IndexCheck(step, {dim.name: dim.sample for dim in dims})
+    if not dims:  # otherwise each call's sizes have a check of their own
+        checks.require_fixed()
+    with clock.stage("look up"):
+        build_ = build(cache, device=device) if options.codegen else Build.without_compiler(device)
+        asked = domain or Domain()
+        request = request_of(
+            step, device, options, build_, cache=cache, asked=tuple(asked.questions), kept=kept
+        )
+        facts = request.facts
+        key = key_of(facts)
+        entry = None if options.watched else cache.get(key)
+        found = None if entry is None else read_saved(entry)
+    lines = request.canonical.lines
+    if entry is None or found is None:  # what another version wrote is written again
+        internal = internal_errors("compiling the step")
+        with lines.in_errors(), internal, without_collector(), asked.noting():
+            made = _generate(request, clock)
+        found = replace(made[0], questions=tuple(asked.questions)), made[1]
+        entry = saved_bytes(*found)
+        from_cache = False
+    else:
+        from_cache = True
+    artifact, log = with_lines(*found, lines)
+    with clock.stage("build"):
+        terms = _terms(step, artifact, options)
+        executable = Executable(artifact, build_, generators=generators, terms=terms)
+    if not from_cache:
+        cache.put(key, entry)
+    return Built(
+        key,
+        facts,
+        entry,
+        artifact,
+        executable,
+        log,
+        clock.seconds,
+        from_cache=from_cache,
+        library=request.target.library,
+        checks=checks,
+    )
+
+
+def _terms(step: StepGraph, artifact: Artifact, options: Options) -> Terms | None:
+    """What recording the launches of a step has to know; ``None`` where it is not wanted."""
+    if not options.replay:
+        return None
+    signature = step.signature
+    batch = {at for at, each in enumerate(signature.inputs) if each.role is Role.BATCH}
+    written = {each.writes for each in signature.outputs if each.writes is not None}
+    match options.memory:
+        case None:
+            room = _ROOM + artifact.peak_bytes // 16
+        case float():
+            room = 0  # a ratio leaves none by its meaning
+        case budget:
+            room = parse_bytes(budget) - artifact.peak_bytes
+    return Terms(frozenset(batch), frozenset(written), room, clear_workspaces, watch_tensors)
+
+
+def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileLog]:
+    """Every stage between the captured graph and the artifact. They see the request alone."""
+    target = request.target
+    log = CompileLog()
+    watcher = Watchers([log, clock.watcher])
+    watcher.locates(request.canonical.lines)
+    watcher.made("captured", request.step)
+    with clock.stage("clean"):
+        step = settled(request.step, target.options, watcher)
+    watcher.made("clean", step)
+    with clock.stage("plan memory"):
+        memory, judged = plan_within(step, target)
+    watcher.made("planned", memory.step)
+    watcher.made("decisions", memory.table)
+    with clock.stage("lower and schedule"):
+        scheduled = judged or planned(memory.step, target)
+        _verify(scheduled)
+        require_unspecialized(memory.step, scheduled.program, partial(lowered, target=target))
+    watcher.made("loops", scheduled.program)
+    watcher.made("kernels", scheduled.plan)
+    with clock.stage("generate code"):
+        artifact = artifact_of(scheduled.plan, device=target.device, contract=target.rounds_once)
+    watcher.made("sources", artifact)
+    return artifact, log
+
+
+def _verify(scheduled: Scheduled) -> None:
+    verify_program(scheduled.program)
+    for step in scheduled.plan.steps:
+        if isinstance(step, Kernel):
+            verify_kernel(step, scheduled.plan.buffers)

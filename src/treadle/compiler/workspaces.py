@@ -1,0 +1,57 @@
+"""What library calls allocate inside, measured and written beside each of them."""
+
+from dataclasses import replace
+
+import torch
+
+from treadle.codegen.host import call_step, spec_of
+from treadle.graph.operator_facts import CostClass, facts_of, follows_seed
+from treadle.graph.operators import arguments_of
+from treadle.loop.program import Call, Program, TensorRef
+from treadle.lower.site import buffers_read
+from treadle.runtime.artifact import call_at, spec_at
+from treadle.runtime.execute import resolve
+from treadle.runtime.workspace import Workspaces
+from treadle.util.extents import dims_in
+
+
+def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
+    """The program with the measured workspace on every call that allocates its own results;
+    of dynamic shapes the largest."""
+    every = [size for each in program.buffers.values() for size in each.shape]
+    largest = {dim.name: dim.high for each in dims_in(every) for dim in each.formula.dims}
+    specs = {name: spec_at(spec_of(b, {}), largest) for name, b in program.buffers.items()}
+    calls = {
+        at: step
+        for at, step in enumerate(program.steps)
+        if isinstance(step, Call)
+        and not step.out
+        and not _is_unsized(step, program)
+        and _may_measure(step)
+    }
+    sizes = workspaces.of([call_at(call_step(each), largest) for each in calls.values()], specs)
+    steps = list(program.steps)
+    for (at, step), size in zip(calls.items(), sizes, strict=True):
+        steps[at] = replace(step, workspace=size)
+    return replace(program, steps=tuple(steps))
+
+
+def _is_unsized(call: Call, program: Program) -> bool:
+    """Whether only a run of the step can tell the sizes of a call."""
+    named = [*buffers_read(call.args), *buffers_read(call.kwargs), *filter(None, call.outputs)]
+    return any(program.buffers[name].unsized for name in named)
+
+
+def _may_measure(call: Call) -> bool:
+    """Whether the call may run on invented numbers. Whole numbers cannot be divided by zero."""
+    op = resolve(call.op)
+    facts = facts_of(op)
+    given = arguments_of(op, call.args, call.kwargs)
+    whole = any(isinstance(x, TensorRef) and _is_whole(x.dtype) for x in given.values())
+    if facts.cost is CostClass.POINTWISE and whole:
+        return False
+    return facts.measurable and not follows_seed(op, given)
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)

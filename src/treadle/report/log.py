@@ -1,0 +1,102 @@
+"""What is kept of a compile as text and data, so that a report can be made of a cached step."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import fx
+
+from treadle.graph.operators import operation_name
+from treadle.graph.signature import StepGraph
+from treadle.loop.kernel import Kernel, Plan
+from treadle.loop.program import Call, Origin
+from treadle.passes.memory.cost import work_of
+from treadle.passes.memory.decisions import Decision
+from treadle.report.stages import Product, Watcher, text_of
+from treadle.runtime.artifact import Artifact
+from treadle.schedule.timeline import Timeline, timeline
+from treadle.util.extents import sample_of
+
+
+@dataclass(frozen=True, slots=True)
+class KernelInfo:
+    """What one kernel or library call is made of: operations of the planned graph, and the phase,
+    module and user's line that most of them belong to.
+
+    Of a library call also the work: ``flops`` of products in ``dtype``, and ``bytes_moved``, each
+    operand and result once.
+    """
+
+    operations: tuple[str, ...]
+    phase: str
+    module: str
+    where: str
+    flops: float = 0.0
+    dtype: str = ""
+    bytes_moved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What a compile knows beside its texts: a report is made of it, also of a cached step."""
+
+    decisions: tuple[Decision, ...] = ()
+    kernels: Mapping[str, KernelInfo] = field(default_factory=dict[str, KernelInfo])
+    calls: tuple[KernelInfo, ...] = ()  # in the order of the artifact's
+    timeline: Timeline | None = None
+
+
+class CompileLog(Watcher):
+    """The text of every product but the sources, which the artifact holds, and notes."""
+
+    def __init__(self, texts: Mapping[str, str] | None = None, notes: Notes | None = None) -> None:
+        self.texts: dict[str, str] = dict(texts or {})
+        self.notes = notes or Notes()
+        self._nodes: dict[str, fx.Node] = {}
+
+    def made(self, name: str, product: Product) -> None:
+        if not isinstance(product, Artifact):
+            self.texts[name] = text_of(product)
+        match product:
+            case StepGraph():
+                self._nodes = {str(node): node for node in product.graph.nodes}
+            case Plan():
+                kernels = {k.name: self._fused(k) for k in product.steps if isinstance(k, Kernel)}
+                calls = tuple(self._called(c) for c in product.steps if isinstance(c, Call))
+                line = timeline(product)
+                self.notes = replace(self.notes, kernels=kernels, calls=calls, timeline=line)
+                self._nodes = {}
+            case tuple():
+                self.notes = replace(self.notes, decisions=product)
+            case _:
+                pass
+
+    def _fused(self, kernel: Kernel) -> KernelInfo:
+        return self._info(kernel.origins)
+
+    def _info(self, origins: Sequence[Origin]) -> KernelInfo:
+        names = dict.fromkeys(name for origin in origins for name in origin.nodes)
+        operations = tuple(self._operation(name) for name in names)
+        phase = _most(each.phase for each in origins)
+        own = [each for each in origins if each.phase == phase]
+        module, where = _most(each.module for each in own), _most(each.where for each in own)
+        return KernelInfo(operations, phase, module, where)
+
+    def _operation(self, name: str) -> str:
+        node = self._nodes.get(name)
+        return name if node is None else operation_name(node.target)
+
+    def _called(self, call: Call) -> KernelInfo:
+        info = self._info((call.origin,))
+        node = self._nodes.get(call.origin.nodes[0]) if call.origin.nodes else None
+        if node is None:
+            return info
+        flops, moved, dtype = work_of(node)
+        size = sample_of(moved)
+        return replace(info, flops=flops, bytes_moved=size, dtype=str(dtype or ""))
+
+
+def _most(words: Iterable[str]) -> str:
+    """The word that occurs most often, of equals the last; empty ones do not count."""
+    counts = Counter(word for word in words if word)
+    return max(reversed(counts), key=counts.__getitem__, default="")

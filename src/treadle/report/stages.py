@@ -1,0 +1,114 @@
+"""The vocabulary of a compile's stages: their products, who hears of them, and their clock."""
+
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from treadle.graph.canonical import SourceLines
+from treadle.graph.passes import GraphPass, Observer, PassReport
+from treadle.graph.printing import show
+from treadle.graph.signature import StepGraph
+from treadle.loop.kernel import Kernel, Plan
+from treadle.loop.printing import show_call, show_kernel, show_program
+from treadle.loop.program import Program
+from treadle.passes.memory.decisions import Decision, folded
+from treadle.runtime.artifact import Artifact
+
+Product = StepGraph | Program | Plan | Artifact | tuple[Decision, ...]
+"""What a stage makes."""
+
+STAGES = ("captured", "clean", "planned", "decisions", "loops", "kernels", "sources")
+"""The products of a compile, in the order they are made."""
+
+
+class Watcher(Observer):
+    """Hears of every stage, beside every pass. It changes nothing of what it is shown."""
+
+    def begins(self, stage: str) -> None:
+        """A stage begins: one of capture, passes, planning and the others."""
+
+    def ends(self, stage: str, seconds: float) -> None:
+        """It is over, or has failed; ``seconds``: how long it took."""
+
+    def locates(self, lines: SourceLines) -> None:
+        """The source lines that products refer to from now on."""
+
+    def made(self, name: str, product: Product) -> None:
+        """A stage has made one of ``STAGES``; ``product`` belongs to the compile."""
+
+    def closes(self) -> None:
+        """The compile is over, or has failed."""
+
+
+class Watchers(Watcher):
+    """Several watchers as one."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = watchers
+
+    def starts(self, step: StepGraph) -> None:
+        for each in self._watchers:
+            each.starts(step)
+
+    def ran(self, each: GraphPass, step: StepGraph, report: PassReport) -> None:
+        for watcher in self._watchers:
+            watcher.ran(each, step, report)
+
+    def begins(self, stage: str) -> None:
+        for each in self._watchers:
+            each.begins(stage)
+
+    def ends(self, stage: str, seconds: float) -> None:
+        for each in self._watchers:
+            each.ends(stage, seconds)
+
+    def locates(self, lines: SourceLines) -> None:
+        for each in self._watchers:
+            each.locates(lines)
+
+    def made(self, name: str, product: Product) -> None:
+        for each in self._watchers:
+            each.made(name, product)
+
+    def closes(self) -> None:
+        for each in self._watchers:
+            each.closes()
+
+
+@dataclass
+class Clock:
+    """Seconds per stage, in the order the stages ran."""
+
+    watcher: Watcher = field(default_factory=Watcher)
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None]:
+        """Times what runs within; the watcher hears of its end after an error as well."""
+        self.watcher.begins(name)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent
+            self.watcher.ends(name, spent)
+
+
+def text_of(product: Product) -> str:
+    """A product as a person reads it."""
+    match product:
+        case StepGraph():
+            return show(product, details=True)
+        case Program():
+            return show_program(product)
+        case Plan():
+            parts = [
+                show_kernel(s) if isinstance(s, Kernel) else show_call(s) for s in product.steps
+            ]
+            return "\n\n".join(parts)
+        case Artifact():
+            return "\n\n".join(source.text for source in product.sources)
+        case _:
+            return "\n".join(folded(product))

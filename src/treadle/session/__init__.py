@@ -1,0 +1,1 @@
+"""What lives between the calls of a step: its variants, their guards, the user's tensors."""
