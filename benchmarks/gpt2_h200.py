@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 import treadle
-from treadle.capture.torch_private import captured_graphs
+from treadle.compat.dynamo import captured_graphs
 
 GIB = 2**30
 Step = Callable[[Tensor], Tensor]

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import treadle
-from treadle.capture.torch_private import clear_workspaces
+from treadle.compat.switches import clear_workspaces
 from treadle.runtime.meter import measure_peak
 
 FAMILIES = (vision, generative, sequences, tables, training)

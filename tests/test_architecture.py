@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "treadle"
 # Lowest first. A module may import floors below its own and its own room, nothing else.
 FLOORS = (
     {"util"},
-    {"options"},
+    {"compat", "options"},
     {"graph", "loop", "runtime"},
     {"capture", "passes", "lower", "schedule", "codegen"},
     {"report"},
@@ -29,9 +29,6 @@ FORBIDDEN = {
 }
 STAGES = {"graph", "loop", "passes", "lower", "schedule", "codegen", "report", "compiler"}
 MAY_ASK = {"report/account.py", "compiler/planning.py"}  # what a step ran on, and where to
-# The type of the public ``torch.ops.aten.add.Tensor``, which has no public name.
-NO_PUBLIC_NAME = {"torch._ops.OpOverload"}
-PRIVATE_TORCH = PACKAGE / "capture" / "torch_private.py"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -81,16 +78,65 @@ def test_module_keeps_to_its_floor(path):
         assert other not in FORBIDDEN.get(own, set()), f"{own} must not know {other}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_private_torch_is_named_in_one_file(path):
-    if path == PRIVATE_TORCH:
-        return
-    private = {
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def private_modules(tree: ast.Module) -> set[str]:
+    """Imports from torch with a private part."""
+    return {
         each
-        for each in imported_modules(parse(path))
-        if each.split(".")[0] == "torch" and any(part.startswith("_") for part in each.split("."))
+        for each in imported_modules(tree)
+        if each.split(".")[0] == "torch" and any(map(is_private, each.split(".")))
     }
-    assert not private - NO_PUBLIC_NAME, "move it to capture/torch_private.py"
+
+
+def made_here(tree: ast.Module) -> set[str]:
+    """Private names that the module makes: attributes of its own, functions, classes, values."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Attribute(attr=name, value=ast.Name(id="self" | "cls"), ctx=ast.Store()):
+                found.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case _:
+                pass
+    return found
+
+
+OURS = set().union(*(made_here(ast.parse(path.read_text())) for path in MODULES))
+OPERATORS = ("aten.", "torch.ops.aten.")
+"""What they are called is a part of every saved graph, whatever the name begins with."""
+OF_OTHERS = {"sys._getframe", "functools._lru_cache_wrapper", "np.random.mtrand._rand"}
+
+
+def private_attributes(tree: ast.Module) -> set[str]:
+    """Private attributes that nothing of ours makes, operators of PyTorch's aside."""
+    texts = {
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in OURS
+    }
+    return {text for text in texts if not text.startswith(OPERATORS)} - OF_OTHERS
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_private_torch_is_named_in_one_room(path):
+    """There ``tests/compat`` looks at it."""
+    if room(path) == "compat":
+        return
+    tree = parse(path)
+    assert not private_modules(tree) | private_attributes(tree), "move it to compat"
+
+
+def test_the_fence_sees_private_torch():
+    assert private_modules(ast.parse("from torch._ops import OpOverload"))
+    assert private_modules(ast.parse("from torch import _dynamo"))
+    assert private_attributes(ast.parse("x.untyped_storage()._cdata"))
+    assert not private_attributes(ast.parse("torch.ops.aten._to_copy.default"))
 
 
 STAGE_MODULES = [p for p in MODULES if room(p) in STAGES and name_of(p) not in MAY_ASK]

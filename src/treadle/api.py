@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from treadle.capture.dynamic import Dims
+from treadle.capture.flatten import flatten, unflatten
 from treadle.capture.given import Call
 from treadle.capture.reads import Place, argument_place
 from treadle.capture.refuse import check_call, check_models, named_models, named_optimizers
 from treadle.capture.snapshot import Snapshot
 from treadle.capture.step import capture
-from treadle.capture.torch_private import flatten, unflatten
 from treadle.compiler.compiled import Compiled, observed_of
 from treadle.compiler.memory import frontier_points
 from treadle.compiler.pipeline import compile_graph

@@ -21,13 +21,9 @@ import torch
 from torch import SymInt, Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from treadle.capture.torch_private import (
-    mutated_inputs,
-    outside_modes,
-    retraced,
-    through_autograd,
-)
 from treadle.capture.written import expand_written
+from treadle.compat.dynamo import boxed, mutated_inputs, through_autograd
+from treadle.compat.tracing import outside_modes, retraced
 from treadle.compiler.cleaning import extended, settled
 from treadle.compiler.compiled import Built
 from treadle.compiler.memory import plan_within
@@ -378,8 +374,7 @@ class _Half:
             args.clear()  # what is not needed any more may go
             return run(given)
 
-        call._boxed_call = True  # type: ignore[attr-defined]  # the protocol of AOTAutograd
-        return call
+        return boxed(call)
 
 
 class _Fixed:

@@ -5,10 +5,10 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
+from treadle.compat.draw_operators import DRAWS
 from treadle.graph.operator_facts import CostClass, call_draws, facts_of, follows_seed
 from treadle.graph.operators import has_effect, is_in_order, is_random
 from treadle.graph.recurrent import recurrent_layer
-from treadle.util.draw_operators import DRAWS
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from treadle.capture.functionalize import Functionalizer
-from treadle.capture.torch_private import without_onednn
+from treadle.compat.switches import without_onednn
 from treadle.graph.operators import is_mutable
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.loop.interpret import interpret_program

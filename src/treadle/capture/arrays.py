@@ -21,6 +21,7 @@ from torch import Tensor
 
 from treadle.capture.numbers import STAND_INS, Key, Uses
 from treadle.capture.words import here
+from treadle.compat.tracing import held_input, outside_modes
 from treadle.util.errors import CaptureError
 
 NdArray = np.ndarray[Any, Any]
@@ -125,7 +126,7 @@ class Array:
     @property
     def is_written(self) -> bool:
         """Whether the step has written to its tensor."""
-        return self._made is not None and self._made._version > 0  # pyright: ignore[reportPrivateUsage]
+        return self._made is not None and self._made._version > 0
 
     def derived(self, function: Callable[[NdArray], NdArray]) -> "Array":
         """``function`` of it, whose kind follows from the kind of its argument alone."""
@@ -134,8 +135,6 @@ class Array:
 
     def tensor(self) -> Tensor:
         """Of the same memory; what is traced is another input."""
-        from treadle.capture.torch_private import held_input, outside_modes  # late: it opens such
-
         if self._made is None:
             with outside_modes():
                 made = torch.from_numpy(self.value)

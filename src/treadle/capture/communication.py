@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 from torch import nn
 
 from treadle.capture.failures import refused_communication
-from treadle.capture.torch_private import accumulator_hooks, communicates, traced_targets
 from treadle.capture.words import Line, here, show_line
+from treadle.compat.hooks import accumulator_hooks
+from treadle.compat.operators import communicates
+from treadle.compat.tracing import traced_targets
 from treadle.util.errors import CaptureError
 
 

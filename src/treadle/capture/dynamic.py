@@ -7,7 +7,7 @@ from torch import Tensor
 
 from treadle.capture.finish import Captured
 from treadle.capture.sources import Batch, Source
-from treadle.capture.torch_private import sample_mode, symbolic_mode
+from treadle.compat.fake import sample_mode, symbolic_mode
 from treadle.graph.dynamic import Symbols, sampled
 from treadle.util.extents import Size
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.optimizers.registry import has_form
 from treadle.capture.snapshot import Snapshot
-from treadle.capture.torch_private import step_hooks
+from treadle.compat.hooks import step_hooks
 from treadle.util.errors import CaptureError
 
 

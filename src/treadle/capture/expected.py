@@ -19,8 +19,8 @@ from torch import Tensor, fx
 from torch.distributions import constraints
 
 from treadle.capture.frames import Whose, whose
-from treadle.capture.torch_private import FakeTensor
 from treadle.capture.words import here
+from treadle.compat.fake import FakeTensor
 from treadle.util.answers import answer_without_error
 from treadle.util.expected import expect
 

@@ -18,13 +18,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from sys import _getframe  # pyright: ignore[reportPrivateUsage]
+from sys import _getframe
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.optim import Optimizer
 
 from treadle.capture.dice import Dice
@@ -44,12 +43,11 @@ from treadle.capture.parts import (
 from treadle.capture.reads import ReadNames, Reads, is_sealed
 from treadle.capture.system import asks
 from treadle.capture.threads import Threads
-from treadle.capture.torch_private import (
-    FakeTensor,
-    dispatch_of_trace,
-    getters_named,
-    tensor_hooks,
-)
+from treadle.compat.fake import FakeTensor
+from treadle.compat.hooks import tensor_hooks
+from treadle.compat.operators import OpOverload
+from treadle.compat.switches import getters_named
+from treadle.compat.tracing import dispatch_of_trace
 from treadle.graph.operator_facts import facts_of
 from treadle.util.errors import CaptureError
 

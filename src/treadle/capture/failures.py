@@ -19,9 +19,8 @@ from typing import NoReturn
 
 import torch
 
-from treadle.capture import torch_private
-from treadle.capture.torch_private import DataDependentOutputException
 from treadle.capture.words import BETWEEN, OURS, looks_at_value, show_line
+from treadle.compat.fake import NEEDS_MEMORY, UNSUPPORTED, DataDependentOutputException
 from treadle.util.errors import CaptureError, TreadleError
 
 _TORCH, _TREADLE = OURS
@@ -48,7 +47,7 @@ def _told(error: Exception) -> Exception:
         return _communicates(frames, where)
     if _looks_at_value(error):
         return looks_at_value(where)
-    if any(each in str(error) for each in torch_private.NEEDS_MEMORY):
+    if any(each in str(error) for each in NEEDS_MEMORY):
         return _of_torch(error, where)
     if inner is None or not inner.filename.startswith((*OURS, "<")):
         code = "[TR-138] raised by the step's own code, while treadle captured it"
@@ -62,7 +61,7 @@ def _told(error: Exception) -> Exception:
 def _of_torch(error: Exception, where: str) -> CaptureError:
     """The text of torch's error, and which of three things it means."""
     text = (str(error) or type(error).__name__).strip()
-    if isinstance(error, torch_private.UNSUPPORTED):
+    if isinstance(error, UNSUPPORTED):
         return _also(type(error))(
             f"an operation cannot be captured, since PyTorch cannot tell the type of its result "
             f"without running it: {text}",
@@ -71,7 +70,7 @@ def _of_torch(error: Exception, where: str) -> CaptureError:
             remedy="do it outside of the step and pass the result; an operation of your own gets a "
             "shape function with torch.library.register_fake",
         )
-    if any(each in text for each in torch_private.NEEDS_MEMORY):
+    if any(each in text for each in NEEDS_MEMORY):
         return _also(type(error))(
             f"an operation reads the memory of a tensor, which has no values while the step is "
             f"captured: {text}",

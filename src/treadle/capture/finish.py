@@ -28,8 +28,9 @@ from treadle.capture.sources import (
     Scalars,
     Source,
 )
-from treadle.capture.torch_private import TreeSpec
 from treadle.capture.words import looks_at_value, show_line
+from treadle.compat.operators import OpOverload
+from treadle.compat.pytree import TreeSpec
 from treadle.graph.draws import looks_at_numbers
 from treadle.graph.operators import arguments, has_effect, is_random, set_argument
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
@@ -99,7 +100,7 @@ _KNOWN = ("aten", "prims", "treadle")
 def _is_known(node: fx.Node) -> bool:
     if node.op != "call_function" or node.target is operator.getitem:
         return node.op in ("placeholder", "output", "get_attr", "call_function")
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _KNOWN
+    return isinstance(node.target, OpOverload) and node.target.namespace in _KNOWN
 
 
 def finish(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from treadle.capture.torch_private import (
+from treadle.compat.operators import (
     argument_types,
     changes_shape,
     filled_arguments,

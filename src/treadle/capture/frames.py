@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from sys import _getframe, getprofile, setprofile  # pyright: ignore[reportPrivateUsage]
+from sys import _getframe, getprofile, setprofile
 from threading import setprofile as set_thread_profile
 from types import CodeType, FrameType
 from typing import Any
@@ -217,7 +217,7 @@ class FrameRecorder:
         self._imports = False  # whether the run is the first to import anything
 
     def __enter__(self) -> "FrameRecorder":
-        self._below = [each for each in callers(_getframe(1)) if _is_import(each)]  # pyright: ignore[reportPrivateUsage]
+        self._below = [each for each in callers(_getframe(1)) if _is_import(each)]
         self._events.begin()
         return self
 

@@ -25,13 +25,9 @@ from treadle.capture.forms import (
     place_of,
     reshaping,
 )
-from treadle.capture.torch_private import (
-    changes_shape,
-    returns_written,
-    storage_key,
-    written_arguments,
-)
-from treadle.util.draw_operators import DRAWS
+from treadle.compat.draw_operators import DRAWS
+from treadle.compat.operators import changes_shape, returns_written, written_arguments
+from treadle.compat.tensors import storage_key
 from treadle.util.errors import CaptureError, internal_errors
 from treadle.util.generators import without_generators
 

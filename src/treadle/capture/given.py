@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from treadle.capture.external import Change, refused
+from treadle.capture.flatten import Container, Given, nodes_in, replaced
 from treadle.capture.parts import MISSING, Part, Sequenced, is_same_value, parts_of
-from treadle.capture.torch_private import Container, Given, nodes_in, replaced
 
 
 @dataclass(slots=True)

@@ -14,6 +14,8 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
+from treadle.compat.tracing import outside_modes
+
 Key = Hashable
 _LARGEST = 1 << 53
 """Up to this every whole number is a float64."""
@@ -93,8 +95,6 @@ class Number:
         dtype = _dtype_beside(self.value, beside.dtype, has_dims=copied or beside.ndim > 0)
         if not self._scales or dtype is None:
             return self.plain()
-        from treadle.capture.torch_private import outside_modes  # late: it opens such objects
-
         with outside_modes():
             made = torch.tensor(self.value, dtype=torch.float64, device=beside.device)
         self._uses.inputs[id(made)] = self

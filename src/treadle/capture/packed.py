@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treadle.capture.words import here
+from treadle.compat.packed import PACK, UNPACK
 from treadle.graph.packed import AT_MOST, EQUAL, unpacked
 from treadle.util.errors import CaptureError
 
-_PACK: Any = nn.utils.rnn._VF._pack_padded_sequence
-_UNPACK: Any = nn.utils.rnn._VF._pad_packed_sequence
 _KNOWN = "dtype", "device", "is_cuda", "requires_grad", "ndim"
 _HARMLESS = frozenset(
     {Tensor.dim, Tensor.is_floating_point, *(getattr(Tensor, n).__get__ for n in _KNOWN)}
@@ -78,12 +77,12 @@ class PackedRows:
         self, function: Callable[..., Any], leaves: list[Any], kwargs: Mapping[str, Any] | None
     ) -> Callable[..., Any]:
         """What to call instead of ``function``, if it packs or its arguments are packed."""
-        if function == _PACK:
+        if function == PACK:
             return self._pack
         held = [each for each in leaves if id(each) in self._rows or id(each) in self._sizes]
         if not held:
             return function
-        if function == _UNPACK:
+        if function == UNPACK:
             return self._unpack
         if function == Tensor.__getitem__ and id(leaves[0]) in self._sizes and leaves[1] == 0:
             return lambda sizes, _: self._sizes[id(sizes)].rows

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from treadle.capture.sources import Parameter, Pending, Source
-from treadle.capture.torch_private import fake_mode_of, is_fake
+from treadle.compat.fake import fake_mode_of, is_fake
 from treadle.util.errors import CaptureError
 
 

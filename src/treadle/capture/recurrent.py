@@ -20,8 +20,9 @@ from torch.nn import functional as F
 
 from treadle.capture.ctc import FUNCTIONS, losses
 from treadle.capture.packed import PackedRows
-from treadle.capture.torch_private import onednn_takes, outside_modes
 from treadle.capture.words import here
+from treadle.compat.switches import onednn_takes
+from treadle.compat.tracing import outside_modes
 from treadle.graph.packed import packed_layer
 from treadle.graph.recurrent import (
     GRU,

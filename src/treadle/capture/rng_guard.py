@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Generator, Tensor
 
-from treadle.capture.torch_private import FakeTensor
 from treadle.capture.words import here
+from treadle.compat.fake import FakeTensor
 from treadle.util.errors import CaptureError
 
 _WORDS = 24, 8  # where the words of a CPU's generator begin, and bytes of each

@@ -21,6 +21,7 @@ from treadle.capture.external import (
     owner_of,
     refused,
 )
+from treadle.capture.flatten import flatten, flatten_with_paths, unflatten
 from treadle.capture.frames import Whose
 from treadle.capture.given import Call, Copies, InArgument, Whole
 from treadle.capture.numbers import Number, Text, Uses, is_number, is_stand_in
@@ -45,20 +46,12 @@ from treadle.capture.sources import (
     State,
 )
 from treadle.capture.swap import Watch, swapped
-from treadle.capture.torch_private import (
-    FakeTensor,
-    TreeSpec,
-    copy_hooks,
-    flatten,
-    flatten_with_paths,
-    outside_modes,
-    switches_kept,
-    traced_nodes,
-    unflatten,
-    uses_onednn,
-    without_functions,
-)
 from treadle.capture.words import here
+from treadle.compat.fake import FakeTensor
+from treadle.compat.hooks import copy_hooks
+from treadle.compat.pytree import TreeSpec
+from treadle.compat.switches import switches_kept, uses_onednn
+from treadle.compat.tracing import outside_modes, traced_nodes, without_functions
 from treadle.graph.signature import Input, Role
 from treadle.util.errors import CaptureError
 

@@ -13,8 +13,8 @@ from treadle.capture.counters import SharedCounters
 from treadle.capture.numbers import Number, is_exact
 from treadle.capture.optimizers.registry import Start, form_of
 from treadle.capture.reads import Place
-from treadle.capture.torch_private import note_stepped
 from treadle.capture.watching import Unchanged, watch_dicts
+from treadle.compat.hooks import note_stepped
 from treadle.util.expected import NotExpected
 
 Pending = dict[tuple[int, str], Tensor]

@@ -16,6 +16,7 @@ from treadle.capture.dynamic import Dims, take_samples, with_symbols
 from treadle.capture.eager import in_graph
 from treadle.capture.failures import raise_told
 from treadle.capture.finish import Captured, finish
+from treadle.capture.flatten import Given, containers_in, flatten
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.place import autocast_on, check_values, described
 from treadle.capture.reads import Place
@@ -34,10 +35,16 @@ from treadle.capture.sources import (
     State,
     clusters_of,
 )
-from treadle.capture.torch_private import Given, alone, containers_in, flatten, trace
+from treadle.compat.draw_operators import TRACED_AS
+from treadle.compat.fake import alone
+from treadle.compat.tracing import trace
+from treadle.graph.grouped import GROUPED
 from treadle.graph.signature import Input, Role
 from treadle.util.collector import without_collector
 from treadle.util.errors import CaptureError
+
+_INSTEAD = {**TRACED_AS, **GROUPED}
+"""What to trace in the place of operators that a graph cannot hold."""
 
 _tracing = threading.RLock()
 """One trace at a time in a process: PyTorch's modes and patches are everyone's."""
@@ -137,7 +144,7 @@ def _traced(
     run, module = make(numbers=numbers, stand_in=stand_in), None
     try:
         with weights_in_place():
-            module = trace(run.traced, inputs, symbolic=symbolic)
+            module = trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
     except Exception:
         if not run.trace.uses.is_used:
             raise
@@ -147,7 +154,7 @@ def _traced(
         each.taken.clear()
     run = make(stand_in=False)
     with weights_in_place():
-        return run, trace(run.traced, inputs, symbolic=symbolic)
+        return run, trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
 
 
 def _finished(

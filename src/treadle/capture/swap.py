@@ -26,31 +26,27 @@ from treadle.capture.averaging import update_parameters
 from treadle.capture.communication import refuse_wrapper
 from treadle.capture.eager import why_eager
 from treadle.capture.expected import Conditions, constraint_checks
+from treadle.capture.flatten import flatten_containers, unflatten
 from treadle.capture.frames import Whose, whose
 from treadle.capture.numbers import Number, Uses, is_stand_in
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.rng_guard import RngGuard
 from treadle.capture.scalar_index import ScalarIndices
 from treadle.capture.scaled import scaled
-from treadle.capture.torch_private import (
+from treadle.capture.words import Line, here, looks_at_value, running_line
+from treadle.compat.checkpointing import watched_checkpointing
+from treadle.compat.fake import FakeTensor
+from treadle.compat.hooks import OURS, global_step_hooks, reducer_methods
+from treadle.compat.tensors import storage_key
+from treadle.compat.tracing import (
     METHOD_FILES,
-    OURS,
-    FakeTensor,
     flat_weights,
-    flatten_containers,
-    global_step_hooks,
     held_input,
     masks_as_given,
-    reducer_methods,
-    storage_key,
-    tensor_entries,
     traced_nodes,
-    unflatten,
-    unwrapped,
-    watched_checkpointing,
     works_for,
 )
-from treadle.capture.words import Line, here, looks_at_value, running_line
+from treadle.compat.transforms import tensor_entries, unwrapped
 from treadle.util.errors import CaptureError
 
 Stepper = Callable[[Optimizer], Callable[..., None]]
@@ -84,7 +80,7 @@ _SET_DATA = cast(Any, Tensor.data).__set__
 
 def _asks() -> Whose:
     """Whose code calls a function of torch's; methods written in Python call for their caller."""
-    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    frame = sys._getframe(2)
     while frame.f_code.co_filename in METHOD_FILES and frame.f_back is not None:
         frame = frame.f_back
     return whose(frame.f_code.co_filename)
@@ -167,7 +163,7 @@ class StandIns(TorchFunctionMode):
         thread = threading.get_ident()
 
         def call(tensor: Tensor) -> bool:
-            frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            frame = sys._getframe(1)
             if not works_for(thread) or whose(frame.f_code.co_filename) is Whose.OURS:
                 return original(tensor)
             self._watch.note_line()

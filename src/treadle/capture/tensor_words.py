@@ -18,7 +18,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from treadle.capture.torch_private import dispatch_keys, outside_modes
+from treadle.compat.hooks import hook_dicts_of
+from treadle.compat.tensors import dispatch_keys, impl_of, storage_of
+from treadle.compat.tracing import outside_modes
 from treadle.util.words import WORD, Words, find, layout, of_dict, word
 
 _INLINE = 5  # dims whose sizes and strides are in the object itself
@@ -38,7 +40,7 @@ def grad_word(tensor: Tensor) -> int | None:
     """Where the address of its gradient is, as long as its words are the same; ``None`` where
     there is none as long."""
     found = _tensor_layout()
-    known = 0 if found is None else word(tensor._cdata + found.autograd)
+    known = 0 if found is None else word(impl_of(tensor) + found.autograd)
     return known + found.grad if found is not None and known else None
 
 
@@ -56,30 +58,27 @@ class _TensorLayout:
         self.kind = kind
         shape, strides = (7919, 104729), (1299709, 15485863)
         sample = torch.empty_strided(shape, strides, dtype=torch.float64, device="meta")
-        self.impl = find(sample, sample._cdata)
-        self.storage = _within(sample._cdata, sample.untyped_storage()._cdata)
-        self.sizes = _within(sample._cdata, shape[0])
-        self.strides = _within(sample._cdata, strides[0])
-        self.keys = _within(sample._cdata, dispatch_keys(sample))
+        self.impl = find(sample, impl_of(sample))
+        self.storage = _within(impl_of(sample), storage_of(sample))
+        self.sizes = _within(impl_of(sample), shape[0])
+        self.strides = _within(impl_of(sample), strides[0])
+        self.keys = _within(impl_of(sample), dispatch_keys(sample))
         self.ndim = self.sizes - WORD
         inside = self.storage < self.ndim < self.sizes < self.strides < self.keys
         if not inside or self.strides != self.sizes + _INLINE * WORD:
             raise LookupError("sizes and strides")
         leaf, grad = torch.zeros(1, **_HOST), torch.zeros(1, **_HOST)
-        self.data = _within(leaf.untyped_storage()._cdata, leaf.data_ptr())
-        self.autograd = self._changed(leaf._cdata, lambda: leaf.requires_grad_(True))
-        known = word(leaf._cdata + self.autograd)
+        self.data = _within(storage_of(leaf), leaf.data_ptr())
+        self.autograd = self._changed(impl_of(leaf), lambda: leaf.requires_grad_(True))
+        known = word(impl_of(leaf) + self.autograd)
         leaf.grad = grad
-        self.grad = _within(known, grad._cdata)
+        self.grad = _within(known, impl_of(grad))
         leaf.grad = None
         self.none = word(known + self.grad)
         self.requires = self._changed(known, lambda: leaf.requires_grad_(False))
         leaf.requires_grad_(True).register_hook(_hook)
         leaf.register_post_accumulate_grad_hook(_hook)
-        self.hooks = tuple(
-            find(leaf, id(each))
-            for each in (leaf._backward_hooks, leaf._post_accumulate_grad_hooks)
-        )
+        self.hooks = tuple(find(leaf, id(each)) for each in hook_dicts_of(leaf))
 
     def _changed(self, address: int, change: Callable[[], Any]) -> int:
         """Which word a change changes: the only one of twenty."""
@@ -93,7 +92,7 @@ class _TensorLayout:
 
     def words(self, tensor: Tensor) -> Words | None:
         """Those of a tensor, if they say what PyTorch says."""
-        impl, kind = tensor._cdata, type(tensor)
+        impl, kind = impl_of(tensor), type(tensor)
         places = id(tensor) + self.kind, id(tensor) + self.impl
         known = tensor.ndim <= _INLINE and tuple(map(word, places)) == (id(kind), impl)
         if not known or not self._describes(tensor):
@@ -104,7 +103,7 @@ class _TensorLayout:
         autograd = word(impl + self.autograd)
         at += [autograd + self.requires] if autograd else []
         held: list[Any] = [tensor, kind]
-        for hooks in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks):
+        for hooks in hook_dicts_of(tensor):
             entries = None if hooks is None else of_dict(hooks)
             if hooks is not None and entries is None:
                 return None
@@ -122,7 +121,7 @@ class _TensorLayout:
         return [each for each in places if each not in unused]
 
     def _describes(self, tensor: Tensor) -> bool:
-        impl, ndim = tensor._cdata, tensor.ndim
+        impl, ndim = impl_of(tensor), tensor.ndim
         sizes, strides = (
             tuple(word(impl + first + WORD * at) for at in range(ndim))
             for first in (self.sizes, self.strides)
@@ -132,7 +131,7 @@ class _TensorLayout:
             and sizes == tensor.shape
             and strides == tensor.stride()
             and word(impl + self.keys) == dispatch_keys(tensor)
-            and word(impl + self.storage) == tensor.untyped_storage()._cdata
+            and word(impl + self.storage) == storage_of(tensor)
         )
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from treadle.capture.torch_private import DispatchMode, fake_operations_heard
 from treadle.capture.words import here
+from treadle.compat.fake import fake_operations_heard
+from treadle.compat.tracing import DispatchMode
 from treadle.util.errors import CaptureError
 
 _START = threading.Thread.start.__code__

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from treadle.capture.tensor_words import of_tensor
-from treadle.capture.torch_private import SameLayouts, dict_version
+from treadle.compat.tensors import SameLayouts, dict_version
 from treadle.options import Options
 from treadle.runtime.first_difference import FirstDifference, first_difference
 from treadle.util.words import Words, gathered, of_dict

@@ -31,7 +31,7 @@ def looks_at_value(where: str) -> CaptureError:
 
 def running_line() -> Line:
     """The innermost line that runs and is neither torch's nor ours."""
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(BETWEEN):
         frame = frame.f_back
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.capture.torch_private import written_arguments
+from treadle.compat.operators import schema_of, written_arguments
 from treadle.graph.values import compute
 from treadle.runtime.functional import functional_of
 from treadle.util.errors import LoweringError
@@ -60,7 +60,7 @@ def _expand(graph: fx.Graph, node: fx.Node) -> None:
         at, place = _place(given, name)
         given[name] = emit(place[0], (bases[at], *place[1:]), {}) if place else bases[at]
         places.append((at, place))
-    own = len(op._schema.returns)
+    own = len(schema_of(op).returns)
     result = emit(form, (), given)
     several = own + len(names) > 1
     parts = [result]

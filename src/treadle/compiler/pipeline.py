@@ -10,9 +10,9 @@ from functools import partial
 import torch
 
 from treadle.capture.step import Captured
-from treadle.capture.torch_private import clear_workspaces
 from treadle.capture.watching import watch_tensors
 from treadle.codegen.host import artifact_of
+from treadle.compat.switches import clear_workspaces
 from treadle.compiler.cleaning import extended, settled
 from treadle.compiler.compiled import Built, Compiled
 from treadle.compiler.entry import read_saved, saved_bytes, with_lines

@@ -10,7 +10,8 @@ from torch import nn
 
 from treadle.capture.refuse import device_of, named_models, named_optimizers
 from treadle.capture.step import capture
-from treadle.capture.torch_private import is_fake, switches
+from treadle.compat.fake import is_fake
+from treadle.compat.switches import switches
 from treadle.compiler.cleaning import extended, settled
 from treadle.compiler.memory import planned
 from treadle.compiler.request import Target

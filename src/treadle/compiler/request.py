@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from treadle.capture.torch_private import switches
+from treadle.compat.switches import switches
 from treadle.graph.canonical import CanonicalStep, canonical, text_of_value
 from treadle.graph.dynamic import dims_of_graph
 from treadle.graph.operators import OpOverload

@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import fx
 
+from treadle.compat.tensors import storage_of
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import tensors_in
 
 
 def storages(value: Any) -> frozenset[int]:
     """Identities of the storages behind a ``val``; comparable while the values live."""
-    return frozenset(each.untyped_storage()._cdata for each in tensors_in(value))  # pyright: ignore[reportPrivateUsage]
+    return frozenset(storage_of(each) for each in tensors_in(value))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ conclude anything from them: so the operation is wrapped, and no pass or rule kn
 from dataclasses import dataclass
 from typing import Any, final
 
-from torch._ops import OpOverload
+from treadle.compat.operators import OpOverload
 
 
 @final

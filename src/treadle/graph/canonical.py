@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from treadle.compat.operators import schema_of
+from treadle.compat.tensors import storage_of
 from treadle.graph.at_run_time import AtRunTime
 from treadle.graph.dynamic import layout_of, offset_of
 from treadle.graph.operators import OpOverload
@@ -161,7 +163,7 @@ class _Facts:
     def _tensor(self, value: torch.Tensor) -> str:
         if value.layout is not torch.strided:
             return text_of_value((value.dtype, tuple(value.shape), value.layout, value.device))
-        storage = value.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+        storage = storage_of(value)
         number = self._storages.setdefault(storage, len(self._storages))
         known = vars(value).get("constant")  # of a fake tensor: what it is known to be
         facts = (
@@ -174,7 +176,7 @@ class _Facts:
 
 def _target(target: Any) -> str:
     if isinstance(target, OpOverload):
-        return str(target._schema)  # pyright: ignore[reportPrivateUsage]
+        return str(schema_of(target))
     if isinstance(target, AtRunTime):
         return f"at run time {_target(target.op)} {target.unsized}"
     if callable(target):

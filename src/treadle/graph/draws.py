@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.compat.draw_operators import BERNOULLI, FUNCTIONAL
 from treadle.graph.dynamic import layout_of
 from treadle.graph.operators import OpOverload, arguments
-from treadle.util.draw_operators import BERNOULLI, FUNCTIONAL
 
 aten = torch.ops.aten
 

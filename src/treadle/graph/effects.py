@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.compat.operators import schema_of
 from treadle.graph.operators import OpOverload
 
 
@@ -61,4 +62,4 @@ def _replace_results(
 
 def _result_count(target: Any, given: int) -> int:
     """How many results ``target`` has by itself; a list of tensors is one."""
-    return len(target._schema.returns) if isinstance(target, OpOverload) else given  # pyright: ignore[reportPrivateUsage]
+    return len(schema_of(target).returns) if isinstance(target, OpOverload) else given

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.utils.flop_counter import register_flop_formula
+
+from treadle.compat.operators import OpOverload
 
 aten = torch.ops.aten
 _library = torch.library.Library("treadle", "FRAGMENT")

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
+from treadle.compat.operators import OpOverload
 from treadle.graph.dynamic import mode_of, sampled, symbols_of, twin_of
 from treadle.graph.values import inherit
 from treadle.util.generators import without_generators

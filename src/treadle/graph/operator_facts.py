@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
+from treadle.compat.operators import OpOverload, schema_of
 from treadle.graph.ctc import OPERATIONS as CTC
 
 aten = torch.ops.aten
@@ -139,7 +139,7 @@ _DATA_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_outpu
 @functools.cache
 def facts_of(op: OpOverload) -> OperatorFacts:
     """The facts about one operator."""
-    schema = op._schema  # pyright: ignore[reportPrivateUsage]
+    schema = schema_of(op)
     packet, namespace = op.overloadpacket, op.namespace
     opaque = namespace not in _OURS | _COMMUNICATION and torch.Tag.pointwise not in op.tags
     draws = _may_draw(op)
@@ -177,14 +177,14 @@ def follows_seed(op: OpOverload, arguments: Mapping[str, Any]) -> bool:
 def _may_draw(op: OpOverload) -> bool:
     if op.overloadpacket in _DRAW_NOTHING:
         return False
-    schema = op._schema  # pyright: ignore[reportPrivateUsage]
+    schema = schema_of(op)
     takes_generator = any("Generator" in str(each.type) for each in schema.arguments)
     return torch.Tag.nondeterministic_seeded in op.tags or takes_generator
 
 
 def _draws_sometimes(op: OpOverload) -> bool:
     """Whether an argument decides if a call draws."""
-    schema = op._schema  # pyright: ignore[reportPrivateUsage]
+    schema = schema_of(op)
     return any(each.name in _NO_DRAW_IF for each in schema.arguments)
 
 
@@ -201,7 +201,7 @@ def _cost_of(op: OpOverload) -> CostClass:
 
 def _is_arithmetic(op: OpOverload) -> bool:
     """Whether any numbers are as good as any others for ``op``."""
-    if op.namespace != "aten" or not _DATA_TAGS.isdisjoint(op.tags) or not op._schema.returns:  # pyright: ignore[reportPrivateUsage]
+    if op.namespace != "aten" or not _DATA_TAGS.isdisjoint(op.tags) or not schema_of(op).returns:
         return False
     known = torch.Tag.core in op.tags or _cost_of(op) is not CostClass.LIBRARY
     return known or op.overloadpacket in _MEASURABLE

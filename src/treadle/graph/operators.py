@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import fx
-from torch._ops import OpOverload
 
+from treadle.compat.operators import OpOverload, schema_of
 from treadle.graph.at_run_time import AtRunTime
 from treadle.graph.operator_facts import call_draws, facts_of
 
@@ -55,7 +55,7 @@ def operation_name(target: object) -> str:
 
 @functools.cache
 def _parameters(target: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
-    arguments = target._schema.arguments
+    arguments = schema_of(target).arguments
     defaults = {each.name: each.default_value for each in arguments if each.has_default_value()}
     return tuple(each.name for each in arguments), defaults
 

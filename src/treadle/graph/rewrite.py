@@ -8,6 +8,7 @@ from typing import Any, final
 
 from torch import fx
 
+from treadle.compat.operators import schema_of
 from treadle.graph.alias import leaves_step
 from treadle.graph.operators import OpOverload, arguments, is_random, operation_name
 from treadle.graph.passes import GraphPass
@@ -232,7 +233,7 @@ def _arguments_as(pattern: fx.Node, target: Any) -> dict[str, Any]:
     """The pattern's arguments by the names of ``target``'s schema, which it may stand for."""
     if pattern.target is target or not isinstance(target, OpOverload):
         return arguments(pattern)
-    names = [each.name for each in target._schema.arguments]  # pyright: ignore[reportPrivateUsage]
+    names = [each.name for each in schema_of(target).arguments]
     return dict(zip(names, pattern.args, strict=False)) | dict(pattern.kwargs)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
+from treadle.compat.operators import OpOverload
 from treadle.graph.at_run_time import AtRunTime
 from treadle.graph.draws import ZeroOneDraw, zero_one_draw
 from treadle.graph.dynamic import layout_of, offset_of

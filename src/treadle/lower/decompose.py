@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
+from treadle.compat.operators import OpOverload
 from treadle.graph.inline import traced_call
 from treadle.graph.operator_facts import facts_of
 from treadle.lower.library import is_chosen

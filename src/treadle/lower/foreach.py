@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from treadle.compat.operators import OpOverload
 from treadle.loop.expr import Array
 from treadle.lower.pointwise import (
     Formula,

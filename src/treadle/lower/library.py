@@ -7,8 +7,8 @@ is as it should be (``gather`` has a formula, the sum of many writes into one pl
 from collections.abc import Mapping
 
 import torch
-from torch._ops import OpOverload
 
+from treadle.compat.operators import OpOverload
 from treadle.graph.ctc import OPERATIONS as CTC
 from treadle.graph.grouped import OPERATIONS as GROUPED
 from treadle.graph.operator_facts import facts_of

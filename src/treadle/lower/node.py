@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
+from treadle.compat.operators import OpOverload, schema_of
 from treadle.graph.at_run_time import AtRunTime
 from treadle.loop.expr import DTYPES, Array, Const
 from treadle.loop.program import Call, Origin, TensorRef
@@ -41,7 +41,7 @@ def lower_node(
     if not isinstance(target, OpOverload):
         raise error_at(node, f"{target} is not an ATen operation")
     val = node.meta.get("val")
-    if val is None and target._schema.returns:
+    if val is None and schema_of(target).returns:
         raise error_at(node, "the node has no fake value")
     if inside is None:
         site = Site(builder, node, origin_of(node), val, node.name)

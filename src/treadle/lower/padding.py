@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
+from treadle.compat.operators import OpOverload
 from treadle.graph.signature import StepGraph
 from treadle.lower import views
 from treadle.lower.library import PRODUCTS, is_chosen

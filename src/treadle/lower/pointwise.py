@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from treadle.compat.operators import OpOverload
 from treadle.loop.expr import Array
 from treadle.lower.registry import Decline, Value, aten_op, lowers
 from treadle.lower.scalars import (

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from treadle.compat.operators import OpOverload
 from treadle.loop.expr import Array
 from treadle.loop.program import TensorRef
 from treadle.util.errors import VerifyError, require

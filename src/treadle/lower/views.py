@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from treadle.compat.operators import OpOverload
 from treadle.graph.dynamic import layout_of, offset_of, symbols_in
 from treadle.loop.expr import Array
 from treadle.loop.index import linear, unflatten

@@ -14,8 +14,8 @@ from math import prod
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from treadle.compat.operators import OpOverload
 from treadle.graph.ctc import ctc_loss, ctc_loss_backward
 from treadle.util.extents import largest
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.compat.draw_operators import BERNOULLI
 from treadle.graph.dynamic import layout_of
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import inherit
-from treadle.util.draw_operators import BERNOULLI
 
 aten = torch.ops.aten
 

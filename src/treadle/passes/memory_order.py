@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.compat.draw_operators import BERNOULLI, FUNCTIONAL
 from treadle.graph.operators import OpOverload, arguments
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import same_types
 from treadle.graph.values import inherit, refresh
-from treadle.util.draw_operators import BERNOULLI, FUNCTIONAL
 
 aten = torch.ops.aten
 

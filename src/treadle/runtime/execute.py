@@ -22,6 +22,7 @@ from torch import Tensor
 
 # defines operators, recurrent ones as well
 import treadle.runtime.packed  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from treadle.compat.tensors import is_zerotensor
 from treadle.runtime.arena import Arena
 from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Place, View
 from treadle.runtime.bindings import (
@@ -536,7 +537,7 @@ class _CallAllocating:
 
 def _needs_copy(tensor: Tensor, taken: set[int]) -> bool:
     """Whether its bytes are those of others, or nobody's: zeros that have no memory."""
-    return tensor._is_zerotensor() or _storage(tensor) in taken
+    return is_zerotensor(tensor) or _storage(tensor) in taken
 
 
 def _storage(tensor: Tensor) -> int:

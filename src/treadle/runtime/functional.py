@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+
+from treadle.compat.operators import OpOverload, overload_of, schema_of
 
 NAMESPACE = "treadle_functional"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -24,12 +25,12 @@ def functional_of(op: OpOverload) -> OpOverload | None:
     """The operator that returns what ``op`` writes; ``None`` where it writes to lists, or returns
     what it was given."""
     written = _written(op)
-    if not written or any(str(op._schema.arguments[at].type) != "Tensor" for at in written):
+    if not written or any(str(schema_of(op).arguments[at].type) != "Tensor" for at in written):
         return None
-    if any(each.alias_info is not None for each in op._schema.returns):
+    if any(each.alias_info is not None for each in schema_of(op).returns):
         return None
-    namespace, name = op._schema.name.split("::")
-    return _defined(f"{namespace}__{name}__{op._overloadname}", op)
+    namespace, name = schema_of(op).name.split("::")
+    return _defined(f"{namespace}__{name}__{overload_of(op)}", op)
 
 
 def named(name: str) -> OpOverload:
@@ -44,17 +45,17 @@ def named(name: str) -> OpOverload:
 @functools.cache
 def _defined(name: str, op: OpOverload) -> OpOverload:
     written = _written(op)
-    given = [f"{each.type} {each.name}" for each in op._schema.arguments]
+    given = [f"{each.type} {each.name}" for each in schema_of(op).arguments]
     given = [
-        _with_default(text, each) for text, each in zip(given, op._schema.arguments, strict=True)
+        _with_default(text, each) for text, each in zip(given, schema_of(op).arguments, strict=True)
     ]
-    star = next((at for at, each in enumerate(op._schema.arguments) if each.kwarg_only), None)
+    star = next((at for at, each in enumerate(schema_of(op).arguments) if each.kwarg_only), None)
     if star is not None:
         given.insert(star, "*")
-    returns = [str(each.type) for each in op._schema.returns] + ["Tensor"] * len(written)
+    returns = [str(each.type) for each in schema_of(op).returns] + ["Tensor"] * len(written)
     shown = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
     _LIBRARY.define(f"{name}({', '.join(given)}) -> {shown}")
-    names = [each.name for each in op._schema.arguments]
+    names = [each.name for each in schema_of(op).arguments]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         every = dict(zip(names, args, strict=False)) | kwargs
@@ -84,5 +85,5 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _written(op: OpOverload) -> list[int]:
-    arguments = enumerate(op._schema.arguments)
+    arguments = enumerate(schema_of(op).arguments)
     return [at for at, each in arguments if each.alias_info and each.alias_info.is_write]

@@ -10,10 +10,11 @@ from torch.optim import Optimizer
 
 from treadle.capture.eager import run_eagerly
 from treadle.capture.finish import Captured
+from treadle.capture.flatten import flatten, unflatten
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.run import fill, slots_in
 from treadle.capture.sources import Held, RunTimeNumber, State
-from treadle.capture.torch_private import after_backward, flatten, unflatten
+from treadle.compat.hooks import after_backward
 from treadle.graph.signature import Role, StepGraph
 from treadle.util.expected import NotExpected
 

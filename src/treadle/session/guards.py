@@ -9,18 +9,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.arrays import array_fact, is_numeric, overlaps
+from treadle.capture.flatten import FlatCalls, Given
 from treadle.capture.optimizers.registry import form_of, has_form
 from treadle.capture.parts import is_plain, plain_fact
 from treadle.capture.reads import Reads, first_of_each, tensor_fact
-from treadle.capture.torch_private import (
-    FlatCalls,
-    Given,
-    Switches,
-    TreeSpec,
-    module_hooks,
-    step_hooks,
-    tensor_hooks,
-)
+from treadle.compat.hooks import module_hooks, step_hooks, tensor_hooks
+from treadle.compat.pytree import TreeSpec
+from treadle.compat.switches import Switches
 from treadle.session.steady import (
     Facts,
     ModelWatch,

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from treadle.capture.torch_private import flatten_with_paths
+from treadle.capture.flatten import flatten_with_paths
 from treadle.util.errors import CaptureError, TreadleError, require
 from treadle.util.extents import Size
 from treadle.util.formulas import Sizes

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from treadle.capture.optimizers.registry import forms
 from treadle.capture.tensor_words import grad_word, no_grad, of_tensor
-from treadle.capture.torch_private import has_tensor_hooks, hook_dicts, step_hook_dicts
 from treadle.capture.watching import Unchanged, WordWatch, watch_dicts, watch_tensors
+from treadle.compat.hooks import has_tensor_hooks, hook_dicts, step_hook_dicts
 from treadle.util.words import of_dict
 
 Facts = tuple[Any, ...]

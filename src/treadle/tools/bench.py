@@ -20,8 +20,9 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from treadle.api import Step
+from treadle.capture.flatten import flatten
 from treadle.capture.refuse import named_models, named_optimizers
-from treadle.capture.torch_private import captured_graphs, flatten
+from treadle.compat.dynamo import captured_graphs
 from treadle.runtime.meter import PeakReport, measure_peak
 from treadle.tools.commands import Budget, compiled, progress
 from treadle.tools.entry_point import EntryPoint, Job

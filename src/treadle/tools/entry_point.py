@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from treadle.capture.torch_private import fake_mode_of
 from treadle.capture.words import OURS, show_line
+from treadle.compat.fake import fake_mode_of
 from treadle.util.errors import PlanError, TreadleError
 
 _OWN = str(Path(__file__).parent.parent)

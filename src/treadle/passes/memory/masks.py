@@ -5,13 +5,13 @@ import functools
 import torch
 from torch import fx
 
+from treadle.compat.draw_operators import BERNOULLI, DRAWS
 from treadle.graph.draws import zero_one_draw
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import inherit
 from treadle.passes.memory.order import as_traced, facts_of
 from treadle.passes.memory.rematerialise import build
-from treadle.util.draw_operators import BERNOULLI, DRAWS
 
 aten = torch.ops.aten
 _DRAWS = frozenset({

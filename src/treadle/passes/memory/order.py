@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from treadle.compat.tensors import storage_of
 from treadle.graph.operators import has_effect
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import tensors_in
@@ -128,7 +129,7 @@ def _storages_in_order(node: fx.Node) -> dict[int, int]:
     held: dict[int, int] = {}
     for tensor in tensors_in(node.meta["val"]):
         storage = tensor.untyped_storage()
-        held[storage._cdata] = storage.nbytes()  # pyright: ignore[reportPrivateUsage]
+        held[storage_of(tensor)] = storage.nbytes()
     return held
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+
+from treadle.compat.operators import OpOverload, schema_of
 
 aten = torch.ops.aten
 
@@ -40,7 +41,7 @@ _library = torch.library.Library("treadle", "FRAGMENT")
 
 def _defined(op: OpOverload) -> OpOverload:
     """Our operator for the in-place ``op``, with the same name but for the underscore."""
-    schema = op._schema  # pyright: ignore[reportPrivateUsage]
+    schema = schema_of(op)
     name = schema.name.removeprefix("aten::").removesuffix("_")
     overload = schema.overload_name
     if keyword.iskeyword(overload):  # such an operator cannot stand in a traced graph
@@ -101,9 +102,7 @@ def _written(in_place: OpOverload) -> Any:
 
 
 TRACED_AS: Mapping[OpOverload, Any] = {
-    op: _written(op)
-    for op in _IN_PLACE
-    if keyword.iskeyword(op._schema.overload_name)  # pyright: ignore[reportPrivateUsage]
+    op: _written(op) for op in _IN_PLACE if keyword.iskeyword(schema_of(op).overload_name)
 }
 """Operators whose name is a word of Python's: what to trace instead."""
 

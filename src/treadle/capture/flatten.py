@@ -1,0 +1,232 @@
+"""Arguments and results taken apart into leaves, and put together again."""
+
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from treadle.capture.opened import Opened, Shell, Sized, has_own, is_value, names_of_parts, opened
+from treadle.compat import pytree
+from treadle.compat.pytree import TreeSpec
+from treadle.util.errors import CaptureError
+
+
+def flatten_containers(tree: Any) -> tuple[list[Any], TreeSpec]:
+    """Leaves of nested lists, tuples, dicts and registered classes, and their structure."""
+    return pytree.tree_flatten(tree, is_leaf=_is_size)
+
+
+_ENTRIES = (dict, list, tuple)
+
+
+def _is_size(node: Any) -> bool:
+    """A shape, which PyTorch would put together again as a tuple; entries of an object that has
+    attributes as well, which PyTorch would lose."""
+    kind = type(node)
+    if kind in _ENTRIES:
+        return False
+    return kind is torch.Size or (isinstance(node, _ENTRIES) and has_own(node))
+
+
+def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
+    """Leaves of nested lists, tuples, dicts, registered classes and objects that hold tensors, and
+    their structure."""
+    with _no_circles():
+        leaves, spec = pytree.tree_flatten(tree, is_leaf=_is_size)
+        if all(map(is_value, leaves)):
+            return leaves, spec
+        return pytree.tree_flatten(_open(tree), is_leaf=_is_size)
+
+
+@contextmanager
+def _no_circles() -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise CaptureError(
+            "a container among the arguments or results holds itself",
+            code="TR-116",
+            remedy="pass and return nested lists, dicts and data classes without circles",
+        ) from None
+
+
+def _open(tree: Any) -> Any:
+    """``tree`` with objects that hold tensors, and shapes that hold symbols, as nodes."""
+
+    def each(leaf: Any) -> Any:
+        if type(leaf) is torch.Size and not is_value(leaf):
+            return Sized(tuple(leaf))
+        found = opened(leaf, pytree.tree_leaves)
+        return leaf if found is None else Opened(found.shell, tuple(map(_open, found.values)))
+
+    return pytree.tree_map(each, tree, is_leaf=_is_size)
+
+
+def _sizes_with_keys(node: Sized) -> tuple[list[tuple[Any, Any]], None]:
+    key: Any = pytree.SequenceKey
+    return [(key(at), size) for at, size in enumerate(node.sizes)], None
+
+
+pytree.register_pytree_node(
+    Sized,
+    lambda node: (list(node.sizes), None),
+    lambda sizes, _: torch.Size(sizes),
+    flatten_with_keys_fn=_sizes_with_keys,
+)
+
+
+def _keys(node: Opened) -> tuple[list[tuple[Any, Any]], Shell]:
+    named = issubclass(node.shell.kind, dict | list | tuple | UserDict)
+    key: Any = pytree.MappingKey if named else pytree.GetAttrKey
+    pairs = zip(node.shell.names, node.values, strict=True)
+    return [(key(name), value) for name, value in pairs], node.shell
+
+
+pytree.register_pytree_node(
+    Opened,
+    lambda node: (list(node.values), node.shell),
+    lambda values, shell: shell.filled(list(values)),
+    flatten_with_keys_fn=_keys,
+)
+
+
+def unflatten(leaves: list[Any], spec: TreeSpec) -> Any:
+    """The structure with these leaves."""
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def _with_paths(tree: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], TreeSpec]:
+    try:
+        return pytree.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    except ValueError:  # a class that was registered without names of its parts
+        leaves, spec = pytree.tree_flatten(tree, is_leaf=is_leaf)
+        key: Any = pytree.SequenceKey
+        return [((key(0), key(at)), leaf) for at, leaf in enumerate(leaves)], spec
+
+
+def flatten_with_paths(
+    tree: Any, is_leaf: Callable[[Any], bool] = _is_size
+) -> tuple[list[tuple[str, Any]], TreeSpec]:
+    """Leaves with readable paths: ``args[0]``, ``kwargs['x']``, and their structure."""
+    with _no_circles():
+        pairs, spec = _with_paths(tree, is_leaf)
+        if not all(is_value(value) for _, value in pairs):
+            pairs, spec = _with_paths(_open(tree), _is_size)
+    words = ("args", "kwargs")
+    at: Any
+    named: list[tuple[str, Any]] = []
+    for (at, *rest), value in pairs:
+        named.append((words[at.idx] + pytree.keystr(tuple(rest)), value))
+    return named, spec
+
+
+_LEAVES = frozenset({Tensor, nn.Parameter, int, float, bool, str, type(None)})
+
+_PLAIN_NODES = _LEAVES | {list, tuple, dict, torch.Size}
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """An argument that is taken apart, or a part of one. ``parts``: the names of attributes that
+    are parts of it."""
+
+    value: Any
+    parts: frozenset[Any]
+
+
+def _taken_apart(tree: Any) -> Iterator[tuple[Any, Opened | None]]:
+    """All containers, in an order that their structure decides."""
+    met: list[Any] = []
+
+    def meet(node: Any) -> bool:
+        if type(node) not in _LEAVES:
+            met.append(node)
+        return _is_size(node)
+
+    those = {id(leaf) for leaf in pytree.tree_flatten(tree, is_leaf=meet)[0]}
+    for node in met:
+        if id(node) not in those:
+            yield node, None
+            continue
+        inside = opened(node, pytree.tree_leaves)
+        if inside is not None:
+            yield node, inside
+            yield from _taken_apart(inside.values)
+
+
+def containers_in(tree: Any) -> list[Container]:
+    """Those that may have more than their parts, in an order that their structure decides."""
+    found: list[Container] = []
+    for node, inside in _taken_apart(tree):
+        if type(node) not in _ENTRIES:
+            leaves = () if inside is not None else pytree.tree_leaves(node)
+            found.append(Container(node, names_of_parts(node, inside, leaves)))
+    return found
+
+
+def nodes_in(tree: Any) -> list[Any]:
+    """All containers, and the dicts that they keep their entries in."""
+    found: list[Any] = []
+    for node, _ in _taken_apart(tree):
+        found.append(node)
+        if isinstance(node, UserDict):
+            found.append(node.data)
+    return found
+
+
+def replaced(tree: Any, instead: Callable[[Any], Any]) -> Any:
+    """``tree`` with what ``instead`` gives for containers and leaves, but for ``None``."""
+
+    def each(node: Any) -> Any:
+        other = instead(node)
+        return node if other is None else other
+
+    def is_leaf(node: Any) -> bool:
+        return instead(node) is not None or _is_size(node)
+
+    return pytree.tree_map(each, tree, is_leaf=is_leaf)
+
+
+@dataclass(slots=True)
+class Given:
+    """A call's arguments: what is left of them when they are taken apart, and what they were."""
+
+    leaves: list[Any] = field(default_factory=list[Any])
+    containers: list[Container] = field(default_factory=list[Container])
+    tree: Any = None
+
+
+class FlatCalls:
+    """The leaves of calls' arguments with paths and structure. Those of arguments that are leaves
+    themselves are known from how many there are, and from their names."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[tuple[str, ...], TreeSpec]] = {}
+
+    def of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple["Given", tuple[str, ...], TreeSpec]:
+        """Leaves and containers, the leaves' paths (``args[0]``, ``kwargs['x']``), and their
+        structure."""
+        leaves = [*args, *kwargs.values()]
+        if not _LEAVES.issuperset(map(type, leaves)):
+            kinds: set[type] = set()
+
+            def meet(node: Any) -> bool:
+                kinds.add(type(node))
+                return _is_size(node)
+
+            tree = args, kwargs
+            found, structure = flatten_with_paths(tree, meet)
+            containers = containers_in(tree) if kinds - _PLAIN_NODES else []
+            leaves = [value for _, value in found]
+            return Given(leaves, containers, tree), tuple(path for path, _ in found), structure
+        key = len(args), *kwargs
+        if key not in self._known:
+            found, structure = flatten_with_paths((args, kwargs))
+            self._known[key] = tuple(path for path, _ in found), structure
+        return Given(leaves, [], (args, kwargs)), *self._known[key]

@@ -1,0 +1,94 @@
+"""``torch.utils.checkpoint`` while a step is traced."""
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from torch.utils import checkpoint as checkpointing
+from torch.utils.checkpoint import CheckpointPolicy
+
+from treadle.compat.tracing import traced_nodes, works_for
+
+
+def watched_checkpointing(
+    begins: Callable[[], None],
+    ends: Callable[[], None],
+    marked: Callable[[int, CheckpointPolicy], None],
+    mode: Callable[[], AbstractContextManager[Any]],
+) -> tuple[tuple[Any, str, Any], ...]:
+    """What to put where (owner, name, value) while a step is traced: ``begins`` and ``ends`` hear
+    when a checkpointed region runs again, ``marked`` what a selective policy says of the nodes
+    from one on. Nothing of other threads is heard. ``mode``: what a region ran in at first; while
+    gradients are computed it is off, and on again for the region."""
+    thread = threading.get_ident()
+
+    class Again(checkpointing._recomputation_hook):
+        def __enter__(self) -> Any:
+            self.modes = ExitStack()
+            if works_for(thread):
+                begins()
+                self.modes.enter_context(mode())
+            return super().__enter__()
+
+        def __exit__(self, *error: Any) -> Any:
+            self.modes.close()
+            if works_for(thread):
+                ends()
+            return super().__exit__(*error)
+
+    class Caching(checkpointing._CachingTorchDispatchMode):
+        def __init__(self, policy_fn: Callable[..., Any], *rest: Any, **named: Any) -> None:
+            def policy(*args: Any, **kwargs: Any) -> Any:
+                said = policy_fn(*args, **kwargs)
+                self.said = _policy(said)
+                return said
+
+            super().__init__(policy, *rest, **named)
+            self.said: CheckpointPolicy | None = None
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            start, self.said = traced_nodes(), None
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            if self.said is not None and works_for(thread):
+                marked(start, self.said)
+            return result
+
+    reentrant = checkpointing.CheckpointFunction
+    original = vars(reentrant)["backward"].__func__
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if works_for(thread):
+            begins()  # the inner call of ``torch.autograd.backward`` ends it
+            ctx.run_function = _within(mode, ctx.run_function)
+        return original(ctx, *grads)
+
+    return (
+        (checkpointing, "_recomputation_hook", Again),
+        (checkpointing, "_CachingTorchDispatchMode", Caching),
+        (checkpointing, "_is_compiling", _never),  # it would keep all, for a compiler to choose
+        (reentrant, "backward", staticmethod(backward)),
+    )
+
+
+def _within(
+    mode: Callable[[], AbstractContextManager[Any]], function: Callable[..., Any]
+) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with mode():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+def _policy(said: Any) -> CheckpointPolicy:
+    """A policy, or what a boolean stands for."""
+    if isinstance(said, CheckpointPolicy):
+        return said
+    return CheckpointPolicy.MUST_SAVE if said else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,44 @@
+"""Graphs of Dynamo and AOTAutograd."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+
+def through_autograd(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    partition: Callable[..., Any],
+) -> Callable[..., Any]:
+    """A graph of Dynamo's as a function with a backward: traced jointly, cut by ``partition``, its
+    parts compiled by ``forward`` (inference graphs as well) and ``backward``."""
+    from torch._dynamo.backends.common import aot_autograd  # late: as above
+
+    compiler = aot_autograd(fw_compiler=forward, bw_compiler=backward, partition_fn=partition)
+    return compiler(module, inputs)
+
+
+def boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """``call`` told to AOTAutograd as one that takes its arguments in a list that it may empty."""
+    vars(call)["_boxed_call"] = True
+    return call
+
+
+def mutated_inputs(joint: fx.Graph) -> list[int]:
+    """Positions of the placeholders of AOTAutograd's joint graph that are written when the forward
+    has run; ``InputMutationAOTOutput`` stands for the new value of one among the results."""
+    (output,) = joint.find_nodes(op="output")
+    places = [node.meta.get("desc") for node in joint.find_nodes(op="placeholder")]
+    told = output.meta.get("desc") or ()
+    kept = [each for each in told if type(each).__name__ == "InputMutationAOTOutput"]
+    return [places.index(each.mutated_input) for each in kept]
+
+
+def captured_graphs() -> int:
+    """How many graphs ``torch.compile`` has captured in this process, whatever the backend."""
+    utilities = sys.modules.get("torch._dynamo.utils")  # importing Dynamo takes seconds
+    return 0 if utilities is None else utilities.counters["stats"]["unique_graphs"]

@@ -1,0 +1,121 @@
+"""Fake tensors, and the modes that make them."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from treadle.util.extents import Size
+
+UNSUPPORTED = (DynamicOutputShapeException, UnsupportedOperatorException, NotImplementedError)
+"""What fake tensors raise where nobody knows the type of a result."""
+
+NEEDS_MEMORY = ("data pointer", "doesn't have storage", "data_ptr", "access storage")
+"""Words of errors about tensors without memory."""
+
+
+def fake_mode_of(tensors: Sequence[Tensor]) -> FakeTensorMode:
+    """The mode that made the fake ones among them, or a new one that takes real ones as well."""
+    found: FakeTensorMode | None = detect_fake_mode(list(tensors))
+    return found or FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextmanager
+def fake_operations_heard(tensors: Sequence[Tensor], hear: Callable[[], None]) -> Iterator[None]:
+    """``hear`` is called before each operation on fake tensors like ``tensors``, in any thread."""
+    mode: Any = detect_fake_mode(list(tensors))
+    if mode is None:
+        yield
+        return
+    dispatch = mode.dispatch
+
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        hear()
+        return dispatch(*args, **kwargs)
+
+    mode.dispatch = heard
+    try:
+        yield
+    finally:
+        del mode.dispatch
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Has it a shape and nothing else?"""
+    return isinstance(tensor, FakeTensor)
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """The same memory, for fake tensors to be made of, as a tensor that is no view and has no
+    ``.grad``: these need not be of its dtype, where ``.data`` was set since (``Module.to``)."""
+    if tensor.grad is None and not tensor._is_view():
+        return tensor
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def sample_mode() -> FakeTensorMode:
+    """A fake mode for values of known sizes."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple[Any, Size]]]:
+    """A fake mode whose tensors may have these sizes, and by the name of its symbol each size as
+    a ``SymInt`` and as it was given."""
+    from torch._dynamo.source import ConstantSource  # late: Dynamo takes a second to import
+
+    env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    known: dict[str, tuple[Any, Size]] = {}
+    for size in dims:
+        (dim,) = size.formula.dims
+        source = ConstantSource(dim.name)
+        ends = StrictMinMaxConstraint(warn_only=False, vr=ValueRanges(dim.low, dim.high))
+        symbol = env.create_symbol(
+            dim.sample,
+            source,
+            dynamic_dim=DimDynamic.DYNAMIC,
+            constraint_dim=ends,
+            do_not_specialize_zero_one=True,
+        )
+        known[str(symbol)] = env.create_symintnode(symbol, hint=dim.sample, source=source), size
+    mode = FakeTensorMode(shape_env=env, static_shapes=True, allow_non_fake_inputs=True)
+    return mode, known
+
+
+@contextmanager
+def without_words() -> Iterator[None]:
+    """Fake tensors log what they then raise as well; the error says it all."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was
+
+
+__all__ = [
+    "NEEDS_MEMORY",
+    "UNSUPPORTED",
+    "DataDependentOutputException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "alone",
+    "detect_fake_mode",
+    "fake_mode_of",
+    "fake_operations_heard",
+    "is_fake",
+    "sample_mode",
+    "symbolic_mode",
+    "without_words",
+]

@@ -1,0 +1,121 @@
+"""Hooks of tensors, modules and optimizers, where PyTorch keeps them."""
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+OURS = -1
+"""The key of our own hook among those of every optimizer, while a step is traced."""
+
+
+def global_step_hooks() -> dict[Any, Any]:
+    """What is called before any optimizer's ``step``, but for those whose ``step`` is replaced."""
+    return _global_optimizer_pre_hooks
+
+
+def step_hooks(optimizer: Optimizer) -> bool:
+    """Whether anything is to be called around ``optimizer.step``."""
+    everywhere = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return any(key != OURS for each in (*everywhere, *own) for key in each)
+
+
+def step_hook_dicts(optimizers: Iterable[Optimizer]) -> tuple[dict[Any, Any], ...]:
+    """Where the hooks of ``step_hooks`` are kept."""
+    own = (
+        hooks
+        for each in optimizers
+        for hooks in (each._optimizer_step_pre_hooks, each._optimizer_step_post_hooks)
+    )
+    return (_global_optimizer_pre_hooks, _global_optimizer_post_hooks, *own)
+
+
+def note_stepped(optimizer: Optimizer) -> None:
+    """What schedulers look at to warn that they are stepped before the optimizer."""
+    vars(optimizer)["_opt_called"] = True
+
+
+def tensor_hooks(tensor: Tensor) -> tuple[Callable[..., Any], ...]:
+    """What is called with the tensor's gradient, and what after it was accumulated."""
+    own, after = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    return (*(own or {}).values(), *(after or {}).values())
+
+
+def copy_hooks(source: Tensor, target: Tensor) -> None:
+    """Let the gradient hooks of ``source`` see that of ``target``."""
+    for hook in (source._backward_hooks or {}).values():
+        target.register_hook(hook)
+    for hook in (source._post_accumulate_grad_hooks or {}).values():
+        target.register_post_accumulate_grad_hook(hook)
+
+
+def hook_dicts_of(tensor: Tensor) -> tuple[dict[int, Any] | None, dict[int, Any] | None]:
+    """Where the hooks of ``tensor_hooks`` are kept; ``None`` where there never were any."""
+    return tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+
+
+_OWN_HOOKS = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def has_tensor_hooks(tensors: Sequence[Tensor]) -> bool:
+    """Whether any of them has hooks."""
+    return any(chain.from_iterable(map(_OWN_HOOKS, tensors)))
+
+
+def module_hooks(module: nn.Module) -> tuple[Callable[..., Any], ...]:
+    """What is called before and after the module's forward and backward."""
+    hooks = module._forward_pre_hooks, module._forward_hooks
+    back = module._backward_pre_hooks, module._backward_hooks
+    return tuple(hook for each in (*hooks, *back) if each for hook in each.values())
+
+
+def hook_dicts(module: nn.Module) -> tuple[dict[Any, Any], ...]:
+    """Where the hooks of ``module_hooks`` are kept."""
+    return (
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+    )
+
+
+def accumulator_hooks(parameter: Tensor) -> bool:
+    """Whether Python hooks stand at the node that adds to the parameter's ``.grad``. A hook of our
+    own joins them in their dict for a moment, which is the only way to see it."""
+    if not (parameter.requires_grad and parameter.is_leaf):
+        return False
+    with torch.enable_grad():
+        view = parameter.view_as(parameter)
+    assert view.grad_fn is not None
+    node = view.grad_fn.next_functions[0][0]
+    if node is None:
+        return False
+    for register in (node.register_hook, node.register_prehook):
+        handle: Any = register(lambda *_: None)
+        hooks = handle.hooks_dict_ref()
+        handle.remove()
+        if hooks:
+            return True
+    return False
+
+
+def after_backward(function: Callable[[], None]) -> None:
+    """``function`` is called at the end of the backward pass that runs."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(function)
+
+
+def reducer_methods() -> tuple[tuple[Any, str], ...]:
+    """What ``DistributedDataParallel`` calls, however its forward is reached, before its hooks send
+    anything."""
+    if not torch.distributed.is_available():
+        return ()
+    from torch._C._distributed_c10d import Reducer  # builds without distributed lack it
+
+    return (Reducer, "prepare_for_forward"), (Reducer, "prepare_for_backward")

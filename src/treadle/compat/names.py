@@ -1,0 +1,95 @@
+"""Every private name of torch that is used, and the versions that have it.
+
+``tests/compat`` finds what this room names in its sources: nothing can be used and not stand here.
+"""
+
+ALL = ("2.11", "2.13", "2.15")
+"""The versions that are tested."""
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "torch._C.DisableTorchFunction": ALL,
+    "torch._C._cuda_clearCublasWorkspaces": ALL,  # of builds for CUDA
+    "torch._C._dispatch_keys": ALL,
+    "torch._C._distributed_c10d.Reducer": ALL,
+    "torch._C._dynamo.guards.TensorGuards": ALL,
+    "torch._C._dynamo.guards.dict_version": ALL,
+    "torch._C._functorch.get_unwrapped": ALL,
+    "torch._C._functorch.is_functorch_wrapped_tensor": ALL,
+    "torch._C._get_float32_matmul_precision": ALL,
+    "torch._C._get_mkldnn_enabled": ALL,
+    "torch._C._len_torch_function_stack": ALL,
+    "torch._C._set_mkldnn_enabled": ALL,
+    "torch._dynamo.backends.common.aot_autograd": ALL,
+    "torch._dynamo.source.ConstantSource": ALL,
+    "torch._dynamo.utils.counters": ALL,
+    "torch._functorch.eager_transforms._wrap_for_grad": ALL,
+    "torch._functorch.vmap._add_batch_dim": ALL,
+    "torch._guards.detect_fake_mode": ALL,
+    "torch._ops.OpOverload": ALL,
+    "torch._subclasses.fake_tensor.DataDependentOutputException": ALL,
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException": ALL,
+    "torch._subclasses.fake_tensor.FakeTensor": ALL,
+    "torch._subclasses.fake_tensor.FakeTensorMode": ALL,
+    "torch._subclasses.fake_tensor.UnsupportedOperatorException": ALL,
+    "torch.autograd.Variable._execution_engine": ALL,
+    "torch.fx.experimental.symbolic_shapes.ShapeEnv": ALL,
+    "torch.nn.modules.transformer._detect_is_causal_mask": ALL,
+    "torch.nn.utils.rnn._VF._pack_padded_sequence": ALL,
+    "torch.nn.utils.rnn._VF._pad_packed_sequence": ALL,
+    "torch.ops.mkldnn._is_mkldnn_bf16_supported": ALL,
+    "torch.ops.mkldnn._is_mkldnn_fp16_supported": ALL,
+    "torch.optim.optimizer._global_optimizer_post_hooks": ALL,
+    "torch.optim.optimizer._global_optimizer_pre_hooks": ALL,
+    "torch.utils._python_dispatch.TorchDispatchMode": ALL,
+    "torch.utils._python_dispatch._disable_current_modes": ALL,
+    "torch.utils._pytree.GetAttrKey": ALL,
+    "torch.utils._pytree.MappingKey": ALL,
+    "torch.utils._pytree.SequenceKey": ALL,
+    "torch.utils._pytree.TreeSpec": ALL,
+    "torch.utils._pytree.keystr": ALL,
+    "torch.utils._pytree.register_pytree_node": ALL,
+    "torch.utils._pytree.tree_flatten": ALL,
+    "torch.utils._pytree.tree_flatten_with_path": ALL,
+    "torch.utils._pytree.tree_leaves": ALL,
+    "torch.utils._pytree.tree_map": ALL,
+    "torch.utils._pytree.tree_unflatten": ALL,
+    "torch.utils._sympy.value_ranges.ValueRanges": ALL,
+    "torch.utils.checkpoint._CachingTorchDispatchMode": ALL,
+    "torch.utils.checkpoint._is_compiling": ALL,
+    "torch.utils.checkpoint._recomputation_hook": ALL,
+}
+"""What modules hold."""
+
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "Tensor": (
+        "_backward_hooks",
+        "_cdata",
+        "_is_view",
+        "_is_zerotensor",
+        "_post_accumulate_grad_hooks",
+    ),
+    "UntypedStorage": ("_cdata",),
+    "Module": (
+        "_backward_hooks",
+        "_backward_pre_hooks",
+        "_forward_hooks",
+        "_forward_pre_hooks",
+    ),
+    "RNNBase": ("_flat_weight_refs", "_flat_weights"),
+    "Optimizer": ("_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"),
+    "OpOverload": ("_overloadname", "_schema"),
+}
+"""What objects hold, by their class, in every version."""
+
+SET: dict[str, str] = {
+    "_boxed_call": "torch._functorch._aot_autograd.utils",
+    "_opt_called": "torch.optim.lr_scheduler",
+}
+"""Attributes that are set here, and the module of PyTorch that asks for them."""
+
+KEYWORDS: dict[str, str] = {
+    "_allow_non_fake_inputs": "torch.fx.experimental.proxy_tensor.make_fx",
+}
+"""Private parameters that are given, and whose they are."""
+
+__all__ = ["ALL", "ATTRIBUTES", "KEYWORDS", "NAMES", "SET"]

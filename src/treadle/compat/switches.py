@@ -1,0 +1,166 @@
+"""How PyTorch is set to compute."""
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_OF_THE_PROCESS = ("thread_name", "caught_jit", "cache_stats", "worker")
+"""Parts of names of getters that tell of the process and not of how PyTorch computes."""
+
+
+def switches() -> dict[str, str]:
+    """How PyTorch is set to compute, by name: every getter of its core that takes nothing and
+    gives a plain value, the default dtype and device, and what autocast does."""
+    found = {name.removeprefix("_get_"): repr(_switch(name)) for name in _getters()}
+    found["default_dtype"] = str(torch.get_default_dtype())
+    found["default_device"] = str(torch.get_default_device())
+    for kind in ("cpu", "cuda"):
+        on, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        found[f"autocast_{kind}"] = f"{on} {dtype}"
+    return found
+
+
+class Switches:
+    """What ``switches`` says, put into words only where it changed."""
+
+    def __init__(self) -> None:
+        self._raw: Any = None
+        self._words: tuple[str, ...] = ()
+
+    def now(self) -> tuple[str, ...]:
+        """The values of ``switches()``; the very same object while nothing changed."""
+        raw = self._read()
+        if raw is None or raw != self._raw:
+            words = tuple(switches().values())
+            self._raw, self._words = raw, self._words if words == self._words else words
+        return self._words
+
+    def _read(self) -> Any:
+        try:
+            return (
+                *[each() for each in _getter_functions()],
+                torch.get_default_dtype(),
+                torch._C._len_torch_function_stack() and torch.get_default_device(),
+                torch.is_autocast_enabled("cpu"),
+                torch.is_autocast_enabled("cuda"),
+                torch.get_autocast_dtype("cpu"),
+                torch.get_autocast_dtype("cuda"),
+            )
+        except RuntimeError:  # new and old interfaces have set one
+            return None
+
+
+@functools.cache
+def _getter_functions() -> tuple[Callable[[], Any], ...]:
+    return tuple(vars(torch._C)[name] for name in _getters())
+
+
+def _switch(name: str) -> Any:
+    """What a getter says, which is nothing for what new and old interfaces have set."""
+    try:
+        return vars(torch._C)[name]()
+    except RuntimeError:
+        return "mixed"
+
+
+@contextmanager
+def switches_kept(refuse: Callable[[str], Exception]) -> Iterator[None]:
+    """What ``refuse(name)`` gives is raised if one of the switches is another one afterwards; they
+    are put back, as far as PyTorch has a way, also after an error."""
+    names = [name for name in _getters() if name.replace("_get_", "_set_", 1) in vars(torch._C)]
+    names.sort(key="_get_float32_matmul_precision".__ne__)  # others follow from it
+    kept = {name: _switch(name) for name in names}
+    dtype, gradients, before = torch.get_default_dtype(), torch.is_grad_enabled(), switches()
+    strict = torch.are_deterministic_algorithms_enabled()
+    try:
+        yield
+    finally:
+        now = switches()
+        changed = [name for name in before if now[name] != before[name]]
+        if torch.is_grad_enabled() != gradients:
+            changed.append("grad mode")
+        if changed:
+            torch.set_default_dtype(dtype)
+            torch.set_grad_enabled(gradients)
+            torch.use_deterministic_algorithms(strict)
+            for name in names:
+                if _switch(name) != kept[name]:
+                    vars(torch._C)[name.replace("_get_", "_set_", 1)](kept[name])
+    if changed:
+        raise refuse(changed[0].replace("_", " "))
+
+
+_ASKS = ("get_", "is_", "are_", "initial_seed")
+
+
+def getters_named(names: Iterable[str]) -> list[tuple[str, Callable[[], Any]]]:
+    """Those of PyTorch's functions with such a name that take nothing and give a plain value."""
+    found: list[tuple[str, Callable[[], Any]]] = []
+    for name in sorted(names):
+        getter = vars(torch).get(name) if name.startswith(_ASKS) else None
+        if getter is not None and callable(getter) and _answers(getter):
+            found.append((name, getter))
+    return found
+
+
+def _answers(getter: Callable[[], Any]) -> bool:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return isinstance(getter(), bool | int | float | str | torch.dtype | torch.device)
+    except (TypeError, RuntimeError):
+        return False
+
+
+@functools.cache
+def _getters() -> tuple[str, ...]:
+    """The names of the getters of switches that this version has."""
+    return tuple(
+        name
+        for name, getter in sorted(vars(torch._C).items())
+        if name.startswith("_get_")
+        and not any(part in name for part in _OF_THE_PROCESS)
+        and _is_plain(getter)
+    )
+
+
+def _is_plain(getter: Any) -> bool:
+    try:
+        value = getter()
+    except (TypeError, RuntimeError, AttributeError):
+        return False
+    parts = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(each, bool | int | str) for each in parts)
+
+
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """oneDNN off and then as it was. The public switch warns about TF32 on Intel GPUs."""
+    was = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(was)
+
+
+def uses_onednn() -> bool:
+    """Whether PyTorch may use oneDNN now."""
+    return torch._C._get_mkldnn_enabled()
+
+
+def onednn_takes(dtype: torch.dtype) -> bool:
+    """Whether oneDNN's layers run in ``dtype`` on this machine."""
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype is torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype is torch.float32
+
+
+def clear_workspaces() -> None:
+    """Give cuBLAS's workspaces back to the allocator; the next product takes one again."""
+    torch._C._cuda_clearCublasWorkspaces()

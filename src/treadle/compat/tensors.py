@@ -1,0 +1,74 @@
+"""A tensor's memory and layout, as PyTorch keeps them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._dynamo.guards import TensorGuards, dict_version
+
+
+def impl_of(tensor: Tensor) -> int:
+    """The address of the tensor itself, behind its object of Python's."""
+    return tensor._cdata
+
+
+def storage_of(tensor: Tensor) -> int:
+    """The address of its storage, which views share."""
+    return tensor.untyped_storage()._cdata
+
+
+def is_zerotensor(tensor: Tensor) -> bool:
+    """Whether it is zeros that have no memory."""
+    return tensor._is_zerotensor()
+
+
+def storage_key(value: Any) -> int | None:
+    """Equal for values that share storage; ``None`` for what is no tensor, and for sparse ones."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return None
+    return storage_of(value)
+
+
+def dispatch_keys(tensor: Tensor) -> int:
+    """What kind of a tensor it is to PyTorch's dispatcher, as bits."""
+    return torch._C._dispatch_keys(tensor).raw_repr()
+
+
+class SameLayouts:
+    """Whether tensors have the types that they had: class, dtype, device, sizes, strides, whether
+    they want gradients. PyTorch looks at all of them at some 100 ns each; of those whose words are
+    known (``tensor_words``) these are compared instead."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        sizes: Any = [list(each.shape) for each in tensors]  # their declared types are others
+        strides: Any = [list(each.stride()) for each in tensors]
+        self._guards = TensorGuards(
+            *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+        )
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor]) -> "SameLayouts | None":
+        """For these; ``None`` if some are not dense or not PyTorch's own."""
+        unique = list({id(each): each for each in tensors}.values())
+        known = (Tensor, nn.Parameter)
+        if any(type(t) not in known or t.layout is not torch.strided for t in unique):
+            return None
+        found = SameLayouts(unique)
+        return found if found.hold() else None
+
+    def hold(self) -> bool:
+        """Whether each is as it was. Says no as well where modes are on that change operations."""
+        return self._guards.check(*self._tensors)
+
+
+__all__ = [
+    "SameLayouts",
+    "dict_version",
+    "dispatch_keys",
+    "impl_of",
+    "is_zerotensor",
+    "storage_key",
+    "storage_of",
+]

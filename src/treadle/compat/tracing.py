@@ -1,0 +1,150 @@
+"""The trace in progress: what it holds, and what it must not see."""
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx, track_tensor_tree
+from torch.nn.modules import transformer
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from treadle.compat.fake import without_words
+from treadle.compat.switches import without_onednn
+
+
+def trace(
+    function: Callable[..., Any],
+    inputs: list[Tensor],
+    instead: Mapping[Any, Callable[..., Any]],
+    *,
+    symbolic: bool = False,
+) -> fx.GraphModule:
+    """``function`` of a list of tensors as one ATen graph, run on fake tensors; ``symbolic``: those
+    of ``symbolic_mode``. ``instead``: by operator what to trace in its place.
+
+    Without oneDNN, whose recurrent layers give an opaque workspace that fake ones do not have:
+    they become products and pointwise work. What runs may still use it.
+    """
+
+    def flat(*values: Tensor) -> Any:
+        return function(list(values))
+
+    with without_onednn(), without_words():
+        return make_fx(
+            flat,
+            decomposition_table=dict(instead),
+            tracing_mode="symbolic" if symbolic else "fake",
+            _allow_non_fake_inputs=True,
+        )(*inputs)
+
+
+def held_input(tensor: Tensor) -> Tensor:
+    """For a tensor from outside of a trace one that is traced: an attribute of the graph, without a
+    value that could be looked at or changed meanwhile."""
+    proxies = get_proxy_mode()
+    mode = detect_fake_mode()
+    if proxies is None or mode is None:
+        return tensor
+    tracer = proxies.tracer
+    name = f"_held_{len(tracer.root.__dict__)}"
+    setattr(tracer.root, name, tensor)
+    with _disable_current_modes():
+        fake = mode.from_tensor(tensor.detach())
+    proxy = tracer.create_proxy("get_attr", name, (), {})
+    return track_tensor_tree(fake, proxy, constant=None, tracer=tracer)
+
+
+def works_for(thread: int) -> bool:
+    """Whether this is the thread (by its identity) that traces, or one of the autograd engine's,
+    which runs the backward pass of a GPU for it."""
+    return threading.get_ident() == thread or get_proxy_mode() is not None
+
+
+def without_functions(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, whose operations no mode or class sees before they are traced."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def traced_nodes() -> int:
+    """How many nodes the trace in progress has; 0 outside one."""
+    mode = get_proxy_mode()
+    return len(mode.tracer.graph.nodes) if mode is not None else 0
+
+
+def traced_targets() -> list[Any]:
+    """What the nodes of the trace in progress call, in their order."""
+    mode = get_proxy_mode()
+    return [node.target for node in mode.tracer.graph.nodes] if mode is not None else []
+
+
+def dispatch_of_trace() -> tuple[Any, str]:
+    """The method that puts an operation into the graph; where a trace runs."""
+    return type(get_proxy_mode()), "__torch_dispatch__"
+
+
+@contextmanager
+def outside_modes() -> Iterator[None]:
+    """Inside, tensors are real again, whatever traces outside."""
+    with _disable_current_modes():
+        yield
+
+
+def retraced(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+    """``module``, traced with symbols, for inputs of known sizes."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(each) if isinstance(each, Tensor) else each for each in inputs]
+    return make_fx(fx.Interpreter(module).run, tracing_mode="fake")(*fakes)
+
+
+METHOD_FILES = frozenset(
+    str(sys.modules[name].__file__) for name in ("torch.overrides", "torch._tensor")
+)
+"""Where methods of tensors are written in Python."""
+
+
+def masks_as_given() -> tuple[Any, str, Any]:
+    """What to put where (owner, name, value) while a step is traced: transformers of torch.nn look
+    at the values of a mask, to see whether a kernel may do without it. Here it is just used."""
+
+    def detect(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        return is_causal is True
+
+    return transformer, "_detect_is_causal_mask", detect
+
+
+def flat_weights(module: nn.RNNBase, table: Mapping[int, Tensor]) -> dict[str, list[Any]]:
+    """A recurrent layer's own lists of its weights, with the tensors of ``table`` (by the id of the
+    user's) in the place of the user's."""
+    weights = [table.get(id(each), each) for each in module._flat_weights]
+    refs = [None if each is None else weakref.ref(each) for each in weights]
+    return {"_flat_weights": weights, "_flat_weight_refs": refs}
+
+
+__all__ = [
+    "METHOD_FILES",
+    "DispatchMode",
+    "dispatch_of_trace",
+    "flat_weights",
+    "held_input",
+    "masks_as_given",
+    "outside_modes",
+    "retraced",
+    "trace",
+    "traced_nodes",
+    "traced_targets",
+    "without_functions",
+    "works_for",
+]
