@@ -183,7 +183,15 @@ def test_the_backend_checks_as_well():
         compiled(tokens)
 
 
-STAGES = ("capture", "clean", "fastest_plan", "lower", "schedule", "artifact_of", "Executable")
+STAGES = {
+    "capture": "treadle.api",
+    "clean": "treadle.compiler.cleaning",
+    "fastest_plan": "treadle.compiler.memory",
+    "lower": "treadle.compiler.memory",
+    "schedule": "treadle.compiler.memory",
+    "artifact_of": "treadle.compiler.pipeline",
+    "Executable": "treadle.compiler.pipeline",
+}
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, MemoryError])
@@ -204,9 +212,8 @@ def test_a_compile_that_is_broken_off_changes_nothing(stage, error, monkeypatch,
     def broken(*_args, **_kwargs):
         raise error("broken off")
 
-    owner = "treadle.api" if stage == "capture" else "treadle.compiler.pipeline"
     with monkeypatch.context() as patch:
-        patch.setattr(f"{owner}.{stage}", broken)
+        patch.setattr(f"{STAGES[stage]}.{stage}", broken)
         # a bug within the stages has a code; capture as a whole and building are no such stage
         is_bug = stage not in ("capture", "Executable") and issubclass(error, Exception)
         with pytest.raises(InternalError if is_bug else error, match="broken off") as caught:

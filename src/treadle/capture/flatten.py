@@ -17,13 +17,13 @@ from treadle.util.errors import CaptureError
 
 def flatten_containers(tree: Any) -> tuple[list[Any], TreeSpec]:
     """Leaves of nested lists, tuples, dicts and registered classes, and their structure."""
-    return pytree.tree_flatten(tree, is_leaf=_is_size)
+    return pytree.tree_flatten(tree, is_leaf=_stays_whole)
 
 
 _ENTRIES = (dict, list, tuple)
 
 
-def _is_size(node: Any) -> bool:
+def _stays_whole(node: Any) -> bool:
     """A shape, which PyTorch would put together again as a tuple; entries of an object that has
     attributes as well, which PyTorch would lose."""
     kind = type(node)
@@ -36,10 +36,10 @@ def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
     """Leaves of nested lists, tuples, dicts, registered classes and objects that hold tensors, and
     their structure."""
     with _no_circles():
-        leaves, spec = pytree.tree_flatten(tree, is_leaf=_is_size)
+        leaves, spec = pytree.tree_flatten(tree, is_leaf=_stays_whole)
         if all(map(is_value, leaves)):
             return leaves, spec
-        return pytree.tree_flatten(_open(tree), is_leaf=_is_size)
+        return pytree.tree_flatten(_open(tree), is_leaf=_stays_whole)
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def _open(tree: Any) -> Any:
         found = opened(leaf, pytree.tree_leaves)
         return leaf if found is None else Opened(found.shell, tuple(map(_open, found.values)))
 
-    return pytree.tree_map(each, tree, is_leaf=_is_size)
+    return pytree.tree_map(each, tree, is_leaf=_stays_whole)
 
 
 def _sizes_with_keys(node: Sized) -> tuple[list[tuple[Any, Any]], None]:
@@ -109,13 +109,13 @@ def _with_paths(tree: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], T
 
 
 def flatten_with_paths(
-    tree: Any, is_leaf: Callable[[Any], bool] = _is_size
+    tree: Any, is_leaf: Callable[[Any], bool] = _stays_whole
 ) -> tuple[list[tuple[str, Any]], TreeSpec]:
     """Leaves with readable paths: ``args[0]``, ``kwargs['x']``, and their structure."""
     with _no_circles():
         pairs, spec = _with_paths(tree, is_leaf)
         if not all(is_value(value) for _, value in pairs):
-            pairs, spec = _with_paths(_open(tree), _is_size)
+            pairs, spec = _with_paths(_open(tree), _stays_whole)
     words = ("args", "kwargs")
     at: Any
     named: list[tuple[str, Any]] = []
@@ -145,7 +145,7 @@ def _taken_apart(tree: Any) -> Iterator[tuple[Any, Opened | None]]:
     def meet(node: Any) -> bool:
         if type(node) not in _LEAVES:
             met.append(node)
-        return _is_size(node)
+        return _stays_whole(node)
 
     those = {id(leaf) for leaf in pytree.tree_flatten(tree, is_leaf=meet)[0]}
     for node in met:
@@ -186,7 +186,7 @@ def replaced(tree: Any, instead: Callable[[Any], Any]) -> Any:
         return node if other is None else other
 
     def is_leaf(node: Any) -> bool:
-        return instead(node) is not None or _is_size(node)
+        return instead(node) is not None or _stays_whole(node)
 
     return pytree.tree_map(each, tree, is_leaf=is_leaf)
 
@@ -218,7 +218,7 @@ class FlatCalls:
 
             def meet(node: Any) -> bool:
                 kinds.add(type(node))
-                return _is_size(node)
+                return _stays_whole(node)
 
             tree = args, kwargs
             found, structure = flatten_with_paths(tree, meet)

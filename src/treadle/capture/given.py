@@ -18,15 +18,22 @@ from treadle.capture.parts import MISSING, Part, Sequenced, is_same_value, parts
 class Call:
     """The call that is served: what its arguments were taken apart into."""
 
-    leaves: list[Any] = field(default_factory=list[Any])
-    containers: list[Container] = field(default_factory=list[Container])
-    tree: Any = None
+    given: Given = field(default_factory=Given)
     _nodes: list[Any] | None = None
+
+    @property
+    def leaves(self) -> list[Any]:
+        """Its tensors and values, in the order of the arguments."""
+        return self.given.leaves
+
+    @property
+    def containers(self) -> list[Container]:
+        """Those of its containers that may have more than their parts."""
+        return self.given.containers
 
     def serve(self, given: Given) -> None:
         """From now on these arguments."""
-        self.leaves, self.containers = given.leaves, given.containers
-        self.tree, self._nodes = given.tree, None
+        self.given, self._nodes = given, None
 
     def forget(self) -> None:
         """Nothing of a call is kept."""
@@ -35,7 +42,7 @@ class Call:
     def node(self, at: int) -> Any:
         """One of the containers, as they were when it was first asked for."""
         if self._nodes is None:
-            self._nodes = nodes_in(self.tree)
+            self._nodes = nodes_in(self.given.tree)
         return self._nodes[at]
 
 
@@ -55,7 +62,7 @@ class InArgument:
 
     def get(self) -> Any:
         """What is there now; ``MISSING`` between two calls."""
-        return MISSING if self.call.tree is None else self._part().get(self.name)
+        return MISSING if self.call.given.tree is None else self._part().get(self.name)
 
     def put(self, value: Any) -> None:
         """From now on ``value`` is there; ``MISSING`` for nothing."""

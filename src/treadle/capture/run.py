@@ -444,10 +444,10 @@ class Run:
             if place is None and external.was_read(change) and _counts(old, new):
                 raise counted(change, old, new)
             leaves, tree = flatten(self._copies.with_whole(new))
-            given = [leaf for leaf in leaves if self._is_given(leaf)]
-            if any(external.hides_traced(leaf) for leaf in leaves if not self._is_given(leaf)):
+            others = [leaf for leaf in leaves if not self._is_given(leaf)]
+            if any(map(external.hides_traced, others)):
                 raise refused(change.label, type(new).__name__)
-            if not given and not isinstance(new, list | dict | tuple):
+            if len(others) == len(leaves) and not isinstance(new, list | dict | tuple):
                 leaves, tree = [external.again(new, change.label)], flatten(None)[1]
             self.trace.left.append(Left(place or _direct(change), tuple(leaves), tree))
             self.trace.changed.append(None if place else change)

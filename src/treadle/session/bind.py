@@ -22,7 +22,7 @@ from treadle.util.expected import NotExpected
 def read_inputs(captured: Captured, leaves: list[Any]) -> list[Tensor]:
     """The tensors of this call, in the signature's order; the user's own, not copies. ``leaves``:
     those of its arguments. ``NotExpected`` where a number is none that the graph can be given."""
-    captured.call.leaves = leaves
+    captured.call.given.leaves = leaves
     try:
         scalars = captured.scalars.read()
     except NotExpected:
