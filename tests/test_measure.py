@@ -36,7 +36,7 @@ def test_a_first_run_is_measured_without_what_is_kept_to_undo_it(tmp_path, optio
 def test_measuring_and_profiling_take_update_as_a_call_does(tmp_path):
     step, batch = made(tmp_path), torch.randn(5, 33)
     for run in (step.measure, step.profile, step):
-        before = [each.detach().clone() for each in step._models[""].parameters()]
+        before = [each.detach().clone() for each in step._step.models[""].parameters()]
         run(batch, update=False)
-        after = step._models[""].parameters()
+        after = step._step.models[""].parameters()
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

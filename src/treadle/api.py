@@ -1,76 +1,39 @@
 """``treadle.compile`` and what it returns."""
 
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from treadle.capture.dynamic import Dims
-from treadle.capture.flatten import flatten, unflatten
-from treadle.capture.given import Call
-from treadle.capture.reads import Place, argument_place
 from treadle.capture.refuse import check_call, check_models, named_models, named_optimizers
-from treadle.capture.snapshot import Snapshot
-from treadle.capture.step import capture
 from treadle.compiler.compiled import Compiled, observed_of
 from treadle.compiler.memory import frontier_points
-from treadle.compiler.pipeline import compile_graph
 from treadle.options import Options, from_environment
 from treadle.report.account import Account, account_of
 from treadle.report.explain import explain
 from treadle.report.html import page
-from treadle.report.stages import STAGES, Clock, text_of
+from treadle.report.stages import STAGES, text_of
 from treadle.report.summary import Summary, summary_of
 from treadle.report.trace import trace_of
-from treadle.report.watch import watcher_for
 from treadle.runtime.cache import Cache
-from treadle.runtime.interrupt import uninterrupted
-from treadle.runtime.meter import PeakReport, measure_peak
-from treadle.session.bind import (
-    apply_outputs,
-    clear_fresh,
-    first_misfit,
-    forget_call,
-    named_state,
-    read_inputs,
-    step_eagerly,
-    without_updates,
-)
-from treadle.session.guards import GuardKey, Keys
+from treadle.runtime.meter import PeakReport
+from treadle.session.compare import Difference, Tolerance, first_difference
+from treadle.session.dispatch import Dispatcher
 from treadle.session.saved import Saved, load_saved, save
-from treadle.session.shapes import Dynamic, find, parameter_names
-from treadle.session.specialization import Specializations, fixed_numbers
-from treadle.session.undo import Undo
-from treadle.session.variants import Variants, warn_of_recompiles
-from treadle.util.errors import BadIndex, LoweringError, RuntimeFailure, TreadleError
-from treadle.util.expected import NotExpected
+from treadle.session.serve import measured, profiled, run, serve
+from treadle.session.shapes import Dynamic
+from treadle.session.user_step import UserStep
+from treadle.util.errors import RuntimeFailure, TreadleError
 from treadle.util.files import check_output, write_output
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 Optimizers = (
     torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
 )
-
-
-_Serving = Callable[[Compiled, Sequence[Tensor], Undo], Any]
-"""What is done with the variant of a call, its inputs, and what undoes it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first value in which a compiled step left eager's: ``name`` is the user's."""
-
-    batch: int
-    name: str
-    absolute: float
-    relative: float
 
 
 class Step:
@@ -87,24 +50,16 @@ class Step:
         optimizers: Optimizers,
         options: Options,
         shapes: Dynamic | None = None,
+        *,
+        cache: Cache | None = None,
+        saved: Saved | None = None,
     ) -> None:
         self.options = options
-        self.recompiles: list[str] = []
-        self._function = function
-        self._models = named_models(models)
-        self._optimizers = named_optimizers(optimizers)
-        self._keys = Keys(self._models, self._optimizers)
-        self._variants = Variants(options.max_cached)
-        self._last: Compiled | None = None
-        self._store = Cache(options.cache_dir)
-        self._saved: Saved | None = None
-        self._shapes = shapes
-        self._patterns: Specializations | None = None
-        self._takes_update = "update" not in parameter_names(function)
+        self._step = UserStep.of(function, named_models(models), named_optimizers(optimizers))
+        self._cache = cache or Cache(options.cache_dir)
+        self._dispatcher = Dispatcher(self._step, options, shapes, self._cache, saved)
         self._lock = threading.RLock()
-        self._call = Call()
-        self._numbers: list[Place] = []  # of Python's, that change from call to call
-        check_models(self._models, self._optimizers)
+        check_models(self._step.models, self._step.optimizers)
 
     def __reduce__(self) -> Any:
         raise TreadleError(
@@ -118,125 +73,23 @@ class Step:
         that name: gradients stay in ``.grad``, no optimizer steps, and the next call with an
         update includes them."""
         with self._lock:
-            return self._serve(self._run, args, kwargs)
+            return serve(self._step, self._dispatcher, run, args, kwargs)
 
     def profile(self, *args: Any, **kwargs: Any) -> Any:
         """Run one real step, each kernel and library call timed; ``explain`` then shows it."""
         with self._lock:
-            return self._serve(self._profiled, args, kwargs)
-
-    def _profiled(self, compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> Any:
-        seconds = [0.0] * len(compiled.artifact.steps)
-        result = self._run(compiled, inputs, undo, seconds)
-        compiled.kernel_seconds = tuple(seconds)
-        return result
-
-    def _serve(self, run: _Serving, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call. One in which a condition that only raises does not have the answer that was
-        taken for granted has changed nothing: it is eager's."""
-        try:
-            return self._compiled_call(run, args, kwargs)
-        except NotExpected as error:
-            why = str(error)
-        return self._eager_call(why, args, dict(kwargs))
-
-    def _eager_call(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The user's function as it is, which raises what there is to raise; ``why`` else."""
-        update = kwargs.pop("update", True) if self._takes_update else True
-        plain = nullcontext() if update else without_updates(self._models, self._optimizers)
-        with plain:
-            result = self._function(*args, **kwargs)
-        note = f"a call ran eagerly: {why or 'a check did not hold, and nothing was raised'}"
-        if note not in self.recompiles:
-            self.recompiles.append(note)
-            warnings.warn(note, RuntimeWarning, stacklevel=4)
-        return result
-
-    def _compiled_call(self, run: _Serving, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Where gradients or state were replaced by ones of another type, which a key does not
-        see, nothing has begun: the step is compiled again, once."""
-        compiled, inputs = self._ready(args, dict(kwargs))
-        undo = self._undo(compiled, inputs)
-        try:
-            return run(compiled, inputs, undo)
-        except RuntimeFailure as error:
-            changed = first_misfit(compiled.captured.step, inputs) if error.code == "TR-401" else ""
-            if not changed:
-                raise
-        self._variants.drop(compiled)
-        self._patterns = None
-        known = len(self.recompiles)
-        compiled, inputs = self._ready(args, dict(kwargs))
-        self.recompiles[known:] = [changed]
-        return run(compiled, inputs, self._undo(compiled, inputs))
-
-    def _ready(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Compiled, list[Tensor]]:
-        """The variant for this call, and its inputs."""
-        update = kwargs.pop("update", True) if self._takes_update else True
-        compiled = self._variant(args, kwargs, update=update)
-        return compiled, read_inputs(compiled.captured, self._call.leaves)
-
-    def _undo(self, compiled: Compiled, inputs: Sequence[Tensor]) -> Undo:
-        """Until a variant has run once, what it overwrites is kept aside, where the budget
-        allows."""
-        try:
-            compiled.checks.require(inputs)
-        except BadIndex as error:
-            if not compiled.captured.conditions:
-                raise
-            forget_call(compiled.captured)  # one of them may speak of these numbers
-            raise NotExpected(error.message) from None
-        return Undo.of(compiled, inputs)
-
-    def _run(
-        self,
-        compiled: Compiled,
-        inputs: Sequence[Tensor],
-        undo: Undo,
-        seconds: list[float] | None = None,
-    ) -> Any:
-        """All of the step or nothing; after a first run only memory can fail, and says so."""
-        with uninterrupted():
-            results = self._perform(compiled, inputs, undo, seconds)
-            return apply_outputs(compiled.captured, results)
-
-    def _perform(
-        self,
-        compiled: Compiled,
-        inputs: Sequence[Tensor],
-        undo: Undo,
-        seconds: list[float] | None,
-    ) -> list[Tensor | None]:
-        begun: list[bool] = []
-
-        def begins() -> None:
-            begun.append(True)
-            clear_fresh(compiled.captured)
-
-        try:
-            results = compiled.executable.run(inputs, seconds, begins)
-            step_eagerly(compiled.captured, results)
-        except NotExpected:
-            undo.restore()
-            forget_call(compiled.captured)
-            raise
-        except BaseException as error:
-            if undo.restore() or not begun:
-                raise
-            raise RuntimeFailure(
-                f"the step failed in the middle, and is partly done: {error}",
-                code="TR-406",
-                remedy="load the last checkpoint before going on; then give the step less memory",
-            ) from error
-        compiled.has_run = True
-        return results
+            return serve(self._step, self._dispatcher, profiled, args, kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> Compiled:
         """Compile for this batch without running the step, and return the variant."""
         with self._lock:
-            return self._variant(args, kwargs)
+            update = self._step.take_update(kwargs)
+            return self._dispatcher.variant(args, kwargs, update=update)
+
+    @property
+    def recompiles(self) -> list[str]:
+        """Why the step was compiled more than once, or ran eagerly, in words and in order."""
+        return self._dispatcher.recompiles
 
     def explain(self) -> str:
         """Why the step takes what it takes: what to do next, time by phase and kernel, fallbacks
@@ -262,11 +115,11 @@ class Step:
         if compiled.pattern is not None:
             return ()
         captured = compiled.captured
-        return frontier_points(captured.step, captured.device, self.options, self._store)
+        return frontier_points(captured.step, captured.device, self.options, self._cache)
 
     def _account(self) -> Account:
         """Of the variant that ran last."""
-        return account_of(observed_of(self.compiled, name_of(self._function), self.recompiles))
+        return account_of(observed_of(self.compiled, self._step.name, self.recompiles))
 
     def report(self, path: str | Path, *, frontier: bool = True) -> Path:
         """Write what ``explain`` says and more as one HTML file; TR-004 if that cannot be done.
@@ -290,16 +143,17 @@ class Step:
     def save(self, path: str | Path) -> None:
         """Write what was compiled so far to a file that ``treadle.load`` takes."""
         with self._lock:
-            if not self._variants:
+            variants = self._dispatcher.variants
+            if not variants:
                 _ = self.compiled  # says that there is nothing yet
-            save(Path(path), self._variants, self._store)
+            save(Path(path), variants, self._cache)
 
     def measure(self, *args: Any, **kwargs: Any) -> PeakReport:
         """Run one real step and measure the peak of all tensor bytes alive during it.
 
         The copies that a variant's first run keeps for undoing it are not counted."""
         with self._lock:
-            report = self._serve(self._measured, args, kwargs)
+            report = serve(self._step, self._dispatcher, measured, args, kwargs)
         if not isinstance(report, PeakReport):
             raise RuntimeFailure(
                 "nothing was measured: a check did not hold, and the call ran eagerly",
@@ -308,24 +162,17 @@ class Step:
             )
         return report
 
-    def _measured(self, compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> PeakReport:
-        held = [*inputs, *compiled.executable.held()]
-        held += [each.grad for each in compiled.captured.kept if each.grad is not None]
-        held += [undo.random] if undo.random is not None and compiled.draws else []
-        report = measure_peak(lambda: self._run(compiled, inputs, undo), held)
-        compiled.measured_peak = report.peak_bytes
-        return report
-
     @property
     def compiled(self) -> Compiled:
         """The variant that ran last. ``TreadleError`` before the first call."""
-        if self._last is None:
+        last = self._dispatcher.last
+        if last is None:
             raise TreadleError(
                 "the step has not been compiled yet",
                 code="TR-003",
                 remedy="call it once, or call prepare(...) with a batch",
             )
-        return self._last
+        return last
 
     def verify(
         self, batches: Iterable[Sequence[Any]], *, rtol: float = 1e-4, atol: float = 1e-5
@@ -335,116 +182,15 @@ class Step:
         Returns the first value (result, parameter, buffer, state) that differs by more than
         ``atol + rtol * |eager|``, or ``None``.
         """
+        within = Tolerance(rtol, atol)
         with self._lock:
-            for number, batch in enumerate(batches):
-                found = self._verify_one(number, tuple(batch), rtol, atol)
+            for number, given in enumerate(batches):
+                batch = tuple(given)
+                compiled = self._dispatcher.variant(batch, {})
+                found = first_difference(self._step, compiled, self, batch, number, within)
                 if found is not None:
                     return found
         return None
-
-    def _verify_one(
-        self, number: int, batch: tuple[Any, ...], rtol: float, atol: float
-    ) -> Difference | None:
-        compiled = self._variant(batch, {})
-        captured = compiled.captured
-        held = [_tensors(each.place.get()) for each in captured.left]
-        others = [*_leaves(batch), *(tensor for each in held for tensor in each)]
-        places = [each.place for each in captured.left if isinstance(each.place, Place)]
-        start = Snapshot(self._models, self._optimizers, others, places, captured.generators)
-        try:
-            given = unflatten(*flatten(batch))  # containers that the step may change
-            ours = _tensors((self(*given), given))
-            after = named_state(captured, batch)
-            start.restore()
-            given = unflatten(*flatten(batch))
-            theirs = _tensors((self._function(*given), given))
-            eager = named_state(captured, batch)
-        finally:
-            start.restore()
-        pairs = [(f"result {i}", a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True))]
-        pairs += [(name, value, eager[name]) for name, value in after.items() if name in eager]
-        return _first_difference(number, pairs, rtol, atol)
-
-    def _variant(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
-    ) -> Compiled:
-        key, given = self._keys.of(args, kwargs, update=update)
-        self._call.serve(given)
-        found = self._variants.get(key)
-        if found is None:
-            known = len(self.recompiles)
-            if self._variants.forget_replaced(key):
-                self.recompiles.append("parameters were replaced by other objects")
-                self._patterns = None
-            found = self._from_pattern(key, args, kwargs, update)
-            if found is None:
-                self.recompiles += self._variants.why_not(key, self._models)
-                warn_of_recompiles(self.recompiles, known)
-                self._note_numbers(self._variants.changed_numbers(key))
-                found = self._compile(args, kwargs, update=update)
-            self._variants.add(key, found)
-        self._last = found
-        return found
-
-    def _note_numbers(self, found: Iterable[str | Place]) -> None:
-        """From now on these are inputs, where the graph allows it."""
-        known = {(each.label, each.name) for each in self._numbers}
-        for each in found:
-            place = argument_place(each) if isinstance(each, str) else each
-            if (place.label, place.name) not in known:
-                known.add((place.label, place.name))
-                self._numbers.append(place)
-
-    def _from_pattern(
-        self, key: GuardKey, args: tuple[Any, ...], kwargs: dict[str, Any], update: bool
-    ) -> Compiled | None:
-        """The variant for this call's sizes, if dynamic shapes were declared and it may be one."""
-        if self._shapes is None:
-            return None
-        found = find(self._shapes, self._function, args, kwargs)
-        tensors = [t for m in self._models.values() for t in (*m.parameters(), *m.buffers())]
-        if any(not tensor.is_cpu for tensor in tensors):
-            return None  # generated code for GPUs has its sizes in it
-        patterns = self._patterns or Specializations(self._shapes, self.recompiles)
-        self._patterns = patterns
-        return patterns.variant(
-            key,
-            found,
-            fixed_numbers(tensors),
-            lambda dims: self._compile(args, kwargs, dims, update=update),
-        )
-
-    def _compile(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        dims: Dims | None = None,
-        *,
-        update: bool = True,
-    ) -> Compiled:
-        watcher = watcher_for(name_of(self._function), self.options)
-        clock = Clock(watcher)
-        try:
-            with clock.stage("capture"):
-                captured = capture(
-                    self._function,
-                    models=self._models,
-                    optimizers=self._optimizers,
-                    args=args,
-                    kwargs=kwargs,
-                    dims=dims,
-                    update=update,
-                    call=self._call,
-                    numbers=tuple(self._numbers),
-                )
-            compiled = compile_graph(captured, self.options, cache=self._store, clock=clock)
-        finally:
-            watcher.closes()
-        why = self._saved.difference(compiled.facts) if self._saved else ""
-        self.recompiles += [why] if why else []
-        if self.options.strict:
-            _refuse_fallbacks(compiled)
-        return compiled
 
 
 def compile(
@@ -499,52 +245,10 @@ def load(
     compiled, and ``Step.recompiles`` says why. ``RuntimeFailure`` TR-405 when the file is damaged.
     """
     chosen = options or from_environment()
-    store = Cache(chosen.cache_dir)
-    saved = load_saved(Path(path), store)
-    step = Step(function, model, optimizer, saved.applied(chosen), shapes)
-    step._store, step._saved = store, saved
-    return step
+    cache = Cache(chosen.cache_dir)
+    saved = load_saved(Path(path), cache)
+    options = saved.applied(chosen)
+    return Step(function, model, optimizer, options, shapes, cache=cache, saved=saved)
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    """What to call a step: the function's name, or its class's."""
-    return function.__name__ if isinstance(function, FunctionType) else type(function).__name__
-
-
-def _refuse_fallbacks(compiled: Compiled) -> None:
-    for each in compiled.captured.eager:
-        raise LoweringError(
-            f"strict: an optimizer would step eagerly: {each.reason.words}",
-            code="TR-302",
-            remedy=f"leave strict off; {each.reason.code} says what to do",
-        )
-    reasons = compiled.artifact.fallbacks
-    if reasons:
-        lines = "; ".join(f"{step.op}: {step.reason}" for step in reasons[:5])
-        raise LoweringError(
-            f"strict: {len(reasons)} operations fall back to PyTorch's kernels: {lines}",
-            code="TR-302",
-            where=reasons[0].origin,
-            remedy="leave strict off, or register a lowering for the operation",
-        )
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """Copies of the tensors in a result."""
-    return [tensor.detach().clone() for tensor in _leaves(value)]
-
-
-def _leaves(value: Any) -> list[Tensor]:
-    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
-
-
-def _first_difference(
-    number: int, pairs: Sequence[tuple[str, Tensor, Tensor]], rtol: float, atol: float
-) -> Difference | None:
-    for name, ours, theirs in pairs:
-        if torch.allclose(ours, theirs, rtol=rtol, atol=atol, equal_nan=True):
-            continue
-        gap = (ours.double() - theirs.double()).abs().max().item()
-        scale = theirs.double().abs().max().item()
-        return Difference(number, name, gap, gap / scale if scale else float("inf"))
-    return None
+__all__ = ["Difference", "Step", "compile", "load"]

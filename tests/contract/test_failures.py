@@ -184,7 +184,7 @@ def test_the_backend_checks_as_well():
 
 
 STAGES = {
-    "capture": "treadle.api",
+    "capture": "treadle.session.dispatch",
     "clean": "treadle.compiler.cleaning",
     "fastest_plan": "treadle.compiler.memory",
     "lower": "treadle.compiler.memory",

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import treadle
-import treadle.api
+import treadle.session.dispatch
 from contract.python_state import LAYERS, Layer, Leaf, Scope
 from contract.python_values import HEADER, LEAVES, SCOPES, WRAPS
 from contract.torch_state import TORCH, TorchState
@@ -226,12 +226,12 @@ def no_compiling() -> Iterator[None]:
     def refuse(*_: object, **__: object) -> Any:
         raise Recompiles
 
-    original = treadle.api.capture
-    treadle.api.capture = refuse
+    original = treadle.session.dispatch.capture
+    treadle.session.dispatch.capture = refuse
     try:
         yield
     finally:
-        treadle.api.capture = original
+        treadle.session.dispatch.capture = original
 
 
 class TooSlow(Exception):

@@ -214,9 +214,9 @@ def test_a_step_from_the_cache_tells_as_much(tmp_path):
     made_again = made(tmp_path / "elsewhere")
     loaded = treadle.load(
         tmp_path / "saved",
-        made_again._function,
-        model=made_again._models,
-        optimizer=made_again._optimizers,
+        made_again._step.function,
+        model=made_again._step.models,
+        optimizer=made_again._step.optimizers,
         options=Options(cache_dir=tmp_path / "third"),
     )
     loaded(batch)

@@ -1,7 +1,6 @@
 """Dims of the arguments that change from call to call, and what a call's shapes say of them."""
 
 import bisect
-import inspect
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from treadle.capture.flatten import flatten_with_paths
+from treadle.session.user_step import parameter_names
 from treadle.util.errors import CaptureError, TreadleError, require
 from treadle.util.extents import Size
 from treadle.util.formulas import Sizes
@@ -126,16 +126,6 @@ def _require_fits(argument: str, leaf: Tensor, dims: Mapping[int, str]) -> None:
 def _refused(said: str) -> CaptureError:
     remedy = "change treadle.dynamic(...), or pass what it says"
     return CaptureError(said, code="TR-113", remedy=remedy)
-
-
-def parameter_names(function: Callable[..., Any]) -> list[str]:
-    """The parameters that a call fills by position or by name, in order."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin without a signature
-        return []
-    return [each.name for each in parameters if each.kind in kinds]
 
 
 def _readable(path: str, names: Sequence[str]) -> str:

@@ -1,6 +1,5 @@
 """The compiled variants of a step, by what each of them depends on."""
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,6 +13,7 @@ from treadle.session.guards import (
     explain_difference,
     names_of,
 )
+from treadle.util.warn import warn_user
 
 _SHARED = 8  # variants of patterns kept per variant of its own
 
@@ -25,13 +25,11 @@ def warn_of_recompiles(reasons: Sequence[str], known: int) -> None:
     """One warning at the user's call, when a step is compiled again for the fourth time; ``known``:
     how many reasons there were before this call."""
     if known < MANY_RECOMPILES <= len(reasons):
-        warnings.warn(
+        warn_user(
             f"the step is compiled again for the {MANY_RECOMPILES}th time: {reasons[-1]}. "
             "step.recompiles has every reason. Sizes that vary are declared with treadle.dynamic; "
             "tensors, numbers that only scale them and what the step does not read may change "
-            "freely; what else changes at every call belongs outside of the step",
-            RuntimeWarning,
-            stacklevel=7,  # this, a look-up, a preparation, a call, a service, the step
+            "freely; what else changes at every call belongs outside of the step"
         )
 
 

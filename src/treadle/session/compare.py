@@ -1,0 +1,84 @@
+"""A compiled step beside eager, from the same state and random numbers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treadle.capture.flatten import flatten, unflatten
+from treadle.capture.reads import Place
+from treadle.capture.snapshot import Snapshot
+from treadle.compiler.compiled import Compiled
+from treadle.session.bind import named_state
+from treadle.session.user_step import UserStep
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first value in which a compiled step left eager's: ``name`` is the user's."""
+
+    batch: int
+    name: str
+    absolute: float
+    relative: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Values agree within ``atol + rtol * |eager|``."""
+
+    rtol: float
+    atol: float
+
+
+def first_difference(
+    step: UserStep,
+    compiled: Compiled,
+    call: Callable[..., Any],
+    batch: tuple[Any, ...],
+    number: int,
+    tolerance: Tolerance,
+) -> Difference | None:
+    """Run the ``number``th ``batch`` by ``call``, the compiled step, and eagerly, and put all back:
+    the first result, parameter, buffer or state that differs."""
+    captured = compiled.captured
+    held = [_tensors(each.place.get()) for each in captured.left]
+    others = [*_leaves(batch), *(tensor for each in held for tensor in each)]
+    places = [each.place for each in captured.left if isinstance(each.place, Place)]
+    start = Snapshot(step.models, step.optimizers, others, places, captured.generators)
+    try:
+        given = unflatten(*flatten(batch))  # containers that the step may change
+        ours = _tensors((call(*given), given))
+        after = named_state(captured, batch)
+        start.restore()
+        given = unflatten(*flatten(batch))
+        theirs = _tensors((step.function(*given), given))
+        eager = named_state(captured, batch)
+    finally:
+        start.restore()
+    pairs = [(f"result {i}", a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True))]
+    pairs += [(name, value, eager[name]) for name, value in after.items() if name in eager]
+    return _first(number, pairs, tolerance)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Copies of the tensors in a result."""
+    return [tensor.detach().clone() for tensor in _leaves(value)]
+
+
+def _leaves(value: Any) -> list[Tensor]:
+    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
+
+
+def _first(
+    number: int, pairs: Sequence[tuple[str, Tensor, Tensor]], within: Tolerance
+) -> Difference | None:
+    for name, ours, theirs in pairs:
+        if torch.allclose(ours, theirs, rtol=within.rtol, atol=within.atol, equal_nan=True):
+            continue
+        gap = (ours.double() - theirs.double()).abs().max().item()
+        scale = theirs.double().abs().max().item()
+        return Difference(number, name, gap, gap / scale if scale else float("inf"))
+    return None

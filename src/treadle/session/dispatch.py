@@ -1,0 +1,167 @@
+"""Which variant serves a call: one that is known, one of many sizes, or one compiled for it."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from treadle.capture.dynamic import Dims
+from treadle.capture.given import Call
+from treadle.capture.reads import Place, argument_place
+from treadle.capture.step import capture
+from treadle.compiler.compiled import Compiled
+from treadle.compiler.pipeline import compile_graph
+from treadle.options import Options
+from treadle.report.stages import Clock
+from treadle.report.watch import watcher_for
+from treadle.runtime.cache import Cache
+from treadle.session.guards import GuardKey, Keys
+from treadle.session.saved import Saved
+from treadle.session.shapes import Dynamic, find
+from treadle.session.specialization import Specializations, fixed_numbers
+from treadle.session.user_step import UserStep
+from treadle.session.variants import Variants, warn_of_recompiles
+from treadle.util.errors import LoweringError
+
+
+class Dispatcher:
+    """The variants of one step. ``recompiles``: why there is more than one, in words; ``last``: the
+    one that served last; ``call``: the arguments that are served."""
+
+    def __init__(
+        self,
+        step: UserStep,
+        options: Options,
+        shapes: Dynamic | None,
+        cache: Cache,
+        saved: Saved | None,
+    ) -> None:
+        self.recompiles: list[str] = []
+        self.last: Compiled | None = None
+        self.call = Call()
+        self.variants = Variants(options.max_cached)
+        self._step = step
+        self._options = options
+        self._shapes = shapes
+        self._cache = cache
+        self._saved = saved
+        self._keys = Keys(step.models, step.optimizers)
+        self._special: Specializations | None = None
+        self._numbers: list[Place] = []  # of Python's, that change from call to call
+
+    def variant(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
+    ) -> Compiled:
+        """For this call; ``update``: whether optimizers step. Raises what compiling raises."""
+        key, given = self._keys.of(args, kwargs, update=update)
+        self.call.serve(given)
+        found = self.variants.get(key)
+        if found is None:
+            found = self._made(key, args, kwargs, update)
+            self.variants.add(key, found)
+        self.last = found
+        return found
+
+    def again(
+        self, compiled: Compiled, misfit: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Compiled:
+        """A new variant in the place of one that does not fit what its key stands for; ``misfit``
+        says why."""
+        self.variants.drop(compiled)
+        self._special = None
+        known = len(self.recompiles)
+        found = self.variant(args, kwargs, update=self._step.take_update(kwargs))
+        self.recompiles[known:] = [misfit]
+        return found
+
+    def _made(
+        self, key: GuardKey, args: tuple[Any, ...], kwargs: dict[str, Any], update: bool
+    ) -> Compiled:
+        known = len(self.recompiles)
+        if self.variants.forget_replaced(key):
+            self.recompiles.append("parameters were replaced by other objects")
+            self._special = None
+        found = self._specialized(key, args, kwargs, update)
+        if found is not None:
+            return found
+        self.recompiles += self.variants.why_not(key, self._step.models)
+        warn_of_recompiles(self.recompiles, known)
+        self._note_numbers(self.variants.changed_numbers(key))
+        return self._compile(args, kwargs, update=update)
+
+    def _note_numbers(self, found: Iterable[str | Place]) -> None:
+        """From now on these are inputs, where the graph allows it."""
+        known = {(each.label, each.name) for each in self._numbers}
+        for each in found:
+            place = argument_place(each) if isinstance(each, str) else each
+            if (place.label, place.name) not in known:
+                known.add((place.label, place.name))
+                self._numbers.append(place)
+
+    def _specialized(
+        self, key: GuardKey, args: tuple[Any, ...], kwargs: dict[str, Any], update: bool
+    ) -> Compiled | None:
+        """The variant for this call's sizes, if dynamic shapes were declared and it may be one."""
+        if self._shapes is None:
+            return None
+        found = find(self._shapes, self._step.function, args, kwargs)
+        models = self._step.models.values()
+        tensors = [t for m in models for t in (*m.parameters(), *m.buffers())]
+        if any(not tensor.is_cpu for tensor in tensors):
+            return None  # generated code for GPUs has its sizes in it
+        special = self._special or Specializations(self._shapes, self.recompiles)
+        self._special = special
+        return special.variant(
+            key,
+            found,
+            fixed_numbers(tensors),
+            lambda dims: self._compile(args, kwargs, dims, update=update),
+        )
+
+    def _compile(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dims: Dims | None = None,
+        *,
+        update: bool = True,
+    ) -> Compiled:
+        watcher = watcher_for(self._step.name, self._options)
+        clock = Clock(watcher)
+        try:
+            with clock.stage("capture"):
+                captured = capture(
+                    self._step.function,
+                    models=self._step.models,
+                    optimizers=self._step.optimizers,
+                    args=args,
+                    kwargs=kwargs,
+                    dims=dims,
+                    update=update,
+                    call=self.call,
+                    numbers=tuple(self._numbers),
+                )
+            compiled = compile_graph(captured, self._options, cache=self._cache, clock=clock)
+        finally:
+            watcher.closes()
+        why = self._saved.difference(compiled.facts) if self._saved else ""
+        self.recompiles += [why] if why else []
+        if self._options.strict:
+            _refuse_fallbacks(compiled)
+        return compiled
+
+
+def _refuse_fallbacks(compiled: Compiled) -> None:
+    for each in compiled.captured.eager:
+        raise LoweringError(
+            f"strict: an optimizer would step eagerly: {each.reason.words}",
+            code="TR-302",
+            remedy=f"leave strict off; {each.reason.code} says what to do",
+        )
+    reasons = compiled.artifact.fallbacks
+    if reasons:
+        lines = "; ".join(f"{step.op}: {step.reason}" for step in reasons[:5])
+        raise LoweringError(
+            f"strict: {len(reasons)} operations fall back to PyTorch's kernels: {lines}",
+            code="TR-302",
+            where=reasons[0].origin,
+            remedy="leave strict off, or register a lowering for the operation",
+        )

@@ -1,0 +1,143 @@
+"""One call of a step: all of it or nothing."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from treadle.compiler.compiled import Compiled
+from treadle.runtime.interrupt import uninterrupted
+from treadle.runtime.meter import PeakReport, measure_peak
+from treadle.session.bind import (
+    apply_outputs,
+    clear_fresh,
+    first_misfit,
+    forget_call,
+    read_inputs,
+    step_eagerly,
+)
+from treadle.session.dispatch import Dispatcher
+from treadle.session.undo import Undo
+from treadle.session.user_step import UserStep
+from treadle.util.errors import BadIndex, RuntimeFailure
+from treadle.util.expected import NotExpected
+from treadle.util.warn import warn_user
+
+Serving = Callable[[Compiled, Sequence[Tensor], Undo], Any]
+"""What is done with the variant of a call, its inputs, and what undoes it."""
+
+
+def serve(
+    step: UserStep,
+    dispatcher: Dispatcher,
+    serving: Serving,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """A call. One in which a condition that only raises does not have the answer that was taken
+    for granted has changed nothing: it is eager's."""
+    try:
+        return _compiled_call(step, dispatcher, serving, args, kwargs)
+    except NotExpected as error:
+        why = str(error)
+    result = step.run_eagerly(args, kwargs)  # raises what there is to raise
+    note = f"a call ran eagerly: {why or 'a check did not hold, and nothing was raised'}"
+    if note not in dispatcher.recompiles:
+        dispatcher.recompiles.append(note)
+        warn_user(note)
+    return result
+
+
+def _compiled_call(
+    step: UserStep,
+    dispatcher: Dispatcher,
+    serving: Serving,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Where gradients or state were replaced by ones of another type, which a key does not see,
+    nothing has begun: the step is compiled again, once."""
+    named = dict(kwargs)
+    compiled = dispatcher.variant(args, named, update=step.take_update(named))
+    inputs = read_inputs(compiled.captured, dispatcher.call.leaves)
+    undo = _undo(compiled, inputs)
+    try:
+        return serving(compiled, inputs, undo)
+    except RuntimeFailure as error:
+        misfit = first_misfit(compiled.captured.step, inputs) if error.code == "TR-401" else ""
+        if not misfit:
+            raise
+    compiled = dispatcher.again(compiled, misfit, args, dict(kwargs))
+    inputs = read_inputs(compiled.captured, dispatcher.call.leaves)
+    return serving(compiled, inputs, _undo(compiled, inputs))
+
+
+def _undo(compiled: Compiled, inputs: Sequence[Tensor]) -> Undo:
+    """Until a variant has run once, what it overwrites is kept aside, where the budget allows."""
+    try:
+        compiled.checks.require(inputs)
+    except BadIndex as error:
+        if not compiled.captured.conditions:
+            raise
+        forget_call(compiled.captured)  # one of them may speak of these numbers
+        raise NotExpected(error.message) from None
+    return Undo.of(compiled, inputs)
+
+
+def run(
+    compiled: Compiled,
+    inputs: Sequence[Tensor],
+    undo: Undo,
+    seconds: list[float] | None = None,
+) -> Any:
+    """All of the step or nothing; after a first run only memory can fail, and says so.
+    ``seconds``: gets the time of each host step."""
+    with uninterrupted():
+        results = _perform(compiled, inputs, undo, seconds)
+        return apply_outputs(compiled.captured, results)
+
+
+def profiled(compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> Any:
+    """The result of a run in which each kernel and library call is timed."""
+    seconds = [0.0] * len(compiled.artifact.steps)
+    result = run(compiled, inputs, undo, seconds)
+    compiled.kernel_seconds = tuple(seconds)
+    return result
+
+
+def measured(compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> PeakReport:
+    """The peak of all tensor bytes that are alive during a run."""
+    held = [*inputs, *compiled.executable.held()]
+    held += [each.grad for each in compiled.captured.kept if each.grad is not None]
+    held += [undo.random] if undo.random is not None and compiled.draws else []
+    report = measure_peak(lambda: run(compiled, inputs, undo), held)
+    compiled.measured_peak = report.peak_bytes
+    return report
+
+
+def _perform(
+    compiled: Compiled, inputs: Sequence[Tensor], undo: Undo, seconds: list[float] | None
+) -> list[Tensor | None]:
+    begun: list[bool] = []
+
+    def begins() -> None:
+        begun.append(True)
+        clear_fresh(compiled.captured)
+
+    try:
+        results = compiled.executable.run(inputs, seconds, begins)
+        step_eagerly(compiled.captured, results)
+    except NotExpected:
+        undo.restore()
+        forget_call(compiled.captured)
+        raise
+    except BaseException as error:
+        if undo.restore() or not begun:
+            raise
+        raise RuntimeFailure(
+            f"the step failed in the middle, and is partly done: {error}",
+            code="TR-406",
+            remedy="load the last checkpoint before going on; then give the step less memory",
+        ) from error
+    compiled.has_run = True
+    return results

@@ -1,0 +1,15 @@
+"""Warnings that name the line of the user's from which a call came."""
+
+import sys
+import warnings
+from pathlib import Path
+
+_OWN = str(Path(__file__).parent.parent)
+
+
+def warn_user(message: str) -> None:
+    """A ``RuntimeWarning`` at the nearest caller outside of the package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, RuntimeWarning, stacklevel=level - 1)
