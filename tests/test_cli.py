@@ -114,6 +114,13 @@ def test_explain_measures(script, capsys):
     assert "GB/s" in text
 
 
+def test_explain_shows_the_stages(script, capsys):
+    assert main(["explain", f"{script}:make", "--stages"]) == 0
+    text = capsys.readouterr().out
+    assert [line for line in text.splitlines() if "RemoveNoOps()" in line and "nodes" in line]
+    assert "measured" not in text  # nothing ran
+
+
 @pytest.mark.parametrize("command", ["plan", "verify", "explain"])
 @pytest.mark.parametrize("name", ["nothing", "number", "three"])
 def test_a_function_that_is_none_is_refused(script, capsys, command, name):

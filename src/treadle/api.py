@@ -14,7 +14,7 @@ from treadle.compiler.compiled import Compiled, observed_of
 from treadle.compiler.memory import frontier_points
 from treadle.options import Options, from_environment
 from treadle.report.account import Account, account_of
-from treadle.report.explain import explain
+from treadle.report.explain import explain, explain_stages
 from treadle.report.html import page
 from treadle.report.stages import STAGES, text_of
 from treadle.report.summary import Summary, summary_of
@@ -96,6 +96,11 @@ class Step:
         and why, what is alive at the peak. ``profile`` and ``measure`` first add what is measured.
         """
         return explain(self._account())
+
+    def stages(self) -> str:
+        """The stages of the compile in their order, with seconds and why each stands there, and
+        what each pass made of the nodes of the graph."""
+        return explain_stages(self._account())
 
     def summary(self) -> Summary:
         """The numbers of ``explain`` as an object: peaks, kernels, fallbacks, phases, seconds."""

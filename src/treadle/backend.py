@@ -39,7 +39,7 @@ from treadle.passes.memory.choose import fastest_plan
 from treadle.passes.memory.split import Halves, extract, split
 from treadle.passes.memory_order import DrawInMemoryOrder
 from treadle.report.account import Account, Observed, account_of
-from treadle.report.explain import explain
+from treadle.report.explain import explain, explain_stages
 from treadle.report.html import page
 from treadle.report.summary import Summary, summary_of
 from treadle.report.trace import trace_of
@@ -104,6 +104,11 @@ class CompiledGraph:
     def explain(self) -> str:
         """As ``Step.explain``: why the graph takes what it takes."""
         return explain(self._account())
+
+    def stages(self) -> str:
+        """The stages of the compile in their order, with seconds and why each stands there, and
+        what each pass made of the nodes of the graph."""
+        return explain_stages(self._account())
 
     def summary(self) -> Summary:
         """As ``Step.summary``: the numbers of ``explain`` as an object."""

@@ -5,8 +5,9 @@ import torch
 
 from testing import trace
 from treadle.graph.passes import run_passes
+from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
-from treadle.passes.checkpoints import SettleCheckpoints, as_marked
+from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
 from treadle.passes.cse import RemoveCommonSubexpressions
 
 aten = torch.ops.aten
@@ -54,7 +55,9 @@ def test_a_wish_gives_way_to_a_budget_and_a_rule_does_not(mark, budgeted, left):
     run_passes(step, (SettleCheckpoints(budgeted),))
     assert SettleCheckpoints(budgeted).run(step) == 0
     run_passes(step, (RemoveCommonSubexpressions(),))
-    assert products(as_marked(step, budgeted=budgeted)) == left
+    run_passes(step, (RecomputeMarked(budgeted),))
+    assert RecomputeMarked(budgeted).run(step) == 0
+    assert products(step) == left
 
 
 @pytest.mark.parametrize(("budgeted", "mark"), [(False, "must_save"), (True, None)])
@@ -84,7 +87,9 @@ def once(mark: str) -> StepGraph:
 def test_a_value_between_two_regions_is_kept(budgeted):
     """``exp`` is read by the second region: kept; ``mm_1`` and ``sin`` are computed again, for
     ``sin`` is read by the backward pass, and ``sum`` of the forward pass keeps it."""
-    step = as_marked(once("must_recompute"), budgeted=budgeted)
+    step = once("must_recompute")
+    run_passes(step, (RecomputeMarked(budgeted),))
+    assert RecomputeMarked(budgeted).run(step) == 0
     targets = [node.target for node in step.graph.nodes if node.op == "call_function"]
     assert targets.count(aten.exp.default) == 1
     assert targets.count(aten.sin.default) == 1  # the loss outside reads it: kept as well
@@ -92,7 +97,8 @@ def test_a_value_between_two_regions_is_kept(budgeted):
 
 
 def test_without_marks_nothing_happens():
-    step = once("prefer_save")
-    assert as_marked(step, budgeted=False) is step
-    step = once("prefer_recompute")
-    assert as_marked(step, budgeted=True) is step
+    for mark, budgeted in (("prefer_save", False), ("prefer_recompute", True)):
+        step = once(mark)
+        before = show(step)
+        assert RecomputeMarked(budgeted).run(step) == 0
+        assert show(step) == before

@@ -16,6 +16,7 @@ from treadle.compiler.entry import read_saved, saved_bytes
 from treadle.passes.memory.cost import CPU
 from treadle.report import account
 from treadle.report.chart import HEIGHT, WIDTH, chart, frontier_chart, series
+from treadle.report.stages import ORDER
 from treadle.runtime.artifact import CallStep, Launch
 from treadle.util.sizes import format_bytes
 
@@ -207,6 +208,12 @@ def test_a_step_from_the_cache_tells_as_much(tmp_path):
     assert second.compiled.from_cache
     one, two = account_of(first.compiled), account_of(second.compiled)
     assert (one.memory, one.kernels, one.calls) == (two.memory, two.kernels, two.calls)
+    assert one.passes == two.passes
+    assert [line.split("  ")[0] for line in first.stages().splitlines() if line[0] != " "] == [
+        stage.name for stage in ORDER
+    ]
+    assert re.search(r"plan memory +not run", second.stages())
+    assert "the passes are those of the first compile" in second.stages()
     page = read(second, tmp_path)
     assert "found in the cache" in page.text
     assert "circle" in page.tags

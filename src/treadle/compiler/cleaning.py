@@ -3,7 +3,7 @@
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.signature import StepGraph
 from treadle.options import Options
-from treadle.passes.checkpoints import SettleCheckpoints, as_marked
+from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
 from treadle.passes.counted import CountDraws
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
@@ -25,6 +25,16 @@ COUNTED: tuple[GraphPass, ...] = (
 )
 
 
+def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
+    """The passes between capture and the memory plan, in their order."""
+    budgeted = options.memory is not None
+    return (
+        SettleCheckpoints(budgeted),  # first: equal parts of two regions are merged only after it
+        *(COUNTED if options.rng == "counter" else CLEAN),
+        RecomputeMarked(budgeted),  # last: what it adds must not be merged with what it repeats
+    )
+
+
 def extended(step: StepGraph, watcher: Watcher | None = None) -> StepGraph:
     """The step after what users registered. Before the cache is asked: their code may change."""
     passes = registered()
@@ -38,15 +48,13 @@ def extended(step: StepGraph, watcher: Watcher | None = None) -> StepGraph:
 def settled(step: StepGraph, options: Options, watcher: Watcher | None = None) -> StepGraph:
     """A cleaned copy, ready to be planned, in which what checkpointing asks for is decided: its
     wishes give way to a budget."""
-    budgeted = options.memory is not None
     result = step.copy()
-    run_passes(result, (SettleCheckpoints(budgeted),))
-    result = clean(result, watcher, counted=options.rng == "counter")
-    return as_marked(result, budgeted=budgeted)
+    run_passes(result, cleaning_of(options), watcher or Watcher())
+    return result
 
 
-def clean(step: StepGraph, watcher: Watcher | None = None, *, counted: bool = False) -> StepGraph:
-    """A cleaned copy of the captured graph. ``counted``: without draws that have an order."""
+def clean(step: StepGraph) -> StepGraph:
+    """A cleaned copy of the captured graph."""
     result = step.copy()
-    run_passes(result, COUNTED if counted else CLEAN, watcher or Watcher())
+    run_passes(result, CLEAN)
     return result

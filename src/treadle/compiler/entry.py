@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from treadle.graph.canonical import SourceLines
+from treadle.graph.passes import PassReport
 from treadle.passes.memory.decisions import Decision
 from treadle.report.log import CompileLog, KernelInfo, Notes
 from treadle.runtime.artifact import Artifact
@@ -31,7 +32,9 @@ def with_lines(
     kernels = {name: _filled(each, lines) for name, each in notes.kernels.items()}
     calls = tuple(_filled(each, lines) for each in notes.calls)
     notes = replace(notes, decisions=decisions, kernels=kernels, calls=calls, timeline=line)
-    return replace(artifact, steps=steps), CompileLog(texts, notes)
+    filled = CompileLog(texts, notes)
+    filled.pass_seconds = log.pass_seconds
+    return replace(artifact, steps=steps), filled
 
 
 def _filled(info: KernelInfo, lines: SourceLines) -> KernelInfo:
@@ -64,7 +67,9 @@ def _notes(data: Mapping[str, Any]) -> Notes:
     calls = tuple(_info(each) for each in data["calls"])
     decisions = tuple(Decision(**each) for each in data["decisions"])
     line = data["timeline"]
-    return Notes(decisions, kernels, calls, None if line is None else timeline_from(line))
+    passes = tuple(PassReport(**each) for each in data["passes"])
+    found = None if line is None else timeline_from(line)
+    return Notes(decisions, kernels, calls, found, passes)
 
 
 def _info(data: Mapping[str, Any]) -> KernelInfo:

@@ -84,24 +84,28 @@ def _key(node: fx.Node, alike: dict[fx.Node, fx.Node]) -> Hashable:
     return node.target, repr(map_arg(given, lambda each: alike.get(each, each)))
 
 
-def as_marked(step: StepGraph, *, budgeted: bool) -> StepGraph:
-    """The step of a graph that was traced once, with what is marked for it computed again.
+@dataclass(frozen=True)
+class RecomputeMarked(GraphPass):
+    """In a graph that was traced once, compute again what is marked for it.
 
     before:  h = mm(x, w); a = relu(h); ...; g = f(a)           | a: prefer_recompute
     after:   h = mm(x, w); a = relu(h); ...; a' = relu(h); g = f(a')
 
     A value that another region or the rest of the forward pass reads is kept, as the input of
-    what reads it, whatever its mark.
+    what reads it, whatever its mark. ``budgeted``: only what must be, the planner decides the rest.
     """
-    again = {"must_recompute"} if budgeted else {"must_recompute", "prefer_recompute"}
-    marked = {node for node in step.graph.nodes if node.meta.get("asked") in again}
-    if not marked:
-        return step
-    forward = [node for node in step.graph.nodes if node.meta.get("phase") == "forward"]
-    kept = [node for node in forward if node not in marked or _is_read_outside(node)]
-    result = rematerialise(step, kept)
-    _drop_marks(result)
-    return result
+
+    budgeted: bool = False
+
+    def run(self, step: StepGraph) -> int:
+        again = {"must_recompute"} if self.budgeted else {"must_recompute", "prefer_recompute"}
+        marked = {node for node in step.graph.nodes if node.meta.get("asked") in again}
+        if not marked:
+            return 0
+        forward = [node for node in step.graph.nodes if node.meta.get("phase") == "forward"]
+        kept = [node for node in forward if node not in marked or _is_read_outside(node)]
+        step.graph = rematerialise(step, kept).graph
+        return _drop_marks(step)
 
 
 def _is_read_outside(node: fx.Node) -> bool:
@@ -110,4 +114,4 @@ def _is_read_outside(node: fx.Node) -> bool:
     return any(user.meta.get("checkpoint") != region for user in readers)
 
 
-__all__ = ["SettleCheckpoints", "as_marked"]
+__all__ = ["RecomputeMarked", "SettleCheckpoints"]

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from treadle.graph.passes import PassReport
 from treadle.graph.signature import Role, StepGraph
 from treadle.options import Options
 from treadle.passes.memory.cost import Device, device_for
@@ -143,7 +144,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A compiled step. Stages in the order they ran; kernels and calls by time, else by floor."""
+    """A compiled step. Stages in the order they ran, with the passes of the one that cleans, timed
+    where it was compiled here; kernels and calls by time, else by floor."""
 
     name: str
     device: Device
@@ -154,6 +156,8 @@ class Account:
     left: tuple[str, ...]
     results: int
     stages: tuple[tuple[str, float], ...]
+    passes: tuple[PassReport, ...]
+    pass_seconds: tuple[float, ...]
     from_cache: bool
     library: bool
     dims: str
@@ -215,6 +219,8 @@ def account_of(seen: Observed) -> Account:
         left=seen.left,
         results=sum(out.writes is None for out in step.signature.outputs),
         stages=tuple(seen.seconds.items()),
+        passes=seen.log.notes.passes,
+        pass_seconds=tuple(seen.log.pass_seconds),
         from_cache=seen.from_cache,
         library=seen.library,
         dims=seen.facts["sizes"],

@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from treadle.graph.passes import PassReport
 from treadle.graph.signature import Role
 from treadle.passes.memory.decisions import layer_of, shown
 from treadle.report.account import Account, Use
 from treadle.report.advice import advice, short_line
 from treadle.report.chart import series
+from treadle.report.stages import ORDER
 from treadle.schedule.timeline import Held
 from treadle.util.sizes import format_bytes
 
@@ -202,3 +204,27 @@ def _times(account: Account) -> str:
     source = "from the cache" if account.from_cache else "compiled"
     stages = ", ".join(f"{name} {value:.2f} s" for name, value in account.stages)
     return f"compile: {source}; {stages}"
+
+
+def explain_stages(account: Account) -> str:
+    """The stages of the compile in their order: seconds, why each stands there, and what each pass
+    made of the nodes of the graph."""
+    seconds = dict(account.stages)
+    timed = account.pass_seconds or (None,) * len(account.passes)
+    lines: list[str] = []
+    for stage in ORDER:
+        lines.append(f"{stage.name:20}{_seconds(seconds.get(stage.name))}  {stage.why}")
+        if stage.name == "clean":
+            lines += map(_pass, account.passes, timed)
+    if account.from_cache:
+        lines.append("from the cache: the passes are those of the first compile")
+    return "\n".join(lines)
+
+
+def _pass(report: PassReport, seconds: float | None) -> str:
+    nodes = f"{report.nodes_before} -> {report.nodes_after} nodes"
+    return f"  {report.name:38}{_seconds(seconds)}  {report.matches} changes, {nodes}"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "   not run" if seconds is None else f"{seconds:8.3f} s"

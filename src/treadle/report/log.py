@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from treadle.graph.operators import operation_name
+from treadle.graph.passes import GraphPass, PassReport
 from treadle.graph.signature import StepGraph
 from treadle.loop.kernel import Kernel, Plan
 from treadle.loop.program import Call, Origin
@@ -44,6 +45,7 @@ class Notes:
     kernels: Mapping[str, KernelInfo] = field(default_factory=dict[str, KernelInfo])
     calls: tuple[KernelInfo, ...] = ()  # in the order of the artifact's
     timeline: Timeline | None = None
+    passes: tuple[PassReport, ...] = ()  # of the stage that cleans, without their times
 
 
 class CompileLog(Watcher):
@@ -52,6 +54,7 @@ class CompileLog(Watcher):
     def __init__(self, texts: Mapping[str, str] | None = None, notes: Notes | None = None) -> None:
         self.texts: dict[str, str] = dict(texts or {})
         self.notes = notes or Notes()
+        self.pass_seconds: list[float] = []  # of this process; an entry of a cache has none
         self._nodes: dict[str, fx.Node] = {}
 
     def made(self, name: str, product: Product) -> None:
@@ -70,6 +73,11 @@ class CompileLog(Watcher):
                 self.notes = replace(self.notes, decisions=product)
             case _:
                 pass
+
+    def ran(self, each: GraphPass, step: StepGraph, report: PassReport) -> None:
+        self.pass_seconds.append(report.seconds)
+        passes = (*self.notes.passes, replace(report, seconds=0.0))
+        self.notes = replace(self.notes, passes=passes)
 
     def _fused(self, kernel: Kernel) -> KernelInfo:
         return self._info(kernel.origins)

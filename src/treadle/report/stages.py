@@ -22,11 +22,31 @@ STAGES = ("captured", "clean", "planned", "decisions", "loops", "kernels", "sour
 """The products of a compile, in the order they are made."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a compile: what it is for, and why it stands where it does."""
+
+    name: str
+    why: str
+
+
+ORDER = (
+    Stage("capture", "one run of the step on fake tensors; nothing of it runs at a later call"),
+    Stage("look up", "before any work: equal facts are equal artifacts"),
+    Stage("clean", "before planning: what is merged or dropped needs no bytes"),
+    Stage("plan memory", "on the graph that will run: it decides what is lowered, and how often"),
+    Stage("lower and schedule", "after planning: what is computed again fuses with what reads it"),
+    Stage("generate code", "spells the kernels as scheduled; decides nothing"),
+    Stage("build", "last: compilers see finished text, and take it from the cache if they can"),
+)
+"""All stages, in the order they run; from the cache only the first two and the last."""
+
+
 class Watcher(Observer):
     """Hears of every stage, beside every pass. It changes nothing of what it is shown."""
 
     def begins(self, stage: str) -> None:
-        """A stage begins: one of capture, passes, planning and the others."""
+        """A stage of ``ORDER`` begins."""
 
     def ends(self, stage: str, seconds: float) -> None:
         """It is over, or has failed; ``seconds``: how long it took."""

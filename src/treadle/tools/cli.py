@@ -110,6 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--steps", type=_positive, default=3, help="steps to train and compare")
     verify.set_defaults(run=_verify)
     explain = _with_target(commands, "explain", "what becomes of a step, its kernels timed")
+    explain.add_argument(
+        "--stages", action="store_true", help="only compile it, and show the stages of that"
+    )
     explain.set_defaults(run=_explain)
     report = _with_target(commands, "report", "write what becomes of a step as one HTML file")
     report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE")
@@ -221,7 +224,13 @@ def _verify(parsed: argparse.Namespace, console: Console) -> int:
 
 
 def _explain(parsed: argparse.Namespace, console: Console) -> int:
-    _say(console, observed(EntryPoint(parsed.target), parsed.memory).explain())
+    target = EntryPoint(parsed.target)
+    if parsed.stages:
+        job, step = compiled(target, parsed.memory)
+        step.prepare(*job.batch)
+        _say(console, step.stages())
+    else:
+        _say(console, observed(target, parsed.memory).explain())
     return 0
 
 
