@@ -14,8 +14,8 @@ from treadle.runtime.artifact import (
     CallStep,
     Language,
     Launch,
-    Place,
     Source,
+    Storage,
     View,
 )
 from treadle.runtime.build import Build, build
@@ -44,7 +44,7 @@ def cpu(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return build(Cache(tmp_path_factory.mktemp("cache")), device="cpu")
 
 
-def spec(name: str, place: Place, shape=(4, 6), dtype=torch.float32, offset=0, strides=None):
+def spec(name: str, place: Storage, shape=(4, 6), dtype=torch.float32, offset=0, strides=None):
     strides = strides or torch.empty(shape, device="meta").stride()
     return BufferSpec(name, dtype, tuple(shape), tuple(strides), place, offset)
 
@@ -68,11 +68,11 @@ def artifact(buffers, steps, inputs, results, *, sources=(), arena=0, constants=
     )
 
 
-def axpy_artifact(place: Place = Place.ARENA) -> Artifact:
+def axpy_artifact(place: Storage = Storage.ARENA) -> Artifact:
     """y = x * a + 1 for two tensors in one launch; then z = y0 @ y1 by the library."""
-    x0, x1 = spec("x0", Place.INPUT), spec("x1", Place.INPUT, (6, 3))
-    a = spec("a", Place.INPUT, (), torch.float64)
-    y0, y1 = spec("y0", Place.ARENA), spec("y1", Place.ARENA, (6, 3), offset=128)
+    x0, x1 = spec("x0", Storage.INPUT), spec("x1", Storage.INPUT, (6, 3))
+    a = spec("a", Storage.INPUT, (), torch.float64)
+    y0, y1 = spec("y0", Storage.ARENA), spec("y1", Storage.ARENA, (6, 3), offset=128)
     z = spec("z", place, (4, 3), offset=256)
     launch = Launch("axpy", (("x0", "a", "y0"), ("x1", "a", "y1")), ((24,), (18,)))
     mm = CallStep(
@@ -80,7 +80,7 @@ def axpy_artifact(place: Place = Place.ARENA) -> Artifact:
         (whole(y0), whole(y1)),
         {},
         ("z",),
-        out="aten.mm.out" if place is Place.ARENA else "",
+        out="aten.mm.out" if place is Storage.ARENA else "",
         origin="model.py:7: y0 @ y1",
     )
     source = Source(Language.CPP, HEAD + AXPY, ("axpy",))
@@ -105,9 +105,9 @@ def axpy_expected(inputs: list[Tensor]) -> Tensor:
 
 
 @needs_compiler
-@pytest.mark.parametrize("place", [Place.ARENA, Place.CALL])
+@pytest.mark.parametrize("place", [Storage.ARENA, Storage.CALL])
 @pytest.mark.parametrize("saved", [False, True])
-def test_launch_and_library_call(cpu: Build, place: Place, saved: bool) -> None:
+def test_launch_and_library_call(cpu: Build, place: Storage, saved: bool) -> None:
     art = axpy_artifact(place)
     executable = Executable(artifact_from_bytes(artifact_to_bytes(art)) if saved else art, cpu)
     earlier = []
@@ -193,7 +193,7 @@ def test_generated_code_uses_the_threads_of_torch(cpu: Build, threads: int) -> N
       #pragma omp single
       *(int64_t*)p[0] = omp_get_num_threads();
     }"""
-    n = spec("n", Place.CALL, (), torch.int64)
+    n = spec("n", Storage.CALL, (), torch.int64)
     source = Source(Language.CPP, HEAD + text, ("team",))
     art = artifact((n,), (Launch("team", (("n",),), ((),)),), (), (whole(n),), sources=(source,))
     before = torch.get_num_threads()
@@ -205,7 +205,7 @@ def test_generated_code_uses_the_threads_of_torch(cpu: Build, threads: int) -> N
 
 
 def test_inputs_alone_are_results_and_keep_their_identity() -> None:
-    x = spec("x", Place.INPUT, (3, 4))
+    x = spec("x", Storage.INPUT, (3, 4))
     turned = View("x", x.dtype, (2, 4), (4, 1), 4)
     executable = Executable(artifact((x,), (), ("x",), (turned,)), PLAIN)
     value = torch.randn(20)[8:].view(3, 4)
@@ -226,8 +226,8 @@ PLAIN = Build.without_compiler("cpu")
 
 def test_views_of_inputs_lists_and_many_results() -> None:
     """top values of cat([x[:, 1:], x.t() viewed]) with lists, offsets and an unused result."""
-    x = spec("x", Place.INPUT, (4, 4))
-    c, v = spec("c", Place.CALL, (4, 7)), spec("v", Place.CALL, (4, 2))
+    x = spec("x", Storage.INPUT, (4, 4))
+    c, v = spec("c", Storage.CALL, (4, 7)), spec("v", Storage.CALL, (4, 2))
     right, turned = View("x", x.dtype, (4, 3), (4, 1), 1), View("x", x.dtype, (4, 4), (1, 4))
     cat = CallStep("aten.cat.default", ((right, turned), 1), {}, ("c",))
     top = CallStep("aten.topk.default", (whole(c), 2), {"dim": 1}, ("v", None))
@@ -242,8 +242,8 @@ def test_views_of_inputs_lists_and_many_results() -> None:
 
 
 def test_a_result_in_other_strides_is_laid_out() -> None:
-    x = spec("x", Place.INPUT, (3, 5))
-    y = spec("y", Place.CALL, (3, 5), strides=(1, 3))
+    x = spec("x", Storage.INPUT, (3, 5))
+    y = spec("y", Storage.CALL, (3, 5), strides=(1, 3))
     art = artifact(
         (x, y), (CallStep("aten.relu.default", (whole(x),), {}, ("y",)),), ("x",), (whole(y),)
     )
@@ -255,7 +255,7 @@ def test_a_result_in_other_strides_is_laid_out() -> None:
 
 def test_a_call_that_aliases_its_argument_is_copied() -> None:
     """y is x seen as a view; then x is overwritten: y must keep the old values."""
-    x, y = spec("x", Place.INPUT, (6,)), spec("y", Place.CALL, (2, 3))
+    x, y = spec("x", Storage.INPUT, (6,)), spec("y", Storage.CALL, (2, 3))
     view = CallStep("aten.view.default", (whole(x), (2, 3)), {}, ("y",))
     zero = CallStep("aten.zero_.default", (whole(x),), {}, ())
     executable = Executable(artifact((x, y), (view, zero), ("x",), (whole(y),)), PLAIN)
@@ -268,9 +268,9 @@ def test_a_call_that_aliases_its_argument_is_copied() -> None:
 
 def test_constants_arena_and_other_dtype_views() -> None:
     """Constants of stride 0, a bool buffer at an odd offset, and a view of another dtype."""
-    c = spec("c", Place.CONSTANT, (3, 2), strides=(0, 1))
-    m = spec("m", Place.ARENA, (3, 2), torch.bool, offset=3)
-    i = spec("i", Place.CALL, (3, 2), torch.int32)
+    c = spec("c", Storage.CONSTANT, (3, 2), strides=(0, 1))
+    m = spec("m", Storage.ARENA, (3, 2), torch.bool, offset=3)
+    i = spec("i", Storage.CALL, (3, 2), torch.int32)
     steps = (
         CallStep("aten.gt.Scalar", (whole(c), 0), {}, ("m",), out="aten.gt.Scalar_out"),
         CallStep("aten.clone.default", (View("c", torch.int32, (3, 2), (0, 1)),), {}, ("i",)),
@@ -292,7 +292,7 @@ def test_constants_arena_and_other_dtype_views() -> None:
 
 @pytest.mark.parametrize(("shape", "reason"), [((2, 3), "view"), ((9,), "float32")])
 def test_a_failing_call_names_its_line(shape: tuple[int, ...], reason: str) -> None:
-    x, y = spec("x", Place.INPUT, (6,)), spec("y", Place.CALL, shape)
+    x, y = spec("x", Storage.INPUT, (6,)), spec("y", Storage.CALL, shape)
     arg = (2, 4) if reason == "view" else (3, 2)
     step = CallStep("aten.view.default", (whole(x), arg), {}, ("y",), origin="train.py:3: x.view")
     executable = Executable(artifact((x, y), (step,), ("x",), (whole(y),)), PLAIN)
@@ -302,7 +302,7 @@ def test_a_failing_call_names_its_line(shape: tuple[int, ...], reason: str) -> N
 
 
 def test_an_out_variant_of_another_shape_is_refused() -> None:
-    x, y = spec("x", Place.INPUT, (4, 4)), spec("y", Place.ARENA, (2, 4))
+    x, y = spec("x", Storage.INPUT, (4, 4)), spec("y", Storage.ARENA, (2, 4))
     step = CallStep("aten.mm.default", (whole(x), whole(x)), {}, ("y",), out="aten.mm.out")
     executable = Executable(artifact((x, y), (step,), ("x",), (), arena=64), PLAIN)
     with pytest.raises(RuntimeFailure, match=r"it gave \(4, 4\), and y has \(2, 4\)"):
@@ -316,7 +316,7 @@ def test_an_operator_that_does_not_exist() -> None:
 
 
 def test_autocast_around_a_call_changes_nothing() -> None:
-    x, y = spec("x", Place.INPUT, (5, 5)), spec("y", Place.CALL, (5, 5))
+    x, y = spec("x", Storage.INPUT, (5, 5)), spec("y", Storage.CALL, (5, 5))
     step = CallStep("aten.mm.default", (whole(x), whole(x)), {}, ("y",))
     value = torch.randn(5, 5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -325,7 +325,7 @@ def test_autocast_around_a_call_changes_nothing() -> None:
 
 
 def test_nothing_of_a_call_stays_alive_but_the_arena() -> None:
-    x, y = spec("x", Place.INPUT, (5, 5)), spec("y", Place.CALL, (5, 5))
+    x, y = spec("x", Storage.INPUT, (5, 5)), spec("y", Storage.CALL, (5, 5))
     step = CallStep("aten.mm.default", (whole(x), whole(x)), {}, ("y",))
     executable = Executable(artifact((x, y), (step,), ("x",), (whole(y),), arena=64), PLAIN)
     batches = [torch.randn(5, 5) for _ in range(3)]  # all alive: three addresses

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Place, View
+from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Storage, View
 from treadle.runtime.build import Build
 from treadle.runtime.execute import Executable
 from treadle.runtime.replay import Launches, Terms, why_not
@@ -14,7 +14,7 @@ from treadle.runtime.replay import Launches, Terms, why_not
 PLAIN = Build.without_compiler("cpu")
 
 
-def spec(name: str, place: Place, shape=(4,), dtype=torch.float32, offset=0, device=""):
+def spec(name: str, place: Storage, shape=(4,), dtype=torch.float32, offset=0, device=""):
     return BufferSpec(name, dtype, shape, (1,) * len(shape), place, offset, device=device)
 
 
@@ -22,8 +22,8 @@ def whole(s: BufferSpec) -> View:
     return View(s.name, s.dtype, s.shape, s.strides)
 
 
-X, W = spec("x", Place.INPUT), spec("w", Place.INPUT)
-Y, Z = spec("y", Place.CALL), spec("z", Place.ARENA)
+X, W = spec("x", Storage.INPUT), spec("w", Storage.INPUT)
+Y, Z = spec("y", Storage.CALL), spec("z", Storage.ARENA)
 
 
 def step() -> Artifact:
@@ -165,7 +165,7 @@ def test_a_profiled_call_is_launched_step_by_step():
 
 
 MASK = View("m", torch.bool, (4,), (1,))
-HOST = spec("h", Place.CALL, device="cpu")
+HOST = spec("h", Storage.CALL, device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from treadle.runtime import replay as replaying
-from treadle.runtime.artifact import Artifact, CallStep, Place
+from treadle.runtime.artifact import Artifact, CallStep, Storage
 from treadle.runtime.execute import Executable
 from treadle.runtime.replay import Launches, Terms
 from treadle.runtime.segments import split
@@ -16,13 +16,13 @@ from treadle.util.expected import NotExpected
 
 from .test_replay import PLAIN, spec, whole
 
-X, W = spec("x", Place.INPUT), spec("w", Place.INPUT)
-COUNT = spec("count", Place.INPUT, (), device="cpu")
-FIRST = spec("first", Place.CALL, (), torch.bool, device="cpu")
-FACTOR = spec("factor", Place.CALL, ())
-Y, Z, SORTED, OUT = (spec(name, Place.CALL) for name in ("y", "z", "sorted", "out"))
-SEEN = spec("seen", Place.CALL, (), device="cpu")
-TOTAL, HOLDS = spec("total", Place.CALL, ()), spec("holds", Place.CALL, (), torch.bool)
+X, W = spec("x", Storage.INPUT), spec("w", Storage.INPUT)
+COUNT = spec("count", Storage.INPUT, (), device="cpu")
+FIRST = spec("first", Storage.CALL, (), torch.bool, device="cpu")
+FACTOR = spec("factor", Storage.CALL, ())
+Y, Z, SORTED, OUT = (spec(name, Storage.CALL) for name in ("y", "z", "sorted", "out"))
+SEEN = spec("seen", Storage.CALL, (), device="cpu")
+TOTAL, HOLDS = spec("total", Storage.CALL, ()), spec("holds", Storage.CALL, (), torch.bool)
 ALL = {s.name: s for s in (X, W, COUNT, FIRST, FACTOR, Y, Z, SORTED, OUT, SEEN, TOTAL, HOLDS)}
 
 ADD = CallStep("aten.add.Tensor", (whole(X), whole(W)), {}, ("y",))
@@ -86,8 +86,8 @@ def test_draws_and_unknown_operations_stay_where_they_are():
 
 
 def test_arena_bytes_that_two_buffers_share_keep_their_order():
-    one, two = spec("one", Place.ARENA, offset=0), spec("two", Place.ARENA, offset=8)
-    far = spec("far", Place.ARENA, offset=64)
+    one, two = spec("one", Storage.ARENA, offset=0), spec("two", Storage.ARENA, offset=8)
+    far = spec("far", Storage.ARENA, offset=64)
     for target, expected in ((two, "r: 0 1 | 2"), (far, "2 | r: 0 1")):
         steps = (
             CallStep("aten.add.Tensor", (whole(X), whole(W)), {}, ("one",), out="aten.add.out"),

@@ -14,9 +14,9 @@ import torch
 from treadle.codegen.host import artifact_of
 from treadle.loop.expr import Apply, Array, Const, Expr, Load, Reduce, ReduceKind
 from treadle.loop.index import Axis, linear
-from treadle.loop.kernel import Kernel, Plan
+from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Origin, Program, TensorRef
-from treadle.runtime.artifact import Artifact, Language, Launch, Place, View
+from treadle.runtime.artifact import Artifact, Language, Launch, Storage, View
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 FLAGS += ("-fno-math-errno", "-fno-trapping-math")
@@ -100,7 +100,7 @@ def at(ref: TensorRef, *axes: Axis) -> Load:
     return Load(ref.buffer, linear(axes, strides, ref.offset), ref.dtype)
 
 
-def kernels_of(plan: Plan) -> list[Kernel]:
+def kernels_of(plan: KernelPlan) -> list[Kernel]:
     return [step for step in plan.steps if isinstance(step, Kernel)]
 
 
@@ -126,9 +126,9 @@ def run_artifact(artifact: Artifact, tensors: Sequence[torch.Tensor]) -> list[to
     storage: dict[str, torch.Tensor] = {}
     for name, spec in artifact.buffers.items():
         elements = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides, strict=True))
-        if spec.place is Place.INPUT:
+        if spec.place is Storage.INPUT:
             storage[name] = bound[name].as_strided((elements,), (1,))
-        elif spec.place is Place.ARENA:
+        elif spec.place is Storage.ARENA:
             begin = spec.offset
             size = elements * spec.dtype.itemsize
             assert begin + size <= artifact.arena_bytes
@@ -159,5 +159,5 @@ def run_artifact(artifact: Artifact, tensors: Sequence[torch.Tensor]) -> list[to
     return [None if v is None else view(v) for v in artifact.results]
 
 
-def run_plan(plan: Plan, *tensors: torch.Tensor) -> list[torch.Tensor | None]:
+def run_plan(plan: KernelPlan, *tensors: torch.Tensor) -> list[torch.Tensor | None]:
     return run_artifact(artifact_of(plan, device="cpu", language=Language.CPP), tensors)

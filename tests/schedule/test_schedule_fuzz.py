@@ -8,7 +8,7 @@ import torch
 from schedule.steps import Builder, at, strided
 from treadle.loop.expr import ReduceKind
 from treadle.loop.interpret import interpret_kernel, interpret_program
-from treadle.loop.kernel import Kernel, Plan
+from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.program import BufferKind, Program, TensorRef
 from treadle.schedule import schedule
 
@@ -49,7 +49,7 @@ def random_program(seed: int) -> Program:
     return b.program(*(r for r in results if b.buffers[r.buffer].kind is BufferKind.TEMPORARY))
 
 
-def run_in_arena(plan: Plan, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+def run_in_arena(plan: KernelPlan, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     arena = torch.full((plan.arena_bytes,), 255, dtype=torch.uint8)
     storage: dict[str, torch.Tensor] = {}
     for name, buffer in plan.buffers.items():

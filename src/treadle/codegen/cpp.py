@@ -16,7 +16,7 @@ from treadle.codegen.common import bytes_moved, instances, reads_of, split_colum
 from treadle.codegen.cpp_columns import BLOCK, Columns
 from treadle.codegen.cpp_expr import STORED_TYPES
 from treadle.codegen.cpp_prelude import PRELUDE, ROUND_EACH
-from treadle.codegen.cpp_rows import Rows, rows_text
+from treadle.codegen.cpp_rows import RowLoops, rows_text
 from treadle.loop.expr import Reduce
 from treadle.loop.kernel import Definition, Kernel, KernelKind
 from treadle.loop.program import Buffer
@@ -76,11 +76,11 @@ def _layouts(names: Sequence[str], buffers: Mapping[str, Buffer]) -> Iterator[in
 def _loops(kernel: Kernel, names: Mapping[str, str], flat: bool) -> tuple[list[str], list[str]]:
     """What all threads share, and the loops."""
     if flat:
-        return [], Rows(kernel, names, None).flat()
+        return [], RowLoops(kernel, names, None).flat()
     if kernel.kind is KernelKind.COLUMNS:
         columns = Columns(kernel, names, split_columns(kernel, _LEAST, BLOCK))
         return columns.shared(), columns.text()
-    rows = Rows(kernel, names, split_columns(kernel, _LEAST))
+    rows = RowLoops(kernel, names, split_columns(kernel, _LEAST))
     return rows.shared(), rows_text(rows)
 
 

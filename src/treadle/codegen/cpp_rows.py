@@ -26,7 +26,7 @@ _TILE = 32
 _PIECE = 256  # columns that are added up in float32
 
 
-class Rows(Body):
+class RowLoops(Body):
     """The loops of one rows kernel."""
 
     @property
@@ -334,7 +334,7 @@ def _plain(index: Index, writer: Writer) -> str:
     return " + ".join([*terms, wide(index.const)])
 
 
-def rows_text(body: Rows) -> list[str]:
+def rows_text(body: RowLoops) -> list[str]:
     """The loops that suit the kernel."""
     crossing = body.crossing()
     return body.tiled(crossing) if crossing else body.passes()

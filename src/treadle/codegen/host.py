@@ -6,7 +6,7 @@ from typing import Any
 from treadle.codegen.cpp import render_cpp
 from treadle.codegen.cpp_draws import DRAWS
 from treadle.codegen.triton import render_triton
-from treadle.loop.kernel import Kernel, Plan
+from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.program import Buffer, BufferKind, Call, TensorRef
 from treadle.runtime.artifact import (
     Artifact,
@@ -14,15 +14,15 @@ from treadle.runtime.artifact import (
     CallStep,
     Language,
     Launch,
-    Place,
     Source,
+    Storage,
     View,
 )
 from treadle.runtime.draws import OPERATOR
 
 
 def artifact_of(
-    plan: Plan, *, device: str, language: Language | None = None, contract: bool = True
+    plan: KernelPlan, *, device: str, language: Language | None = None, contract: bool = True
 ) -> Artifact:
     """``plan`` as sources and host steps; Triton for CUDA devices, C++ otherwise. ``contract``:
     whether a product and a sum may round once."""
@@ -56,7 +56,7 @@ def artifact_of(
 
 
 def _render(
-    runs: Sequence[Sequence[Kernel]], plan: Plan, language: Language, contract: bool
+    runs: Sequence[Sequence[Kernel]], plan: KernelPlan, language: Language, contract: bool
 ) -> tuple[tuple[Source, ...], tuple[tuple[Launch, ...], ...]]:
     if not runs:
         return (), ()
@@ -107,8 +107,8 @@ def _view(ref: TensorRef) -> View:
 def spec_of(buffer: Buffer, offsets: Mapping[str, int], device: str = "") -> BufferSpec:
     """A buffer as the runtime knows it; ``offsets`` are those in the arena, ``device`` where the
     step runs."""
-    places = {BufferKind.INPUT: Place.INPUT, BufferKind.CONSTANT: Place.CONSTANT}
-    place = places.get(buffer.kind, Place.ARENA if buffer.name in offsets else Place.CALL)
+    places = {BufferKind.INPUT: Storage.INPUT, BufferKind.CONSTANT: Storage.CONSTANT}
+    place = places.get(buffer.kind, Storage.ARENA if buffer.name in offsets else Storage.CALL)
     return BufferSpec(
         buffer.name,
         buffer.dtype,
@@ -143,7 +143,7 @@ def _releases(
     last: dict[str, int] = {}
     for i, step in enumerate(steps):
         for name in touched(step):
-            if specs[name].place is Place.CALL and name not in kept:
+            if specs[name].place is Storage.CALL and name not in kept:
                 last[name] = i
     releases: list[list[str]] = [[] for _ in steps]
     for name, i in sorted(last.items()):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from treadle.codegen.triton_expr import TYPES, Value, Writer
+from treadle.codegen.triton_expr import TYPES, Named, Writer
 from treadle.codegen.triton_kernel import indices, is_wide, loaded, stored
 from treadle.codegen.triton_reduce import Partial, Tile, collapse, fill, finish
 from treadle.loop.expr import Reduce, ReduceKind
@@ -16,7 +16,7 @@ BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DeviceFunction:
     """One device function: ``programs`` of it run, or one per ``block`` elements of ``n``."""
 
     lines: tuple[str, ...]
@@ -53,19 +53,19 @@ class Body:
             value = self.writer.evaluate(item.expr)
         self.writer.locals[item.name] = value
 
-    def _reduce(self, reduce: Reduce, tile: Tile | None) -> Value:
+    def _reduce(self, reduce: Reduce, tile: Tile | None) -> Named:
         if tile is None:  # the reduced axis has one element
             value = self.writer.evaluate(reduce.body)
             if reduce.kind in (ReduceKind.ARGMAX, ReduceKind.ARGMIN):
-                return Value(self.writer.name(f"tl.full((), 0, {TYPES[reduce.dtype]})"))
+                return Named(self.writer.name(f"tl.full((), 0, {TYPES[reduce.dtype]})"))
             return value
         partial = collapse(self.writer, reduce, fill(self.writer, reduce, tile), tile)
         return self.result(reduce, partial, tile)
 
-    def result(self, reduce: Reduce, partial: Partial, tile: Tile) -> Value:
+    def result(self, reduce: Reduce, partial: Partial, tile: Tile) -> Named:
         """A collapsed reduction as a value over the parallel axis."""
         other = "c" if tile.along == "r" else "r"
-        return Value(finish(self.writer, reduce, partial), frozenset({other} & self.writer.blocks))
+        return Named(finish(self.writer, reduce, partial), frozenset({other} & self.writer.blocks))
 
     def store(self, item: Store, only: str = "") -> None:
         """``buffer[index] = value`` on the lanes that exist (and where ``only`` holds)."""
@@ -110,7 +110,7 @@ def positions(writer: Writer, axis: str, first: str, block: int, both: bool) -> 
 
 def pointwise(
     kernel: Kernel, buffers: Mapping[str, str], in_place: bool
-) -> tuple[Stage, tuple[int, ...]]:
+) -> tuple[DeviceFunction, tuple[int, ...]]:
     rows, cols = kernel.rows.extent, kernel.cols.extent
     if rows == 1 or cols == 1:
         return _flat(kernel, buffers, in_place), (max(rows, cols),) if rows * cols > 1 else ()
@@ -127,10 +127,10 @@ def pointwise(
     bound(writer, "c", cols, block_c)
     straight(Body(kernel, writer, in_place), None)
     programs = math.ceil(rows / block_r) * across
-    return Stage(tuple(writer.lines), programs, 0, warps(block_r * block_c)), ()
+    return DeviceFunction(tuple(writer.lines), programs, 0, warps(block_r * block_c)), ()
 
 
-def _flat(kernel: Kernel, buffers: Mapping[str, str], in_place: bool) -> Stage:
+def _flat(kernel: Kernel, buffers: Mapping[str, str], in_place: bool) -> DeviceFunction:
     axis = "c" if kernel.rows.extent == 1 else "r"
     scalar = kernel.rows.extent == kernel.cols.extent == 1
     writer = new_writer(kernel, buffers, [] if scalar else [axis])
@@ -144,8 +144,8 @@ def _flat(kernel: Kernel, buffers: Mapping[str, str], in_place: bool) -> Stage:
         writer.masks[axis] = f"m{axis}"
     straight(Body(kernel, writer, in_place), None)
     if scalar:
-        return Stage(tuple(writer.lines), 1, 0, 1)
-    return Stage(tuple(writer.lines), 0, BLOCK, 4)
+        return DeviceFunction(tuple(writer.lines), 1, 0, 1)
+    return DeviceFunction(tuple(writer.lines), 0, BLOCK, 4)
 
 
 def _pointwise_tile(kernel: Kernel) -> tuple[int, int]:

@@ -16,8 +16,7 @@ import torch
 
 from treadle.codegen.triton_prelude import HELPERS
 from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce
-from treadle.loop.index import Atom, Axis, FloorDiv, Index, Mod
-from treadle.loop.index import Value as IndexValue
+from treadle.loop.index import Atom, Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.traverse import operands_of
 from treadle.util.errors import LoweringError, VerifyError, require
 
@@ -106,7 +105,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class Named:
     """A name in the generated text, and which of the loop axes ``r`` and ``c`` it varies over."""
 
     text: str
@@ -128,7 +127,7 @@ class Writer:
     wide: bool = False
     lines: list[str] = field(default_factory=list[str])
     indent: int = 1
-    locals: dict[str, Value] = field(default_factory=dict[str, Value])
+    locals: dict[str, Named] = field(default_factory=dict[str, Named])
     known: dict[str, str] = field(default_factory=dict[str, str])
     count: int = 0
 
@@ -147,9 +146,9 @@ class Writer:
         """Masks of the axes, in a fixed order."""
         return [self.masks[axis] for axis in ("r", "c") if axis in axes and axis in self.masks]
 
-    def evaluate(self, expr: Expr) -> Value:
+    def evaluate(self, expr: Expr) -> Named:
         """``expr`` as a variable; operands first, each object once."""
-        done: dict[int, Value] = {}
+        done: dict[int, Named] = {}
         stack = [expr]
         while stack:
             node = stack[-1]
@@ -162,13 +161,13 @@ class Writer:
                 done[id(node)] = self._node(node, done)
         return done[id(expr)]
 
-    def _node(self, expr: Expr, done: Mapping[int, Value]) -> Value:
+    def _node(self, expr: Expr, done: Mapping[int, Named]) -> Named:
         match expr:
             case Const():
-                return Value(self.name(constant(expr.value, expr.dtype)))
+                return Named(self.name(constant(expr.value, expr.dtype)))
             case Position():
                 index = self.index(expr.index, done)
-                return Value(self.name(_as_int64(index.text)), index.axes)
+                return Named(self.name(_as_int64(index.text)), index.axes)
             case Local():
                 require(expr.name in self.locals, VerifyError, f"%{expr.name} is not defined here")
                 return self.locals[expr.name]
@@ -178,11 +177,11 @@ class Writer:
             case Apply():
                 values = [done[id(operand)] for operand in expr.operands]
                 axes = frozenset[str]().union(*(value.axes for value in values))
-                return Value(self._apply(expr, [value.text for value in values]), axes)
+                return Named(self._apply(expr, [value.text for value in values]), axes)
             case Reduce():
                 raise VerifyError("a reduction stands inside a formula")
 
-    def _load(self, load: Load, index: Value, mask: Value | None) -> Value:
+    def _load(self, load: Load, index: Named, mask: Named | None) -> Named:
         axes = index.axes | (mask.axes if mask else frozenset())
         lanes = self.lanes(axes) + ([mask.text] if mask else [])
         offset = index.text
@@ -191,7 +190,7 @@ class Writer:
                 offset = f"{offset} + 0 * {axis}"
         guard = f", mask={' & '.join(lanes)}, other=0" if lanes else ""
         text = self.name(f"tl.load({self.buffers[load.buffer]} + ({offset}){guard})")
-        return Value(text, axes)
+        return Named(text, axes)
 
     def _apply(self, expr: Apply, texts: list[str]) -> str:
         source = expr.operands[-1].dtype
@@ -225,7 +224,7 @@ class Writer:
             return self.name(f"{text}.to({TYPES[target]})")
         return self.name(f"{text}.to({TYPES[target]})")
 
-    def index(self, index: Index, done: Mapping[int, Value]) -> Value:
+    def index(self, index: Index, done: Mapping[int, Named]) -> Named:
         """The offset as text. Every part is non-negative, or divided as Python divides."""
         axes: set[str] = set()
         parts: list[str] = []
@@ -235,28 +234,28 @@ class Writer:
             parts.append(value.text if scale == 1 else f"{scale} * {value.text}")
         if index.const or not parts:
             parts.append(str(index.const))
-        return Value(" + ".join(parts), frozenset(axes))
+        return Named(" + ".join(parts), frozenset(axes))
 
-    def _atom(self, atom: Atom, done: Mapping[int, Value]) -> Value:
+    def _atom(self, atom: Atom, done: Mapping[int, Named]) -> Named:
         match atom:
             case Axis():
                 reason = "an index uses an axis that is not the kernel's"
                 require(atom in self.names, VerifyError, reason)
                 axis = self.names[atom]
-                return Value(axis, frozenset({axis} & self.blocks))
+                return Named(axis, frozenset({axis} & self.blocks))
             case FloorDiv(index=inner, n=n) | Mod(index=inner, n=n):
                 value = self.index(inner, done)
                 sign = "//" if isinstance(atom, FloorDiv) else "%"
                 if inner.bounds[0] >= 0:
-                    return Value(self.name(f"({value.text}) {sign} {n}"), value.axes)
+                    return Named(self.name(f"({value.text}) {sign} {n}"), value.axes)
                 rest = self.name(f"((({value.text}) % {n}) + {n}) % {n}")
                 if isinstance(atom, Mod):
-                    return Value(rest, value.axes)
-                return Value(self.name(f"(({value.text}) - {rest}) // {n}"), value.axes)
-            case IndexValue():
+                    return Named(rest, value.axes)
+                return Named(self.name(f"(({value.text}) - {rest}) // {n}"), value.axes)
+            case Value():
                 value = done[id(atom.expr)]
                 kind = "tl.int64" if self.wide else "tl.int32"
-                return Value(self.name(f"{value.text}.to({kind})"), value.axes)
+                return Named(self.name(f"{value.text}.to({kind})"), value.axes)
 
 
 def _places(expr: Apply) -> int | None:

@@ -9,7 +9,7 @@ import torch
 from treadle.codegen.triton_body import (
     BLOCK,
     Body,
-    Stage,
+    DeviceFunction,
     bound,
     new_writer,
     positions,
@@ -107,7 +107,7 @@ def _lanes(kernel: Kernel) -> int:
 
 def render_reducing(
     kernel: Kernel, buffers: Mapping[str, str], in_place: bool
-) -> tuple[list[Stage], list[tuple[torch.dtype, int]]]:
+) -> tuple[list[DeviceFunction], list[tuple[torch.dtype, int]]]:
     """The stages of a kernel with reductions, and its scratch tensors."""
     shape = shape_of(kernel)
     if shape.block_q >= shape.reduced:
@@ -119,7 +119,9 @@ def render_reducing(
     return looped.split(), looped.sizes
 
 
-def persistent(kernel: Kernel, buffers: Mapping[str, str], shape: Shape, in_place: bool) -> Stage:
+def persistent(
+    kernel: Kernel, buffers: Mapping[str, str], shape: Shape, in_place: bool
+) -> DeviceFunction:
     writer = _reducing_writer(kernel, buffers, shape)
     _parallel_positions(writer, shape, "tl.program_id(0)")
     positions(writer, shape.along, "0", shape.block_q, shape.both)
@@ -127,7 +129,7 @@ def persistent(kernel: Kernel, buffers: Mapping[str, str], shape: Shape, in_plac
     straight(
         Body(kernel, writer, in_place), shape.tile(shape.block_q) if shape.block_q > 1 else None
     )
-    return Stage(tuple(writer.lines), shape.programs, 0, shape.warps)
+    return DeviceFunction(tuple(writer.lines), shape.programs, 0, shape.warps)
 
 
 def _reducing_writer(kernel: Kernel, buffers: Mapping[str, str], shape: Shape) -> Writer:
@@ -239,7 +241,7 @@ class Looped:
     scratch: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     sizes: list[tuple[torch.dtype, int]] = field(default_factory=list[tuple[torch.dtype, int]])
 
-    def whole(self) -> Stage:
+    def whole(self) -> DeviceFunction:
         """All loops in one program."""
         body = self._begin("tl.program_id(0)")
         for level in range(self.levels.last + 1):
@@ -254,10 +256,10 @@ class Looped:
             body.store(item)
         return self._stage(body, self.shape.programs)
 
-    def split(self) -> list[Stage]:
+    def split(self) -> list[DeviceFunction]:
         """One stage per level; partial results pass through scratch."""
         self._reserve()
-        stages: list[Stage] = []
+        stages: list[DeviceFunction] = []
         for level in range(self.levels.last + 1):
             is_last = level == self.levels.last
             has_loop = bool(self.levels.reduced_in(level) or self.levels.stored_in(level))
@@ -267,7 +269,7 @@ class Looped:
             stages.append(self._one(level, splits, is_last))
         return stages
 
-    def _one(self, level: int, splits: int, is_last: bool) -> Stage:
+    def _one(self, level: int, splits: int, is_last: bool) -> DeviceFunction:
         body = self._begin(f"(tl.program_id(0) // {splits})")
         if splits > 1:
             body.writer.line(f"part = tl.program_id(0) % {splits}")
@@ -283,8 +285,8 @@ class Looped:
             body.store(item, "(part == 0)" if splits > 1 else "")
         return self._stage(body, self.shape.programs * splits)
 
-    def _stage(self, body: Body, programs: int) -> Stage:
-        return Stage(tuple(body.writer.lines), programs, 0, self.shape.warps)
+    def _stage(self, body: Body, programs: int) -> DeviceFunction:
+        return DeviceFunction(tuple(body.writer.lines), programs, 0, self.shape.warps)
 
     def _begin(self, program: str) -> Body:
         writer = _reducing_writer(self.kernel, self.buffers, self.shape)

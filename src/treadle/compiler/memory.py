@@ -6,7 +6,7 @@ from treadle.compiler.cleaning import extended, settled
 from treadle.compiler.request import Target, request_of
 from treadle.compiler.workspaces import with_workspaces
 from treadle.graph.signature import StepGraph
-from treadle.loop.kernel import Plan
+from treadle.loop.kernel import KernelPlan
 from treadle.loop.program import Program
 from treadle.loop.simplify import simplify_program
 from treadle.lower.graph import lower
@@ -24,7 +24,7 @@ class Scheduled:
     """A step as loops, and as kernels in an order."""
 
     program: Program
-    plan: Plan
+    plan: KernelPlan
 
 
 def planned(step: StepGraph, target: Target) -> Scheduled:

@@ -65,7 +65,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class KernelPlan:
     """The whole step, ready for code: order, buffers that survive, and where they live.
 
     ``offsets`` gives bytes into the arena for each temporary that is ours; temporaries missing

@@ -38,7 +38,7 @@ def layouts_for(step: StepGraph, device: str) -> Layouts:
     """
     if not device.startswith("cuda"):
         return Layouts()
-    return _Planner(step).layouts()
+    return _PaddingPlanner(step).layouts()
 
 
 def aligned_strides(shape: Sequence[int], dtype: torch.dtype) -> Shape:
@@ -52,7 +52,7 @@ def _rounded(size: int, dtype: torch.dtype) -> int:
 
 
 @dataclass
-class _Planner:
+class _PaddingPlanner:
     step: StepGraph
     extents: dict[fx.Node, Shape] = field(default_factory=dict[fx.Node, Shape])
     factors: dict[fx.Node, tuple[Shape, Shape]] = field(

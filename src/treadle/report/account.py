@@ -56,7 +56,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class RoleInputs:
     """The inputs of one role."""
 
     role: Role
@@ -151,7 +151,7 @@ class Account:
     device: Device
     device_name: str
     operations: tuple[tuple[str, int], ...]
-    inputs: tuple[Inputs, ...]
+    inputs: tuple[RoleInputs, ...]
     written_back: int
     left: tuple[str, ...]
     results: int
@@ -241,14 +241,14 @@ def account_of(seen: Observed) -> Account:
     )
 
 
-def _inputs(seen: Observed) -> tuple[Inputs, ...]:
+def _inputs(seen: Observed) -> tuple[RoleInputs, ...]:
     artifact = seen.artifact
     counts: Counter[Role] = Counter()
     sizes: Counter[Role] = Counter()
     for entry, name in zip(seen.step.signature.inputs, artifact.inputs, strict=True):
         counts[entry.role] += 1
         sizes[entry.role] += spec_bytes(artifact.buffers[name])
-    return tuple(Inputs(role, counts[role], sizes[role]) for role in Role if counts[role])
+    return tuple(RoleInputs(role, counts[role], sizes[role]) for role in Role if counts[role])
 
 
 def _memory(seen: Observed) -> Memory:

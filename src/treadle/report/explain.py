@@ -11,7 +11,7 @@ from treadle.report.account import Account, Use
 from treadle.report.advice import advice, short_line
 from treadle.report.chart import series
 from treadle.report.stages import ORDER
-from treadle.schedule.timeline import Held
+from treadle.schedule.timeline import AliveAtPeak
 from treadle.util.sizes import format_bytes
 
 _USES = 16
@@ -190,9 +190,9 @@ def during(account: Account) -> str:
     return f"{step.name} ({step.phase}{made}){where}"
 
 
-def held_rows(held: Sequence[Held]) -> list[tuple[int, Held]]:
+def held_rows(held: Sequence[AliveAtPeak]) -> list[tuple[int, AliveAtPeak]]:
     """Equal layers' values as one, the largest total first; each by the name of its first."""
-    groups: dict[tuple[str, ...], list[Held]] = {}
+    groups: dict[tuple[str, ...], list[AliveAtPeak]] = {}
     for each in held:
         key = (each.type, each.phase, layer_of(each.module), each.where)
         groups.setdefault(key, []).append(each)

@@ -9,7 +9,7 @@ from torch import fx
 from treadle.graph.operators import operation_name
 from treadle.graph.passes import GraphPass, PassReport
 from treadle.graph.signature import StepGraph
-from treadle.loop.kernel import Kernel, Plan
+from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.program import Call, Origin
 from treadle.passes.memory.cost import work_of
 from treadle.passes.memory.decisions import Decision
@@ -63,7 +63,7 @@ class CompileLog(Watcher):
         match product:
             case StepGraph():
                 self._nodes = {str(node): node for node in product.graph.nodes}
-            case Plan():
+            case KernelPlan():
                 kernels = {k.name: self._fused(k) for k in product.steps if isinstance(k, Kernel)}
                 calls = tuple(self._called(c) for c in product.steps if isinstance(c, Call))
                 line = timeline(product)

@@ -9,13 +9,13 @@ from treadle.graph.canonical import SourceLines
 from treadle.graph.passes import GraphPass, Observer, PassReport
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
-from treadle.loop.kernel import Kernel, Plan
+from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.printing import show_call, show_kernel, show_program
 from treadle.loop.program import Program
 from treadle.passes.memory.decisions import Decision, folded
 from treadle.runtime.artifact import Artifact
 
-Product = StepGraph | Program | Plan | Artifact | tuple[Decision, ...]
+Product = StepGraph | Program | KernelPlan | Artifact | tuple[Decision, ...]
 """What a stage makes."""
 
 STAGES = ("captured", "clean", "planned", "decisions", "loops", "kernels", "sources")
@@ -123,7 +123,7 @@ def text_of(product: Product) -> str:
             return show(product, details=True)
         case Program():
             return show_program(product)
-        case Plan():
+        case KernelPlan():
             parts = [
                 show_kernel(s) if isinstance(s, Kernel) else show_call(s) for s in product.steps
             ]

@@ -22,7 +22,7 @@ class Language(enum.StrEnum):
     TRITON = "triton"
 
 
-class Place(enum.StrEnum):
+class Storage(enum.StrEnum):
     INPUT = "input"  # bound at every call
     CONSTANT = "constant"
     ARENA = "arena"  # at a fixed byte offset
@@ -39,7 +39,7 @@ class BufferSpec:
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    place: Place
+    place: Storage
     offset: int = 0
     unsized: bool = False
     device: str = ""

@@ -58,7 +58,7 @@ def laid_out(values: Tensor, spec: BufferSpec) -> Tensor:
 
 
 @dataclass(slots=True)
-class Uses:
+class BufferUses:
     """The places that one buffer appears in."""
 
     pointers: list[tuple[Any, int]] = field(default_factory=list[tuple[Any, int]])
@@ -98,7 +98,7 @@ class Bindings:
         self, buffers: Mapping[str, BufferSpec], generators: Sequence[torch.Generator] = ()
     ) -> None:
         """``generators``: the user's, which calls draw from."""
-        self.uses = {name: Uses() for name in buffers}
+        self.uses = {name: BufferUses() for name in buffers}
         self._generators = generators
 
     def pointers(self, rows: tuple[tuple[str, ...], ...]) -> Any:

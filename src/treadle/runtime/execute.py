@@ -24,7 +24,7 @@ from torch import Tensor
 import treadle.runtime.packed  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from treadle.compat.tensors import is_zerotensor
 from treadle.runtime.arena import Arena
-from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Place, View
+from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Storage, View
 from treadle.runtime.bindings import (
     Bindings,
     Live,
@@ -269,7 +269,7 @@ class Executable:
             self._actions += actions
             self._owners += [index] * len(actions)
         specs = self.artifact.buffers.values()
-        ours = [spec for spec in specs if spec.place is Place.CALL and 0 in spec.shape]
+        ours = [spec for spec in specs if spec.place is Storage.CALL and 0 in spec.shape]
         self._empty = [spec for spec in ours if spec.name not in filled]
 
     def _launch(self, step: Launch, filled: set[str]) -> list[Callable[[], Any]]:
@@ -316,9 +316,9 @@ class Executable:
         return drawer(self._functions.native[FUNCTION]) if name == OPERATOR else resolve(name)
 
     def _fresh(self, names: Sequence[str], filled: set[str]) -> list[Callable[[], Any]]:
-        """Actions that allocate the buffers of ``Place.CALL`` that no step has filled yet."""
+        """Actions that allocate the buffers of ``Storage.CALL`` that no step has filled yet."""
         specs = [self.artifact.buffers[name] for name in dict.fromkeys(names)]
-        new = [s for s in specs if s.place is Place.CALL and s.name not in filled]
+        new = [s for s in specs if s.place is Storage.CALL and s.name not in filled]
         filled.update(spec.name for spec in new)
         return [functools.partial(self._live.allocate, spec) for spec in new]
 
@@ -336,7 +336,7 @@ class Executable:
         if self._arena is not space:
             self._arena = space
             for name, spec in buffers.items():
-                if spec.place is Place.ARENA:
+                if spec.place is Storage.ARENA:
                     self._bindings.uses[name].bind(self._in_arena(spec), spec)
         if len(self._constants) < len(self.artifact.constants):
             for name, values in self.artifact.constants.items():
@@ -424,18 +424,18 @@ class Executable:
         if spec.unsized:
             return self._live.tensors[spec.name]
         match spec.place:
-            case Place.INPUT:
+            case Storage.INPUT:
                 base = self._bound[self.artifact.inputs.index(view.buffer)]
-            case Place.CONSTANT:
+            case Storage.CONSTANT:
                 base = self._constants[view.buffer]
-            case Place.CALL:
+            case Storage.CALL:
                 base = self._live.tensors[view.buffer]
-            case Place.ARENA:
+            case Storage.ARENA:
                 base = self._in_arena(spec)
-        if spec.place is Place.CALL and view == whole(spec):
+        if spec.place is Storage.CALL and view == whole(spec):
             return base  # no view: autograd lets its owner write to it
         shown = view_of(storage_of(base, spec), view)
-        return shown.clone() if spec.place in (Place.ARENA, Place.CONSTANT) else shown
+        return shown.clone() if spec.place in (Storage.ARENA, Storage.CONSTANT) else shown
 
 
 def _look(args: list[Any]) -> None:

@@ -7,7 +7,7 @@ still works at the step before; the step's own stream waits for it, the host doe
 import torch
 from torch import Tensor
 
-from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Place, View
+from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Storage, View
 
 _COPY = "aten._to_copy.default"
 
@@ -49,7 +49,7 @@ def imported(artifact: Artifact, step: object) -> tuple[int, str, bool] | None:
         return None
     (target,) = step.outputs
     spec = artifact.buffers[source.buffer]
-    if spec.place is not Place.INPUT or not spec.device or target is None:
+    if spec.place is not Storage.INPUT or not spec.device or target is None:
         return None
     if artifact.buffers[target].device:
         return None

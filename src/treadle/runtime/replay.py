@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from treadle.runtime.artifact import Artifact, CallStep, Launch, Place, View
+from treadle.runtime.artifact import Artifact, CallStep, Launch, Storage, View
 from treadle.runtime.bindings import same_strides, spec_bytes
 from treadle.runtime.incoming import imported
 from treadle.runtime.segments import MOST, Segment, split, views_in
@@ -145,7 +145,7 @@ class Replay:
         hosted = {at for at, spec in enumerate(self._specs) if spec.device}
         self._moving = (set(terms.moving) | hosted) & self._placeable
         names = {view.buffer for view in artifact.results if view is not None}
-        self._results = {each for each in names if artifact.buffers[each].place is Place.CALL}
+        self._results = {each for each in names if artifact.buffers[each].place is Storage.CALL}
         kept = [artifact.buffers[name] for name in names]
         kept += [
             artifact.buffers[name]
@@ -153,7 +153,7 @@ class Replay:
             for name in (*each.reads, *each.copied)
             if not artifact.buffers[name].unsized
         ]
-        self._extra = sum(spec_bytes(spec) for spec in kept if spec.place is Place.CALL)
+        self._extra = sum(spec_bytes(spec) for spec in kept if spec.place is Storage.CALL)
         self._device = torch.device(artifact.device)
         self._written, self._room = terms.written, terms.room
         self._step, self._recorder = step, recorder

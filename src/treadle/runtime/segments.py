@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from treadle.compat.operators import schema_of
-from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Place, View
+from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Storage, View
 from treadle.runtime.bindings import spec_bytes
 from treadle.util.expected import NAME as EXPECT
 
@@ -81,7 +81,7 @@ def _linked(
     for steps, recorded in parts:
         for at in steps:
             for each in uses[at].writes:
-                if each.place is Place.CALL:
+                if each.place is Storage.CALL:
                     made.setdefault(each.name, recorded)
     taken = {
         each.name
@@ -148,9 +148,9 @@ def _shares(one: BufferSpec, other: BufferSpec) -> bool:
         return True
     if one.place is not other.place:
         return False
-    if one.place is Place.INPUT:
+    if one.place is Storage.INPUT:
         return one.device == other.device
-    if one.place is not Place.ARENA:
+    if one.place is not Storage.ARENA:
         return False
     first, second = sorted((one, other), key=lambda each: each.offset)
     return first.offset + spec_bytes(first) > second.offset

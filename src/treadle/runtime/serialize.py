@@ -23,8 +23,8 @@ from treadle.runtime.artifact import (
     CallStep,
     Language,
     Launch,
-    Place,
     Source,
+    Storage,
     View,
 )
 from treadle.util.errors import RuntimeFailure, require
@@ -183,7 +183,7 @@ def _from_spec(spec: BufferSpec) -> list[Any]:
 def _to_spec(data: Sequence[Any]) -> BufferSpec:
     name, dtype, shape, strides, place, offset, unsized, device = data
     layout = tuple(decode(shape)), tuple(decode(strides))
-    return BufferSpec(name, _dtype(dtype), *layout, Place(place), offset, unsized, device)
+    return BufferSpec(name, _dtype(dtype), *layout, Storage(place), offset, unsized, device)
 
 
 def _from_step(step: Launch | CallStep) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, final
 from torch import Tensor
 
 
-class Layouts(Protocol):
+class SameTensors(Protocol):
     """Some tensors and what they were like."""
 
     def is_same(self) -> bool:
@@ -18,7 +18,7 @@ class Layouts(Protocol):
         ...
 
 
-LayoutsOf = Callable[[Sequence[Tensor]], Layouts | None]
+LayoutsOf = Callable[[Sequence[Tensor]], SameTensors | None]
 
 
 @final
@@ -36,7 +36,7 @@ class SteadyInputs:
         """Nothing is known, and no tensor is held."""
         self._at: list[int] = []
         self._tensors: list[Tensor] = []
-        self._layouts: Layouts | None = None
+        self._layouts: SameTensors | None = None
         self._others: Sequence[int] = range(self._count)
 
     def others(self, inputs: Sequence[Tensor]) -> Sequence[int]:
@@ -66,4 +66,4 @@ class SteadyInputs:
         self._others = [n for n in range(self._count) if n not in known]
 
 
-__all__ = ["Layouts", "LayoutsOf", "SteadyInputs"]
+__all__ = ["LayoutsOf", "SameTensors", "SteadyInputs"]

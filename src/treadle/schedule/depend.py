@@ -15,7 +15,7 @@ from treadle.util.expected import NAME as EXPECT
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class Dependencies:
     """``before[i]``: the steps that step ``i`` waits for; ``flow[i]``: those whose values it
     reads; ``readers`` and ``writers`` of each buffer, in order."""
 
@@ -53,7 +53,7 @@ def written_buffers(step: Step) -> tuple[str, ...]:
     return (step.output.buffer,)
 
 
-def facts(steps: tuple[Step, ...], inputs: Sequence[str] = ()) -> Facts:
+def facts(steps: tuple[Step, ...], inputs: Sequence[str] = ()) -> Dependencies:
     """The dependencies of ``steps``, in one walk. ``inputs``: what nothing may write before the
     conditions that stand earlier are known to hold."""
     theirs = frozenset(inputs)
@@ -83,7 +83,7 @@ def facts(steps: tuple[Step, ...], inputs: Sequence[str] = ()) -> Facts:
             readers[name].append(i)
         for name in written_buffers(step):
             writers[name].append(i)
-    return Facts(
+    return Dependencies(
         tuple(before),
         tuple(flow),
         {name: tuple(each) for name, each in readers.items()},

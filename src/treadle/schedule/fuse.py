@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from treadle.loop.index import Index
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
-from treadle.schedule.depend import Facts
+from treadle.schedule.depend import Dependencies
 from treadle.schedule.frame import Frame, Frames, Level, Placed
 from treadle.util.extents import sample_of
 
@@ -48,7 +48,7 @@ class Fuser:
         self,
         steps: tuple[Step, ...],
         buffers: Mapping[str, Buffer],
-        facts: Facts,
+        facts: Dependencies,
         frames: Frames,
         home: Mapping[int, Frame],
     ) -> None:
@@ -234,7 +234,7 @@ def _common_frame(a: Group, b: Group) -> Frame | None:
 
 
 def stored_buffers(
-    group: Group, facts: Facts, buffers: Mapping[str, Buffer], results: frozenset[str]
+    group: Group, facts: Dependencies, buffers: Mapping[str, Buffer], results: frozenset[str]
 ) -> Iterator[Placed]:
     """The members whose value someone outside of the kernel reads."""
     for each in group.placed:

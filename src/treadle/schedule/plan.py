@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from treadle.loop.expr import Load, Local, Reduce
 from treadle.loop.index import Index
-from treadle.loop.kernel import OWN_ROWS, Definition, Kernel, KernelKind, Plan, Store
+from treadle.loop.kernel import OWN_ROWS, Definition, Kernel, KernelKind, KernelPlan, Store
 from treadle.loop.program import IMPORT, Buffer, BufferKind, Call, Program, TensorRef
 from treadle.loop.traverse import loads, walk
 from treadle.schedule.arena import Interval, chained, pack
@@ -28,7 +28,7 @@ from treadle.util.extents import largest, same, surely_less
 PlanStep = Kernel | Call
 
 
-def schedule(program: Program, *, fuse: bool = True, allocator: Allocator = PLAIN) -> Plan:
+def schedule(program: Program, *, fuse: bool = True, allocator: Allocator = PLAIN) -> KernelPlan:
     """The plan of ``program``; without ``fuse`` every compute is a kernel of its own.
 
     ``allocator``: how bytes are counted in its peak.
@@ -97,7 +97,7 @@ def _finish(
     buffers: Mapping[str, Buffer],
     kept: frozenset[str],
     allocator: Allocator,
-) -> Plan:
+) -> KernelPlan:
     lives = lifetimes(steps, buffers, kept)
     by_call = {
         name
@@ -119,7 +119,7 @@ def _finish(
     }
     near = {name: each for name, each in surviving.items() if not program.is_elsewhere(each)}
     peak = _peak(steps, near, calls, arena_bytes, allocator)
-    return Plan(
+    return KernelPlan(
         steps,
         surviving,
         offsets,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.loop.kernel import Kernel, Plan
+from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.printing import dtype_name
 from treadle.loop.program import Buffer, BufferKind, Call, Origin
 from treadle.schedule.arena import Interval
@@ -15,7 +15,7 @@ _SHOWN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AliveAtPeak:
     """A temporary that is alive at the peak."""
 
     name: str
@@ -50,10 +50,10 @@ class Timeline:
     calls: tuple[int, ...]
     workspace: tuple[int, ...]
     peak_at: int
-    held: tuple[Held, ...]
+    held: tuple[AliveAtPeak, ...]
 
 
-def timeline(plan: Plan) -> Timeline:
+def timeline(plan: KernelPlan) -> Timeline:
     """What ``plan`` holds, step by step."""
     kept = frozenset(ref.buffer for ref in plan.results if ref is not None)
     spans = lifetimes(plan.steps, plan.buffers, kept)
@@ -91,13 +91,13 @@ def timeline(plan: Plan) -> Timeline:
 def timeline_from(data: Mapping[str, Any]) -> Timeline:
     """The inverse of ``dataclasses.asdict``, after a way through JSON."""
     rows = {phase: tuple(row) for phase, row in data["temporaries"].items()}
-    held = tuple(Held(**each) for each in data["held"])
+    held = tuple(AliveAtPeak(**each) for each in data["held"])
     lists = {name: tuple(each) for name, each in data.items() if isinstance(each, list)}
     fields: dict[str, Any] = {**data, **lists, "temporaries": rows, "held": held}
     return Timeline(**fields)
 
 
-def _constants(plan: Plan) -> int:
+def _constants(plan: KernelPlan) -> int:
     """What is neither a temporary nor an input."""
     kinds = {name: each for name, each in plan.buffers.items() if name not in plan.inputs}
     fixed = [each for each in kinds.values() if each.kind is not BufferKind.TEMPORARY]
@@ -105,7 +105,7 @@ def _constants(plan: Plan) -> int:
 
 
 def _in_arena(
-    plan: Plan, ours: Sequence[Interval], writers: Mapping[str, Origin]
+    plan: KernelPlan, ours: Sequence[Interval], writers: Mapping[str, Origin]
 ) -> dict[str, tuple[int, ...]]:
     """A value that takes over another's bytes counts from the step after; they are one block."""
     phases = dict.fromkeys(writers[each.name].phase for each in ours)
@@ -121,18 +121,18 @@ def _in_arena(
 
 
 def _alive_at(
-    at: int, plan: Plan, lives: Mapping[str, Interval], writers: Mapping[str, Origin]
-) -> tuple[Held, ...]:
+    at: int, plan: KernelPlan, lives: Mapping[str, Interval], writers: Mapping[str, Origin]
+) -> tuple[AliveAtPeak, ...]:
     alive = [each for each in lives.values() if each.first <= at <= each.last]
     alive.sort(key=lambda each: (-each.nbytes, each.name))
     return tuple(_held(plan.buffers[each.name], writers[each.name]) for each in alive[:_SHOWN])
 
 
-def _held(buffer: Buffer, origin: Origin) -> Held:
+def _held(buffer: Buffer, origin: Origin) -> AliveAtPeak:
     shape = ", ".join(str(largest(size)) for size in buffer.shape)
     kind = f"{dtype_name(buffer.dtype)}[{shape}]"
     size = largest(buffer.nbytes)
-    return Held(buffer.name, kind, size, origin.phase, origin.module, origin.where)
+    return AliveAtPeak(buffer.name, kind, size, origin.phase, origin.module, origin.where)
 
 
 def _writers(steps: Sequence[PlanStep]) -> dict[str, Origin]:

@@ -34,7 +34,7 @@ WARMUP = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainingRun:
     """One training run. Times in ms and s, sizes in bytes; eager predicts nothing."""
 
     name: str
@@ -52,7 +52,7 @@ class Run:
 class Trained:
     """The losses of a run beside its summary."""
 
-    run: Run
+    run: TrainingRun
     losses: list[float]
     library: bool = False
 
@@ -125,7 +125,7 @@ def _train(
     kernels, fallbacks, predicted = _counts(step)
     step_ms = 1e3 * sorted(times[WARMUP:] or times)[len(times[WARMUP:] or times) // 2]
     first, last = losses[0], sum(losses[-10:]) / len(losses[-10:])
-    run = Run(name, first, last, step_ms, peak, predicted, compile_s, kernels, fallbacks)
+    run = TrainingRun(name, first, last, step_ms, peak, predicted, compile_s, kernels, fallbacks)
     library = isinstance(step, Step) and step.compiled.library
     return Trained(run, losses, library)
 
@@ -182,7 +182,7 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _print(console: Console, runs: Sequence[Run], difference: float, steps: int) -> None:
+def _print(console: Console, runs: Sequence[TrainingRun], difference: float, steps: int) -> None:
     title = f"{steps} steps of a byte-level GPT on Python's standard library"
     table = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for column in (

@@ -14,7 +14,7 @@ from treadle.passes.memory.masks import with_byte_masks
 from treadle.passes.memory.order import Facts, Order, as_traced, facts_of
 from treadle.passes.memory.rematerialise import build, extra_seconds, recompute
 from treadle.passes.memory.reorder import update_early
-from treadle.passes.memory.simulate import Timeline, timeline
+from treadle.passes.memory.simulate import LiveBytes, timeline
 
 _LAMBDAS = tuple(2.0**exponent for exponent in range(5, -9, -1))
 _SHOWN = 6  # points that ``frontier`` gives
@@ -123,7 +123,7 @@ def _gain(old: Candidate, new: Candidate) -> float:
     return (old.predicted_peak - new.predicted_peak) / max(new.seconds - old.seconds, 1e-12)
 
 
-def smaller_peak(order: Order) -> tuple[Order, Timeline]:
+def smaller_peak(order: Order) -> tuple[Order, LiveBytes]:
     """The order, with its updates early if that helps."""
     plain = timeline(order)
     early = update_early(order)

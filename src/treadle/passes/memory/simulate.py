@@ -35,7 +35,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class LiveBytes:
     """``live[k]``: bytes alive during operation ``k``, inputs included.
 
     ``at_peak``: the largest values of the peak first, as ``(bytes, operation)``.
@@ -59,7 +59,7 @@ class Timeline:
 
 def simulate(
     step: StepGraph, *, order: Sequence[fx.Node] | None = None, model: Model = Model()
-) -> Timeline:
+) -> LiveBytes:
     """The timeline of a step, in graph order unless another order of its nodes is given."""
     facts = facts_of(step)
     traced = as_traced(facts)
@@ -69,7 +69,7 @@ def simulate(
     return timeline(traced, model)
 
 
-def timeline(order: Order, model: Model = Model()) -> Timeline:
+def timeline(order: Order, model: Model = Model()) -> LiveBytes:
     place, stored = _fuse(order) if model.fusion else _unfused(order)
     slots, start, size, owner = _storages(order, place, stored)
     end = list(start)
@@ -173,7 +173,7 @@ def _keep_results(
 
 def _sweep(
     order: Order, start: list[int], end: list[int], size: list[int], owner: list[int]
-) -> Timeline:
+) -> LiveBytes:
     count = len(order.origin)
     delta = [0] * (count + 2)
     for first, final, nbytes in zip(start, end, size, strict=True):
@@ -185,10 +185,10 @@ def _sweep(
         current += delta[k]
         live.append(current)
     if not live:
-        return Timeline(order, current, 0, (), ())
+        return LiveBytes(order, current, 0, (), ())
     peak = max(range(count), key=live.__getitem__)
     table = [
         (size[s], owner[s]) for s in range(len(size)) if size[s] and start[s] <= peak <= end[s]
     ]
     table.sort(key=lambda row: (-row[0], row[1]))
-    return Timeline(order, live[peak], peak, tuple(live), tuple(table))
+    return LiveBytes(order, live[peak], peak, tuple(live), tuple(table))
