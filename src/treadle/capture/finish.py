@@ -28,7 +28,7 @@ from treadle.capture.sources import (
     Scalars,
     Source,
 )
-from treadle.capture.torch_private import TreeSpec
+from treadle.capture.torch_private import TreeSpec, hold_constants
 from treadle.capture.words import looks_at_value, show_line
 from treadle.graph.draws import looks_at_numbers
 from treadle.graph.operators import arguments, has_effect, is_random, set_argument
@@ -181,7 +181,7 @@ def _functional(
         outputs.append(Output(sources[at][0].name, writes=at))
         results.append(value)
     new.output(tuple(results))
-    fx.GraphModule(module, new)
+    hold_constants(new, module)
     _draw_once(new)
     join_conditions(new)
     _drop_dead(new)

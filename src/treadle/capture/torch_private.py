@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.autograd import forward_ad
+from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
 from torch.nn.modules import transformer
@@ -83,6 +84,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._subclasses.fake_tensor.FakeTensorMode": ("2.11", "2.13", "2.15"),
     "torch.utils._sympy.value_ranges.ValueRanges": ("2.11", "2.13", "2.15"),
     "torch.fx.experimental.symbolic_shapes.ShapeEnv": ("2.11", "2.13", "2.15"),
+    "torch.fx._lazy_graph_module._LazyGraphModule": ("2.11", "2.13", "2.15"),
+    "torch.fx._lazy_graph_module._use_lazy_graph_module": ("2.11", "2.13", "2.15"),
     "torch.nn.modules.transformer._detect_is_causal_mask": ("2.11", "2.13", "2.15"),
     "torch.ops.mkldnn._is_mkldnn_bf16_supported": ("2.11", "2.13", "2.15"),
     "torch.ops.mkldnn._is_mkldnn_fp16_supported": ("2.11", "2.13", "2.15"),
@@ -416,19 +419,26 @@ def trace(
     of ``symbolic_mode``.
 
     Without oneDNN, whose recurrent layers give an opaque workspace that fake ones do not have:
-    they become products and pointwise work. What runs may still use it.
+    they become products and pointwise work. What runs may still use it. Nobody calls the module:
+    its graph is not made into a text and compiled.
     """
 
     def flat(*values: Tensor) -> Any:
-        return function(list(values))
+        with _use_lazy_graph_module(False):  # those that the function itself makes
+            return function(list(values))
 
-    with without_onednn(), without_words():
+    with without_onednn(), without_words(), _use_lazy_graph_module(True):
         return make_fx(
             flat,
             decomposition_table={**TRACED_AS, **GROUPED},
             tracing_mode="symbolic" if symbolic else "fake",
             _allow_non_fake_inputs=True,
         )(*inputs)
+
+
+def hold_constants(graph: fx.Graph, owner: fx.GraphModule) -> None:
+    """``graph``, made of ``owner``'s, gets a module with the constants that it names."""
+    _LazyGraphModule(owner, graph)
 
 
 @contextmanager
