@@ -101,7 +101,7 @@ def test_remains_of_a_killed_writer_go(tmp_path: Path) -> None:
     cache.put(content_key("b"), b"2")
     assert remains.exists()  # it may still be written
     os.utime(remains, (1000, 1000))
-    for number in range(100):  # some of them look
+    for number in range(1000):  # some of them look
         cache.put(content_key(str(number)), b"3")
     assert not remains.exists()
 
@@ -109,7 +109,7 @@ def test_remains_of_a_killed_writer_go(tmp_path: Path) -> None:
 def test_many_small_entries_stay_near_the_limit(tmp_path: Path, monkeypatch) -> None:
     looks: list[int] = []
     original = caches._entries
-    monkeypatch.setattr(caches, "_entries", lambda root: looks.append(1) or original(root))
+    monkeypatch.setattr(caches, "_entries", lambda *of: looks.append(1) or original(*of))
     cache = Cache(tmp_path, limit_bytes=20_000)
     keys = [content_key(str(number)) for number in range(800)]
     for key in keys:
@@ -117,6 +117,17 @@ def test_many_small_entries_stay_near_the_limit(tmp_path: Path, monkeypatch) -> 
     assert len(looks) < 100
     assert cache.size() < 1.25 * cache.limit_bytes
     assert cache.get(keys[-1]) is not None
+
+
+def test_far_from_the_limit_few_entries_look_at_all_others(tmp_path: Path, monkeypatch) -> None:
+    looks: list[int] = []
+    original = caches._entries
+    monkeypatch.setattr(caches, "_entries", lambda *of: looks.append(len(of)) or original(*of))
+    cache = Cache(tmp_path, limit_bytes=1 << 30)
+    for number in range(800):
+        cache.put(content_key(str(number)), bytes(10))
+    assert 0 < looks.count(1) < 10
+    assert looks.count(2) < 100  # at one folder
 
 
 def call(path: Path) -> int:

@@ -15,10 +15,10 @@ import functools
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sys import _getframe
+from threading import get_ident  # of the module itself, reading is noted
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any, cast, final
 
@@ -276,7 +276,9 @@ class ExternalState:
             except AttributeError:
                 self._note(owner, name)
                 raise
-            self._note(owner, name)
+            # What the machinery reads of its own, such as loggers, at every operation: most reads.
+            if self._inside != get_ident() or id(owner) in self._read:
+                self._note(owner, name)
             return value
 
         return get
@@ -304,7 +306,7 @@ class ExternalState:
             return
         read = self._read.get(id(owner))
         if read is None and issubclass(type(owner), _LOGGER):
-            if self._inside == threading.get_ident():
+            if self._inside == get_ident():
                 return  # the machinery's own
             self._meet_logger(owner)
             read = self._read.get(id(owner))
@@ -409,7 +411,7 @@ class ExternalState:
         def call(mode: Any, op: Any, *rest: Any, **named: Any) -> Any:
             self._threads.follow()
             whole = isinstance(op, OpOverload) and facts_of(op).opaque
-            before, self._inside = self._inside, 0 if whole else threading.get_ident()
+            before, self._inside = self._inside, 0 if whole else get_ident()
             try:
                 return (dispatch if whole else paused)(mode, op, *rest, **named)
             finally:

@@ -31,6 +31,7 @@ from treadle.capture.sources import (
 from treadle.capture.words import looks_at_value, show_line
 from treadle.compat.operators import OpOverload
 from treadle.compat.pytree import TreeSpec
+from treadle.compat.tracing import hold_constants
 from treadle.graph.draws import looks_at_numbers
 from treadle.graph.operators import arguments, has_effect, is_random, set_argument
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
@@ -182,7 +183,7 @@ def _functional(
         outputs.append(Output(sources[at][0].name, writes=at))
         results.append(value)
     new.output(tuple(results))
-    fx.GraphModule(module, new)
+    hold_constants(new, module)
     _draw_once(new)
     join_conditions(new)
     _drop_dead(new)

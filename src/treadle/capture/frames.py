@@ -210,6 +210,7 @@ class FrameRecorder:
         self._threads = threads
         self.asked: tuple[str, Line] | None = None  # of the operating system, by the user's code
         self._ours: dict[int, CodeType] = {}  # by their ids: of these nothing is to be told
+        self._told: set[tuple[int, int]] = set()  # by ids, of torch and the library: all is known
         self._mentions: dict[int, tuple[CodeType, Mentions]] = {}
         self._events = _Profiling(self._enters, self._calls, self._ours)
         self._generators: dict[int, FrameType] = {}  # held, so that no id is used twice
@@ -245,7 +246,9 @@ class FrameRecorder:
         return self._is_new(frame) or again
 
     def _is_new(self, frame: FrameType) -> bool:
-        code = frame.f_code
+        code, key = frame.f_code, (id(frame.f_code), id(frame.f_globals))
+        if key in self._told:
+            return False
         imports = _is_import(frame)
         self._imports = self._imports or imports
         owner = whose(file_of(frame))
@@ -271,6 +274,8 @@ class FrameRecorder:
             return True
         if not known:
             self.entered.note(code, frame.f_globals, owner)
+        if not imports and not resumable:
+            self._told.add(key)
         return resumable
 
     def _mentioned(self, code: CodeType) -> Mentions:

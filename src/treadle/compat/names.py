@@ -32,6 +32,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._subclasses.fake_tensor.FakeTensorMode": ALL,
     "torch._subclasses.fake_tensor.UnsupportedOperatorException": ALL,
     "torch.autograd.Variable._execution_engine": ALL,
+    "torch.fx._lazy_graph_module._LazyGraphModule": ALL,
+    "torch.fx._lazy_graph_module._use_lazy_graph_module": ALL,
     "torch.fx.experimental.symbolic_shapes.ShapeEnv": ALL,
     "torch.nn.modules.transformer._detect_is_causal_mask": ALL,
     "torch.nn.utils.rnn._VF._pack_padded_sequence": ALL,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx, track_tensor_tree
 from torch.nn.modules import transformer
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
@@ -31,19 +32,26 @@ def trace(
     of ``symbolic_mode``. ``instead``: by operator what to trace in its place.
 
     Without oneDNN, whose recurrent layers give an opaque workspace that fake ones do not have:
-    they become products and pointwise work. What runs may still use it.
+    they become products and pointwise work. What runs may still use it. Nobody calls the module:
+    its graph is not made into a text and compiled.
     """
 
     def flat(*values: Tensor) -> Any:
-        return function(list(values))
+        with _use_lazy_graph_module(False):  # those that the function itself makes
+            return function(list(values))
 
-    with without_onednn(), without_words():
+    with without_onednn(), without_words(), _use_lazy_graph_module(True):
         return make_fx(
             flat,
             decomposition_table=dict(instead),
             tracing_mode="symbolic" if symbolic else "fake",
             _allow_non_fake_inputs=True,
         )(*inputs)
+
+
+def hold_constants(graph: fx.Graph, owner: fx.GraphModule) -> None:
+    """``graph``, made of ``owner``'s, gets a module with the constants that it names."""
+    _LazyGraphModule(owner, graph)
 
 
 def held_input(tensor: Tensor) -> Tensor:
@@ -139,6 +147,7 @@ __all__ = [
     "dispatch_of_trace",
     "flat_weights",
     "held_input",
+    "hold_constants",
     "masks_as_given",
     "outside_modes",
     "retraced",

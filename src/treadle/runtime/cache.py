@@ -29,7 +29,7 @@ _TRAILER = len(_MARK) + 32
 _STALE_SECONDS = 3600
 _TEMPORARY = ".partial-"
 _LARGE = 256  # an entry of more than this part of the limit
-_ONE_IN = 16  # of the others, those whose keys begin so
+_FOLDERS = 256  # by the first two digits of the keys
 
 
 def content_key(*parts: str | bytes) -> str:
@@ -144,7 +144,8 @@ class Cache:
                 ) from error
             self._fall_back(error)
             return self._store(key, suffix, payload)
-        if len(data) * _LARGE > self.limit_bytes or int(key[:2], 16) % _ONE_IN == 0:
+        large = len(data) * _LARGE > self.limit_bytes
+        if large or (key[1] == "0" and (key[2] == "0" or self._may_be_full(path.parent))):
             self._evict(path)
         return path
 
@@ -163,11 +164,17 @@ class Cache:
             stacklevel=4,
         )
 
+    def _may_be_full(self, folder: Path) -> bool:
+        """Whether ``folder`` has its part of half the limit: keys are spread evenly over all."""
+        sizes = [size for _, size, _ in _entries(self._root(), folder.name)]
+        return sum(sizes) * _FOLDERS * 2 > self.limit_bytes
+
     def _evict(self, keep: Path) -> None:
         """Remove the least recently used entries until the rest fits the limit.
 
-        That looks at every entry there is, so only large ones and one in sixteen of the others ask
-        for it: the limit may be passed by a few small entries.
+        That looks at every entry there is, so of small ones only one in sixteen asks for it where
+        its own folder says that the limit may be near, and elsewhere one in 256: the limit may be
+        passed by a few small entries.
         """
         entries = sorted(_entries(self._root()))
         excess = sum(size for _, size, _ in entries) - self.limit_bytes
@@ -208,9 +215,9 @@ def _write(path: Path, data: bytes) -> Path:
     return path
 
 
-def _entries(root: Path) -> Iterator[tuple[float, int, Path]]:
+def _entries(root: Path, folders: str = "[0-9a-f][0-9a-f]") -> Iterator[tuple[float, int, Path]]:
     """(last use, bytes, path) of each entry; what a killed writer left behind is removed."""
-    for path in root.glob("[0-9a-f][0-9a-f]/*"):
+    for path in root.glob(f"{folders}/*"):
         try:
             status = path.stat()
         except OSError:

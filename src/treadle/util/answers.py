@@ -13,9 +13,10 @@ This only says what is worth assuming: whoever assumes an answer still has to ch
 """
 
 import dis
+import functools
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, final
 
@@ -53,6 +54,7 @@ class _Code:
     handlers: tuple[Any, ...]
 
     @staticmethod
+    @functools.lru_cache(maxsize=1 << 7)
     def of(code: CodeType) -> "_Code":
         shown: Any = dis.Bytecode(code)
         found = tuple(shown)
@@ -97,11 +99,10 @@ class _Follower:
     """Follows one answer. What is not known to only raise does not."""
 
     is_ours: Callable[[FrameType], bool]
-    _codes: dict[CodeType, _Code] = field(default_factory=dict[CodeType, _Code])
 
     def from_question(self, frame: FrameType, answer: bool) -> bool:
         """Whether ``answer`` to what ``frame`` asks only raises."""
-        code = self._code(frame)
+        code = _Code.of(frame.f_code)
         at = code.at(frame.f_lasti)
         if at >= len(code.instructions):
             return False
@@ -117,12 +118,6 @@ class _Follower:
         if name in _CALLS and _called(code, at) in _ASKS_ALL:
             return self._only_raises(_Place(frame, _after_call(code, at), (answer,), names))
         return False
-
-    def _code(self, frame: FrameType) -> _Code:
-        code = frame.f_code
-        if code not in self._codes:
-            self._codes[code] = _Code.of(code)
-        return self._codes[code]
 
     def _only_raises(self, start: _Place) -> bool:
         """Whether every way on from ``start`` raises."""
@@ -143,7 +138,7 @@ class _Follower:
     def _ways_on(self, place: _Place) -> list[_Place] | None:
         """Where the instruction at ``place`` may lead: nowhere if it raises; ``None`` if that is
         not known, or goes on with something else than this answer."""
-        code = self._code(place.frame)
+        code = _Code.of(place.frame.f_code)
         if place.at >= len(code.instructions):
             return None
         each = code.instructions[place.at]
@@ -170,7 +165,7 @@ class _Follower:
         """Where ``frame`` goes on with ``value`` from what it called; ``None`` if not known."""
         if frame is None or self.is_ours(frame):
             return None
-        code = self._code(frame)
+        code = _Code.of(frame.f_code)
         at = code.at(frame.f_lasti)
         if at >= len(code.instructions):
             return None
