@@ -366,10 +366,17 @@ class Step:
     def _variant(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
     ) -> Compiled:
-        key, given = self._keys.of(args, kwargs, update=update)
+        called, given = self._keys.called(args, kwargs, update=update)
         self._call.serve(given)
+        found = self._variants.again(called)
+        if found is not None:
+            self._last = found
+            return found
+        key = self._keys.key(called)
         found = self._variants.get(key)
-        if found is None:
+        if found is not None:
+            self._variants.note(found, called, self._keys)
+        else:
             known = len(self.recompiles)
             if self._variants.forget_replaced(key):
                 self.recompiles.append("parameters were replaced by other objects")

@@ -173,6 +173,7 @@ class Floats:
 
     def __init__(self, addresses: Sequence[int]) -> None:
         places = np.array(addresses, dtype=np.int64)
+        self.addresses = places
         first = int(places.min())
         length = (int(places.max()) - first) // _FLOAT + 1
         self._window = np.ctypeslib.as_array((ctypes.c_float * length).from_address(first))
