@@ -3,6 +3,7 @@
 import gc
 import random
 import shutil
+from collections import OrderedDict
 from functools import partial
 from types import CellType
 
@@ -85,6 +86,7 @@ MAKERS = {
     "empty set": lambda v: set(),
     "cell": CellType,
     "function": a_function,
+    "ordered dict": lambda v: OrderedDict(a=v),
     "property": a_property,
     "object": an_object,
     "slots": a_slotted,
@@ -121,6 +123,14 @@ CHANGES = {
         lambda f, v: setattr(f, "__code__", f.__code__.replace(co_name="other")),
         lambda f, v: setattr(f.__closure__[0], "cell_contents", v),
         lambda f, v: setattr(f, "attribute", v),
+        lambda f, v: setattr(f, "__dict__", {"attribute": v}),
+        lambda f, v: vars(f).update(attribute=v),
+    ),
+    "ordered dict": (
+        lambda d, v: setattr(d, "attribute", v),
+        lambda d, v: vars(d).update(attribute=v),
+        lambda d, v: setattr(d, "__dict__", {"attribute": v}),
+        lambda d, v: d.__setitem__("a", v),
     ),
     "property": (lambda p, v: p.__init__(a_function(v)), lambda p, v: p.__init__()),
     "object": (

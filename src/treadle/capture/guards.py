@@ -115,10 +115,11 @@ class Keys:
         given, paths, structure = self._calls.of(args, kwargs)
         leaves = given.leaves
         tensors = [each for each in leaves if isinstance(each, Tensor)]
+        several = len(leaves) > 1
         called = Called(
             tuple(zip(paths, map(_fact, leaves), strict=True)),
             structure,
-            (*first_of_each(tensors), *overlaps(leaves)),
+            (*first_of_each(tensors), *overlaps(leaves)) if several else (0,) * len(tensors),
             (
                 torch.is_grad_enabled(),
                 torch.is_inference_mode_enabled(),

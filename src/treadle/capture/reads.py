@@ -39,6 +39,7 @@ from treadle.capture.parts import (
     Got,
     Made,
     Members,
+    OfFunction,
     Part,
     Sequenced,
     is_heap,
@@ -424,7 +425,7 @@ class Reads:
             return ClassNames(self._names.mentioned)
         if part.entries or not part.settable:
             return None
-        if isinstance(value, FunctionType) and part.dictionary() is None:
+        if isinstance(part, OfFunction):
             return None
         if isinstance(value, CellType):
             return None
@@ -543,7 +544,8 @@ class Reads:
         for node in self._order:
             if node.getter is not None or node.loose:
                 continue
-            self._sweep.add_type(node.value)
+            if type(node.value) is not _Space:  # one of those here
+                self._sweep.add_type(node.value)
             for at, watched in enumerate(node.watched):
                 if any(isinstance(e, Node) and e.is_found_anew for e in watched.held.values()):
                     self._swept.append((node, at))

@@ -14,6 +14,7 @@ from treadle.capture.parts import (
     Fixed,
     Members,
     OfFunction,
+    OwnAttributes,
     Part,
     Registered,
     Sequenced,
@@ -40,6 +41,8 @@ def _look(part: Part, owner: Any) -> Look | None:
             return partial(words.of_set, owner)
         case Slots():
             return partial(words.of_slots, owner, tuple(part.members.values()))
+        case OwnAttributes():
+            return partial(words.of_own_space, owner)
         case OfFunction() if isinstance(owner, FunctionType):
             return partial(words.of_function, owner)
         case Accessors() if type(owner) is property:
