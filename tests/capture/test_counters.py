@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from treadle.capture import counters
 from treadle.capture.counters import SharedCounters
 
 
@@ -40,7 +41,10 @@ def test_other_tensors_are_looked_for(change):
     assert not known.hold()
 
 
-def test_numbers_are_read_at_every_call_and_written_in_place():
+@pytest.mark.parametrize("way", ["compiled", "gathered"])
+def test_numbers_are_read_at_every_call_and_written_in_place(way, monkeypatch):
+    if way == "gathered":
+        monkeypatch.setattr(counters, "comparison_of_floats", lambda: None)
     optimizer, parameters = stepped()
     known = SharedCounters.of(optimizer, parameters, ("step",))
     assert known is not None
@@ -52,6 +56,8 @@ def test_numbers_are_read_at_every_call_and_written_in_place():
     assert [float(optimizer.state[each]["step"]) for each in parameters] == [9.0] * 3
     assert known.agree()
     optimizer.state[parameters[0]]["step"].numpy()[...] = 2
+    assert not known.agree()
+    known.write({"step": float("nan")})
     assert not known.agree()
 
 

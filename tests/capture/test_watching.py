@@ -3,6 +3,7 @@
 import gc
 import random
 import shutil
+from collections import OrderedDict
 from functools import partial
 from types import CellType
 
@@ -15,8 +16,8 @@ from torch import nn
 from treadle.capture import watching
 from treadle.capture.parts import OfFunction, Sequenced, Slots, Variable, parts_of, slots_of
 from treadle.capture.sweep import Sweep
-from treadle.capture.tensor_words import of_tensor
-from treadle.capture.watching import WordWatch, watch_dicts, watch_tensors
+from treadle.capture.tensor_words import grad_word, no_grad, of_tensor
+from treadle.capture.watching import Watches, WordWatch, watch_dicts, watch_tensors
 from treadle.runtime.first_difference import COMPILERS, first_difference
 from treadle.util import words
 
@@ -85,6 +86,7 @@ MAKERS = {
     "empty set": lambda v: set(),
     "cell": CellType,
     "function": a_function,
+    "ordered dict": lambda v: OrderedDict(a=v),
     "property": a_property,
     "object": an_object,
     "slots": a_slotted,
@@ -121,6 +123,14 @@ CHANGES = {
         lambda f, v: setattr(f, "__code__", f.__code__.replace(co_name="other")),
         lambda f, v: setattr(f.__closure__[0], "cell_contents", v),
         lambda f, v: setattr(f, "attribute", v),
+        lambda f, v: setattr(f, "__dict__", {"attribute": v}),
+        lambda f, v: vars(f).update(attribute=v),
+    ),
+    "ordered dict": (
+        lambda d, v: setattr(d, "attribute", v),
+        lambda d, v: vars(d).update(attribute=v),
+        lambda d, v: setattr(d, "__dict__", {"attribute": v}),
+        lambda d, v: d.__setitem__("a", v),
     ),
     "property": (lambda p, v: p.__init__(a_function(v)), lambda p, v: p.__init__()),
     "object": (
@@ -268,6 +278,72 @@ def test_what_was_found_and_taken_back_is_not_accepted(way):
     assert found.changed() == [0]
     found.accept()
     assert found.is_same()
+
+
+def test_several_watches_are_one(way):
+    dicts, cell, asked = [{"x": 1}, {}], CellType(one := object()), [True]
+    first, second = watch_dicts(dicts), WordWatch()
+    is_watched = second.add(partial(words.of_cell, cell))
+    second.settle()
+    several = Watches()
+    several.add(first)
+    several.add(second)
+    several.asked.append(lambda: asked[0])
+    several.settle()
+    assert several.is_same()
+    asked[0] = False
+    assert not several.is_same()
+    asked[0] = True
+    cell.cell_contents = object()
+    assert several.is_same() is not is_watched
+    cell.cell_contents = one
+    assert several.is_same()
+    dicts[1]["y"] = 2
+    assert not several.is_same()
+
+
+@pytest.mark.skipif(words.layout() is None, reason="this Python is not known (see test_words)")
+def test_what_a_watch_was_told_since_counts():
+    """Words that it had before may be of objects that are gone."""
+    held = [[1], [2]]
+    watch = WordWatch()
+    if not all(watch.add(partial(words.of_list, each)) for each in held):
+        pytest.skip("lists are asked")
+    several = Watches()
+    several.add(watch.settle())
+    several.settle()
+    held[0].append(3)
+    assert watch.changed() == [0]
+    watch.accept()
+    assert watch.is_same()
+    assert not several.is_same()
+
+
+@pytest.mark.skipif(of_tensor(torch.ones(1)) is None, reason="tensors are asked")
+def test_flags_are_looked_at_after_all_words():
+    tensors = [a_tensor() for _ in range(3)]
+    words_of_grads = [grad_word(each) for each in tensors]
+    flags, others = WordWatch(), WordWatch()
+    assert all(flags.add(partial(of_tensor, each)) for each in tensors)
+    flags.settle([each for each in words_of_grads if each], no_grad())
+    assert others.add(partial(words.of_class, a_slotted(1)))
+    several = Watches()
+    several.add(flags)
+    several.add(others.settle())
+    several.settle()
+    assert several.is_same()
+    tensors[1].grad = torch.ones(2, 3)
+    assert not several.is_same()
+    tensors[1].grad = None
+    assert several.is_same()
+    flags.set_flags([False, True, False])
+    assert not several.is_same()
+    several = Watches()
+    several.add(flags)
+    several.settle()
+    assert not several.is_same()
+    tensors[1].grad = torch.ones(2, 3)
+    assert several.is_same()
 
 
 def a_tensor():

@@ -130,6 +130,42 @@ def test_a_function_in_a_module_of_torch(monkeypatch):
     compare(lambda x: torch.hidden_in_test(x), lambda: factor.insert(0, 3.0))
 
 
+def told():
+    return 1
+
+
+def test_attributes_of_functions_and_ordered_dicts(monkeypatch):
+    """Which have no ``__dict__`` until somebody asks for it."""
+    held = collections.OrderedDict(a=1)
+
+    def step(x):
+        return x * getattr(told, "factor", 1) + getattr(held, "offset", 0)
+
+    compiled, x = treadle.compile(step, model=nn.Identity(), options=OPTIONS), torch.ones(2)
+
+    def check():
+        for _ in range(3):
+            assert torch.equal(compiled(x), step(x))
+
+    check()
+    known = len(compiled.recompiles)
+    assert vars(told) == vars(held) == {}  # made here, and nothing is in them
+    check()
+    assert len(compiled.recompiles) == known
+    told.factor = 2
+    check()
+    held.offset = 3
+    check()
+    told.__dict__ = {"factor": 5}
+    check()
+    held.__dict__ = {"offset": 7}
+    check()
+    told.__dict__["factor"] = 6
+    check()
+    del told.factor, held.offset
+    check()
+
+
 def test_keys_that_are_equal_and_not_the_same():
     holder = Holder()
     holder.v = {0: 1}

@@ -3,11 +3,13 @@
 import dataclasses
 import gc
 import sys
+from collections import OrderedDict
 from types import CellType
 
 import pytest
 from torch import nn
 
+from treadle.capture.parts import parts_of
 from treadle.util import words
 
 KNOWN = sys.implementation.name == "cpython" and sys.version_info[:2] in ((3, 11), (3, 12))
@@ -35,6 +37,10 @@ def slots(value):
     return words.of_slots(value, [vars(kind)[name] for name in kind.__slots__])
 
 
+def with_attributes(): ...
+
+
+with_attributes.a = 1
 thing = Thing()
 field = dataclasses.fields(dataclasses.make_dataclass("Made", ["x"]))[0]
 KINDS = {
@@ -42,6 +48,9 @@ KINDS = {
     "class": lambda: words.of_class(thing),
     "attributes": lambda: words.of_space(thing, vars(thing)),
     "attributes of a module": lambda: words.of_space(*(lambda m: (m, vars(m)))(nn.Linear(1, 1))),
+    "no attributes of a function": lambda: words.of_own_space(slots),
+    "attributes of a function": lambda: words.of_own_space(with_attributes),
+    "no attributes of an ordered dict": lambda: words.of_own_space(OrderedDict(a=1)),
     "cell": lambda: words.of_cell(CellType(1)),
     "function": lambda: words.of_function(function),
     "function without defaults": lambda: words.of_function(slots),
@@ -65,6 +74,18 @@ def test_this_python_is_known(kind):
     assert tuple(map(words.word, found.at)) == found.expected
     gc.collect()
     assert tuple(map(words.word, found.at)) == found.expected  # reading is no change
+
+
+@pytest.mark.skipif(words.layout() is None, reason="this Python is not known")
+def test_a_dict_that_nobody_asked_for_is_not_made():
+    value = OrderedDict()
+    assert not words.has_space(value)
+    assert words.of_own_space(value) is not None
+    assert parts_of(value, "").parts[1].now() == {}
+    assert not words.has_space(value)
+    value.a = 1
+    assert words.has_space(value)
+    assert words.of_own_space(thing) is words.of_own_space({}) is None
 
 
 def test_what_is_not_there_is_not_said():

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from treadle.capture.watching import Unchanged, watch_dicts, watch_tensors
+from treadle.capture.watching import (
+    Unchanged,
+    Watches,
+    comparison_of_floats,
+    watch_dicts,
+    watch_tensors,
+)
 from treadle.util.words import Floats
 
 
@@ -31,6 +37,9 @@ class SharedCounters:
         self._numbers = {
             name: Floats([each.data_ptr() for each in found]) for name, found in tensors.items()
         }
+        self._first_other = comparison_of_floats()
+        found = [each.addresses for each in self._numbers.values()]
+        self._tables = [(each.ctypes.data, len(each)) for each in found]
 
     @staticmethod
     def of(
@@ -58,8 +67,18 @@ class SharedCounters:
 
     def agree(self) -> bool:
         """Whether those of one name are one number."""
+        first = self._first_other
+        if first is not None:
+            return all(first(at, count) < 0 for at, count in self._tables)
         found = [each.read() for each in self._numbers.values()]
         return all(bool((each == each[0]).all()) for each in found)
+
+    def join(self, watches: Watches) -> None:
+        """That the counters are where they were, and agree."""
+        watches.add(self._dicts)
+        if self._places is not None:
+            watches.add(self._places)
+        watches.asked.append(self.agree)
 
     def write(self, values: Mapping[str, float]) -> None:
         """From now on they are these."""

@@ -28,6 +28,7 @@ from treadle.capture.sources import (
     Scalars,
     Source,
 )
+from treadle.capture.watching import Watches
 from treadle.capture.words import looks_at_value, show_line
 from treadle.compat.operators import OpOverload
 from treadle.compat.pytree import TreeSpec
@@ -93,6 +94,12 @@ class Captured:
     def agrees(self) -> bool:
         """Whether parameters that share a step counter in the graph still share it."""
         return all(self.clusters[at].agrees() for at in self.stepped)
+
+    def join(self, watches: Watches) -> bool:
+        """What it reads outside and its counters, while all is as it was; whether that can be
+        said."""
+        stepped = [self.clusters[at] for at in self.stepped]
+        return self.reads.join(watches) and all(each.join(watches) for each in stepped)
 
 
 _KNOWN = ("aten", "prims", "treadle")

@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treadle.util.words import has_space
+
 MISSING: Any = object()
 """In the place of a value that is not there."""
 
@@ -140,7 +142,6 @@ class Part:
         return f"{self.label}.{name}".lstrip(".")
 
 
-@final
 class Attributes(Part):
     """``vars`` of an object or a module."""
 
@@ -164,6 +165,33 @@ class Attributes(Part):
 
     def dictionary(self) -> dict[Any, Any] | None:
         return self.values
+
+
+@final
+class OwnAttributes(Attributes):
+    """Likewise, where Python makes the ``__dict__`` when somebody asks for it: of functions and
+    ordered dicts. Nobody asks here; thousands of empty dicts would lie scattered in memory, and
+    every call would look at them."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, label: str, owner: Any) -> None:
+        Part.__init__(self, label)
+        self.owner = owner
+
+    @property
+    def values(self) -> dict[str, Any]:  # type: ignore[override]
+        """What is there now."""
+        return self.owner.__dict__ if has_space(self.owner) else {}
+
+    def put(self, name: Any, value: Any) -> None:
+        if value is MISSING:
+            self.values.pop(name, None)
+        else:
+            self.owner.__dict__[name] = value
+
+    def dictionary(self) -> dict[Any, Any] | None:
+        return None
 
 
 @final
@@ -538,7 +566,7 @@ def parts_of(value: Any, label: str) -> Made:
         case Tensor():
             return Made((Attributes(label, cast(Any, value).__dict__),))
         case types.FunctionType():
-            return Made((OfFunction(label, value), Attributes(label, cast(Any, value).__dict__)))
+            return Made((OfFunction(label, value), OwnAttributes(label, value)))
         case types.CellType():
             return Made((Variable(label, value),))
         case types.MethodType():
@@ -608,8 +636,9 @@ def _of_object(value: Any, label: str) -> Made:
             found.append(Fixed(label, {"value": _base(value)}))
         case _:
             pass
-    attributes = attributes_of(value)
-    if attributes is not None:
+    if type(value) is OrderedDict:
+        found.append(OwnAttributes(label, value))
+    elif (attributes := attributes_of(value)) is not None:
         found.append(Attributes(label, attributes))
     members = slots_of(type(value))
     if members:

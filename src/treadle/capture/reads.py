@@ -39,6 +39,7 @@ from treadle.capture.parts import (
     Got,
     Made,
     Members,
+    OfFunction,
     Part,
     Sequenced,
     is_heap,
@@ -48,6 +49,7 @@ from treadle.capture.parts import (
     plain_fact,
 )
 from treadle.capture.sweep import Sweep
+from treadle.capture.watching import Watches
 
 TensorFact = tuple[Any, ...]
 
@@ -122,6 +124,10 @@ class Watched:
         if not all(map(operator.is_, now.values(), self.raw)):
             return False
         return isinstance(self.part, Sequenced) or all(map(operator.is_, now, self.held))
+
+    def is_now_same(self) -> bool:
+        """Likewise, of what is there."""
+        return self.is_same(self.now())
 
 
 @final
@@ -419,7 +425,7 @@ class Reads:
             return ClassNames(self._names.mentioned)
         if part.entries or not part.settable:
             return None
-        if isinstance(value, FunctionType) and part.dictionary() is None:
+        if isinstance(part, OfFunction):
             return None
         if isinstance(value, CellType):
             return None
@@ -538,7 +544,8 @@ class Reads:
         for node in self._order:
             if node.getter is not None or node.loose:
                 continue
-            self._sweep.add_type(node.value)
+            if type(node.value) is not _Space:  # one of those here
+                self._sweep.add_type(node.value)
             for at, watched in enumerate(node.watched):
                 if any(isinstance(e, Node) and e.is_found_anew for e in watched.held.values()):
                     self._swept.append((node, at))
@@ -569,6 +576,32 @@ class Reads:
             self._rebind(moved)
         return True
 
+    def join(self, watches: Watches) -> bool:
+        """All of it, while the very same objects are there; whether that can be said."""
+        if self._given:
+            return False
+        swept = [node.watched[at] for node, at in self._swept]
+        if any(each.raw is None and not isinstance(each.part, Computed) for each in swept):
+            return False
+        self._sweep.join(watches)
+        watches.asked += [each.is_now_same for each in swept]
+        watches.asked += [self._are_facts_same] if self._facts else []
+        return True
+
+    def _are_facts_same(self) -> bool:
+        return not any(True for _ in self._other_facts())
+
+    def _other_facts(self) -> Iterator[tuple[str, Place | None]]:
+        """Tensors that are no longer of the same type, or not the same ones as others."""
+        for fact in self._facts:
+            now = fact.place.get()
+            if not isinstance(now, Tensor) or tensor_fact(now) != fact.fact:
+                yield f"{fact.place.label}: {words_of(fact)} became {_words(now)}", None
+            elif id(now) in self._bound:
+                yield f"{fact.place.label}: a tensor became a parameter", None
+        if self._aliases() != self._same:
+            yield _OTHER_ALIASES, None
+
     def changed(self) -> list[tuple[str, Place | None]]:
         """What is different now, in words, and where another number of the same kind stands;
         empty if nothing is."""
@@ -595,14 +628,7 @@ class Reads:
         for node in self._given:
             if not match.object(node, node.current()):
                 yield match.said()
-        for fact in self._facts:
-            now = fact.place.get()
-            if not isinstance(now, Tensor) or tensor_fact(now) != fact.fact:
-                yield f"{fact.place.label}: {words_of(fact)} became {_words(now)}", None
-            elif id(now) in self._bound:
-                yield f"{fact.place.label}: a tensor became a parameter", None
-        if self._aliases() != self._same:
-            yield _OTHER_ALIASES, None
+        yield from self._other_facts()
         if not all(match.holds_throughout(node, at) for node, at in self._places_of(match.held())):
             yield match.said()
 

@@ -13,7 +13,7 @@ from treadle.capture.counters import SharedCounters
 from treadle.capture.numbers import Number, is_exact
 from treadle.capture.optimizers.registry import Start, form_of
 from treadle.capture.reads import Place
-from treadle.capture.watching import Unchanged, watch_dicts
+from treadle.capture.watching import Unchanged, Watches, watch_dicts
 from treadle.compat.hooks import note_stepped
 from treadle.util.expected import NotExpected
 
@@ -79,6 +79,12 @@ class Cluster:
         found = SharedCounters.of(self.optimizer, self.active, names) if agrees else None
         self.known[:] = [] if found is None else [found]
         return agrees
+
+    def join(self, watches: Watches) -> bool:
+        """That counters which agree do so still; whether it is known where they are."""
+        for each in self.known:
+            each.join(watches)
+        return bool(self.known)
 
     def _agree(self) -> bool:
         states = [self.optimizer.state.get(each, {}) for each in self.active]

@@ -14,6 +14,7 @@ from treadle.capture.parts import (
     Fixed,
     Members,
     OfFunction,
+    OwnAttributes,
     Part,
     Registered,
     Sequenced,
@@ -22,7 +23,7 @@ from treadle.capture.parts import (
     attributes_of,
     is_heap,
 )
-from treadle.capture.watching import AskedVersions, Look, WordWatch
+from treadle.capture.watching import AskedVersions, Look, Watches, WordWatch
 from treadle.util import words
 
 _SEALED = (MethodType, staticmethod, classmethod)
@@ -40,6 +41,8 @@ def _look(part: Part, owner: Any) -> Look | None:
             return partial(words.of_set, owner)
         case Slots():
             return partial(words.of_slots, owner, tuple(part.members.values()))
+        case OwnAttributes():
+            return partial(words.of_own_space, owner)
         case OfFunction() if isinstance(owner, FunctionType):
             return partial(words.of_function, owner)
         case Accessors() if type(owner) is property:
@@ -109,13 +112,20 @@ class Sweep:
 
     def is_same(self) -> bool:
         """Whether all is as it was."""
+        return self._words.is_same() and self._is_same_beside_words()
+
+    def _is_same_beside_words(self) -> bool:
         return (
-            self._words.is_same()
-            and get_cache_token() == self._token
+            get_cache_token() == self._token
             and not (self._dicts and not self._versions.is_same())
-            and not _other_types(self._asked_kinds)
-            and not _other_spaces(self._asked_spaces)
+            and not (self._asked_kinds and _other_types(self._asked_kinds))
+            and not (self._asked_spaces and _other_spaces(self._asked_spaces))
         )
+
+    def join(self, watches: Watches) -> None:
+        """All of it, while it is as it was."""
+        watches.add(self._words)
+        watches.asked.append(self._is_same_beside_words)
 
     def other_types(self) -> list[tuple[Any, type]]:
         """Objects whose class is another one, with the one they had."""

@@ -7,6 +7,7 @@ and tensors are asked.
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -15,7 +16,12 @@ from torch import Tensor
 from treadle.capture.tensor_words import of_tensor
 from treadle.compat.tensors import SameLayouts, dict_version
 from treadle.options import Options
-from treadle.runtime.first_difference import FirstDifference, first_difference
+from treadle.runtime.first_difference import (
+    FirstDifference,
+    FirstOther,
+    first_difference,
+    first_other,
+)
 from treadle.util.words import Words, gathered, of_dict
 
 Look = Callable[[], Words | None]
@@ -38,6 +44,11 @@ def comparison() -> FirstDifference | None:
     return first_difference(str(Options().cache_dir))
 
 
+def comparison_of_floats() -> FirstOther | None:
+    """Likewise."""
+    return first_other(str(Options().cache_dir))
+
+
 @final
 class WordWatch:
     """Objects by their words. ``add`` them, ``settle``, and ask."""
@@ -48,6 +59,8 @@ class WordWatch:
         self._found: list[Words] = []
         self._pending: dict[int, Words] = {}
         self._flags: list[int] = []
+        self._none = 0
+        self.renewals = 0  # how often what is expected was set
 
     def __len__(self) -> int:
         return len(self._looks)
@@ -64,6 +77,7 @@ class WordWatch:
     def settle(self, flags: Sequence[int] = (), none: int = 0) -> "WordWatch":
         """After the last one. ``flags``: addresses of words of which it only counts whether they
         are ``none``, and which are there while all others are as they were."""
+        self.renewals += 1
         self._flags, self._none = list(flags), none
         sizes = [len(each.at) for each in self._found]
         self._ends = np.cumsum(sizes, dtype=np.int64)
@@ -80,6 +94,13 @@ class WordWatch:
         self._table = np.array([*held, self._exact, len(self._at), none], dtype=np.uint64)
         self._first = functools.partial(self._compare, self._table.ctypes.data)
         return self
+
+    @property
+    def table(self) -> "Table | None":
+        """What is compared; ``None`` without a compiler."""
+        if self._compare is None:
+            return None
+        return Table(self._at, self._expected, self._exact, self._none)
 
     def _first_gathered(self, begin: int) -> int:
         found = np.flatnonzero(self._read()[begin:] != self._expected[begin:])
@@ -111,6 +132,7 @@ class WordWatch:
     def accept(self) -> None:
         """Those that ``changed`` has found are as they were then."""
         for position, now in self._pending.items():
+            self.renewals += 1
             before, self._found[position] = self._found[position], now
             if now.at == before.at:
                 end = int(self._ends[position])
@@ -121,8 +143,70 @@ class WordWatch:
 
     def set_flags(self, values: Iterable[bool]) -> None:
         """For each flag, whether it is another word than ``none``."""
+        self.renewals += 1
         found = [0 if each else self._none for each in values]
         self._expected[self._exact :] = found
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Addresses of words and what they have to be; of those from ``exact`` on it only counts
+    whether they are ``none``."""
+
+    at: Any
+    expected: Any
+    exact: int
+    none: int
+
+    @property
+    def flags(self) -> int:
+        """How many of those there are."""
+        return len(self.at) - self.exact
+
+
+@final
+class Watches:
+    """Several watches as one. Words are compared in one pass, those first that were added first;
+    what is no word is asked after them."""
+
+    def __init__(self) -> None:
+        self.asked: list[Callable[[], bool]] = []
+        self._watches: list[WordWatch] = []
+        self._tables: list[Table] = []
+
+    def add(self, watch: Unchanged) -> None:
+        """One that says now that all is as it was."""
+        found = watch.table if isinstance(watch, WordWatch) else None
+        if found is None or (found.flags and any(each.flags for each in self._tables)):
+            self.asked.append(watch.is_same)
+        elif isinstance(watch, WordWatch):
+            self._watches.append(watch)
+            self._tables.append(found)
+
+    def settle(self) -> "Watches":
+        """After the last one."""
+        self._renewals = [each.renewals for each in self._watches]
+        exact = [(each, slice(0, each.exact)) for each in self._tables]
+        parts = exact + [(each, slice(each.exact, None)) for each in self._tables]
+        empty = np.zeros(0, dtype=np.uint64)
+        self._at = np.concatenate([empty, *(each.at[part] for each, part in parts)])
+        self._expected = np.concatenate([empty, *(each.expected[part] for each, part in parts)])
+        none = max((each.none for each in self._tables if each.flags), default=0)
+        held = self._at.ctypes.data, self._expected.ctypes.data
+        counts = sum(each.exact for each in self._tables), len(self._at)
+        self._table = np.array([*held, *counts, none], dtype=np.uint64)
+        compare = comparison() if self._tables else None
+        self._first = compare and functools.partial(compare, self._table.ctypes.data, 0)
+        return self
+
+    def is_same(self) -> bool:
+        """Whether all is as it was, and no watch was told since ``settle`` that it is otherwise."""
+        if [each.renewals for each in self._watches] != self._renewals:
+            return False  # what it said of may be gone
+        if self._first is not None and self._first() >= 0:
+            return False
+        return all(ask() for ask in self.asked)
 
 
 @final

@@ -13,7 +13,7 @@ from treadle.options import Options
 from treadle.report.stages import Clock
 from treadle.report.watch import watcher_for
 from treadle.runtime.cache import Cache
-from treadle.session.guards import GuardKey, Keys
+from treadle.session.guards import Called, GuardKey, Keys
 from treadle.session.saved import Saved
 from treadle.session.shapes import Dynamic, find
 from treadle.session.specialization import Specializations, fixed_numbers
@@ -51,12 +51,11 @@ class Dispatcher:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
     ) -> Compiled:
         """For this call; ``update``: whether optimizers step. Raises what compiling raises."""
-        key, given = self._keys.of(args, kwargs, update=update)
+        called, given = self._keys.called(args, kwargs, update=update)
         self.call.serve(given)
-        found = self.variants.get(key)
+        found = self.variants.again(called)
         if found is None:
-            found = self._made(key, args, kwargs, update)
-            self.variants.add(key, found)
+            found = self._looked_up(called, args, kwargs, update)
         self.last = found
         return found
 
@@ -70,6 +69,18 @@ class Dispatcher:
         known = len(self.recompiles)
         found = self.variant(args, kwargs, update=self._step.take_update(kwargs))
         self.recompiles[known:] = [misfit]
+        return found
+
+    def _looked_up(
+        self, called: Called, args: tuple[Any, ...], kwargs: dict[str, Any], update: bool
+    ) -> Compiled:
+        key = self._keys.key(called)
+        found = self.variants.get(key)
+        if found is None:
+            found = self._made(key, args, kwargs, update)
+            self.variants.add(key, found)
+        else:
+            self.variants.note(found, called, self._keys)
         return found
 
     def _made(

@@ -13,12 +13,14 @@ from treadle.capture.flatten import FlatCalls, Given
 from treadle.capture.optimizers.registry import form_of, has_form
 from treadle.capture.parts import is_plain, plain_fact
 from treadle.capture.reads import Reads, first_of_each, tensor_fact
+from treadle.capture.watching import Watches
 from treadle.compat.hooks import module_hooks, step_hooks, tensor_hooks
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.switches import Switches
 from treadle.session.steady import (
     Facts,
     ModelWatch,
+    OptimizerWatch,
     Steady,
     are_grads,
     modules_of,
@@ -70,6 +72,16 @@ class GuardKey:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What of a key the call itself decides: its arguments, and PyTorch's modes and switches."""
+
+    arguments: tuple[tuple[str, Any], ...]
+    structure: TreeSpec
+    same: tuple[Any, ...]
+    modes: Facts
+
+
 class Keys:
     """The keys of a step's calls. What is as it was at the call before is not looked at again, and
     is the very same object in both keys."""
@@ -86,32 +98,57 @@ class Keys:
     def of(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
     ) -> tuple[GuardKey, Given]:
-        """The key of a call, and its arguments. Python values among their leaves are part of it as
-        they are; ``update``: whether the optimizers step."""
+        """The key of a call, and its arguments."""
+        called, given = self.called(args, kwargs, update=update)
+        return self.key(called), given
+
+    def called(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
+    ) -> tuple[Called, Given]:
+        """What the call itself decides, and its arguments. Python values among their leaves are
+        part of it as they are; ``update``: whether the optimizers step."""
         given, paths, structure = self._calls.of(args, kwargs)
         leaves = given.leaves
-        facts = self._models.get()
-        key = GuardKey(
+        tensors = [each for each in leaves if isinstance(each, Tensor)]
+        several = len(leaves) > 1
+        called = Called(
             tuple(zip(paths, map(_fact, leaves), strict=True)),
             structure,
-            (
-                *first_of_each(value for value in leaves if isinstance(value, Tensor)),
-                *overlaps(leaves),
-            ),
-            facts.identity,
-            facts.training,
-            facts.hooks,
-            facts.tensors,
-            self._optimizers.get(),
+            (*first_of_each(tensors), *overlaps(leaves)) if several else (0,) * len(tensors),
             (
                 torch.is_grad_enabled(),
                 torch.is_inference_mode_enabled(),
                 self._switches.now(),
                 update,
             ),
+        )
+        return called, given
+
+    def key(self, called: Called) -> GuardKey:
+        """The whole key of such a call."""
+        facts = self._models.get()
+        return GuardKey(
+            called.arguments,
+            called.structure,
+            called.same,
+            facts.identity,
+            facts.training,
+            facts.hooks,
+            facts.tensors,
+            self._optimizers.get(),
+            called.modes,
             self._grads(facts.parameters),
         )
-        return key, given
+
+    def join(self, watches: Watches) -> bool:
+        """What of the last key the call itself does not decide, while it is as it was; whether that
+        can be said. What changes often comes first."""
+        models, optimizers = self._models.watch, self._optimizers.watch
+        if not isinstance(models, ModelWatch) or not isinstance(optimizers, OptimizerWatch):
+            return False
+        optimizers.join(watches)
+        models.join(watches)
+        return True
 
     def _grads(self, parameters: Sequence[nn.Parameter]) -> tuple[bool, ...]:
         """Which parameters have gradients."""

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.optimizers.registry import forms
 from treadle.capture.tensor_words import grad_word, no_grad, of_tensor
-from treadle.capture.watching import Unchanged, WordWatch, watch_dicts, watch_tensors
+from treadle.capture.watching import Unchanged, Watches, WordWatch, watch_dicts, watch_tensors
 from treadle.compat.hooks import has_tensor_hooks, hook_dicts, step_hook_dicts
 from treadle.util.words import of_dict
 
@@ -83,6 +83,10 @@ class ModelWatch:
         """Which parameters have gradients."""
         self._words.set_flags([there[at] for at in self._at])
 
+    def join(self, watches: Watches) -> None:
+        """All of it, gradients included, while these are what ``note_grads`` was told."""
+        watches.add(self._words)
+
 
 @final
 class AskedModels:
@@ -146,12 +150,16 @@ class OptimizerWatch:
 
     def is_same(self) -> bool:
         """Whether all of it is as it was."""
+        return self._dicts.is_same() and self._is_same_beside_dicts()
+
+    def _is_same_beside_dicts(self) -> bool:
         now = self._look()
-        return (
-            self._dicts.is_same()
-            and len(now) == len(self._seen)
-            and all(map(operator.is_, now, self._seen))
-        )
+        return len(now) == len(self._seen) and all(map(operator.is_, now, self._seen))
+
+    def join(self, watches: Watches) -> None:
+        """All of it."""
+        watches.add(self._dicts)
+        watches.asked.append(self._is_same_beside_dicts)
 
     def _look(self) -> list[Any]:
         found: list[Any] = []
@@ -185,5 +193,6 @@ def _is_sealed(value: Any) -> bool:
 
 
 __all__ = [
-    "Facts", "ModelWatch", "Steady", "are_grads", "modules_of", "watch_models", "watch_optimizers",
+    "Facts", "ModelWatch", "OptimizerWatch", "Steady", "are_grads", "modules_of", "watch_models",
+    "watch_optimizers",
 ]  # fmt: skip

@@ -2,13 +2,18 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
 
 from torch import nn
 
 from treadle.capture.reads import Place
+from treadle.capture.watching import Watches
 from treadle.compiler.compiled import Compiled
 from treadle.session.guards import (
+    Called,
     GuardKey,
+    Keys,
     differing_numbers,
     explain_difference,
     names_of,
@@ -33,6 +38,16 @@ def warn_of_recompiles(reasons: Sequence[str], known: int) -> None:
         )
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """What served the last call, and everything that has to be as it was for the next one."""
+
+    compiled: Compiled
+    called: Called
+    watches: Watches
+
+
 class Variants:
     """At most ``limit`` variants with code of their own; the least recently used one goes first.
 
@@ -45,12 +60,28 @@ class Variants:
         self._known: OrderedDict[GuardKey, Compiled] = OrderedDict()
         self._parted = False  # whether the last search gave a variant up
         self._recent: tuple[GuardKey, Compiled] | None = None  # the newest one
+        self._again: _Again | None = None  # likewise, once more
 
     def __iter__(self) -> Iterator[Compiled]:
         return iter(self._known.values())
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def again(self, called: Called) -> Compiled | None:
+        """The variant of the last call, if nothing at all differs; that is looked at in one pass,
+        and says nothing of what differs."""
+        last = self._again
+        if last is not None and last.called == called and last.watches.is_same():
+            return last.compiled
+        self._again = None  # what it knows may be other objects' soon
+        return None
+
+    def note(self, compiled: Compiled, called: Called, keys: Keys) -> None:
+        """``compiled``, which ``get`` has given, serves such calls while all is as it was then."""
+        watches = Watches()
+        if keys.join(watches) and compiled.captured.join(watches):
+            self._again = _Again(compiled, called, watches.settle())
 
     def get(self, key: GuardKey) -> Compiled | None:
         """The variant for a call; it counts as used."""
@@ -84,7 +115,7 @@ class Variants:
         """``key``: that of the call which ``compiled`` was made for."""
         fresh = frozenset(map(id, compiled.captured.fresh))
         captured = compiled.captured
-        self._recent = None
+        self._recent = self._again = None
         self._known[key.of(captured.reads, fresh, captured.free)] = compiled
         self._evict()
 
@@ -113,14 +144,14 @@ class Variants:
     def forget_replaced(self, key: GuardKey) -> bool:
         """Variants for parameters that the model no longer has go; whether there were any."""
         stale = [old for old in self._known if old.identity != key.identity]
-        self._recent = None if stale else self._recent
+        self._recent, self._again = (None, None) if stale else (self._recent, self._again)
         for old in stale:
             self._known.pop(old).executable.release()
         return bool(stale)
 
     def drop(self, compiled: Compiled) -> None:
         """This one goes, since it no longer fits what its key stands for."""
-        self._recent = None
+        self._recent = self._again = None
         for key in [key for key, each in self._known.items() if each is compiled]:
             self._known.pop(key).executable.release()
 

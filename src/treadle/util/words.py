@@ -13,6 +13,7 @@ ask the object; so they do where a layout is not found by looking at objects who
 import ctypes
 import functools
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CellType, FunctionType
@@ -67,6 +68,29 @@ def of_space(value: Any, held: Mapping[str, Any]) -> Words | None:
     if layout() is None or not offset or (offset < 0 and not kind.__flags__ & _MANAGED_DICT):
         return None
     return _referring([(id(value) + offset, held)], value)
+
+
+def has_space(value: Any) -> bool:
+    """Whether it has a ``__dict__``, of a kind that makes it when somebody asks for it; where that
+    cannot be said, it will have."""
+    found = layout()
+    offset = found and found.spaces.get(type(value))
+    return not offset or word(id(value) + offset) != 0
+
+
+def of_own_space(value: Any) -> Words | None:
+    """Of such a kind: that it has no ``__dict__``; or which one, and that nobody has written to
+    it."""
+    found = layout()
+    offset = found and found.spaces.get(type(value))
+    if not offset:
+        return None
+    at = id(value) + offset
+    if not word(at):
+        return Words((at,), (0,), (value,))
+    held = value.__dict__
+    inside = of_dict(held)
+    return inside and _made((at, *inside.at), (id(held), *inside.expected), (value, held))
 
 
 def of_cell(value: CellType) -> Words | None:
@@ -173,6 +197,7 @@ class Floats:
 
     def __init__(self, addresses: Sequence[int]) -> None:
         places = np.array(addresses, dtype=np.int64)
+        self.addresses = places
         first = int(places.min())
         length = (int(places.max()) - first) // _FLOAT + 1
         self._window = np.ctypeslib.as_array((ctypes.c_float * length).from_address(first))
@@ -215,9 +240,11 @@ class _Layout:
             return a + b + len(own)
 
         own: list[Any] = [object() for _ in range(3)]
+        ordered: OrderedDict[Any, Any] = OrderedDict()
         cell = next(iter(function.__closure__ or ()))
         called = property(lambda _: 1, lambda _, __: None, lambda _: None)
         parts = function.__code__, function.__defaults__, function.__kwdefaults__
+        self.spaces = {type(each): _space(each) for each in (function, ordered)}
         self.kind = find(own, id(list))
         self.cell = find(cell, id(own))
         self.function = tuple(find(function, id(each)) for each in parts)
@@ -251,6 +278,16 @@ def find(owner: Any, held: int) -> int:
         if word(id(owner) + offset) == held:
             return offset
     raise LookupError(type(owner).__name__)
+
+
+def _space(value: Any) -> int:
+    """Where an object that nobody has asked for its ``__dict__`` will have it."""
+    offset = type(value).__dictoffset__
+    if offset > 0 and not word(id(value) + offset):
+        made = value.__dict__
+        if word(id(value) + offset) == id(made):
+            return offset
+    raise LookupError(type(value).__name__)
 
 
 def _definition() -> int:
@@ -312,6 +349,7 @@ def _dicts_count() -> bool:
 
 
 __all__ = [
-    "WORD", "Floats", "Words", "find", "gathered", "layout", "of_cell", "of_class", "of_dict",
-    "of_function", "of_list", "of_property", "of_set", "of_slots", "of_space", "word",
+    "WORD", "Floats", "Words", "find", "gathered", "has_space", "layout", "of_cell",
+    "of_class", "of_dict", "of_function", "of_list", "of_own_space", "of_property", "of_set",
+    "of_slots", "of_space", "word",
 ]  # fmt: skip

@@ -1,0 +1,119 @@
+"""A call that differs in nothing from the last one is served after one pass over everything, and
+any difference, whatever it is, is found as by the first look."""
+
+import pytest
+import torch
+from torch import nn
+from treadle.session.guards import Keys
+
+import treadle
+from treadle.capture import watching
+
+OPTIONS = treadle.Options(codegen=False)
+SETTINGS = {"scale": 2.0}
+
+
+def made():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def step(x):
+        loss = model(x).sum() * SETTINGS["scale"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    compiled = treadle.compile(step, model=model, optimizer=optimizer, options=OPTIONS)
+    for _ in range(3):
+        compiled(torch.ones(2, 3))
+    return compiled, model, optimizer
+
+
+@pytest.fixture
+def keys(monkeypatch):
+    """The calls of which the whole key was made."""
+    if watching.comparison() is None:
+        pytest.skip("there is no C compiler")
+    found, key = [], Keys.key
+
+    def noted(self, called):
+        found.append(called)
+        return key(self, called)
+
+    monkeypatch.setattr(Keys, "key", noted)
+    return found
+
+
+def step_counter(model, optimizer):
+    optimizer.state[model.weight]["step"].fill_(7)
+
+
+def scaled(model, optimizer):
+    SETTINGS["scale"] = 3.0
+
+
+def given_grad(model, optimizer):
+    model.weight.grad = torch.ones(3, 3)
+
+
+def another_step(model, optimizer):
+    optimizer.step = lambda: None
+
+
+CHANGES = {
+    "mode": lambda m, o: m.eval(),
+    "hook": lambda m, o: m.register_forward_hook(lambda *_: None),
+    "numbers elsewhere": lambda m, o: setattr(m.weight, "data", m.weight.data.clone()),
+    "frozen": lambda m, o: m.weight.requires_grad_(False),
+    "gradient": given_grad,
+    "counter": step_counter,
+    "option": lambda m, o: o.param_groups[0].__setitem__("lr", 0.2),
+    "what is read": scaled,
+    "how it steps": another_step,
+    "switch": lambda m, o: torch.set_default_dtype(torch.float64),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_difference_is_looked_at(change, keys, monkeypatch):
+    monkeypatch.setitem(SETTINGS, "scale", 2.0)
+    compiled, model, optimizer = made()
+    keys.clear()
+    compiled.prepare(torch.ones(2, 3))
+    if not keys:  # otherwise every call looks at all of it
+        CHANGES[change](model, optimizer)
+        try:
+            compiled.prepare(torch.ones(2, 3))
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert keys
+
+
+def test_other_arguments_are_looked_at(keys):
+    compiled, *_ = made()
+    keys.clear()
+    compiled.prepare(torch.ones(2, 3))
+    known = len(keys)
+    compiled.prepare(torch.ones(4, 3))
+    compiled(torch.ones(4, 3), update=False)
+    assert len(keys) >= known + 2
+
+
+@pytest.mark.skipif(
+    watching.watch_dicts([{}]).__class__ is watching.AskedVersions, reason="dicts are asked"
+)
+def test_the_same_again_is_one_pass(keys):
+    compiled, _, optimizer = made()
+    keys.clear()
+    for _ in range(3):
+        compiled(torch.ones(2, 3))
+    assert not keys
+    optimizer.param_groups[0]["lr"] = 0.2  # an input: the same variant
+    compiled(torch.ones(2, 3))
+    assert len(keys) == 1
+    for _ in range(3):
+        compiled(torch.ones(2, 3))
+    assert len(keys) == 1
+    assert len(compiled.recompiles) == 0
