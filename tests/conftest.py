@@ -33,6 +33,7 @@ QUICK = frozenset(
 LONGEST = (
     "models/test_transformers.py",
     "contract/test_checkpointing.py",
+    "contract/test_checks.py",
     "contract/test_dynamic_shapes.py",
     "contract/test_failures.py",
     "docs/test_documentation.py",
@@ -46,6 +47,8 @@ LONGEST = (
     "models/test_recurrent.py",
     "passes/memory/test_memory_planning.py",
     "test_bad_input.py",
+    "test_cli.py",
+    "contract/test_changing_numbers.py",
 )
 """Files that take half a minute or more, the longest first: one that begins last is waited for."""
 
@@ -53,6 +56,11 @@ LONGEST = (
 def pytest_collection_modifyitems(items):
     places = {_HERE / Path(name): at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+gc.set_threshold(20_000, 10, 10)
+"""Python begins collections by itself less often than for a user (700): of 60 seconds of tests they
+took 5 to 6, and 4 now. Tests about collections ask for them."""
 
 
 @pytest.fixture(autouse=True, scope="module")
