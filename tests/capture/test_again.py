@@ -4,10 +4,10 @@ any difference, whatever it is, is found as by the first look."""
 import pytest
 import torch
 from torch import nn
-from treadle.session.guards import Keys
 
 import treadle
 from treadle.capture import watching
+from treadle.session.guards import Keys
 
 OPTIONS = treadle.Options(codegen=False)
 SETTINGS = {"scale": 2.0}
