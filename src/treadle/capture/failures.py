@@ -146,13 +146,16 @@ def _line_of(frames: traceback.StackSummary) -> str:
 
 
 def _users_frames(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback without frames of torch's and ours."""
-    if tb is None:
-        return None
-    rest = _users_frames(tb.tb_next)
-    if tb.tb_frame.f_code.co_filename.startswith(BETWEEN):
-        return rest
-    return TracebackType(rest, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+    """The traceback without frames of torch's and ours. (It may be as long as Python's stack.)"""
+    frames: list[TracebackType] = []
+    while tb is not None:
+        if not tb.tb_frame.f_code.co_filename.startswith(BETWEEN):
+            frames.append(tb)
+        tb = tb.tb_next
+    rest: TracebackType | None = None
+    for each in reversed(frames):
+        rest = TracebackType(rest, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return rest
 
 
 __all__ = ["raise_told", "refused_communication"]

@@ -4,12 +4,13 @@ from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from treadle.capture.opened import Opened, Shell, Sized, has_own, is_value, names_of_parts, opened
+from treadle.capture.parts import is_plain, plain_fact
 from treadle.compat import pytree
 from treadle.compat.pytree import TreeSpec
 from treadle.util.errors import CaptureError
@@ -168,6 +169,18 @@ def containers_in(tree: Any) -> list[Container]:
     return found
 
 
+def keys_in(tree: Any) -> list[Any]:
+    """The keys of its dicts, in the order of the containers, but for texts and tensors, of which
+    the structure says all."""
+    return [
+        key
+        for node in nodes_in(tree)
+        if isinstance(node, dict)
+        for key in cast(dict[Any, Any], node)
+        if type(key) is not str and not isinstance(key, Tensor)
+    ]
+
+
 def nodes_in(tree: Any) -> list[Any]:
     """All containers, and the dicts that they keep their entries in."""
     found: list[Any] = []
@@ -188,16 +201,28 @@ def replaced(tree: Any, instead: Callable[[Any], Any]) -> Any:
     def is_leaf(node: Any) -> bool:
         return instead(node) is not None or _stays_whole(node)
 
-    return pytree.tree_map(each, tree, is_leaf=is_leaf)
+    with _no_circles():
+        return pytree.tree_map(each, tree, is_leaf=is_leaf)
 
 
 @dataclass(slots=True)
 class Given:
-    """A call's arguments: what is left of them when they are taken apart, and what they were."""
+    """A call's arguments: what is left of them when they are taken apart, and what they were.
+    ``keys``: those of ``keys_in``."""
 
     leaves: list[Any] = field(default_factory=list[Any])
     containers: list[Container] = field(default_factory=list[Container])
+    keys: list[Any] = field(default_factory=list[Any])
     tree: Any = None
+
+    @staticmethod
+    def of(leaves: list[Any], tree: Any) -> "Given":
+        """For a tree with these leaves."""
+        return Given(leaves, containers_in(tree), keys_in(tree), tree)
+
+
+Structure = tuple[TreeSpec, tuple[Any, ...]]
+"""How arguments are nested, and what plain keys of their dicts are: ``0`` is not ``False``."""
 
 
 class FlatCalls:
@@ -205,11 +230,11 @@ class FlatCalls:
     themselves are known from how many there are, and from their names."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[tuple[str, ...], TreeSpec]] = {}
+        self._known: dict[Any, tuple[tuple[str, ...], Structure]] = {}
 
     def of(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple["Given", tuple[str, ...], TreeSpec]:
+    ) -> tuple[Given, tuple[str, ...], Structure]:
         """Leaves and containers, the leaves' paths (``args[0]``, ``kwargs['x']``), and their
         structure."""
         leaves = [*args, *kwargs.values()]
@@ -218,15 +243,19 @@ class FlatCalls:
 
             def meet(node: Any) -> bool:
                 kinds.add(type(node))
+                if type(node) is dict:
+                    kinds.update(map(type, cast(dict[Any, Any], node)))
                 return _stays_whole(node)
 
             tree = args, kwargs
             found, structure = flatten_with_paths(tree, meet)
-            containers = containers_in(tree) if kinds - _PLAIN_NODES else []
             leaves = [value for _, value in found]
-            return Given(leaves, containers, tree), tuple(path for path, _ in found), structure
+            plain = kinds <= _PLAIN_NODES
+            given = Given(leaves, tree=tree) if plain else Given.of(leaves, tree)
+            facts = tuple(plain_fact(key) for key in given.keys if is_plain(key))
+            return given, tuple(path for path, _ in found), (structure, facts)
         key = len(args), *kwargs
         if key not in self._known:
             found, structure = flatten_with_paths((args, kwargs))
-            self._known[key] = tuple(path for path, _ in found), structure
-        return Given(leaves, [], (args, kwargs)), *self._known[key]
+            self._known[key] = tuple(path for path, _ in found), (structure, ())
+        return Given(leaves, tree=(args, kwargs)), *self._known[key]

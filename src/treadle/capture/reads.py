@@ -83,12 +83,15 @@ class Place:
         return id(found.__dict__ if type(found) is _Space else found)
 
     def get(self) -> Any:
-        """What is there now, or ``MISSING``."""
-        return self.node.part(self.at).get(self.name) if self.node.watched else MISSING
+        """What is there now, or ``MISSING``: also where there is an object of another kind."""
+        part = self.node.part(self.at) if self.node.watched else None
+        return MISSING if part is None else part.get(self.name)
 
     def put(self, value: Any) -> None:
         """From now on ``value`` is there; ``MISSING`` for nothing."""
-        self.node.part(self.at).put(self.name, value)
+        part = self.node.part(self.at)
+        assert part is not None, self.label
+        part.put(self.name, value)
 
 
 @final
@@ -206,11 +209,12 @@ class Node:
             return self.place.get()
         return self.value
 
-    def part(self, at: int) -> Part:
-        """One of its parts now."""
-        if self.is_found_anew:
-            return parts_of(self.current(), self.label).parts[at]
-        return self.watched[at].part
+    def part(self, at: int) -> Part | None:
+        """One of its parts now; ``None`` where there is an object of another kind."""
+        if not self.is_found_anew:
+            return self.watched[at].part
+        parts = parts_of(self.current(), self.label).parts
+        return parts[at] if at < len(parts) else None
 
 
 @final

@@ -379,6 +379,10 @@ class Run:
         for at, each in enumerate(self._call.containers):
             label, getter = type(each.value).__name__, functools.partial(self._container, at)
             reads.add_container(f"argument {label}", each.value, getter, each.parts)
+        for at, key in enumerate(self._call.given.keys):
+            if not is_plain(key):
+                getter = functools.partial(self._key, at)
+                reads.add_argument(f"a key of an argument ({type(key).__name__})", key, getter)
         reads.settle()
         if reads.opaque:
             raise CaptureError(
@@ -394,6 +398,9 @@ class Run:
 
     def _container(self, at: int) -> Any:
         return self._call.containers[at].value
+
+    def _key(self, at: int) -> Any:
+        return self._call.given.keys[at]
 
     def _stood_in(self) -> Iterator[tuple[int, Any]]:
         """Places whose numbers stood in."""

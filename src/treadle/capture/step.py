@@ -16,7 +16,7 @@ from treadle.capture.dynamic import Dims, take_samples, with_symbols
 from treadle.capture.eager import in_graph
 from treadle.capture.failures import raise_told
 from treadle.capture.finish import Captured, finish
-from treadle.capture.flatten import Given, containers_in, flatten
+from treadle.capture.flatten import Given, flatten
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.place import autocast_on, check_values, described
 from treadle.capture.reads import Place
@@ -88,7 +88,7 @@ def capture(
     )
     plans = place is not None
     call = call or Call()
-    call.serve(Given(leaves, containers_in((args, kwargs)), (args, kwargs)))
+    call.serve(Given.of(leaves, (args, kwargs)))
     make = functools.partial(
         Run,
         function,

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.arrays import array_fact, is_numeric, overlaps
-from treadle.capture.flatten import FlatCalls, Given
+from treadle.capture.flatten import FlatCalls, Given, Structure
 from treadle.capture.optimizers.registry import form_of, has_form
 from treadle.capture.parts import is_plain, plain_fact
 from treadle.capture.reads import Reads, first_of_each, tensor_fact
 from treadle.capture.watching import Watches
 from treadle.compat.hooks import module_hooks, step_hooks, tensor_hooks
-from treadle.compat.pytree import TreeSpec
 from treadle.compat.switches import Switches
 from treadle.session.steady import (
     Facts,
@@ -42,7 +41,7 @@ class GuardKey:
     """
 
     arguments: tuple[tuple[str, Any], ...]
-    structure: TreeSpec
+    structure: Structure
     same: tuple[Any, ...]
     identity: tuple[int, ...]
     training: tuple[bool, ...]
@@ -77,7 +76,7 @@ class Called:
     """What of a key the call itself decides: its arguments, and PyTorch's modes and switches."""
 
     arguments: tuple[tuple[str, Any], ...]
-    structure: TreeSpec
+    structure: Structure
     same: tuple[Any, ...]
     modes: Facts
 
