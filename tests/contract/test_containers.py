@@ -329,3 +329,69 @@ def test_a_list_that_grows_is_refused():
         compiled(given)
     assert refused.value.code == "TR-117"
     assert len(given) == 1
+
+
+class Keyed:
+    """A key that looks elsewhere."""
+
+    other = Settings(1)
+
+    @staticmethod
+    def get() -> int:
+        return 2
+
+
+class Equal:
+    """A key that equals others, and is told apart by what it holds."""
+
+    def __init__(self, scale: int) -> None:
+        self.scale = scale
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Equal)
+
+    def __hash__(self) -> int:
+        return 1
+
+
+def test_what_objects_hold_that_are_keys(monkeypatch):
+    """In a dict, in a key of two, and deep within: all that can be got from them counts."""
+    keys: list[Any] = [Keyed(), (Keyed(), 0), frozenset({Keyed()})]
+
+    def get(key):
+        return key.get() * key.other.scale * getattr(key, "own", 1)
+
+    def step(given, x):
+        key, pair, several = given["deep"][0]
+        return x * get(key) * get(pair[0]) * get(next(iter(several)))
+
+    compiled = treadle.compile(step, model=nn.Linear(1, 1), options=OPTIONS)
+    given, x = {"deep": [dict.fromkeys(keys, 1)]}, torch.ones(2)
+    changes = (
+        lambda: monkeypatch.setattr(Keyed, "get", staticmethod(lambda: 6)),
+        lambda: setattr(Keyed.other, "scale", 3),
+        lambda: setattr(keys[0], "own", 5),
+        lambda: setattr(keys[1][0], "own", 7),
+        lambda: setattr(next(iter(keys[2])), "own", 11),
+    )
+    for change in (lambda: None, *changes):
+        change()
+        for _ in range(2):
+            torch.testing.assert_close(compiled(given, x), step(given, x))
+    monkeypatch.setattr(Keyed.other, "scale", 1)
+
+
+def test_keys_that_are_equal_and_not_the_same():
+    def step(given, x):
+        (key,) = given
+        return x * (key.scale if isinstance(key, Equal) else len(repr(key)))
+
+    compiled = treadle.compile(step, model=nn.Linear(1, 1), options=OPTIONS)
+    x = torch.ones(2)
+    for key in (Equal(2), Equal(3), Equal(2), 0, False, 0.0, -0.0, (0,), (False,)):
+        for inside in ([], 1):
+            given = {key: inside}
+            torch.testing.assert_close(compiled(given, x), step(given, x))
+    known = len(compiled.recompiles)
+    compiled({Equal(2): 1}, x)
+    assert len(compiled.recompiles) == known

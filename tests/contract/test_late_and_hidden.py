@@ -493,3 +493,59 @@ def test_an_object_with_slots_that_gets_another_class():
     held.factor = 3.0
     assert torch.equal(compiled(x), step(x))
     assert "a Scale became a OtherScale" in compiled.recompiles[0]
+
+
+class Lazy:
+    """Its value is made at the first question, and kept."""
+
+    def __init__(self, value):
+        self.made = value
+
+    @functools.cached_property
+    def value(self):
+        return self.made
+
+
+def test_a_cached_value_of_another_type_of_tensor():
+    held = Lazy({"k": torch.ones(2)})
+
+    def step(x):
+        return x * float(held.value["k"].requires_grad) + held.value["k"].numel()
+
+    compiled = treadle.compile(step, model=nn.Linear(1, 1), options=treadle.Options(codegen=False))
+    x = torch.ones(2)
+    assert torch.equal(compiled(x), step(x))
+    for other in ({"k": torch.ones(1, dtype=torch.float64)}, {}, torch.ones(3), 5):
+        held.made = other
+        vars(held).pop("value", None)
+        try:
+            expected = step(x)
+        except (TypeError, KeyError, IndexError) as error:
+            vars(held).pop("value", None)
+            with pytest.raises(type(error)):
+                compiled(x)
+        else:
+            vars(held).pop("value", None)
+            assert torch.equal(compiled(x), expected)
+
+
+def test_a_circle_that_a_step_leaves_is_refused():
+    """And an error that is as deep as Python's stack is told like any other."""
+    circle = [torch.ones(2)]
+    circle.append(circle)
+    held = Lazy(circle)
+
+    def step(x):
+        return x * held.value[1][0]
+
+    compiled = treadle.compile(step, model=nn.Linear(1, 1), options=treadle.Options(codegen=False))
+    with pytest.raises(treadle.TreadleError) as refused:
+        compiled(torch.ones(2))
+    assert refused.value.code == "TR-116"
+
+    def deep(x):
+        return deep(x) + 1
+
+    compiled = treadle.compile(deep, model=nn.Linear(1, 1), options=treadle.Options(codegen=False))
+    with pytest.raises(RecursionError):
+        compiled(torch.ones(2))

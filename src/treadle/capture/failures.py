@@ -12,7 +12,7 @@ Tracebacks keep the frames that are neither torch's nor ours.
 import builtins
 import functools
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -49,13 +49,19 @@ def _told(error: Exception) -> Exception:
         return looks_at_value(where)
     if any(each in str(error) for each in NEEDS_MEMORY):
         return _of_torch(error, where)
-    if inner is None or not inner.filename.startswith((*OURS, "<")):
+    if inner is None or not inner.filename.startswith((*OURS, "<")) or _recurs(error, frames):
         code = "[TR-138] raised by the step's own code, while treadle captured it"
         error.add_note(f"{code}\n  at {where}\n  remedy: see the line; eager raises it as well")
         return error
     if inner.filename.startswith(_TREADLE) and inner.name != _CALLS_TORCH:
         return _internal(error, where)
     return _of_torch(error, where)
+
+
+def _recurs(error: Exception, frames: Sequence[traceback.FrameSummary]) -> bool:
+    """Whether it was the user's code that went too deep, wherever it was when it had."""
+    users = sum(not each.filename.startswith((*OURS, "<")) for each in frames)
+    return isinstance(error, RecursionError) and 2 * users > len(frames)
 
 
 def _of_torch(error: Exception, where: str) -> CaptureError:

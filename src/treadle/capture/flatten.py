@@ -118,15 +118,32 @@ def flatten_with_paths(
         if not all(is_value(value) for _, value in pairs):
             pairs, spec = _with_paths(_open(tree), _stays_whole)
     words = ("args", "kwargs")
-    at: Any
-    named: list[tuple[str, Any]] = []
+    named: dict[str, Any] = {}
     for (at, *rest), value in pairs:
-        named.append((words[at.idx] + pytree.keystr(tuple(rest)), value))
-    return named, spec
+        path = words[at.idx] + "".join(map(_step, rest))
+        if path in named:  # of two keys of one class
+            path = f"{path} #{len(named)}"
+        named[path] = value
+    return list(named.items()), spec
+
+
+def _step(key: Any) -> str:
+    """``['x']``, ``[0]``, ``.x``. Of keys that are objects the class: the object says what it
+    likes, or where it lies."""
+    if isinstance(key, pytree.MappingKey):
+        return f"[{_shown(key.key)}]"
+    return pytree.keystr((key,))
+
+
+def _shown(key: Any) -> str:
+    if type(key) is tuple:
+        return f"({', '.join(map(_shown, cast(tuple[Any, ...], key)))})"
+    return repr(key) if is_plain(key) else type(key).__name__
 
 
 _LEAVES = frozenset({Tensor, nn.Parameter, int, float, bool, str, type(None)})
 
+_TEXT = frozenset({str})
 _PLAIN_NODES = _LEAVES | {list, tuple, dict, torch.Size}
 
 
@@ -243,8 +260,8 @@ class FlatCalls:
 
             def meet(node: Any) -> bool:
                 kinds.add(type(node))
-                if type(node) is dict:
-                    kinds.update(map(type, cast(dict[Any, Any], node)))
+                if type(node) is dict and not _TEXT.issuperset(map(type, node)):
+                    kinds.add(object)  # its keys are to be looked at
                 return _stays_whole(node)
 
             tree = args, kwargs
