@@ -172,7 +172,7 @@ def test_a_whole_number_that_becomes_a_large_one():
         assert torch.equal(compiled(x, k), step(x, k))
     with pytest.warns(RuntimeWarning, match=r"ran eagerly: .* larger than 2\*\*53"):
         assert torch.equal(compiled(x, 2**60 + 1), step(x, 2**60 + 1))
-    assert compiled._call.leaves == []
+    assert compiled._dispatcher.call.leaves == []
     assert compiled.verify([(x, 2**60 + 3), (x, 5)]) is None
     assert torch.equal(compiled(x, 6), step(x, 6))
     assert len(compiled.recompiles) == 2
