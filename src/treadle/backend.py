@@ -421,11 +421,13 @@ class _Return:
 
     @staticmethod
     def of(result: Any, number: Mapping[fx.Node, int]) -> "_Return":
+        """For a result of the graph; ``number``: the place of each input among the arguments."""
         if isinstance(result, fx.Node):
             return _Return(number.get(result), None)
         return _Return(None, result)
 
     def value(self, args: Sequence[Any]) -> Any:
+        """What it is in a call with these arguments."""
         return self.constant if self.place is None else args[self.place]
 
 

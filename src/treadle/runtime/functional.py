@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treadle.compat.operators import OpOverload, overload_of, schema_of
+from treadle.compat.operators import OpOverload, overload_of, schema_of, written_arguments
 
 NAMESPACE = "treadle_functional"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -85,5 +85,4 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _written(op: OpOverload) -> list[int]:
-    arguments = enumerate(schema_of(op).arguments)
-    return [at for at, each in arguments if each.alias_info and each.alias_info.is_write]
+    return [at for at, _ in written_arguments(op)]

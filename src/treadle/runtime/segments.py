@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from treadle.compat.operators import schema_of
+from treadle.compat.operators import is_mutable
 from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Storage, View
 from treadle.runtime.bindings import spec_bytes
 from treadle.util.expected import NAME as EXPECT
@@ -159,7 +159,7 @@ def _shares(one: BufferSpec, other: BufferSpec) -> bool:
 def _may_write(step: CallStep) -> bool:
     """Whether it may write to its arguments."""
     found = _operator(step.op)
-    return found is None or schema_of(found).is_mutable
+    return found is None or is_mutable(found)
 
 
 def _is_calm(step: CallStep) -> bool:
