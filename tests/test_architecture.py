@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "treadle"
 FLOORS = (
     {"util"},
     {"compat", "options"},
+    {"targets"},
     {"graph", "loop", "runtime"},
     {"capture", "passes", "lower", "schedule", "codegen"},
     {"report"},

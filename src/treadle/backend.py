@@ -28,7 +28,7 @@ from treadle.compiler.cleaning import extended, settled
 from treadle.compiler.compiled import Built
 from treadle.compiler.memory import plan_within
 from treadle.compiler.pipeline import compile_step
-from treadle.compiler.request import Target
+from treadle.compiler.request import Target, build_for
 from treadle.graph.effects import remove_tokens
 from treadle.graph.operators import has_effect
 from treadle.graph.passes import run_passes
@@ -43,8 +43,8 @@ from treadle.report.explain import explain, explain_stages
 from treadle.report.html import page
 from treadle.report.summary import Summary, summary_of
 from treadle.report.trace import trace_of
-from treadle.runtime.build import build
 from treadle.runtime.cache import Cache
+from treadle.targets.registry import device_of_kinds
 from treadle.util.errors import LoweringError, TreadleError
 from treadle.util.files import write_output
 
@@ -337,7 +337,7 @@ def _planned(step: StepGraph, options: Options) -> StepGraph:
     """What is kept and what is computed again, by the planner of whole steps."""
     device = _device(step.graph)
     cache = Cache(options.cache_dir)
-    library = not build(cache, device=device).generates or not options.codegen
+    library = not build_for(device, options, cache).generates
     target = Target(device, options, library=library)
     run_passes(step, _FIRST)
     step = settled(extended(step), options)
@@ -352,7 +352,7 @@ def _device(graph: fx.Graph) -> str:
         for node in _places(graph)
         if isinstance(val := node.meta.get("val"), Tensor) and val.ndim
     }
-    return "cuda" if "cuda" in kinds else "cpu"
+    return device_of_kinds(frozenset(kinds))
 
 
 @dataclass(frozen=True)

@@ -71,12 +71,13 @@ class Options:
     products; the default only promises to be as near to the exact numbers as eager is.
     ``rng="counter"``: dropout masks are computed from a key and the position instead of drawn in
     order: nothing of them is stored, and they are not eager's; the default reproduces eager's.
-    ``fuse``: let formulas share kernels. ``replay``: on a GPU, record the launches of a step that
-    is bound by them as one CUDA graph. ``cache_dir``: where compiled code is kept.
-    ``max_cached``: compiled variants kept per step. ``dump``: folder for every stage as text.
-    ``debug``: 1 prints the time of each stage, 2 what each pass changed, 3 the loops and kernels,
-    4 the generated sources, all on standard error. ``progress``: a line on a terminal when a
-    compile takes more than a second.
+    ``fuse``: let formulas share kernels. ``target``: the name of a target that was added, instead
+    of what the device is by itself (``docs/howto/target.md``). ``replay``: on a GPU, record the
+    launches of a step that is bound by them as one CUDA graph. ``cache_dir``: where compiled code
+    is kept. ``max_cached``: compiled variants kept per step. ``dump``: folder for every stage as
+    text. ``debug``: 1 prints the time of each stage, 2 what each pass changed, 3 the loops and
+    kernels, 4 the generated sources, all on standard error. ``progress``: a line on a terminal when
+    a compile takes more than a second.
     """
 
     memory: str | int | float | None = None
@@ -85,6 +86,7 @@ class Options:
     rng: str = "eager"
     codegen: bool = True
     fuse: bool = True
+    target: str = ""
     replay: bool = field(default=True, metadata=_DECIDES_NOTHING)
     cache_dir: Path = field(default_factory=_default_cache, metadata=_DECIDES_NOTHING)
     max_cached: int = field(default=8, metadata=_DECIDES_NOTHING)
@@ -120,13 +122,15 @@ def deciding(options: Options) -> dict[str, Any]:
 
 
 def from_environment() -> Options:
-    """The defaults, with ``TREADLE_STRICT``, ``TREADLE_NO_CODEGEN``, ``TREADLE_NO_REPLAY``,
-    ``TREADLE_DUMP``, ``TREADLE_DEBUG``, ``TREADLE_NO_PROGRESS`` and ``TREADLE_CACHE_DIR`` applied.
+    """The defaults, with ``TREADLE_STRICT``, ``TREADLE_NO_CODEGEN``, ``TREADLE_TARGET``,
+    ``TREADLE_NO_REPLAY``, ``TREADLE_DUMP``, ``TREADLE_DEBUG``, ``TREADLE_NO_PROGRESS`` and
+    ``TREADLE_CACHE_DIR`` applied.
     Of the processes that torchrun starts on a machine only the first shows progress."""
     dump = os.environ.get(PREFIX + "DUMP")
     return Options(
         strict=_environment_flag("STRICT"),
         codegen=not _environment_flag("NO_CODEGEN"),
+        target=os.environ.get(PREFIX + "TARGET", ""),
         replay=not _environment_flag("NO_REPLAY"),
         dump=Path(dump) if dump else None,
         debug=_environment_level("DEBUG"),

@@ -5,13 +5,12 @@ import math
 import pytest
 import torch
 
-from schedule.steps import Builder, at, kernels_of, run_plan
-from treadle.codegen.common import split_columns
-from treadle.codegen.cpp import render_kernel
-from treadle.codegen.host import artifact_of
+from schedule.steps import Builder, artifact, at, kernels_of, run_plan
+from treadle.codegen.cpp import function_text
 from treadle.loop.expr import Apply, Const, Load, Position, Reduce, ReduceKind
 from treadle.loop.index import Axis, Index, linear, value_index
 from treadle.loop.kernel import KernelKind
+from treadle.loop.nest import split_columns
 from treadle.loop.program import TensorRef
 from treadle.runtime.artifact import Launch
 from treadle.schedule import schedule
@@ -212,7 +211,7 @@ def test_transposed_reads_are_tiled():
     t = TensorRef(x.buffer, x.dtype, (41, 75), (1, 41))
     out = b.compute((41, 75), lambda i, j: Apply("add", (at(t, i, j), at(y, i, j)), x.dtype))
     plan = schedule(b.program(out))
-    assert "tile0[" in render_kernel(kernels_of(plan)[0], plan.buffers).text
+    assert "tile0[" in function_text("f", kernels_of(plan)[0], plan.buffers)
     xs = [torch.randn(75, 41), torch.randn(41, 75)]
     torch.testing.assert_close(run_plan(plan, *xs), [xs[0].t() + xs[1]])
 
@@ -222,10 +221,9 @@ def test_columns_are_split_where_it_saves_divisions():
     plan = schedule(b.program(b.reduce(SUM, b.input(4, 16, 32), [1])))
     (kernel,) = kernels_of(plan)
     assert kernel.kind is KernelKind.COLUMNS
-    split = split_columns(kernel, 16, 256)
-    assert split is not None
+    assert kernel.scheduled.width == 32
+    split = split_columns(kernel, 32)
     assert (split.outer.extent, split.inner.extent) == (4, 32)
-    assert split_columns(kernel, 33) is None
 
 
 def test_equal_updates_are_one_launch():
@@ -234,8 +232,7 @@ def test_equal_updates_are_one_launch():
         p, g = b.input(n), b.input(n)
         b.pointwise("sub", p, b.pointwise("mul", g, 0.1), into=p)
     plan = schedule(b.program())
-    artifact = artifact_of(plan, device="cpu")
-    (launch,) = artifact.steps
+    (launch,) = artifact(plan).steps
     assert isinstance(launch, Launch)
     assert launch.sizes == ((10,), (3000,), (40,))
     xs = [torch.randn(n) for n in (10, 10, 3000, 3000, 40, 40)]
@@ -251,7 +248,7 @@ def test_the_text_is_deterministic_and_names_no_buffer():
         e = b.pointwise("exp", b.pointwise("sub", x, b.reduce(MAX, x, [1], True)))
         out = b.pointwise("div", e, b.reduce(SUM, e, [1], True))
         plan = schedule(b.program(out))
-        return [source.text for source in artifact_of(plan, device="cpu").sources]
+        return [source.text for source in artifact(plan).sources]
 
     assert texts() == texts()
     assert "in0" not in texts()[0].split('extern "C"')[1]

@@ -6,9 +6,8 @@ import pytest
 import torch
 import triton_kernels as make
 from torch import Tensor
-from triton_run import Case, buffers_of, run_cases
+from triton_run import Case, buffers_of, rendered, run_cases
 
-from treadle.codegen.triton import render_triton
 from treadle.loop.expr import ReduceKind
 from treadle.loop.kernel import Kernel, KernelKind
 from treadle.util.errors import LoweringError
@@ -185,7 +184,7 @@ def test_agrees_with_the_loop_interpreter(tmp_path):
 def test_same_structure_shares_one_function():
     tensors = adamw_tensors(64, "0") | adamw_tensors(1024, "1")
     kernels = [make.adamw(64, "0"), make.adamw(1024, "1")]
-    source, (launches,) = render_triton([kernels], buffers_of(tensors))
+    source, launches, _ = rendered(kernels, buffers_of(tensors))
     (launch,) = launches
     assert source.text.count("def adamw") == 1
     assert launch.sizes == ((64,), (1024,))
@@ -201,26 +200,24 @@ def test_a_later_user_keeps_launches_apart():
     tensors = adamw_tensors(64, "0") | adamw_tensors(64, "1")
     buffers = buffers_of(tensors)
     overlapping = {"g1": 0, "p0": 128}
-    _, (launches,) = render_triton([[first, second]], buffers, overlapping)
+    _, launches, _ = rendered([first, second], buffers, overlapping)
     assert len(launches) == 2
-    _, (launches,) = render_triton([[first, first]], buffers)
+    _, launches, _ = rendered([first, first], buffers)
     assert len(launches) == 2
-    _, runs = render_triton([[first], [second]], buffers)
-    assert [len(launches) for launches in runs] == [1, 1]
 
 
 def test_text_is_the_same_each_time():
     def text() -> str:
         kernels: list[Kernel] = [make.softmax(7, 20000), make.column_sums(900, 30)]
         names = ["x", "y", "g", "dw", "db"]
-        return render_triton([kernels], buffers_of({n: torch.zeros(1) for n in names}))[0].text
+        return rendered(kernels, buffers_of({n: torch.zeros(1) for n in names}))[0].text
 
     assert text() == text()
 
 
 def test_long_reductions_run_in_parts():
-    source, ((launch,),) = render_triton(
-        [[make.total_norm(10**6)]], buffers_of({n: torch.zeros(1) for n in ("g", "y", "scale")})
+    source, (launch,), _ = rendered(
+        [make.total_norm(10**6)], buffers_of({n: torch.zeros(1) for n in ("g", "y", "scale")})
     )
     assert source.text.count("@triton.jit\ndef total_norm") == 2
     assert launch.function in source.functions
@@ -231,4 +228,4 @@ def test_refuses_to_read_what_it_wrote():
     k.store("y", k.define(make.load("x", k.cols)), k.cols)
     k.store("z", k.define(make.load("y", k.cols)), k.cols)
     with pytest.raises(LoweringError, match="after writing it"):
-        render_triton([[k.kernel("wrong")]], buffers_of({n: torch.zeros(10) for n in "xyz"}))
+        rendered([k.kernel("wrong")], buffers_of({n: torch.zeros(10) for n in "xyz"}))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import triton_kernels as make
+from triton_run import rendered
 
-from treadle.codegen.triton import render_triton
 from treadle.loop.kernel import Kernel, KernelKind
 from treadle.loop.program import Buffer, BufferKind
 from treadle.loop.traverse import loads
@@ -46,9 +46,9 @@ def compile_kernels(kernels: list[Kernel], folder: Path) -> list[dict[str, int]]
         for kernel in kernels
         for name, dtype in dtypes_of(kernel).items()
     }
-    source, _ = render_triton([kernels], buffers)
+    source, _, _ = rendered(kernels, buffers)
     found = []
-    for name, function in TritonLauncher(folder).load(source).items():
+    for name, function in TritonLauncher(folder).load([source]).device.items():
         entry = function.entry
         for stage in entry["stages"]:
             signature, constants = _signature(entry, stage["jit"].arg_names)
@@ -68,8 +68,7 @@ def _signature(entry, names):
     if entry["table"]:
         kinds = dict(zip(names, ("*i64", "*i32", "*i32", "constexpr", "constexpr"), strict=True))
         return kinds, {(3,): 16, (4,): 16}
-    scratch = [kind for kind, _ in entry["scratch"]]
-    kinds = [f"*{NAMES[kind]}" for kind in (*entry["types"], *scratch)] + ["i32"] * entry["sizes"]
+    kinds = [f"*{NAMES[kind]}" for kind in entry["types"]] + ["i32"] * entry["sizes"]
     return dict(zip(names, kinds, strict=True)), {}
 
 

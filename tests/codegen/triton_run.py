@@ -7,25 +7,30 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from treadle.codegen.triton import render_triton
+from treadle.codegen.triton import TritonPrinter
 from treadle.loop.interpret import interpret_kernel
-from treadle.loop.kernel import Kernel
+from treadle.loop.kernel import Kernel, KernelPlan
+from treadle.loop.nest import live
 from treadle.loop.program import Buffer, BufferKind
+from treadle.runtime.artifact import Launch, Source
+from treadle.schedule.launches import launches_of
+from treadle.schedule.plan import noting_overlap
+from treadle.schedule.workers import PROGRAMS, scratch_buffers
 
 _SCRIPT = """
 import pathlib, sys, torch
-from treadle.runtime.artifact import Language, Source
+from treadle.runtime.artifact import Source
 from treadle.runtime.triton_launch import TritonLauncher
 folder = pathlib.Path(sys.argv[1])
 for job in torch.load(folder / "jobs.pt"):
-    source = Source(Language.TRITON, job["text"], tuple(job["functions"]))
-    functions = TritonLauncher(folder).load(source)
+    source = Source("triton", job["text"], tuple(job["functions"]))
+    functions = TritonLauncher(folder).load([source]).device
     for function, rows, sizes in job["launches"]:
         storages = [[job["tensors"][name] for name in row] for row in rows]
         functions[function](storages, sizes)
@@ -49,17 +54,50 @@ def buffers_of(tensors: Mapping[str, Tensor]) -> dict[str, Buffer]:
     }
 
 
+def rendered(
+    kernels: Sequence[Kernel],
+    buffers: Mapping[str, Buffer],
+    offsets: Mapping[str, int] | None = None,
+) -> tuple[Source, list[Launch], dict[str, Buffer]]:
+    """The module of these kernels as a run, its launches, and the buffers with all scratch."""
+    ready = [PROGRAMS.scheduled(part) for each in kernels for part in prepared(each)]
+    ready = [noting_overlap(each, {**buffers}, offsets or {}) for each in ready]
+    everything = {**buffers, **scratch_buffers(ready, PROGRAMS, device="")}
+    plan = KernelPlan(tuple(ready), everything, offsets or {}, 0, 0, (), ())
+    printer = TritonPrinter(everything, True)
+    launches = [printer.launch(each) for each in launches_of(plan)]
+    (source,) = printer.sources()
+    return source, launches, everything
+
+
+def prepared(kernel: Kernel) -> tuple[Kernel, ...]:
+    body = live(kernel.body)
+    return PROGRAMS.prepared(replace(kernel, body=body)) if body else ()
+
+
+def scratch_tensors(
+    tensors: Mapping[str, Tensor], buffers: Mapping[str, Buffer]
+) -> dict[str, Tensor]:
+    """Room for what kernels add up in parts, filled with what nobody may read."""
+    return {
+        name: torch.full(each.shape, 77, dtype=each.dtype)
+        for name, each in buffers.items()
+        if name not in tensors
+    }
+
+
 def run_cases(cases: Sequence[Case], folder: Path) -> None:
     """Every case's tensors after the generated code equal those after the interpreter."""
     jobs = []
     for i, case in enumerate(cases):
-        source, (launches,) = render_triton([case.kernels], buffers_of(case.tensors))
+        source, launches, buffers = rendered(case.kernels, buffers_of(case.tensors))
+        given = {**case.tensors, **scratch_tensors(case.tensors, buffers)}
         jobs.append(
             {
                 "text": source.text,
                 "functions": source.functions,
                 "launches": [(x.function, x.buffers, x.sizes) for x in launches],
-                "tensors": {name: t.clone() for name, t in case.tensors.items()},
+                "tensors": {name: t.clone() for name, t in given.items()},
                 "result": f"result{i}.pt",
             }
         )

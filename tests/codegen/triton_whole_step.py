@@ -6,7 +6,6 @@ set before triton is imported. Arguments: a folder for modules, and ``float32`` 
 
 import copy
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,12 +16,14 @@ from treadle.capture.step import capture
 from treadle.codegen.host import artifact_of
 from treadle.compiler.cleaning import clean
 from treadle.lower.graph import lower
-from treadle.runtime.artifact import Language, Launch
-from treadle.runtime.build import build
+from treadle.runtime.artifact import Launch
+from treadle.runtime.build import Build, build
 from treadle.runtime.cache import Cache
 from treadle.runtime.execute import Executable
 from treadle.runtime.triton_launch import TritonLauncher
+from treadle.schedule.launches import launches_of
 from treadle.schedule.plan import schedule
+from treadle.schedule.workers import PROGRAMS
 from treadle.session.bind import apply_outputs, read_inputs
 
 
@@ -72,10 +73,11 @@ def main(folder: Path, dtype: torch.dtype) -> None:
         args=batches[0],
         kwargs={},
     )
-    plan = schedule(lower(clean(captured.step), device="cpu"))
-    artifact = artifact_of(plan, device="cpu", language=Language.TRITON)
+    plan = schedule(lower(clean(captured.step), device="cpu"), workers=PROGRAMS)
+    artifact = artifact_of(plan, launches_of(plan), device="cpu", language="triton")
     machine = build(Cache(folder), device="cpu")  # the compiler is for the draws
-    executable = Executable(artifact, replace(machine, launcher=TritonLauncher(folder)))
+    loaders = {**machine.loaders, "triton": TritonLauncher(folder)}
+    executable = Executable(artifact, Build("triton", loaders))
     launches = sum(isinstance(step, Launch) for step in artifact.steps)
     print(f"{launches} launches of {len(plan.steps)} steps")
     close = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0.05, "atol": 0.03}

@@ -16,16 +16,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "codegen"))
 
 def test_kernels_agree_with_the_loop_interpreter(tmp_path):
     from test_triton import all_cases
-    from triton_run import buffers_of
+    from triton_run import buffers_of, rendered, scratch_tensors
 
-    from treadle.codegen.triton import render_triton
     from treadle.loop.interpret import interpret_kernel
     from treadle.runtime.triton_launch import TritonLauncher
 
     for case in all_cases():
-        source, (launches,) = render_triton([case.kernels], buffers_of(case.tensors))
-        functions = TritonLauncher(tmp_path).load(source)
-        found = {name: tensor.cuda() for name, tensor in case.tensors.items()}
+        source, launches, buffers = rendered(case.kernels, buffers_of(case.tensors))
+        functions = TritonLauncher(tmp_path).load([source]).device
+        given = {**case.tensors, **scratch_tensors(case.tensors, buffers)}
+        found = {name: tensor.cuda() for name, tensor in given.items()}
         for launch in launches:
             storages = [[found[name] for name in row] for row in launch.buffers]
             functions[launch.function](storages, launch.sizes)
@@ -46,9 +46,8 @@ def test_kernels_agree_with_the_loop_interpreter(tmp_path):
 
 def test_split_sums_do_not_change_from_run_to_run(tmp_path):
     import triton_kernels as make
-    from triton_run import buffers_of
+    from triton_run import buffers_of, rendered, scratch_tensors
 
-    from treadle.codegen.triton import render_triton
     from treadle.runtime.triton_launch import TritonLauncher
 
     n = 3_000_001
@@ -57,8 +56,9 @@ def test_split_sums_do_not_change_from_run_to_run(tmp_path):
         "y": torch.empty(n).cuda(),
         "scale": torch.ones(1).cuda(),
     }
-    source, ((launch,),) = render_triton([[make.total_norm(n)]], buffers_of(tensors))
-    function = TritonLauncher(tmp_path).load(source)[launch.function]
+    source, (launch,), buffers = rendered([make.total_norm(n)], buffers_of(tensors))
+    tensors |= {k: t.cuda() for k, t in scratch_tensors(tensors, buffers).items()}
+    function = TritonLauncher(tmp_path).load([source]).device[launch.function]
     storages = [[tensors[name] for name in row] for row in launch.buffers]
     results = []
     for _ in range(5):

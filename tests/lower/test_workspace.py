@@ -9,8 +9,9 @@ import treadle
 from treadle.graph.ctc import ctc_loss, ctc_loss_backward
 from treadle.lower.workspace import workspace_of
 from treadle.runtime.meter import measure_each
+from treadle.targets.cpu import CPU
 
-CPU = torch.device("cpu")
+HOST = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -28,11 +29,11 @@ def test_the_tables_of_the_ctc_loss(times, batch, classes, longest, joined, dtyp
     losses = torch.ones(batch, dtype=dtype)
     runs = [lambda: ctc_loss(*given), lambda: ctc_loss_backward(losses, *given)]
     with torch.no_grad():
-        forward, backward = measure_each(runs, CPU)
+        forward, backward = measure_each(runs, HOST)
     found = forward - losses.nbytes, backward - log_probs.nbytes  # results are no workspace
     promised = (
-        workspace_of(ctc_loss, given, "cpu"),
-        workspace_of(ctc_loss_backward, (losses, *given), "cpu"),
+        workspace_of(ctc_loss, given, CPU),
+        workspace_of(ctc_loss_backward, (losses, *given), CPU),
     )
     if joined:
         assert all(

@@ -13,11 +13,11 @@ import treadle
 from treadle import Options
 from treadle.compiler.compiled import observed_of
 from treadle.compiler.entry import read_saved, saved_bytes
-from treadle.passes.memory.cost import CPU
 from treadle.report import account
 from treadle.report.chart import HEIGHT, WIDTH, chart, frontier_chart, series
 from treadle.report.stages import ORDER
 from treadle.runtime.artifact import CallStep, Launch
+from treadle.targets.cpu import CPU_MODEL
 from treadle.util.sizes import format_bytes
 
 VOID = {"meta", "br"}
@@ -151,7 +151,7 @@ def test_an_account_adds_up(tmp_path):
     assert sum(use.launches for use in told.calls) == sum(isinstance(s, CallStep) for s in steps)
     assert told.launches == step.compiled.artifact.kernel_count
     for use in told.kernels:
-        assert use.floor_seconds == use.bytes_moved / CPU.bandwidth
+        assert use.floor_seconds == use.bytes_moved / CPU_MODEL.bandwidth
         assert use.operations
         assert use.source.count('extern "C"') == 1
     operations = {name for use in told.kernels for name in use.operations}
@@ -167,7 +167,7 @@ def test_the_timeline_sums_to_the_peak(tmp_path, options):
     called = max(a + b for a, b in zip(line.calls, line.workspace, strict=True))
     fixed = sum(line.inputs) + line.constants + line.arena + line.reserve
     assert fixed + called == compiled.artifact.peak_bytes
-    assert line.reserve == CPU.reserve
+    assert line.reserve == CPU_MODEL.reserve
     alive = [sum(each) for each in zip(*line.temporaries.values(), strict=True)]
     assert max(alive, default=0) <= line.arena
     assert {len(each) for each in line.temporaries.values()} <= {len(line.names)}

@@ -12,7 +12,6 @@ from treadle.runtime.artifact import (
     Artifact,
     BufferSpec,
     CallStep,
-    Language,
     Launch,
     Source,
     Storage,
@@ -83,7 +82,7 @@ def axpy_artifact(place: Storage = Storage.ARENA) -> Artifact:
         out="aten.mm.out" if place is Storage.ARENA else "",
         origin="model.py:7: y0 @ y1",
     )
-    source = Source(Language.CPP, HEAD + AXPY, ("axpy",))
+    source = Source("cpp", HEAD + AXPY, ("axpy",))
     return artifact(
         (x0, x1, a, y0, y1, z),
         (launch, mm),
@@ -194,7 +193,7 @@ def test_generated_code_uses_the_threads_of_torch(cpu: Build, threads: int) -> N
       *(int64_t*)p[0] = omp_get_num_threads();
     }"""
     n = spec("n", Storage.CALL, (), torch.int64)
-    source = Source(Language.CPP, HEAD + text, ("team",))
+    source = Source("cpp", HEAD + text, ("team",))
     art = artifact((n,), (Launch("team", (("n",),), ((),)),), (), (whole(n),), sources=(source,))
     before = torch.get_num_threads()
     try:
@@ -216,12 +215,12 @@ def test_inputs_alone_are_results_and_keep_their_identity() -> None:
 
 def test_sources_without_a_compiler() -> None:
     with pytest.raises(RuntimeFailure, match=r"there is no C\+\+ compiler here"):
-        Executable(axpy_artifact(), Build.without_compiler("cpu"))
+        Executable(axpy_artifact(), Build.without_compiler())
 
 
 # Library calls only: no compiler needed.
 
-PLAIN = Build.without_compiler("cpu")
+PLAIN = Build.without_compiler()
 
 
 def test_views_of_inputs_lists_and_many_results() -> None:

@@ -11,7 +11,7 @@ from treadle.runtime.build import Build
 from treadle.runtime.execute import Executable
 from treadle.runtime.replay import Launches, Terms, why_not
 
-PLAIN = Build.without_compiler("cpu")
+PLAIN = Build.without_compiler()
 
 
 def spec(name: str, place: Storage, shape=(4,), dtype=torch.float32, offset=0, device=""):

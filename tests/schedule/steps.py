@@ -16,7 +16,8 @@ from treadle.loop.expr import Apply, Array, Const, Expr, Load, Reduce, ReduceKin
 from treadle.loop.index import Axis, linear
 from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Origin, Program, TensorRef
-from treadle.runtime.artifact import Artifact, Language, Launch, Storage, View
+from treadle.runtime.artifact import Artifact, Launch, Storage, View
+from treadle.schedule.launches import launches_of
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 FLAGS += ("-fno-math-errno", "-fno-trapping-math")
@@ -159,5 +160,10 @@ def run_artifact(artifact: Artifact, tensors: Sequence[torch.Tensor]) -> list[to
     return [None if v is None else view(v) for v in artifact.results]
 
 
+def artifact(plan: KernelPlan) -> Artifact:
+    """The plan in C++."""
+    return artifact_of(plan, launches_of(plan), device="cpu", language="cpp")
+
+
 def run_plan(plan: KernelPlan, *tensors: torch.Tensor) -> list[torch.Tensor | None]:
-    return run_artifact(artifact_of(plan, device="cpu", language=Language.CPP), tensors)
+    return run_artifact(artifact(plan), tensors)

@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from schedule.steps import Builder, at, run_artifact
-from treadle.codegen.host import artifact_of
+from schedule.steps import Builder, artifact, at, run_artifact
 from treadle.loop.expr import Apply, Expr, Load, ReduceKind
 from treadle.loop.index import Axis, linear, value_index
 from treadle.loop.interpret import interpret_program
-from treadle.loop.kernel import OWN_ROWS, Kernel
+from treadle.loop.kernel import Kernel
 from treadle.loop.traverse import loads
 from treadle.schedule.normalize import normalize
 from treadle.schedule.plan import plan_writes, schedule
@@ -74,7 +73,7 @@ def test_the_plan_stores_no_value_for_the_pick():
     assert not any(y.buffer in plan_writes(step) for step in plan.steps)
     given = inputs()
     expected = run(program, given)
-    found = run_artifact(artifact_of(plan, device="cpu"), [t.clone() for t in given])
+    found = run_artifact(artifact(plan), [t.clone() for t in given])
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
 
@@ -99,20 +98,20 @@ def test_a_result_may_overwrite_the_row_it_was_picked_from():
     assert plan.offsets[m.buffer] == plan.offsets[slope.buffer]
     given = [torch.randn(LABELS, CLASSES), torch.randn(CLASSES, CLASSES) * 0.1,
              torch.randint(CLASSES, (LABELS,))]  # fmt: skip
-    found = run_artifact(artifact_of(plan, device="cpu"), [t.clone() for t in given])
+    found = run_artifact(artifact(plan), [t.clone() for t in given])
     product = given[0] @ given[1]
     below = product - product.amax(1, keepdim=True)
     torch.testing.assert_close(found[0], below.gather(1, given[2][:, None])[:, 0])
     torch.testing.assert_close(found[1], below.exp() @ given[1])
 
 
-def test_too_few_rows_share_their_work_and_keep_their_bytes():
-    _, program, _, _ = picked_log_probability(rows=OWN_ROWS - 1)
+def test_few_rows_too():
+    _, program, _, _ = picked_log_probability(rows=23)
     plan = schedule(program)
     kernel = next(step for step in plan.steps if isinstance(step, Kernel))
-    assert kernel.rows.extent < OWN_ROWS
-    given = inputs(rows=OWN_ROWS - 1)
-    found = run_artifact(artifact_of(plan, device="cpu"), [t.clone() for t in given])
+    assert kernel.rows.extent == 23
+    given = inputs(rows=23)
+    found = run_artifact(artifact(plan), [t.clone() for t in given])
     for mine, theirs in zip(found, run(program, given), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
 

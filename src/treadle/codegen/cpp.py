@@ -1,71 +1,90 @@
-"""Kernels to C++ text for OpenMP.
+"""Kernels to C++ text for OpenMP; how the loops run is ``cpp_rows.py`` and ``cpp_columns.py``.
 
-::
-
-    rows kernel:     each thread takes rows; a row runs one loop over the columns per pass
-    flat kernel:     (one row, nothing reduced) threads share the columns; the size is an argument
-    columns kernel:  each thread takes blocks of columns and runs down the rows
-
-Kernels of equal text share one function, and a launch runs many instances of it.
+Kernels that differ in buffers alone share one function, and a launch runs many instances of it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from treadle.codegen.common import bytes_moved, instances, reads_of, split_columns, writes_of
-from treadle.codegen.cpp_columns import BLOCK, Columns
+from treadle.codegen.cpp_columns import Columns
 from treadle.codegen.cpp_expr import STORED_TYPES
 from treadle.codegen.cpp_prelude import PRELUDE, ROUND_EACH
 from treadle.codegen.cpp_rows import RowLoops, rows_text
-from treadle.loop.expr import Reduce
-from treadle.loop.kernel import Definition, Kernel, KernelKind
+from treadle.codegen.printer import launch_of
+from treadle.loop.kernel import Form, Kernel, KernelKind, KernelLaunch
+from treadle.loop.nest import arguments_of
 from treadle.loop.program import Buffer
-from treadle.runtime.artifact import Language, Launch, Source, joined
-from treadle.util.extents import dims_in, sample_of
+from treadle.runtime.artifact import Launch, Source, joined
+from treadle.targets.cpu import CPP
+from treadle.util.extents import dims_in
 
-_SMALL = 1 << 14  # elements below which one thread is faster
-_LEAST = 16  # columns of the shortest inner loop worth a nest of its own
 _UNITS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """A kernel as text with ``NAME`` for its name, and how to call it."""
+@dataclass(slots=True)
+class CppPrinter:
+    """The C++ of one plan. ``contract``: whether a product and a sum may round once."""
 
-    text: str
-    buffers: tuple[str, ...]
-    sizes: tuple[int, ...]
+    buffers: Mapping[str, Buffer]
+    contract: bool
+    texts: dict[int, str] = field(default_factory=dict[int, str])
+
+    def launch(self, launch: KernelLaunch) -> Launch:
+        """How the host starts these kernels; their function is printed where it is new."""
+        kernel = launch.kernels[0]
+        name = f"treadle_{launch.function}"
+        if launch.function not in self.texts:
+            self.texts[launch.function] = function_text(name, kernel, self.buffers)
+        sizes = tuple(sizes_of(each, self.buffers) for each in launch.kernels)
+        return launch_of(launch, name, sizes, self.buffers)
+
+    def sources(self) -> tuple[Source, ...]:
+        """A few units of about equal length, which compile side by side."""
+        head = PRELUDE if self.contract else ROUND_EACH + PRELUDE
+        return _units({f"treadle_{number}": text for number, text in self.texts.items()}, head)
 
 
-def render_kernel(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Rendered:
-    """The function of one kernel. Kernels that differ in buffers alone give equal text."""
-    names = tuple(dict.fromkeys((*reads_of(kernel), *writes_of(kernel))))
-    flat = is_flat(kernel)
-    shared, lines = _loops(kernel, {name: f"b{n}" for n, name in enumerate(names)}, flat)
+def sizes_of(kernel: Kernel, buffers: Mapping[str, Buffer]) -> tuple[int, ...]:
+    """What a function is told of sizes: the columns of a flat kernel, and the dims of the call."""
+    own = (kernel.cols.extent,) if _is_flat(kernel) else ()
+    return (*own, *_dims(kernel, buffers))
+
+
+def _is_flat(kernel: Kernel) -> bool:
+    return kernel.scheduled.form is Form.FLAT
+
+
+def _dims(kernel: Kernel, buffers: Mapping[str, Buffer]) -> list[int]:
+    layouts = _layouts(arguments_of(kernel), buffers)
+    return [*dims_in([kernel.rows.extent, kernel.cols.extent, *layouts])]
+
+
+def function_text(name: str, kernel: Kernel, buffers: Mapping[str, Buffer]) -> str:
+    """The function of one kernel, called ``name``."""
+    names = arguments_of(kernel)
+    flat = _is_flat(kernel)
+    shared, lines = _loops(kernel, {buffer: f"b{n}" for n, buffer in enumerate(names)})
     pointers = [
-        f"{STORED_TYPES[buffers[name].dtype]}* b{n} = "
-        f"({STORED_TYPES[buffers[name].dtype]}*)p[i * {len(names)} + {n}];"
-        for n, name in enumerate(names)
+        f"{STORED_TYPES[buffers[buffer].dtype]}* b{n} = "
+        f"({STORED_TYPES[buffers[buffer].dtype]}*)p[i * {len(names)} + {n}];"
+        for n, buffer in enumerate(names)
     ]
-    work = kernel.rows.extent * kernel.cols.extent
-    dims = dims_in([kernel.rows.extent, kernel.cols.extent, *_layouts(names, buffers)])
-    own = [kernel.cols.extent] if flat else []
-    condition = f"sizes[0] * instances > {_SMALL}" if flat else f"{work} * instances > {_SMALL}"
-    text = "\n".join(
+    dims = _dims(kernel, buffers)
+    work = "sizes[0]" if flat else f"{kernel.rows.extent * kernel.cols.extent}"
+    return "\n".join(
         [
-            'extern "C" void NAME(void* const* p, const int64_t* sizes, int64_t instances) {',
-            *(f"const int64_t {dim} = sizes[{len(own) + n}];" for n, dim in enumerate(dims)),
+            f'extern "C" void {name}(void* const* p, const int64_t* sizes, int64_t instances) {{',
+            *(f"const int64_t {dim} = sizes[{flat + n}];" for n, dim in enumerate(dims)),
             *shared,
-            f"#pragma omp parallel if ({condition})",
+            f"#pragma omp parallel if ({work} * instances > {kernel.scheduled.serial_below})",
             "for (int64_t i = 0; i < instances; ++i) {",
             *pointers,
-            *([f"const int64_t n = sizes[i * {len(own) + len(dims)}];"] if flat else []),
+            *([f"const int64_t n = sizes[i * {1 + len(dims)}];"] if flat else []),
             *lines,
             "}",
-            "}",
+            "}\n",
         ]
     )
-    return Rendered(text, names, (*own, *dims))
 
 
 def _layouts(names: Sequence[str], buffers: Mapping[str, Buffer]) -> Iterator[int]:
@@ -73,66 +92,15 @@ def _layouts(names: Sequence[str], buffers: Mapping[str, Buffer]) -> Iterator[in
         yield from (*buffers[name].shape, *buffers[name].strides)
 
 
-def _loops(kernel: Kernel, names: Mapping[str, str], flat: bool) -> tuple[list[str], list[str]]:
+def _loops(kernel: Kernel, names: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """What all threads share, and the loops."""
-    if flat:
-        return [], RowLoops(kernel, names, None).flat()
     if kernel.kind is KernelKind.COLUMNS:
-        columns = Columns(kernel, names, split_columns(kernel, _LEAST, BLOCK))
-        return columns.shared(), columns.text()
-    rows = RowLoops(kernel, names, split_columns(kernel, _LEAST))
+        return [], Columns(kernel, names).text()
+    rows = RowLoops(kernel, names)
     return rows.shared(), rows_text(rows)
 
 
-def is_flat(kernel: Kernel) -> bool:
-    """One row and nothing reduced: the number of columns can be an argument."""
-    reduced = any(isinstance(d, Definition) and isinstance(d.expr, Reduce) for d in kernel.body)
-    return kernel.kind is KernelKind.ROWS and kernel.rows.extent == 1 and not reduced
-
-
-def render_cpp(
-    runs: Sequence[Sequence[Kernel]],
-    buffers: Mapping[str, Buffer],
-    offsets: Mapping[str, int],
-    *,
-    contract: bool = True,
-) -> tuple[tuple[Source, ...], tuple[tuple[Launch, ...], ...]]:
-    """All units, and for each run of kernels its launches, in order.
-
-    A run is a stretch of the plan without library calls. ``contract``: let a product and a sum
-    round once.
-    """
-    names: dict[str, str] = {}
-    launches: list[tuple[Launch, ...]] = []
-    for run in runs:
-        rendered = [render_kernel(kernel, buffers) for kernel in run]
-        groups = instances(run, [each.text for each in rendered], buffers, offsets)
-        made: list[Launch] = []
-        for group in groups:
-            text = rendered[group[0]].text
-            name = names.setdefault(text, f"treadle_{len(names)}")
-            kernels = [run[position] for position in group]
-            made.append(
-                Launch(
-                    function=name,
-                    buffers=tuple(rendered[position].buffers for position in group),
-                    sizes=tuple(rendered[position].sizes for position in group),
-                    kernels=tuple(kernel.name for kernel in kernels),
-                    bytes_moved=sample_of(sum(bytes_moved(kernel, buffers) for kernel in kernels)),
-                    origin=_origin(kernels[0]),
-                )
-            )
-        launches.append(tuple(made))
-    head = PRELUDE if contract else ROUND_EACH + PRELUDE
-    return sources_of({name: text for text, name in names.items()}, head), tuple(launches)
-
-
-def _origin(kernel: Kernel) -> str:
-    return next((origin.where or origin.module for origin in kernel.origins), "")
-
-
-def sources_of(texts: Mapping[str, str], head: str = PRELUDE) -> tuple[Source, ...]:
-    """Functions by name, spread over a few units of about equal length, each after ``head``."""
+def _units(texts: Mapping[str, str], head: str) -> tuple[Source, ...]:
     count = min(_UNITS, max(1, len(texts) // 4))
     units: list[list[str]] = [[] for _ in range(count)]
     sizes = [0] * count
@@ -141,11 +109,5 @@ def sources_of(texts: Mapping[str, str], head: str = PRELUDE) -> tuple[Source, .
         units[least].append(name)
         sizes[least] += len(text)
     return tuple(
-        joined(
-            Language.CPP,
-            head + "\n",
-            {name: texts[name].replace("NAME", name, 1) + "\n" for name in unit},
-        )
-        for unit in units
-        if unit
+        joined(CPP, head + "\n", {name: texts[name] for name in unit}) for unit in units if unit
     )

@@ -3,12 +3,12 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
-from treadle.codegen.common import Levels, Split, kernel_loads, levels
 from treadle.codegen.cpp_expr import Writer, stored
 from treadle.codegen.cpp_reduce import Fold
-from treadle.loop.expr import Expr, Load, Reduce
+from treadle.loop.expr import Load, Reduce
 from treadle.loop.index import Axis
 from treadle.loop.kernel import Definition, Kernel, Store
+from treadle.loop.nest import Levels, kernel_loads, levels, split_columns
 
 
 class Body:
@@ -17,9 +17,11 @@ class Body:
     ``current`` names the values of the element at hand, ``outer`` those of its row or column.
     """
 
-    def __init__(self, kernel: Kernel, names: Mapping[str, str], split: Split | None) -> None:
-        self.kernel = kernel if split is None else split.kernel
-        self.split = split
+    def __init__(self, kernel: Kernel, names: Mapping[str, str]) -> None:
+        self.schedule = kernel.scheduled
+        width = self.schedule.width
+        self.split = split_columns(kernel, width) if width else None
+        self.kernel = kernel if self.split is None else self.split.kernel
         self.levels: Levels = levels(self.kernel)
         self.names = names
         self._numbers = itertools.count()
@@ -37,13 +39,7 @@ class Body:
     @property
     def last(self) -> int:
         """The last pass over the elements; -1 where there is none."""
-        known = self.levels
-        looped = [
-            known.of[name]
-            for name, d in known.definitions.items()
-            if name in known.full or isinstance(d.expr, Reduce)
-        ]
-        return max(looped, default=-1)
+        return self.levels.passes - 1
 
     def writer(self, depths: Mapping[Axis, int], names: Mapping[Axis, str]) -> Writer:
         return Writer(
@@ -56,21 +52,6 @@ class Body:
     def local_depth(self, name: str) -> int:
         raise NotImplementedError
 
-    def roots(self, level: int) -> list[Definition | Store]:
-        """What a pass is for: its reductions, and the stores of its values."""
-        known = self.levels
-        found: list[Definition | Store] = []
-        for item in self.kernel.body:
-            if isinstance(item, Definition):
-                if isinstance(item.expr, Reduce) and known.of[item.name] == level:
-                    found.append(item)
-            elif item.value.name in known.full and known.of[item.value.name] == level:
-                found.append(item)
-        return found
-
-    def wanted(self, level: int) -> list[Expr]:
-        return [each.value if isinstance(each, Store) else each.expr for each in self.roots(level)]
-
     def narrow(self, level: int) -> list[Definition | Store]:
         """Values of a row or column, and their stores, that wait for the passes before
         ``level`` and for no later one. Reductions are defined already."""
@@ -78,11 +59,11 @@ class Body:
         found: list[Definition | Store] = []
         for item in self.kernel.body:
             if isinstance(item, Definition):
-                if item.name in known.full or isinstance(item.expr, Reduce):
+                if item.name in known.varying or isinstance(item.expr, Reduce):
                     continue
                 if known.of[item.name] == level:
                     found.append(item)
-            elif item.value.name not in known.full and known.pass_of(item.value) == level:
+            elif item.value.name not in known.varying and known.pass_of(item.value) == level:
                 found.append(item)
         return found
 

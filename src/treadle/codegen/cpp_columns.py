@@ -2,28 +2,21 @@
 
 ::
 
-    plain     for each block:  for r: for c in block: fold;   then the columns' values
-    chunked   one pass, many rows: for each chunk of rows and block: fold into a part of its own;
+    looped    for each block:  for r: for c in block: fold;   then the columns' values
+    split     for each part of the rows and block: fold into scratch;
               then for each block: join the parts in order, and the columns' values
-
-Chunks are fixed by the shape, so that sums do not depend on the number of threads, and their
-partial sums keep rounding errors small.
 """
 
 from collections.abc import Mapping, Sequence
 
 from treadle.codegen.cpp_body import Body
 from treadle.codegen.cpp_expr import VALUE_TYPES, Writer
-from treadle.codegen.cpp_reduce import Fold, fold_of, is_position
+from treadle.codegen.cpp_reduce import Fold, fold_of
 from treadle.loop.expr import Reduce
 from treadle.loop.index import Axis
-from treadle.loop.kernel import Definition, Store
-from treadle.util.extents import Size, ceil_div, divides, sample_of, surely_less
-
-BLOCK = 256  # columns that a thread runs down together
-_ROWS = 64  # fewest rows of a chunk
-_TASKS = 64  # chunks times blocks worth having
-_PIECE = 32  # rows that are added up in float32
+from treadle.loop.kernel import Definition, Form, Store
+from treadle.loop.nest import is_position
+from treadle.util.extents import ceil_div, divides, sample_of
 
 
 class Columns(Body):
@@ -31,9 +24,7 @@ class Columns(Body):
 
     @property
     def block(self) -> int:
-        if self.split is not None:
-            return self.split.inner.extent
-        return self.cols if surely_less(self.cols, BLOCK) else BLOCK
+        return self.schedule.cols or self.cols
 
     @property
     def blocks(self) -> int:
@@ -48,41 +39,24 @@ class Columns(Body):
         return {name: fold_of(d.expr) for name, d in found if isinstance(d.expr, Reduce)}
 
     @property
-    def chunk(self) -> int:
-        """Rows of a chunk; all of them where one thread must see every row."""
-        positions = any(
-            isinstance(d.expr, Reduce) and is_position(d.expr)
-            for d in self.levels.definitions.values()
-        )
-        if self.last != 0 or positions or not self.folds:
-            return self.rows
-        return ceil_div(self.rows, self._pieces)
+    def part_rows(self) -> int:
+        """Rows of a part."""
+        return self.rows if self.parts == 1 else ceil_div(self.rows, self.parts)
 
     @property
-    def _pieces(self) -> int:
-        """How many chunks the rows are worth, for the sample of a size that the call decides."""
-        tasks = ceil_div(_TASKS, sample_of(self.blocks))
-        return max(1, min(sample_of(self.rows) // _ROWS, tasks))
+    def parts(self) -> int:
+        return self.schedule.parts
 
-    @property
-    def chunks(self) -> int:
-        if self.chunk is self.rows:
-            return 1
-        return self._pieces if isinstance(self.chunk, Size) else ceil_div(self.rows, self.chunk)
-
-    def shared(self) -> list[str]:
-        """Parts that all threads see, one set per instance."""
-        if self.chunks == 1:
-            return []
-        size = self.chunks * self.cols
+    def _places(self) -> list[str]:
+        """Where the threads put what they found in their parts."""
         return [
-            f"Scratch<{fold.total}> part_{name}({size} * instances);"
-            for name, fold in self.folds.items()
+            f"{fold.total}* part_{name} = ({fold.total}*){self.names[scratch]};"
+            for (name, fold), scratch in zip(self.folds.items(), self.kernel.scratch, strict=False)
         ]
 
     def text(self) -> list[str]:
-        if self.chunks > 1:
-            return self._chunked()
+        if self.schedule.form is Form.SPLIT:
+            return self._in_parts()
         lines = [*self._begin("nowait"), *self._narrow(0)]
         for level in range(self.last + 1):
             for name, fold in self.folds.items():
@@ -96,19 +70,20 @@ class Columns(Body):
             lines += self._narrow(level + 1)
         return [*lines, "}"]
 
-    def _chunked(self) -> list[str]:
+    def _in_parts(self) -> list[str]:
         lines = [
+            *self._places(),
             "#pragma omp for collapse(2) schedule(static)",
-            f"for (int64_t k = 0; k < {self.chunks}; ++k)",
+            f"for (int64_t k = 0; k < {self.parts}; ++k)",
             f"for (int64_t co = 0; co < {self.blocks}; ++co) {{",
             *self._bounds(),
-            f"const int64_t rb = k * {self.chunk};",
-            f"const int64_t re = lesser(rb + {self.chunk}, {self.rows});",
+            f"const int64_t rb = k * {self.part_rows};",
+            f"const int64_t re = lesser(rb + {self.part_rows}, {self.rows});",
             *self._narrow(0),
         ]
         for name, fold in self.folds.items():
             lines += self._start(name, fold)
-        long = self._long(self.chunk)
+        long = self._long(self.part_rows)
         lines += self._down(0, "rb", "re", long)
         for name in self.folds:
             found = "t" if name in long else "a"
@@ -119,7 +94,7 @@ class Columns(Body):
             lines += self._start(name, fold, fold.total)
             join = fold.join(f"a_{name}[l]", self._part(name))
             lines += [
-                f"for (int64_t k = 0; k < {self.chunks}; ++k) {{",
+                f"for (int64_t k = 0; k < {self.parts}; ++k) {{",
                 "#pragma omp simd",
                 f"for (int64_t l = 0; l < w; ++l) {{ {join} }}",
                 "}",
@@ -128,7 +103,7 @@ class Columns(Body):
         return [*lines, *self._narrow(1), "}"]
 
     def _part(self, name: str) -> str:
-        return f"part_{name}[(i * {self.chunks} + k) * {self.cols} + c0 + l]"
+        return f"part_{name}[k * {self.cols} + c0 + l]"
 
     def _begin(self, wait: str) -> list[str]:
         return [
@@ -166,7 +141,7 @@ class Columns(Body):
 
     def _long(self, rows: int) -> list[str]:
         """Sums of so many rows that pieces of them are added up first."""
-        many = sample_of(rows) > _PIECE
+        many = sample_of(rows) > self.schedule.piece
         return [name for name, fold in self.folds.items() if many and fold.long]
 
     def _start(self, name: str, fold: Fold, kind: str = "") -> list[str]:
@@ -191,8 +166,8 @@ class Columns(Body):
         """One loop down the rows, folding into arrays over the block; ``long`` sums in pieces."""
         writer = self._new_writer()
         self.current = {}
-        roots = self.roots(level)
-        needed = self.levels.closure(self.wanted(level), frozenset())
+        roots = self.levels.roots(level)
+        needed = self.levels.closure(self.levels.wanted(level))
         for item in self.kernel.body:
             if isinstance(item, Store):
                 if item in roots:
@@ -210,8 +185,8 @@ class Columns(Body):
             *writer.scopes[0].lines,
             *(f"double t_{name}[{self.block}];" for name in long),
             *(f"for (int64_t l = 0; l < w; ++l) {{ t_{name}[l] = 0; }}" for name in long),
-            f"for (int64_t rs = {begin}; rs < {end}; rs += {_PIECE}) {{",
-            f"const int64_t rt = lesser(rs + {_PIECE}, {end});",
+            f"for (int64_t rs = {begin}; rs < {end}; rs += {self.schedule.piece}) {{",
+            f"const int64_t rt = lesser(rs + {self.schedule.piece}, {end});",
             "for (int64_t r = rs; r < rt; ++r) {",
             *loop,
             "#pragma omp simd",

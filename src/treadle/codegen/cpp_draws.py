@@ -8,8 +8,9 @@ over a block vectorise, which PyTorch's own does not.
 """
 
 from treadle.codegen.cpp_prelude import PRELUDE
-from treadle.runtime.artifact import Language, Source
+from treadle.runtime.artifact import Source
 from treadle.runtime.draws import FUNCTION
+from treadle.targets.cpu import CPP
 
 _TEXT = r"""
 namespace {
@@ -79,25 +80,28 @@ void bernoulli(uint32_t* x, int64_t& at, int64_t n, uint64_t below, T one, T* ou
 }
 }  // namespace
 
+"""
+
+_ENTRY = f"""
 // p: the generator's state, as words of 64 bits, and the result.
 // sizes: elements, bytes of an element, its bits for 1, p * 2**53 rounded up, the next word.
-extern "C" void FUNCTION(void* const* p, const int64_t* sizes, int64_t) {
+extern "C" void {FUNCTION}(void* const* p, const int64_t* sizes, int64_t) {{
   uint64_t* state = (uint64_t*)p[0];
   alignas(64) uint32_t x[WORDS];
   for (int k = 0; k < WORDS; ++k) x[k] = (uint32_t)state[k];
   int64_t at = sizes[4];
   const int64_t n = sizes[0];
   const uint64_t below = (uint64_t)sizes[3];
-  switch (sizes[1]) {
+  switch (sizes[1]) {{
     case 1: bernoulli<uint8_t>(x, at, n, below, (uint8_t)sizes[2], (uint8_t*)p[1]); break;
     case 2: bernoulli<uint16_t>(x, at, n, below, (uint16_t)sizes[2], (uint16_t*)p[1]); break;
     case 4: bernoulli<uint32_t>(x, at, n, below, (uint32_t)sizes[2], (uint32_t*)p[1]); break;
     default: bernoulli<uint64_t>(x, at, n, below, (uint64_t)sizes[2], (uint64_t*)p[1]);
-  }
+  }}
   for (int k = 0; k < WORDS; ++k) state[k] = x[k];
   *(int64_t*)p[2] = at;
-}
+}}
 """
 
-DRAWS = Source(Language.CPP, "\n".join([PRELUDE, _TEXT.replace("FUNCTION", FUNCTION)]), (FUNCTION,))
+DRAWS = Source(CPP, "\n".join([PRELUDE, _TEXT, _ENTRY]), (FUNCTION,))
 """The translation unit that defines ``runtime.draws.FUNCTION``."""

@@ -52,28 +52,6 @@ _CALLS = {
 _UNSIGNED = {torch.int64: "uint64_t", torch.int32: "uint32_t"}
 """Where sums and products may wrap as in PyTorch; signed ones may not in C++."""
 _HALF = {torch.bfloat16: "to_bf16", torch.float16: "to_f16"}
-DEAR = frozenset(
-    [
-        "exp",
-        "expm1",
-        "log",
-        "log1p",
-        "log2",
-        "sin",
-        "cos",
-        "tanh",
-        "erf",
-        "sigmoid",
-        "pow",
-        "fmod",
-        "mod",
-        "floordiv",
-        "div",
-        "sqrt",
-        "rsqrt",
-    ]
-)
-"""Functions worth keeping the result of, rather than computing it in two passes."""
 
 
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:

@@ -116,11 +116,6 @@ def fold_of(reduce: Reduce) -> Fold:
     return Fold(reduce.kind, source, reduce.dtype, type_, start, clause)
 
 
-def is_position(reduce: Reduce) -> bool:
-    """Whether the reduction gives the position of an element rather than a value."""
-    return reduce.kind in _ARG
-
-
 def _lowest(dtype: torch.dtype) -> str:
     if dtype.is_floating_point:
         return f"-({VALUE_TYPES[dtype]})INFINITY"
@@ -133,4 +128,4 @@ def _highest(dtype: torch.dtype) -> str:
     return f"std::numeric_limits<{VALUE_TYPES[dtype]}>::max()"
 
 
-__all__ = ["Fold", "fold_of", "is_position", "stored"]
+__all__ = ["Fold", "fold_of", "stored"]

@@ -2,8 +2,8 @@
 
 ::
 
-    plain   for r: { for c: pass 0 }  { for c: pass 1 } ...
-    wide    few long rows: threads share each pass; their partial results are joined in order
+    looped  for r: { for c: pass 0 }  { for c: pass 1 } ...
+    split   threads share each pass of a row; their partial results are joined in order
     tiled   reads run down the rows: blocks of both axes, such reads go through a small buffer
     flat    one row, nothing reduced: threads share the columns, whose number is an argument
 """
@@ -11,35 +11,25 @@
 from collections.abc import Mapping, Sequence
 
 from treadle.codegen.cpp_body import Body, simd
-from treadle.codegen.cpp_expr import DEAR, STORED_TYPES, VALUE_TYPES, Scope, Writer, stored, wide
-from treadle.codegen.cpp_reduce import Fold, fold_of, is_position
-from treadle.loop.expr import Apply, Expr, Load, Local, Reduce
+from treadle.codegen.cpp_expr import STORED_TYPES, VALUE_TYPES, Scope, Writer, stored, wide
+from treadle.codegen.cpp_reduce import Fold, fold_of
+from treadle.loop.expr import Expr, Local, Reduce
 from treadle.loop.index import Axis, Index
-from treadle.loop.kernel import Definition, Store
-from treadle.loop.traverse import walk
-from treadle.util.extents import Size, ceil_div, largest, sample_of
-
-_SCRATCH = 1 << 16  # longest row that is kept between passes
-_WIDE = 1 << 15  # columns from which few rows are shared by all threads
-_CHUNKS = 64  # pieces of a wide row; fixed, so that sums do not depend on the threads
-_TILE = 32
-_PIECE = 256  # columns that are added up in float32
+from treadle.loop.kernel import Definition, Form, Store
+from treadle.loop.nest import is_position, transposed_loads
+from treadle.util.extents import Size, ceil_div, sample_of
 
 
 class RowLoops(Body):
     """The loops of one rows kernel."""
 
     @property
-    def is_wide(self) -> bool:
-        positions = any(
-            isinstance(d.expr, Reduce) and is_position(d.expr)
-            for d in self.levels.definitions.values()
-        )
-        few = sample_of(self.rows) < 16 and sample_of(self.cols) >= _WIDE
-        return few and not positions and self.split is None
+    def is_shared(self) -> bool:
+        """Whether threads share a row."""
+        return self.schedule.form is Form.SPLIT
 
     def local_depth(self, name: str) -> int:
-        return self._inner if name in self.levels.full else 0
+        return self._inner if name in self.levels.varying else 0
 
     @property
     def _inner(self) -> int:
@@ -78,30 +68,15 @@ class RowLoops(Body):
 
     # -- tiled ---------------------------------------------------------------------------------
 
-    def crossing(self) -> list[Load]:
-        """Reads whose neighbours in memory are neighbours by row, of kernels without passes."""
-        full = (self.kernel.rows, self.kernel.cols)
-        items = self.kernel.body
-        plain = all(item.axes == full for item in items) and self.split is None
-        reduced = any(isinstance(i, Definition) and isinstance(i.expr, Reduce) for i in items)
-        if not plain or reduced or min(sample_of(self.rows), sample_of(self.cols)) < 8:
-            return []
-        return [load for load in self.loads() if self._crosses(load)]
-
-    def _crosses(self, load: Load) -> bool:
-        by_row = _coefficient(load.index, self.kernel.rows)
-        by_col = _coefficient(load.index, self.kernel.cols)
-        atoms = sum(1 for _ in load.index.terms)
-        return by_row == 1 and by_col > 1 and atoms == 2 and load.mask is None
-
-    def tiled(self, crossing: Sequence[Load]) -> list[str]:
+    def tiled(self) -> list[str]:
         writer = self._new_writer()
+        tile_r, tile_c = self.schedule.rows, self.schedule.cols
         fill: list[str] = []
         staged: dict[tuple[str, Index], str] = {}
-        for n, load in enumerate(crossing):
+        for n, load in enumerate(transposed_loads(self.kernel)):
             staged[load.buffer, load.index] = f"tile{n}[c - cb][r - rb]"
             fill += [
-                f"{STORED_TYPES[load.dtype]} tile{n}[{_TILE}][{_TILE} + 1];",
+                f"{STORED_TYPES[load.dtype]} tile{n}[{tile_c}][{tile_r} + 1];",
                 "for (int64_t c = cb; c < ce; ++c)",
                 "for (int64_t r = rb; r < re; ++r)",
                 f"{staged[load.buffer, load.index]} = "
@@ -111,10 +86,10 @@ class RowLoops(Body):
         self._straight(writer)
         return [
             "#pragma omp for collapse(2) schedule(static) nowait",
-            f"for (int64_t rb = 0; rb < {self.rows}; rb += {_TILE})",
-            f"for (int64_t cb = 0; cb < {self.cols}; cb += {_TILE}) {{",
-            f"const int64_t re = rb + {_TILE} < {self.rows} ? rb + {_TILE} : {self.rows};",
-            f"const int64_t ce = cb + {_TILE} < {self.cols} ? cb + {_TILE} : {self.cols};",
+            f"for (int64_t rb = 0; rb < {self.rows}; rb += {tile_r})",
+            f"for (int64_t cb = 0; cb < {self.cols}; cb += {tile_c}) {{",
+            f"const int64_t re = rb + {tile_r} < {self.rows} ? rb + {tile_r} : {self.rows};",
+            f"const int64_t ce = cb + {tile_c} < {self.cols} ? cb + {tile_c} : {self.cols};",
             *fill,
             "for (int64_t r = rb; r < re; ++r) {",
             *writer.scopes[0].lines,
@@ -130,8 +105,8 @@ class RowLoops(Body):
 
     def passes(self) -> list[str]:
         writer = self._new_writer()
-        wide = self.is_wide
-        kept = [] if wide else self._kept()
+        wide = self.is_shared
+        kept = self.schedule.kept
         lines = [
             f"{VALUE_TYPES[self.levels.definitions[name].expr.dtype]} keep_{name}[{self.cols}];"
             for name in kept
@@ -146,27 +121,14 @@ class RowLoops(Body):
 
     def shared(self) -> list[str]:
         """Arrays that all threads see, declared before they start."""
-        if not self.is_wide:
+        if not self.is_shared:
             return []
         folds = [
             (name, fold_of(d.expr))
             for name, d in self.levels.definitions.items()
             if isinstance(d.expr, Reduce)
         ]
-        return [f"{fold.total} part_{name}[{_CHUNKS}];" for name, fold in folds]
-
-    def _kept(self) -> list[str]:
-        """Values of every element that a later pass wants again and that are dear to compute."""
-        known = self.levels
-        kept: list[str] = []
-        if largest(self.cols) > _SCRATCH:
-            return kept
-        for level in range(self.last + 1):
-            for name in known.closure(self.wanted(level), frozenset(kept)):
-                again = known.of[name] < level
-                if again and name not in kept and _is_dear(known.definitions[name].expr):
-                    kept.append(name)
-        return kept
+        return [f"{fold.total} part_{name}[{self.schedule.parts}];" for name, fold in folds]
 
     def _pass(self, level: int, writer: Writer, kept: Sequence[str], wide: bool) -> list[str]:
         """One loop over the columns: values, reductions, stores."""
@@ -174,9 +136,9 @@ class RowLoops(Body):
         writer.scopes[1:] = [Scope() for _ in writer.scopes[1:]]
         self.current = {}
         begin = len(writer.scopes[0].lines)
-        roots = self.roots(level)
+        roots = known.roots(level)
         held = frozenset(name for name in kept if known.of[name] < level)
-        needed = set(known.closure([*self.wanted(level), *self._to_keep(level, kept)], held))
+        needed = set(known.closure([*known.wanted(level), *self._to_keep(level, kept)], held))
         folds: dict[str, Fold] = {}
         for item in self.kernel.body:
             if isinstance(item, Store):
@@ -230,7 +192,7 @@ class RowLoops(Body):
             lines += self._columns("0", f"{self.cols}", pragma, writer.inner, add)
         else:
             width = self.split.inner.extent
-            every = max(1, _PIECE // sample_of(width))
+            every = max(1, self.schedule.piece // sample_of(width))
             often = [f"if (co % {every} == {every - 1}) {{ {' '.join(add)} }}"] if add else []
             lines += [
                 f"for (int64_t co = 0; co < {self.split.outer.extent}; ++co) {{",
@@ -248,7 +210,11 @@ class RowLoops(Body):
 
     def _long(self, folds: Mapping[str, Fold], cols: int) -> list[str]:
         """Sums of so many columns that pieces of them are added up first."""
-        return [name for name, fold in folds.items() if fold.long and sample_of(cols) > _PIECE]
+        return [
+            name
+            for name, fold in folds.items()
+            if fold.long and sample_of(cols) > self.schedule.piece
+        ]
 
     def _columns(
         self, begin: str, end: str, pragma: list[str], inner: list[str], add: list[str]
@@ -257,8 +223,8 @@ class RowLoops(Body):
         if not add:
             return [*pragma, f"for (int64_t c = {begin}; c < {end}; ++c) {{", *inner, "}"]
         return [
-            f"for (int64_t cb = {begin}; cb < {end}; cb += {_PIECE}) {{",
-            f"const int64_t cp = lesser(cb + {_PIECE}, {end});",
+            f"for (int64_t cb = {begin}; cb < {end}; cb += {self.schedule.piece}) {{",
+            f"const int64_t cp = lesser(cb + {self.schedule.piece}, {end});",
             *pragma,
             "for (int64_t c = cb; c < cp; ++c) {",
             *inner,
@@ -277,8 +243,9 @@ class RowLoops(Body):
 
     def _shared_loop(self, writer: Writer, folds: Mapping[str, Fold]) -> list[str]:
         """The loop of a pass in pieces that threads share, joined in the order of the pieces."""
-        size = ceil_div(self.cols, _CHUNKS)
-        count = _CHUNKS if isinstance(size, Size) else ceil_div(self.cols, size)
+        parts = self.schedule.parts
+        size = ceil_div(self.cols, parts)
+        count = parts if isinstance(size, Size) else ceil_div(self.cols, size)
         long = self._long(folds, size)
         start = [f"{fold.type} a_{name} = {fold.start};" for name, fold in folds.items()]
         start += [f"double t_{name} = 0;" for name in long]
@@ -320,14 +287,6 @@ class RowLoops(Body):
         return scope.lines[begin:]
 
 
-def _is_dear(expr: Expr) -> bool:
-    return any(isinstance(node, Apply) and node.fn in DEAR for node in walk(expr))
-
-
-def _coefficient(index: Index, axis: Axis) -> int:
-    return sum(k for atom, k in index.terms if atom is axis)
-
-
 def _plain(index: Index, writer: Writer) -> str:
     """An index of plain axes without naming parts of it."""
     terms = [f"{wide(k)}*{writer.names[a]}" for a, k in index.terms if isinstance(a, Axis)]
@@ -335,6 +294,11 @@ def _plain(index: Index, writer: Writer) -> str:
 
 
 def rows_text(body: RowLoops) -> list[str]:
-    """The loops that suit the kernel."""
-    crossing = body.crossing()
-    return body.tiled(crossing) if crossing else body.passes()
+    """The loops that the kernel's schedule asks for."""
+    match body.schedule.form:
+        case Form.FLAT:
+            return body.flat()
+        case Form.TILED:
+            return body.tiled()
+        case _:
+            return body.passes()

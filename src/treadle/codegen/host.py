@@ -3,40 +3,29 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treadle.codegen.cpp import render_cpp
 from treadle.codegen.cpp_draws import DRAWS
-from treadle.codegen.triton import render_triton
-from treadle.loop.kernel import Kernel, KernelPlan
+from treadle.codegen.languages import printer_of
+from treadle.loop.kernel import KernelLaunch, KernelPlan
 from treadle.loop.program import Buffer, BufferKind, Call, TensorRef
-from treadle.runtime.artifact import (
-    Artifact,
-    BufferSpec,
-    CallStep,
-    Language,
-    Launch,
-    Source,
-    Storage,
-    View,
-)
+from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Storage, View
 from treadle.runtime.draws import OPERATOR
 
 
 def artifact_of(
-    plan: KernelPlan, *, device: str, language: Language | None = None, contract: bool = True
+    plan: KernelPlan,
+    launches: Sequence[KernelLaunch | Call],
+    *,
+    device: str,
+    language: str,
+    contract: bool = True,
 ) -> Artifact:
-    """``plan`` as sources and host steps; Triton for CUDA devices, C++ otherwise. ``contract``:
-    whether a product and a sum may round once."""
-    chosen = language or (Language.TRITON if device.startswith("cuda") else Language.CPP)
-    runs = _runs(plan.steps)
-    kernels = [run for run in runs if isinstance(run, list)]
-    sources, launches = _render(kernels, plan, chosen, contract)
-    remaining = iter(launches)
-    steps: list[Launch | CallStep] = []
-    for run in runs:
-        if isinstance(run, Call):
-            steps.append(call_step(run))
-        else:
-            steps.extend(next(remaining))
+    """``plan`` as sources and host steps, in the order of ``launches``. ``contract``: whether a
+    product and a sum may round once."""
+    printer = printer_of(language, plan.buffers, contract=contract)
+    steps = [
+        call_step(each) if isinstance(each, Call) else printer.launch(each) for each in launches
+    ]
+    sources = printer.sources()
     if any(isinstance(step, Call) and step.out == OPERATOR for step in plan.steps):
         sources = (*sources, DRAWS)
     specs = {name: spec_of(each, plan.offsets, plan.device) for name, each in plan.buffers.items()}
@@ -53,30 +42,6 @@ def artifact_of(
         peak_bytes=plan.peak_bytes,
         constants=plan.constants,
     )
-
-
-def _render(
-    runs: Sequence[Sequence[Kernel]], plan: KernelPlan, language: Language, contract: bool
-) -> tuple[tuple[Source, ...], tuple[tuple[Launch, ...], ...]]:
-    if not runs:
-        return (), ()
-    if language is Language.CPP:
-        return render_cpp(runs, plan.buffers, plan.offsets, contract=contract)
-    source, launches = render_triton(runs, plan.buffers, plan.offsets, contract=contract)
-    return (source,), launches
-
-
-def _runs(steps: Sequence[Kernel | Call]) -> list[list[Kernel] | Call]:
-    """Stretches of kernels, and the calls between them."""
-    runs: list[list[Kernel] | Call] = []
-    for step in steps:
-        if isinstance(step, Call):
-            runs.append(step)
-        elif runs and isinstance(runs[-1], list):
-            runs[-1].append(step)
-        else:
-            runs.append([step])
-    return runs
 
 
 def call_step(call: Call) -> CallStep:

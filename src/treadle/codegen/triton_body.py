@@ -5,29 +5,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.codegen.triton_expr import TYPES, Named, Writer
-from treadle.codegen.triton_kernel import indices, is_wide, loaded, stored
 from treadle.codegen.triton_reduce import Partial, Tile, collapse, fill, finish
-from treadle.loop.expr import Reduce, ReduceKind
-from treadle.loop.index import Axis
-from treadle.loop.kernel import Definition, Kernel, Store
-
-BLOCK = 1024
-"""Elements of a pointwise program."""
+from treadle.loop.expr import Reduce
+from treadle.loop.kernel import Definition, Form, Kernel, KernelSchedule, Store
+from treadle.loop.nest import is_position, is_wide
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFunction:
-    """One device function: ``programs`` of it run, or one per ``block`` elements of ``n``."""
+    """One device function: ``programs`` of it run, or one per ``block`` elements of ``n``. The
+    lines call the number of the program at hand ``program``."""
 
     lines: tuple[str, ...]
     programs: int
     block: int
-    warps: int
-
-
-def power_of_two(n: int) -> int:
-    """The least power of two that is at least ``n``."""
-    return 1 << max(0, n - 1).bit_length()
+    how: KernelSchedule
 
 
 @dataclass
@@ -36,7 +28,11 @@ class Body:
 
     kernel: Kernel
     writer: Writer
-    in_place: bool = False
+
+    @property
+    def in_place(self) -> bool:
+        """Whether every read comes before the first write."""
+        return self.kernel.scheduled.in_place
 
     def stores(self, items: Sequence[Store]) -> None:
         """Stores whose bytes this program may have read: after every read of every thread."""
@@ -56,7 +52,7 @@ class Body:
     def _reduce(self, reduce: Reduce, tile: Tile | None) -> Named:
         if tile is None:  # the reduced axis has one element
             value = self.writer.evaluate(reduce.body)
-            if reduce.kind in (ReduceKind.ARGMAX, ReduceKind.ARGMIN):
+            if is_position(reduce):
                 return Named(self.writer.name(f"tl.full((), 0, {TYPES[reduce.dtype]})"))
             return value
         partial = collapse(self.writer, reduce, fill(self.writer, reduce, tile), tile)
@@ -83,12 +79,6 @@ class Body:
         writer.line(f"tl.store({pointer} + ({offset}), {value.text}{guard})")
 
 
-def arguments_of(kernel: Kernel) -> dict[str, str]:
-    """By the buffer the name of its pointer argument: those that are loaded first, then stored."""
-    names = dict.fromkeys([*loaded(kernel.body), *stored(kernel.body)])
-    return {name: f"b{i}" for i, name in enumerate(names)}
-
-
 def new_writer(kernel: Kernel, buffers: Mapping[str, str], blocks: Iterable[str]) -> Writer:
     names = {kernel.rows: "r", kernel.cols: "c"}
     return Writer(names, buffers, {}, frozenset(blocks), wide=is_wide(kernel))
@@ -108,60 +98,46 @@ def positions(writer: Writer, axis: str, first: str, block: int, both: bool) -> 
     )
 
 
-def pointwise(
-    kernel: Kernel, buffers: Mapping[str, str], in_place: bool
-) -> tuple[DeviceFunction, tuple[int, ...]]:
+def pointwise(kernel: Kernel, buffers: Mapping[str, str]) -> DeviceFunction:
+    """A kernel without reductions."""
+    how = kernel.scheduled
+    if how.form is Form.FLAT:
+        return _flat(kernel, buffers)
     rows, cols = kernel.rows.extent, kernel.cols.extent
-    if rows == 1 or cols == 1:
-        return _flat(kernel, buffers, in_place), (max(rows, cols),) if rows * cols > 1 else ()
-    block_r, block_c = _pointwise_tile(kernel)
-    writer = new_writer(kernel, buffers, [a for a, b in (("r", block_r), ("c", block_c)) if b > 1])
-    across = math.ceil(cols / block_c)
-    both = block_r > 1 and block_c > 1
-    writer.line(
-        "pid = tl.program_id(0)" if not writer.wide else "pid = tl.program_id(0).to(tl.int64)"
+    writer = new_writer(
+        kernel, buffers, [a for a, b in (("r", how.rows), ("c", how.cols)) if b > 1]
     )
-    positions(writer, "r", f"pid // {across} * {block_r}", block_r, both)
-    positions(writer, "c", f"pid % {across} * {block_c}", block_c, both)
-    bound(writer, "r", rows, block_r)
-    bound(writer, "c", cols, block_c)
-    straight(Body(kernel, writer, in_place), None)
-    programs = math.ceil(rows / block_r) * across
-    return DeviceFunction(tuple(writer.lines), programs, 0, warps(block_r * block_c)), ()
+    across = math.ceil(cols / how.cols)
+    both = how.rows > 1 and how.cols > 1
+    writer.line(f"pid = {program(writer)}")
+    positions(writer, "r", f"pid // {across} * {how.rows}", how.rows, both)
+    positions(writer, "c", f"pid % {across} * {how.cols}", how.cols, both)
+    bound(writer, "r", rows, how.rows)
+    bound(writer, "c", cols, how.cols)
+    straight(Body(kernel, writer), None)
+    return DeviceFunction(tuple(writer.lines), math.ceil(rows / how.rows) * across, 0, how)
 
 
-def _flat(kernel: Kernel, buffers: Mapping[str, str], in_place: bool) -> DeviceFunction:
-    axis = "c" if kernel.rows.extent == 1 else "r"
-    scalar = kernel.rows.extent == kernel.cols.extent == 1
-    writer = new_writer(kernel, buffers, [] if scalar else [axis])
+def program(writer: Writer) -> str:
+    """The number of the program at hand, wide enough for what is computed from it."""
+    return f"program{'.to(tl.int64)' if writer.wide else ''}"
+
+
+def _flat(kernel: Kernel, buffers: Mapping[str, str]) -> DeviceFunction:
+    how = kernel.scheduled
+    axis = "r" if how.rows > 1 else "c"
+    block = how.rows * how.cols
+    writer = new_writer(kernel, buffers, [axis] if block > 1 else [])
     writer.line(f"{'r' if axis == 'c' else 'c'} = 0")
-    if scalar:
+    if block == 1:
         writer.line("c = 0")
     else:
-        first = f"tl.program_id(0){'.to(tl.int64)' if writer.wide else ''} * {BLOCK}"
-        positions(writer, axis, first, BLOCK, False)
+        positions(writer, axis, f"{program(writer)} * {block}", block, False)
         writer.line(f"m{axis} = {axis} < n")
         writer.masks[axis] = f"m{axis}"
-    straight(Body(kernel, writer, in_place), None)
-    if scalar:
-        return DeviceFunction(tuple(writer.lines), 1, 0, 1)
-    return DeviceFunction(tuple(writer.lines), 0, BLOCK, 4)
-
-
-def _pointwise_tile(kernel: Kernel) -> tuple[int, int]:
-    """Long along the contiguous axis; square when some accesses run along each."""
-    rows, cols = power_of_two(kernel.rows.extent), power_of_two(kernel.cols.extent)
-    contiguous: set[Axis] = set()
-    for index in indices(kernel.body):
-        contiguous |= {atom for atom, scale in index.terms if scale == 1 and isinstance(atom, Axis)}
-    if kernel.rows not in contiguous:
-        block_c = min(cols, BLOCK)
-        return min(rows, BLOCK // block_c), block_c
-    if kernel.cols not in contiguous:
-        block_r = min(rows, BLOCK)
-        return block_r, min(cols, BLOCK // block_r)
-    block_c = min(cols, 32)
-    return min(rows, BLOCK // block_c), block_c
+    straight(Body(kernel, writer), None)
+    lines = tuple(writer.lines)
+    return DeviceFunction(lines, 1, 0, how) if block == 1 else DeviceFunction(lines, 0, block, how)
 
 
 def bound(writer: Writer, axis: str, extent: int, block: int) -> None:
@@ -182,7 +158,3 @@ def straight(body: Body, tile: Tile | None) -> None:
         else:
             body.store(item)
     body.stores(late)
-
-
-def warps(elements: int) -> int:
-    return 4 if elements <= 2048 else 8 if elements <= 4096 else 16

@@ -273,15 +273,17 @@ def _as_int64(text: str) -> str:
     )
 
 
+def literal(value: float | int | bool, dtype: torch.dtype) -> str:
+    """The number alone, as Triton reads it."""
+    if not dtype.is_floating_point:
+        return str(int(value))
+    number = float(value)
+    return repr(number) if math.isfinite(number) else f'float("{number}")'
+
+
 def constant(value: float | int | bool, dtype: torch.dtype) -> str:
     """``tl.full((), 0.5, tl.float32)``: a literal that keeps its dtype."""
-    if dtype is torch.bool:
-        return f"tl.full((), {int(value)}, tl.int1)"
-    if not dtype.is_floating_point:
-        return f"tl.full((), {int(value)}, {TYPES[dtype]})"
-    number = float(value)
-    text = repr(number) if math.isfinite(number) else f'float("{number}")'
-    return f"tl.full((), {text}, {TYPES[dtype]})"
+    return f"tl.full((), {literal(value, dtype)}, {TYPES[dtype]})"
 
 
 def helpers_text(lines: list[str]) -> str:

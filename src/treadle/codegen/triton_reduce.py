@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from treadle.codegen.triton_expr import TYPES, Writer, constant
+from treadle.codegen.triton_expr import TYPES, Writer, literal
 from treadle.loop.expr import Reduce, ReduceKind
+from treadle.loop.nest import accumulators, is_position
 
 _COMBINE = {
     ReduceKind.SUM: "{0} + {1}",
@@ -33,23 +34,9 @@ class Partial:
     parts: tuple[str, ...]
 
 
-def partial_types(reduce: Reduce) -> tuple[torch.dtype, ...]:
-    """What a partial result is kept in: half precision sums in float32, bools as int32."""
-    if reduce.kind in _ARG:
-        return (_accumulator(reduce), torch.int32)
-    return (_accumulator(reduce),)
-
-
-def _accumulator(reduce: Reduce) -> torch.dtype:
-    body = reduce.body.dtype
-    if body is torch.bool or body in (torch.int8, torch.uint8, torch.int16):
-        return torch.int32
-    return torch.float32 if body in (torch.float16, torch.bfloat16) else body
-
-
-def identities(reduce: Reduce) -> tuple[str, ...]:
-    """What a missing lane holds."""
-    dtype = _accumulator(reduce)
+def _literals(reduce: Reduce) -> tuple[str, ...]:
+    """What an accumulator holds before the first element."""
+    dtype = accumulators(reduce)[0]
     low = float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
     high = float("inf") if dtype.is_floating_point else torch.iinfo(dtype).max
     match reduce.kind:
@@ -61,20 +48,24 @@ def identities(reduce: Reduce) -> tuple[str, ...]:
             value = low
         case ReduceKind.MIN | ReduceKind.ARGMIN:
             value = high
-    texts = [constant(value, dtype)]
-    if reduce.kind in _ARG:
-        texts.append(str(_NO_POSITION))
-    return tuple(texts)
+    first = literal(value, dtype)
+    return (first, str(_NO_POSITION)) if is_position(reduce) else (first,)
+
+
+def identities(reduce: Reduce) -> tuple[str, ...]:
+    """What a missing lane holds."""
+    value, *position = _literals(reduce)
+    return (f"tl.full((), {value}, {TYPES[accumulators(reduce)[0]]})", *position)
 
 
 def fill(writer: Writer, reduce: Reduce, tile: Tile) -> Partial:
     """The body over the whole tile, with the identity in the lanes that do not exist."""
     value = writer.evaluate(reduce.body)
     texts = [value.text]
-    accumulator = _accumulator(reduce)
+    accumulator = accumulators(reduce)[0]
     if reduce.body.dtype is not accumulator:
         texts[0] = writer.name(f"{value.text}.to({TYPES[accumulator]})")
-    if reduce.kind in _ARG:
+    if is_position(reduce):
         texts.append(tile.along)
     mask = writer.masks.get(tile.along)
     filled: list[str] = []
@@ -90,10 +81,9 @@ def fill(writer: Writer, reduce: Reduce, tile: Tile) -> Partial:
 def start(writer: Writer, reduce: Reduce, tile: Tile) -> Partial:
     """Fresh accumulators, one lane per lane of the tile."""
     names: list[str] = []
-    for identity, dtype in zip(identities(reduce), partial_types(reduce), strict=True):
+    for value, dtype in zip(_literals(reduce), accumulators(reduce), strict=True):
         names.append(f"a{writer.count}")
         writer.count += 1
-        value = identity.removeprefix("tl.full((), ").rsplit(", tl.", 1)[0]
         writer.line(f"{names[-1]} = tl.full({tile.shape}, {value}, {TYPES[dtype]})")
     return Partial(tuple(names))
 
@@ -138,7 +128,7 @@ def finish(writer: Writer, reduce: Reduce, partial: Partial) -> str:
     value = partial.parts[-1]
     if reduce.dtype is torch.bool:
         return writer.name(f"{value} != 0")
-    if partial_types(reduce)[-1] is not reduce.dtype:
+    if accumulators(reduce)[-1] is not reduce.dtype:
         return writer.name(f"{value}.to({TYPES[reduce.dtype]})")
     return value
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from treadle.compiler.cleaning import extended, settled
-from treadle.compiler.request import Target, request_of
+from treadle.compiler.request import Target, build_for, request_of
 from treadle.compiler.workspaces import with_workspaces
 from treadle.graph.signature import StepGraph
 from treadle.loop.kernel import KernelPlan
@@ -14,8 +14,8 @@ from treadle.options import Options
 from treadle.passes.memory.choose import MemoryPlan, fastest_plan, plan_memory
 from treadle.passes.memory.search import frontier
 from treadle.runtime.cache import Cache
-from treadle.runtime.execute import Build, build
 from treadle.schedule.plan import schedule
+from treadle.schedule.workers import WORKERS
 from treadle.util.sizes import parse_bytes
 
 
@@ -33,12 +33,20 @@ def planned(step: StepGraph, target: Target) -> Scheduled:
     if target.workspaces is not None:
         program = with_workspaces(program, target.workspaces)
     allocator = target.hardware.allocator
-    return Scheduled(program, schedule(program, fuse=target.options.fuse, allocator=allocator))
+    workers = WORKERS[target.record.workers]
+    plan = schedule(program, fuse=target.options.fuse, allocator=allocator, workers=workers)
+    return Scheduled(program, plan)
 
 
 def lowered(step: StepGraph, target: Target) -> Program:
     """The step as formulas and library calls."""
-    program = lower(step, device=target.device, library=target.library, pad=target.rounds_once)
+    program = lower(
+        step,
+        device=target.device,
+        target=target.record,
+        library=target.library,
+        pad=target.rounds_once,
+    )
     return simplify_program(program)
 
 
@@ -79,7 +87,7 @@ def frontier_points(
     """Predicted peak and estimated seconds of plans from the fastest to the smallest. Peaks are
     exact at both ends; between them those of the simulator are moved onto the line of the two."""
     budgeted = replace(options, memory=1.0)
-    build_ = build(cache, device=device) if options.codegen else Build.without_compiler(device)
+    build_ = build_for(device, options, cache)
     target = request_of(extended(step), device, budgeted, build_, cache=cache).target
     found = frontier(settled(extended(step), budgeted), target.hardware)
     first, last = (planned(each.step, target).plan.peak_bytes for each in (found[0], found[-1]))

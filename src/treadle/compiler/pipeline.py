@@ -17,7 +17,7 @@ from treadle.compiler.cleaning import extended, settled
 from treadle.compiler.compiled import Built, Compiled
 from treadle.compiler.entry import read_saved, saved_bytes, with_lines
 from treadle.compiler.memory import Scheduled, lowered, plan_within, planned
-from treadle.compiler.request import CompileRequest, key_of, request_of
+from treadle.compiler.request import CompileRequest, build_for, key_of, request_of
 from treadle.compiler.specialization import require_unspecialized
 from treadle.graph.dynamic import dims_of_graph
 from treadle.graph.lookups import IndexCheck
@@ -30,8 +30,9 @@ from treadle.report.log import CompileLog
 from treadle.report.stages import Clock, Watchers
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.cache import Cache
-from treadle.runtime.execute import Build, Executable, build
+from treadle.runtime.execute import Executable
 from treadle.runtime.replay import Terms
+from treadle.schedule.launches import launches_of
 from treadle.util.collector import without_collector
 from treadle.util.errors import internal_errors
 from treadle.util.extents import Domain
@@ -79,7 +80,7 @@ def compile_step(
     if not dims:  # otherwise each call's sizes have a check of their own
         checks.require_fixed()
     with clock.stage("look up"):
-        build_ = build(cache, device=device) if options.codegen else Build.without_compiler(device)
+        build_ = build_for(device, options, cache)
         asked = domain or Domain()
         request = request_of(
             step, device, options, build_, cache=cache, asked=tuple(asked.questions), kept=kept
@@ -156,7 +157,13 @@ def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileL
     watcher.made("loops", scheduled.program)
     watcher.made("kernels", scheduled.plan)
     with clock.stage("generate code"):
-        artifact = artifact_of(scheduled.plan, device=target.device, contract=target.rounds_once)
+        artifact = artifact_of(
+            scheduled.plan,
+            launches_of(scheduled.plan),
+            device=target.device,
+            language=target.record.language,
+            contract=target.rounds_once,
+        )
     watcher.made("sources", artifact)
     return artifact, log
 

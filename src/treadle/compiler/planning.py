@@ -14,14 +14,15 @@ from treadle.compat.fake import is_fake
 from treadle.compat.switches import switches
 from treadle.compiler.cleaning import extended, settled
 from treadle.compiler.memory import planned
-from treadle.compiler.request import Target
+from treadle.compiler.request import Target, build_for
 from treadle.options import from_environment
-from treadle.passes.memory.cost import Device, device_for
 from treadle.passes.memory.search import frontier
-from treadle.runtime.build import build
 from treadle.runtime.cache import Cache
 from treadle.runtime.machine import machine
 from treadle.runtime.workspace import Workspaces
+from treadle.targets.cpu import CPU_MODEL
+from treadle.targets.model import DeviceModel
+from treadle.targets.registry import model_for
 from treadle.util.errors import PlanError
 from treadle.util.sizes import format_bytes, parse_bytes
 
@@ -86,7 +87,7 @@ def plan(
     models, optimizers = named_models(model), named_optimizers(optimizer)
     here = device_of(models)
     name = device or ("cpu" if here.type == "meta" else str(here))
-    hardware = device_for(name)
+    hardware = model_for(name)
     place = _place(hardware)
     captured = capture(
         function, models=models, optimizers=optimizers, args=batch, kwargs={}, place=place
@@ -95,7 +96,7 @@ def plan(
     target = replace(target, kept=captured.kept_bytes)
     if here.type == place.type and not any(_is_described(each) for each in models.values()):
         cache = Cache(target.options.cache_dir)  # the step could run here: what it would be
-        build_ = build(cache, device=captured.device)
+        build_ = build_for(captured.device, target.options, cache)
         here = machine(torch.device(captured.device), switches(), build_.identity)
         target = replace(target, workspaces=Workspaces(cache, captured.device, here.identity))
     step = settled(extended(captured.step), replace(target.options, memory=1.0))
@@ -128,16 +129,16 @@ def _useful(points: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(kept)
 
 
-def _chosen(points: tuple[Point, ...], hardware: Device, budget: int | None) -> Plan:
+def _chosen(points: tuple[Point, ...], hardware: DeviceModel, budget: int | None) -> Plan:
     limit = budget or hardware.memory or None
     fitting = [each for each in points if each.peak_bytes <= (limit or math.inf)]
     best = fitting[0] if fitting else points[-1]
     return Plan(bool(fitting), best.peak_bytes, best.step_ms, hardware.name, limit, points)
 
 
-def _place(hardware: Device) -> torch.device:
+def _place(hardware: DeviceModel) -> torch.device:
     """Where to capture: a GPU's graph needs a GPU; without one the CPU's stands for it."""
-    on_gpu = hardware.name != "cpu" and torch.cuda.is_available()
+    on_gpu = hardware is not CPU_MODEL and torch.cuda.is_available()
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 

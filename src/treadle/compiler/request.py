@@ -14,11 +14,14 @@ from treadle.graph.dynamic import dims_of_graph
 from treadle.graph.operators import OpOverload
 from treadle.graph.signature import StepGraph
 from treadle.options import Options, deciding
-from treadle.passes.memory.cost import Device, device_for, flops_of
-from treadle.runtime.build import Build
+from treadle.passes.memory.cost import flops_of
+from treadle.runtime.build import Build, build
 from treadle.runtime.cache import Cache
 from treadle.runtime.machine import Machine, machine
 from treadle.runtime.workspace import Workspaces
+from treadle.targets.model import DeviceModel
+from treadle.targets.record import DeviceTarget
+from treadle.targets.registry import model_for, target_for
 from treadle.util.extents import Question
 from treadle.util.formulas import to_data
 
@@ -43,9 +46,14 @@ class Target:
         return self.options.numerics != "eager"
 
     @property
-    def hardware(self) -> Device:
+    def record(self) -> DeviceTarget:
+        """What is known of that kind of device."""
+        return target_for(self.device, self.options.target)
+
+    @property
+    def hardware(self) -> DeviceModel:
         """The description that costs are estimated with."""
-        found = device_for(self.like or self.device)
+        found = model_for(self.like) if self.like else self.record.model
         return replace(found, reserve=found.reserve + self.kept)
 
 
@@ -108,6 +116,13 @@ def request_of(
     return CompileRequest(canonical(step), tuple(asked), target, here)
 
 
+def build_for(device: str, options: Options, cache: Cache) -> Build:
+    """What makes functions of generated code on ``device``; nothing where none is wanted."""
+    if not options.codegen:
+        return Build.without_compiler()
+    return build(cache, device=device, target=options.target)
+
+
 def key_of(facts: Mapping[str, str]) -> str:
     """Same facts, same artifact, in every process."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -124,4 +139,4 @@ def _foreign_costs(step: StepGraph) -> str:
     return text_of_value(found)
 
 
-__all__ = ["CompileRequest", "Target", "key_of", "request_of"]
+__all__ = ["CompileRequest", "Target", "build_for", "key_of", "request_of"]

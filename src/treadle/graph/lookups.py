@@ -22,6 +22,7 @@ from torch.fx.node import map_arg
 from treadle.graph.dynamic import layout_of
 from treadle.graph.operators import OpOverload, arguments, is_mutable, is_random
 from treadle.graph.signature import StepGraph
+from treadle.targets.registry import target_for
 from treadle.util.errors import BadIndex
 from treadle.util.expected import expect
 from treadle.util.extents import at_sizes
@@ -230,7 +231,7 @@ class IndexCheck:
     def _require(self, each: Lookup, value: Tensor, low: int, high: int) -> None:
         if value.numel() == 0:
             return
-        if value.is_cuda and id(each) not in self._waits:
+        if not target_for(value.device).on_host and id(each) not in self._waits:
             _assert_on_device(each, value, low, high)
         elif not _is_inside(value, low, high, each.ignored):
             raise self._error(each, value, low, high)

@@ -2,7 +2,7 @@
 
 ::
 
-    kernel   =  for r < rows, c < cols:  item*
+    kernel   =  for r < rows, c < cols:  item*            as its KernelSchedule says
     item     =  %name = expr  |  buffer[index] = %name
     plan     =  (kernel | call)*  with an arena offset for each of our buffers
 
@@ -20,6 +20,7 @@ import torch
 from treadle.loop.expr import Expr, Local
 from treadle.loop.index import Axis, Index
 from treadle.loop.program import Buffer, Call, Origin, TensorRef
+from treadle.util.errors import VerifyError, require
 
 
 class KernelKind(enum.StrEnum):
@@ -46,15 +47,60 @@ class Store:
     axes: tuple[Axis, ...]
 
 
-OWN_ROWS = 1024
-"""In a rows kernel with at least this many rows, generated code gives each row to one worker (a
-thread, a program), which computes the values of the row before the row's last loop."""
+class Form(enum.StrEnum):
+    """How the loops of a kernel are arranged; a worker is a thread or a program.
+
+    ::
+
+        flat         one axis, nothing reduced: workers share it, and its extent is an argument
+        tiled        two axes, nothing reduced: each worker takes tiles of both
+        persistent   a worker holds the whole reduced axis at once, for its tile of the other one
+        looped       a worker runs along the reduced axis, once for each pass
+        split        the reduced axis is cut into parts, whose workers join in a fixed order
+    """
+
+    FLAT = "flat"
+    TILED = "tiled"
+    PERSISTENT = "persistent"
+    LOOPED = "looped"
+    SPLIT = "split"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSchedule:
+    """Every choice about one kernel: another schedule is other text and the same values, but for
+    the order of sums. Made in ``schedule``, printed by ``codegen``.
+
+    ``rows``, ``cols``: elements of each axis that a worker takes at once; 0: all there are.
+    ``parts``: pieces of the reduced axis that different workers add up. ``width``: the columns are
+    two loops, the inner one this long; 0: one loop. ``piece``: sums in single precision are added
+    up in double precision after so many elements; 0: never. ``kept``: values that are stored from
+    one pass to the next and not computed again. ``serial_below``: elements below which one thread
+    does the work. ``warps``: of a program. ``stages``: how many steps ahead a loop loads; 0: as
+    the language does. ``in_place``: what is written may lie where something is read, so that a
+    worker reads first.
+    """
+
+    form: Form
+    rows: int = 1
+    cols: int = 1
+    parts: int = 1
+    width: int = 0
+    piece: int = 0
+    kept: tuple[str, ...] = ()
+    serial_below: int = 0
+    warps: int = 0
+    stages: int = 0
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One loop nest. Plain pointwise work has one row and every element in ``cols``, or keeps
-    the two dims that make its reads contiguous."""
+    the two dims that make its reads contiguous.
+
+    ``scratch``: buffers for what its workers add up in parts, in the order of the reductions.
+    """
 
     name: str
     kind: KernelKind
@@ -62,6 +108,24 @@ class Kernel:
     cols: Axis
     body: tuple[Definition | Store, ...]
     origins: tuple[Origin, ...]
+    schedule: KernelSchedule | None = None
+    scratch: tuple[str, ...] = ()
+
+    @property
+    def scheduled(self) -> KernelSchedule:
+        """How it runs; for kernels that have been scheduled."""
+        require(self.schedule is not None, VerifyError, f"{self.name} has no schedule")
+        assert self.schedule is not None
+        return self.schedule
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLaunch:
+    """Kernels that run together. Those with equal ``function`` differ in their buffers alone, and
+    share one text wherever in the plan they stand."""
+
+    kernels: tuple[Kernel, ...]
+    function: int
 
 
 @dataclass(frozen=True, slots=True)

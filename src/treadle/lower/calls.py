@@ -65,7 +65,7 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
             site.origin,
             out,
             reason,
-            STATE_BYTES if out == OPERATOR else workspace_of(op, plain_args, site.builder.device),
+            STATE_BYTES if out == OPERATOR else workspace_of(op, plain_args, site.builder.target),
             in_order=in_order,
         )
     )
@@ -132,7 +132,7 @@ def _own_draw(site: Site) -> ZeroOneDraw | None:
     draw = zero_one_draw(site.node)
     if draw is None or draw.generator is not None or not is_dense(draw.size, draw.stride):
         return None
-    ours = site.builder.device == "cpu" and not site.builder.library
+    ours = site.builder.target.draws and not site.builder.library
     return draw if ours and can_draw(site.dtype) else None
 
 

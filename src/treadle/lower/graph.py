@@ -39,6 +39,8 @@ from treadle.lower.padding import layouts_for
 from treadle.lower.registry import Value
 from treadle.lower.site import Builder, Layouts, Site, contiguous_strides, is_dense
 from treadle.lower.write_back import drop_dead_steps, place_write_backs
+from treadle.targets.record import DeviceTarget
+from treadle.targets.registry import target_for
 from treadle.util.errors import internal_errors
 
 FAMILIES = (
@@ -49,16 +51,23 @@ FAMILIES = (
 
 
 def lower(
-    step: StepGraph, *, device: str = "cpu", library: bool = False, pad: bool = True
+    step: StepGraph,
+    *,
+    device: str = "cpu",
+    target: DeviceTarget | None = None,
+    library: bool = False,
+    pad: bool = True,
 ) -> Program:
-    """The step as formulas and library calls, in the order of the graph.
+    """The step as formulas and library calls, in the order of the graph, for ``target`` or what
+    ``device`` is by itself.
 
     Write-backs stand as early as they may. Results never share storage with an input.
     ``library``: views and library calls only, for machines that cannot compile. ``pad``: let
     products of odd sizes be larger ones with zeros.
     """
-    layouts = layouts_for(step, device) if pad and not library else Layouts()
-    builder = Builder(device, _is_placed(step, device), layouts, library)
+    target = target or target_for(device)
+    layouts = layouts_for(step, target) if pad and not library else Layouts()
+    builder = Builder(device, _is_placed(step, device), layouts, library, target)
     env: Environment = {}
     inputs = tuple(_bind_input(builder, node, env) for node in step.placeholders)
     for node in step.graph.nodes:

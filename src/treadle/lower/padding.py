@@ -22,6 +22,7 @@ from treadle.lower import views
 from treadle.lower.library import PRODUCTS, is_chosen
 from treadle.lower.registry import rule_for
 from treadle.lower.site import Layout, Layouts, contiguous_strides
+from treadle.targets.record import DeviceTarget
 
 _BYTES = 16
 _SHORTEST = 64  # elements of a row from which the padding is a small share of it
@@ -31,12 +32,12 @@ _DTYPES = (torch.bfloat16, torch.float16)
 Shape = tuple[int, ...]
 
 
-def layouts_for(step: StepGraph, device: str) -> Layouts:
-    """The layouts of factors and results of products on a GPU; none elsewhere.
+def layouts_for(step: StepGraph, target: DeviceTarget) -> Layouts:
+    """The layouts of factors and results of products, where it matters how rows are aligned.
 
     What the step returns keeps eager's layout, since users may ask for views of it.
     """
-    if not device.startswith("cuda"):
+    if not target.aligned_bytes:
         return Layouts()
     return _PaddingPlanner(step).layouts()
 

@@ -24,6 +24,8 @@ from treadle.loop.program import (
 from treadle.loop.traverse import substitute, walk
 from treadle.lower.registry import Value
 from treadle.lower.scalars import Operand, Term, cast, compute_dtype, const
+from treadle.targets.cpu import CPU
+from treadle.targets.record import DeviceTarget
 from treadle.util.errors import LoweringError, VerifyError, require
 from treadle.util.extents import sample_of
 
@@ -128,12 +130,13 @@ class Mark:
 class Builder:
     """The program so far. ``is_placed``: devices in the graph are meant, not just traced on;
     ``layouts``: what is not laid out as in eager; ``library``: no formulas, only library calls,
-    for machines that cannot compile."""
+    for machines that cannot compile; ``target``: what the device can do."""
 
     device: str
     is_placed: bool = True
     layouts: Layouts = field(default_factory=lambda: Layouts())
     library: bool = False
+    target: DeviceTarget = CPU
     buffers: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
     steps: list[Step] = field(default_factory=list[Step])
     constants: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])

@@ -17,15 +17,16 @@ import torch
 
 from treadle.compat.operators import OpOverload
 from treadle.graph.ctc import ctc_loss, ctc_loss_backward
+from treadle.targets.record import DeviceTarget
 from treadle.util.extents import largest
 
 aten = torch.ops.aten
 
 
-def workspace_of(op: OpOverload, args: Sequence[Any], device: str) -> int:
+def workspace_of(op: OpOverload, args: Sequence[Any], target: DeviceTarget) -> int:
     """Bytes that ``op`` holds while it runs, at the largest of sizes that vary; 0 where nothing is
     known."""
-    formula = _ANYWHERE.get(op) or (_CUDA.get(op) if device.startswith("cuda") else None)
+    formula = _ANYWHERE.get(op) or (_CUDNN.get(op) if "cudnn" in target.libraries else None)
     return largest(formula(args)) if formula is not None else 0
 
 
@@ -54,7 +55,7 @@ _ANYWHERE: Mapping[OpOverload, Callable[[Sequence[Any]], int]] = {
     ctc_loss_backward: _ctc_backward,
 }
 
-_CUDA: Mapping[OpOverload, Callable[[Sequence[Any]], int]] = {
+_CUDNN: Mapping[OpOverload, Callable[[Sequence[Any]], int]] = {
     aten._scaled_dot_product_cudnn_attention_backward.default: _attention,
     aten._scaled_dot_product_flash_attention_backward.default: _attention,
     aten._scaled_dot_product_efficient_attention_backward.default: _attention,

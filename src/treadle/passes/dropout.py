@@ -13,6 +13,7 @@ from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import inherit
+from treadle.targets.registry import target_for
 
 aten = torch.ops.aten
 
@@ -41,7 +42,7 @@ class ExpandDropout(GraphPass):
     def _matches(self, node: fx.Node) -> bool:
         args: Any = node.args
         p, train = args[1], args[2] if len(args) > 2 else True
-        placed = self.everywhere or type_of(args[0]).device.type == "cpu"
+        placed = self.everywhere or target_for(type_of(args[0]).device).sequential_rng
         return placed and 0.0 < p < 1.0 and train is not False
 
 

@@ -12,12 +12,13 @@ import torch
 from treadle.graph.passes import PassReport
 from treadle.graph.signature import Role, StepGraph
 from treadle.options import Options
-from treadle.passes.memory.cost import Device, device_for
 from treadle.passes.memory.decisions import Row, layer_of, rows
 from treadle.report.log import CompileLog, KernelInfo
 from treadle.runtime.artifact import Artifact, Launch
 from treadle.runtime.bindings import spec_bytes
 from treadle.schedule.timeline import Timeline
+from treadle.targets.model import DeviceModel
+from treadle.targets.registry import model_for
 from treadle.util.sizes import parse_bytes
 from treadle.util.software import VERSION
 
@@ -148,7 +149,7 @@ class Account:
     where it was compiled here; kernels and calls by time, else by floor."""
 
     name: str
-    device: Device
+    device: DeviceModel
     device_name: str
     operations: tuple[tuple[str, int], ...]
     inputs: tuple[RoleInputs, ...]
@@ -207,7 +208,7 @@ def account_of(seen: Observed) -> Account:
     operations = Counter(
         node.meta["phase"] for node in step.graph.nodes if node.op == "call_function"
     )
-    device = device_for(artifact.device)
+    device = model_for(artifact.device)
     hosts = _host_steps(seen, device)
     return Account(
         name=seen.name,
@@ -265,7 +266,7 @@ def _memory(seen: Observed) -> Memory:
     )
 
 
-def _host_steps(seen: Observed, device: Device) -> tuple[HostStep, ...]:
+def _host_steps(seen: Observed, device: DeviceModel) -> tuple[HostStep, ...]:
     """Notes know kernels by name, and library calls in their order."""
     steps, notes = seen.artifact.steps, seen.log.notes
     seconds = seen.kernel_seconds or (None,) * len(steps)

@@ -13,11 +13,11 @@ from treadle.graph.signature import StepGraph
 from treadle.options import Options
 from treadle.report.progress import ProgressLine, can_be_live
 from treadle.report.stages import STAGES, Product, Watcher, Watchers, text_of
-from treadle.runtime.artifact import Artifact, Language
+from treadle.runtime.artifact import Artifact
 
 _LEVEL = {"loops": 3, "kernels": 3, "sources": 4}
 """From which level of ``debug`` on a product is printed."""
-_SUFFIX = {Language.CPP: "cpp", Language.TRITON: "py"}
+_SUFFIX = {"cpp": "cpp", "triton": "py"}
 
 
 def watcher_for(name: str, options: Options, stream: TextIO | None = None) -> Watcher:

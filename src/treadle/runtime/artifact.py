@@ -17,11 +17,6 @@ from treadle.util.extents import Question, at, at_sizes
 from treadle.util.formulas import Sizes
 
 
-class Language(enum.StrEnum):
-    CPP = "cpp"
-    TRITON = "triton"
-
-
 class Storage(enum.StrEnum):
     INPUT = "input"  # bound at every call
     CONSTANT = "constant"
@@ -62,7 +57,7 @@ class Source:
 
     ``spans``: where in ``text`` each function begins and ends, if that is known."""
 
-    language: Language
+    language: str
     text: str
     functions: tuple[str, ...]
     spans: tuple[tuple[int, int], ...] = ()
@@ -75,7 +70,7 @@ class Source:
         return self.text[begin:end]
 
 
-def joined(language: Language, head: str, functions: Mapping[str, str], tail: str = "") -> Source:
+def joined(language: str, head: str, functions: Mapping[str, str], tail: str = "") -> Source:
     """A source of these functions, one after another between ``head`` and ``tail``."""
     spans: list[tuple[int, int]] = []
     at = len(head)

@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from treadle.runtime.artifact import Language, Source
+from treadle.runtime.artifact import Source
 from treadle.runtime.cache import Cache, content_key
 from treadle.runtime.compilers import (
     Compiler,
@@ -18,99 +17,87 @@ from treadle.runtime.compilers import (
     thread_setter,
 )
 from treadle.runtime.tables import Tables
-from treadle.util.errors import RuntimeFailure
+from treadle.targets.cpu import CPP
+from treadle.targets.cuda import TRITON
+from treadle.targets.registry import target_for
+from treadle.util.errors import RuntimeFailure, TreadleError
 
 DeviceFunction = Callable[[Sequence[Sequence[Tensor]], Sequence[Sequence[int]]], None]
 """One launch: for each instance the storages of its buffers (1-D, stride 1) and its sizes."""
 
 
-class Launcher(Protocol):
-    """Loads modules of one device language. ``identity``: all that the binaries depend on."""
-
-    @property
-    def identity(self) -> str: ...
-
-    def load(self, source: Source, tables: Tables) -> Mapping[str, DeviceFunction]:
-        """The functions that ``source.functions`` names; ``tables``: where theirs come from."""
-        ...
+Native = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
 class Functions:
     """Loaded code by name. ``set_threads`` tells its OpenMP runtime how many to use."""
 
-    native: Mapping[str, Callable[..., None]]
-    device: Mapping[str, DeviceFunction]
+    native: Mapping[str, Callable[..., None]] = field(
+        default_factory=dict[str, Callable[..., None]]
+    )
+    device: Mapping[str, DeviceFunction] = field(default_factory=dict[str, DeviceFunction])
     set_threads: Callable[[int], None] | None = None
     tables: Tables = field(default_factory=Tables)
 
+    def joined(self, other: "Functions") -> "Functions":
+        """Those of both, which share their tables."""
+        setter = self.set_threads or other.set_threads
+        native, device = {**self.native, **other.native}, {**self.device, **other.device}
+        return Functions(native, device, setter, self.tables)
 
-@dataclass(frozen=True, slots=True)
-class Build:
-    """The compiler, the launcher and the cache of this process; any may be missing.
 
-    Without them an artifact that has only library calls still runs.
-    """
-
-    device: str
-    cache: Cache | None = None
-    compiler: Compiler | None = None
-    launcher: Launcher | None = None
-
-    @staticmethod
-    def without_compiler(device: str) -> "Build":
-        """For artifacts without sources."""
-        return Build(device)
+class Loader(Protocol):
+    """Makes functions of the sources of one language. ``identity``: all that the binaries depend
+    on."""
 
     @property
-    def generates(self) -> bool:
-        """Can generated code run here? If not, plan with library calls only."""
-        return (self.compiler if self.device == "cpu" else self.launcher) is not None
+    def identity(self) -> str: ...
+
+    def load(self, sources: Sequence[Source], tables: Tables) -> Functions:
+        """Every function of ``sources``; ``tables``: where theirs come from."""
+        ...
+
+    def keys(self, sources: Sequence[Source]) -> list[str]:
+        """Where in the cache the compiled code of these sources is, once it is compiled."""
+        ...
+
+
+MakeLoader = Callable[[Cache], Loader | None]
+"""Of a cache; ``None`` where this machine cannot load the language."""
+
+
+@dataclass(frozen=True, slots=True)
+class CppLoader:
+    """C++ through a compiler of this machine."""
+
+    cache: Cache
+    compiler: Compiler
 
     @property
     def identity(self) -> str:
-        """Changes whenever the same source may give another binary."""
-        compiler = self.compiler.identity if self.compiler else ""
-        return content_key(compiler, self.launcher.identity if self.launcher else "")
+        return self.compiler.identity
 
-    def library_keys(self, sources: Sequence[Source]) -> list[str]:
-        """Where in the cache the compiled code of these sources is, once it is compiled."""
-        if self.compiler is None:
-            return []
-        native = [source.text for source in sources if source.language is Language.CPP]
-        return [library_key(text, self.compiler) for text in native]
-
-    def load(self, sources: Sequence[Source]) -> Functions:
-        """Compile (or find compiled) and load every function of ``sources``."""
-        native = [source for source in sources if source.language is Language.CPP]
-        others = [source for source in sources if source.language is not Language.CPP]
+    def load(self, sources: Sequence[Source], tables: Tables) -> Functions:
+        """Compile, or find compiled, and load."""
         functions: dict[str, Callable[..., None]] = {}
         setter = None
-        if native:
-            if self.compiler is None or self.cache is None:
-                raise _missing("C++ compiler")
-            libraries = compile_cpp([s.text for s in native], self.cache, self.compiler)
-            for source, library in zip(native, libraries, strict=True):
-                functions |= load_functions(library, source.functions)
-                setter = setter or thread_setter(library)
-        device: dict[str, DeviceFunction] = {}
-        tables = Tables()
-        for source in others:
-            if self.launcher is None:
-                raise _missing(f"launcher for {source.language}")
-            device |= self.launcher.load(source, tables)
-        return Functions(functions, device, setter, tables)
+        libraries = compile_cpp([s.text for s in sources], self.cache, self.compiler)
+        for source, library in zip(sources, libraries, strict=True):
+            functions |= load_functions(library, source.functions)
+            setter = setter or thread_setter(library)
+        return Functions(functions, {}, setter, tables)
+
+    def keys(self, sources: Sequence[Source]) -> list[str]:
+        return [library_key(source.text, self.compiler) for source in sources]
 
 
-def build(cache: Cache, *, device: str, cxx: str = "") -> Build:
-    """What this machine has. ``cxx``: a compiler to prefer over the ones on the path."""
-    kind = torch.device(device).type
-    if kind == "cpu":
-        return Build(kind, cache, find_cxx(cxx))
-    return Build(kind, cache, None, _triton(cache))
+def _cpp(cache: Cache) -> Loader | None:
+    compiler = find_cxx("")
+    return None if compiler is None else CppLoader(cache, compiler)
 
 
-def _triton(cache: Cache) -> Launcher | None:
+def _triton(cache: Cache) -> Loader | None:
     try:
         from treadle.runtime.triton_launch import launcher
     except ImportError:
@@ -118,9 +105,79 @@ def _triton(cache: Cache) -> Launcher | None:
     return launcher(cache)
 
 
-def _missing(what: str) -> RuntimeFailure:
+_LOADERS: dict[str, MakeLoader] = {CPP: _cpp, TRITON: _triton}
+
+
+def add_loader(language: str, loader: MakeLoader) -> None:
+    """Let sources of another language be loaded; ``TreadleError`` TR-001 for one that can be."""
+    if language in _LOADERS:
+        raise TreadleError(f"there is a loader of {language} already", code="TR-001")
+    _LOADERS[language] = loader
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What this process can make of sources: a loader for each language that it can load, among
+    them ``language``, that of generated kernels. Without it an artifact that has only library
+    calls still runs."""
+
+    language: str = ""
+    loaders: Mapping[str, Loader] = field(default_factory=dict[str, Loader])
+
+    @staticmethod
+    def without_compiler() -> "Build":
+        """For artifacts without sources."""
+        return Build()
+
+    @property
+    def generates(self) -> bool:
+        """Can generated code run here? If not, plan with library calls only."""
+        return self.language in self.loaders
+
+    @property
+    def identity(self) -> str:
+        """Changes whenever the same source may give another binary."""
+        parts = (f"{name} {loader.identity}" for name, loader in sorted(self.loaders.items()))
+        return content_key(self.language, *parts)
+
+    def library_keys(self, sources: Sequence[Source]) -> list[str]:
+        """Where in the cache the compiled code of these sources is, once it is compiled."""
+        grouped = _by_language(sources)
+        known = [name for name in grouped if name in self.loaders]
+        return [key for name in known for key in self.loaders[name].keys(grouped[name])]
+
+    def load(self, sources: Sequence[Source]) -> Functions:
+        """Compile (or find compiled) and load every function of ``sources``."""
+        found = Functions()
+        for language, group in _by_language(sources).items():
+            if language not in self.loaders:
+                raise _missing(language)
+            found = found.joined(self.loaders[language].load(group, found.tables))
+        return found
+
+
+_NEEDED = {CPP: "C++ compiler", TRITON: "triton"}
+
+
+def _missing(language: str) -> RuntimeFailure:
+    what = _NEEDED.get(language, f"loader of {language}")
     return RuntimeFailure(
         f"this step holds generated code, and there is no {what} here",
         code="TR-402",
         remedy="install g++ or clang++ (CPU) or triton (CUDA), or compile with codegen=False",
     )
+
+
+def _by_language(sources: Sequence[Source]) -> dict[str, list[Source]]:
+    grouped: dict[str, list[Source]] = {}
+    for source in sources:
+        grouped.setdefault(source.language, []).append(source)
+    return grouped
+
+
+def build(cache: Cache, *, device: str, target: str = "") -> Build:
+    """What this machine has for steps on ``device``, or for the target of that name."""
+    language = target_for(device, target).language
+    make = _LOADERS.get(language)
+    loader = None if make is None else make(cache)
+    return Build(language, {} if loader is None else {language: loader})

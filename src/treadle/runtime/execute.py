@@ -36,7 +36,7 @@ from treadle.runtime.bindings import (
     view_of,
     whole,
 )
-from treadle.runtime.build import Build, DeviceFunction, Functions, Launcher, build
+from treadle.runtime.build import Build, DeviceFunction, Functions, Loader, build
 from treadle.runtime.checks import check_layout, mismatch, wrong_count
 from treadle.runtime.draws import FUNCTION, OPERATOR, drawer
 from treadle.runtime.functional import NAMESPACE, named
@@ -44,11 +44,12 @@ from treadle.runtime.halves import widened
 from treadle.runtime.incoming import Incoming, imported
 from treadle.runtime.replay import CudaRecorder, Recorder, Replay, Terms
 from treadle.runtime.steady import SteadyInputs
+from treadle.targets.registry import target_for
 from treadle.util.errors import RuntimeFailure, require
 from treadle.util.expected import NAME as EXPECT
 from treadle.util.expected import NotExpected, require_expected
 
-__all__ = ["Build", "DeviceFunction", "Executable", "Launcher", "build", "resolve"]
+__all__ = ["Build", "DeviceFunction", "Executable", "Loader", "build", "resolve"]
 
 
 def _nothing() -> None:
@@ -80,6 +81,7 @@ class Executable:
     ) -> None:
         self.artifact = artifact
         self.device = torch.device(artifact.device)
+        self.target = target_for(self.device)
         self._functions: Functions = (
             build.load(artifact.sources) if like is None else like._functions
         )
@@ -107,7 +109,7 @@ class Executable:
         if terms is not None and terms.layouts is not None:
             self._steady = SteadyInputs(len(self._specs), terms.moving, terms.layouts)
         self._prepare()
-        if recorder is None and terms is not None and self.device.type == "cuda":
+        if recorder is None and terms is not None and not self.target.on_host:
             recorder = CudaRecorder(self.device, terms.clear)
         self.replay: Replay | None = None
         if terms is not None and recorder is not None and not self.generators:
@@ -406,8 +408,7 @@ class Executable:
         )
 
     def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        self.target.driver.synchronize(self.device)
         return time.perf_counter()
 
     def _clear(self) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treadle.targets.registry import target_for
+
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -40,7 +42,7 @@ def widened(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
         return op
 
     def call(*args: Any) -> Any:
-        is_half = args[0].device.type == "cpu" and args[0].dtype in _HALVES
+        is_half = target_for(args[0].device).on_host and args[0].dtype in _HALVES
         return wide(op, args) if is_half else op(*args)
 
     return call

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Storage, View
+from treadle.targets.registry import target_for
 
 _COPY = "aten._to_copy.default"
 
@@ -42,7 +43,7 @@ class Incoming:
 def imported(artifact: Artifact, step: object) -> tuple[int, str, bool] | None:
     """Of a step that brings an input from the host to a GPU: the input's position, the buffer it
     fills, and whether the host may have to wait; ``None`` for any other step."""
-    if not artifact.device.startswith("cuda") or not isinstance(step, CallStep):
+    if target_for(artifact.device).on_host or not isinstance(step, CallStep):
         return None
     source = step.args[0] if step.op == _COPY and len(step.args) == 1 else None
     if not isinstance(source, View) or source.buffer not in artifact.inputs:

@@ -11,6 +11,7 @@ import torch
 
 from treadle.runtime.cache import content_key
 from treadle.runtime.compilers import cpu_identity
+from treadle.targets.registry import target_for
 from treadle.util.software import own_digest
 
 _LIBRARIES = ("numpy", "scipy", "triton", "ortools")
@@ -66,13 +67,8 @@ def hardware_of(device: torch.device) -> str:
     """``x86_64 AVX2 0123456789abcdef``, or the GPU's model, its capability, its multiprocessors
     and bytes, and the versions of its libraries."""
     here = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {cpu_identity()}"
-    if device.type != "cuda":
-        return here
-    gpu = torch.cuda.get_device_properties(device)
-    return (
-        f"{gpu.name} {gpu.major}.{gpu.minor} {gpu.multi_processor_count} x {gpu.total_memory}, "
-        f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, {here}"
-    )
+    there = target_for(device).driver.hardware(device)
+    return f"{there}, {here}" if there else here
 
 
 @functools.cache

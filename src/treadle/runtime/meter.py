@@ -1,5 +1,6 @@
 """The true peak of tensor memory during a call: measured, to hold a plan to its promise.
 
+
 On a CPU the allocator keeps no peak, so its events are added up in the order they happened::
 
     peak  =  max over time of  (given storages still alive)  +  (bytes allocated since the start)
@@ -19,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
+
+from treadle.targets.registry import target_for
 
 # The profiler of PyTorch 2.13 announces each start on stderr; it looks here at its first use.
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
@@ -49,7 +52,8 @@ def measure_peak(fn: Callable[[], Any], tensors: Iterable[Tensor]) -> PeakReport
     On CUDA the allocator's own peak is used; it counts all memory of PyTorch on the device.
     """
     storages = {_address(t): t.untyped_storage() for t in tensors if t.untyped_storage().nbytes()}
-    device = next((s.device for s in storages.values() if s.device.type == "cuda"), None)
+    places = (s.device for s in storages.values())
+    device = next((place for place in places if not target_for(place).on_host), None)
     if device is not None:
         return _measure_cuda(fn, device, sum(s.nbytes() for s in storages.values()))
     before = {address: storage.nbytes() for address, storage in storages.items()}
@@ -70,7 +74,7 @@ def measure_peak(fn: Callable[[], Any], tensors: Iterable[Tensor]) -> PeakReport
 
 def measure_each(fns: Sequence[Callable[[], Any]], device: torch.device) -> list[int]:
     """For each function the peak of the bytes that it allocates, its results included."""
-    if device.type == "cuda":
+    if not target_for(device).on_host:
         return [_allocated_cuda(fn, device) for fn in fns]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         for number, fn in enumerate(fns):

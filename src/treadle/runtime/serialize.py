@@ -21,7 +21,6 @@ from treadle.runtime.artifact import (
     Artifact,
     BufferSpec,
     CallStep,
-    Language,
     Launch,
     Source,
     Storage,
@@ -32,7 +31,7 @@ from treadle.util.extents import Question, Size, as_int
 from treadle.util.formulas import from_data, to_data
 from treadle.util.generators import GeneratorRef
 
-FORMAT = 4
+FORMAT = 5
 
 _TYPES = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 _TORCH_NAMES: Mapping[str, Mapping[str, Any]] = {
@@ -64,7 +63,7 @@ def artifact_to_dict(artifact: Artifact) -> dict[str, Any]:
         "format": FORMAT,
         "device": artifact.device,
         "sources": [
-            [s.language.value, s.text, list(s.functions), list(s.spans)] for s in artifact.sources
+            [s.language, s.text, list(s.functions), list(s.spans)] for s in artifact.sources
         ],
         "buffers": [_from_spec(spec) for spec in artifact.buffers.values()],
         "steps": [_from_step(step) for step in artifact.steps],
@@ -100,7 +99,7 @@ def artifact_from_dict(data: Mapping[str, Any]) -> Artifact:
 
 def _to_source(data: Sequence[Any]) -> Source:
     language, text, functions, spans = data
-    return Source(Language(language), text, tuple(functions), tuple((a, b) for a, b in spans))
+    return Source(language, text, tuple(functions), tuple((a, b) for a, b in spans))
 
 
 def encode(value: Any) -> Any:

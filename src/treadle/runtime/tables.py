@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from treadle.targets.registry import target_for
+
 
 class Tables:
     """Makes tables without waiting for the device. While launches are recorded nothing can be
@@ -15,11 +17,11 @@ class Tables:
 
     def is_recording(self, device: torch.device) -> bool:
         """Whether the current stream records what is launched instead of doing it."""
-        return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        return target_for(device).driver.is_recording()
 
     def of(self, addresses: Sequence[int], device: torch.device) -> Tensor:
         """``table[i] = addresses[i]``, int64, for what the current stream runs next."""
-        if device.type == "cpu":
+        if target_for(device).on_host:
             return torch.tensor(addresses, dtype=torch.int64)
         table = torch.empty(len(addresses), dtype=torch.int64, device=device)
         _fill(table, addresses)

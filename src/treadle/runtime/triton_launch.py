@@ -24,8 +24,10 @@ import triton
 from torch import Tensor
 
 from treadle.runtime.artifact import Source
+from treadle.runtime.build import Functions
 from treadle.runtime.cache import Cache
 from treadle.runtime.tables import Tables
+from treadle.targets.registry import target_for
 from treadle.util.errors import RuntimeFailure
 
 Sizes = Sequence[Sequence[int]]
@@ -43,7 +45,7 @@ def launcher(cache: Cache) -> "TritonLauncher":
 
 @dataclass(frozen=True, slots=True)
 class TritonLauncher:
-    """Loads Triton modules; see ``runtime/build.py`` for the protocol."""
+    """Loads Triton modules; a ``Loader`` of ``runtime/build.py``."""
 
     folder: Path
 
@@ -51,48 +53,24 @@ class TritonLauncher:
     def identity(self) -> str:
         return f"triton {triton.__version__}"
 
-    def load(self, source: Source, tables: Tables | None = None) -> Mapping[str, "DeviceLaunch"]:
-        """The functions that ``source.functions`` names. Same text, same module."""
+    def load(self, sources: Sequence[Source], tables: Tables | None = None) -> Functions:
+        """The functions that the sources name. Same text, same module."""
         tables = Tables() if tables is None else tables
-        digest = hashlib.sha256(source.text.encode()).hexdigest()[:24]
-        if digest not in _modules:
-            path = _write(self.folder, f"triton_{digest}.py", source.text)
-            _modules[digest] = _import(f"treadle_triton_{digest}", path)
-        module = _modules[digest]
-        table = {
-            name: {**each, "contract": module.CONTRACT} for name, each in module.FUNCTIONS.items()
-        }
-        scratch = _Scratch([table[name]["scratch"] for name in source.functions])
-        return {name: DeviceLaunch(table[name], scratch, tables) for name in source.functions}
+        functions: dict[str, DeviceLaunch] = {}
+        for source in sources:
+            digest = hashlib.sha256(source.text.encode()).hexdigest()[:24]
+            if digest not in _modules:
+                path = _write(self.folder, f"triton_{digest}.py", source.text)
+                _modules[digest] = _import(f"treadle_triton_{digest}", path)
+            module = _modules[digest]
+            for name in source.functions:
+                entry = {**module.FUNCTIONS[name], "contract": module.CONTRACT}
+                functions[name] = DeviceLaunch(entry, tables)
+        return Functions({}, functions, None, tables)
 
-
-class _Scratch:
-    """Memory for partial sums that all launches of an artifact take turns in, one per device."""
-
-    def __init__(self, wanted: Sequence[Sequence[tuple[str, int]]]) -> None:
-        self._size = max((_ends(each)[-1] for each in wanted), default=0)
-        self._blocks: dict[torch.device, Tensor] = {}
-
-    def of(self, wanted: Sequence[tuple[str, int]], device: torch.device) -> list[Tensor]:
-        """One piece for each dtype and count."""
-        if not wanted:
-            return []
-        if device not in self._blocks:
-            self._blocks[device] = torch.empty(self._size, dtype=torch.uint8, device=device)
-        block, ends = self._blocks[device], _ends(wanted)
-        return [
-            block[end - count * _DTYPES[name].itemsize : end].view(_DTYPES[name])
-            for (name, count), end in zip(wanted, ends[1:], strict=True)
-        ]
-
-
-def _ends(wanted: Sequence[tuple[str, int]]) -> list[int]:
-    """Where each piece ends; all begin at multiples of 16 bytes."""
-    ends = [0]
-    for name, count in wanted:
-        start = -(-ends[-1] // _ALIGNED) * _ALIGNED
-        ends.append(start + count * _DTYPES[name].itemsize)
-    return ends
+    def keys(self, sources: Sequence[Source]) -> list[str]:
+        """None: Triton keeps its own cache."""
+        return []
 
 
 def _write(folder: Path, name: str, text: str) -> Path:
@@ -131,12 +109,11 @@ def _import(name: str, path: Path) -> ModuleType:
 class DeviceLaunch:
     """``launch(storages, sizes)``: one launch of a function, for each instance its buffers.
 
-    What does not change from call to call (grids, block tables, scratch) is worked out once for
+    What does not change from call to call (grids, block tables) is worked out once for
     each list of storages: callers pass the same list object at every call of a step.
     """
 
     entry: Mapping[str, Any]
-    scratch: "_Scratch"
     tables: Tables
     bound: dict[int, tuple[Sequence[Sequence[Tensor]], Any]] = field(
         default_factory=dict[int, tuple[Sequence[Sequence[Tensor]], Any]]
@@ -153,7 +130,7 @@ class DeviceLaunch:
             made = (
                 _Many(self.entry, sizes, device, self.tables)
                 if self.entry["table"]
-                else _One(self.entry, sizes, device, self.scratch.of(self.entry["scratch"], device))
+                else _One(self.entry, sizes, device)
             )
             # The list is kept, so that its id stays its own.
             found = self.bound[id(storages)] = (storages, made)
@@ -173,7 +150,7 @@ class _Mirrors:
 
     def of(self, instances: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
         """The same tensors, all on the device."""
-        if self._device.type == "cpu" or not any(t.is_cpu for row in instances for t in row):
+        if target_for(self._device).on_host or not any(t.is_cpu for row in instances for t in row):
             return instances
         return [
             [self._copy((i, j), t) if t.is_cpu else t for j, t in enumerate(row)]
@@ -194,21 +171,17 @@ class _One:
         entry: Mapping[str, Any],
         sizes: Sizes,
         device: torch.device,
-        scratch: Sequence[Tensor],
     ) -> None:
         self._sizes = tuple(sizes[0])
         self._mirrors = _Mirrors(device)
-        self._scratch = scratch
         self._stages = [
-            _Prepared(
-                stage["jit"], _programs(stage, self._sizes), stage["warps"], entry["contract"]
-            )
+            _Prepared(stage, _programs(stage, self._sizes), contract=entry["contract"])
             for stage in entry["stages"]
         ]
 
     def __call__(self, instances: Sequence[Sequence[Tensor]]) -> None:
         (tensors,) = self._mirrors.of(instances)
-        arguments = (*tensors, *self._scratch, *self._sizes)
+        arguments = (*tensors, *self._sizes)
         for stage in self._stages:
             stage.launch(arguments)
 
@@ -235,7 +208,7 @@ class _Many:
         kind = torch.int32 if max(flat) < 2**31 else torch.int64
         self._sizes = torch.tensor(flat, dtype=kind, device=device)
         self._unit = _ALIGNED if all(size % _ALIGNED == 0 for size in flat) else 1
-        self._stage = _Prepared(stage["jit"], len(pairs), stage["warps"], entry["contract"])
+        self._stage = _Prepared(stage, len(pairs), contract=entry["contract"])
         self._addresses: list[int] = []
         self._table = torch.empty(0, dtype=torch.int64, device=device)
         self._spare: list[Tensor] = []  # for a recording
@@ -262,9 +235,8 @@ class _Prepared:
     """A device function with its grid. After the first launch of an alignment, Triton's
     dispatch (which inspects every argument) is passed by."""
 
-    jit: Any
+    stage: Mapping[str, Any]
     programs: int
-    warps: int
     contract: bool  # whether a product and a sum may round once
     compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any])
 
@@ -279,8 +251,10 @@ class _Prepared:
         if ready is not None:
             ready[(self.programs, 1, 1)](*arguments, *extra.values())
             return
-        options = {"num_warps": self.warps, "enable_fp_fusion": self.contract}
-        made = self.jit[(self.programs,)](*arguments, **extra, **options)
+        options = {"num_warps": self.stage["warps"], "enable_fp_fusion": self.contract}
+        if self.stage["pipeline"]:
+            options["num_stages"] = self.stage["pipeline"]
+        made = self.stage["jit"][(self.programs,)](*arguments, **extra, **options)
         if made is not None:  # the interpreter compiles nothing
             self.compiled[key] = made
 
@@ -288,11 +262,3 @@ class _Prepared:
 def _alignment(argument: Any) -> bool:
     value = argument.data_ptr() if isinstance(argument, Tensor) else argument
     return value % _ALIGNED == 0
-
-
-_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "int64": torch.int64,
-    "int32": torch.int32,
-}

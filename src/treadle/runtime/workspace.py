@@ -18,6 +18,7 @@ from treadle.runtime.execute import resolve
 from treadle.runtime.halves import widened
 from treadle.runtime.meter import measure_each
 from treadle.runtime.packed import LENGTHS
+from treadle.targets.registry import target_for
 
 
 class Workspaces:
@@ -47,7 +48,7 @@ class Workspaces:
 
     def _measure(self, steps: Mapping[str, CallStep], buffers: Mapping[str, BufferSpec]) -> None:
         """All of them in one session of the meter. The generators stay as they were."""
-        with torch.random.fork_rng(devices=self._cuda_devices()), torch.no_grad():
+        with torch.random.fork_rng(devices=self._generators()), torch.no_grad():
             runs = [_Run(step, self._device) for step in steps.values()]
             peaks = measure_each(runs, self._device)
         for (key, step), peak in zip(steps.items(), peaks, strict=True):
@@ -56,8 +57,8 @@ class Workspaces:
             self._known[key] = extra
             self._cache.put(key, str(extra).encode())
 
-    def _cuda_devices(self) -> list[int]:
-        return [torch.cuda.current_device()] if self._device.type == "cuda" else []
+    def _generators(self) -> list[int]:
+        return target_for(self._device).driver.generators(self._device)
 
     def _key(self, step: CallStep, buffers: Mapping[str, BufferSpec]) -> str:
         outputs = [buffers[name] for name in step.outputs if name]

@@ -1,16 +1,17 @@
-"""A program becomes a plan: kernels, their order, and the bytes of every temporary.
+"""A program becomes a plan: kernels, their order, how each runs, and the bytes of every temporary.
 
-The order of the work is the order of ``schedule``: normal form, dependencies, groups, order,
-kernels, arena.
+The order of the work is the order of ``schedule``: normal form, dependencies, groups, kernels,
+order, the schedule of each kernel, arena.
 """
 
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from treadle.loop.expr import Load, Local, Reduce
+from treadle.loop.expr import Local, Reduce
 from treadle.loop.index import Index
-from treadle.loop.kernel import OWN_ROWS, Definition, Kernel, KernelKind, KernelPlan, Store
+from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelPlan, Store
+from treadle.loop.nest import AccessSet, kernel_loads, live, stored
 from treadle.loop.program import IMPORT, Buffer, BufferKind, Call, Program, TensorRef
 from treadle.loop.traverse import loads, walk
 from treadle.schedule.arena import Interval, chained, pack
@@ -22,17 +23,22 @@ from treadle.schedule.fuse import Fuser, stored_buffers
 from treadle.schedule.normalize import normalize
 from treadle.schedule.order import ordered
 from treadle.schedule.sparse import compute_where_picked
+from treadle.schedule.workers import THREADS, Workers, scratch_buffers
 from treadle.util.allocator import PLAIN, Allocator
-from treadle.util.extents import largest, same, surely_less
+from treadle.util.extents import largest, same
 
 PlanStep = Kernel | Call
 
 
-def schedule(program: Program, *, fuse: bool = True, allocator: Allocator = PLAIN) -> KernelPlan:
-    """The plan of ``program``; without ``fuse`` every compute is a kernel of its own.
-
-    ``allocator``: how bytes are counted in its peak.
-    """
+def schedule(
+    program: Program,
+    *,
+    fuse: bool = True,
+    allocator: Allocator = PLAIN,
+    workers: Workers = THREADS,
+) -> KernelPlan:
+    """The plan of ``program`` for ``workers``; without ``fuse`` every compute is a kernel of its
+    own. ``allocator``: how bytes are counted in its peak."""
     steps, buffers = normalize(program)
     kept = frozenset(ref.buffer for ref in program.results if ref is not None)
     frames = Frames()
@@ -55,7 +61,19 @@ def schedule(program: Program, *, fuse: bool = True, allocator: Allocator = PLAI
     writes = [plan_writes(each) for each in made]
     first = frozenset(g for g, step in enumerate(made) if is_import(step, buffers))
     order = ordered(groups, reads, writes, buffers, kept, first)
-    return _finish(program, tuple(made[g] for g in order), buffers, kept, allocator)
+    ready = tuple(each for g in order for each in _prepared(made[g], workers))
+    scratch = scratch_buffers(ready, workers, device=program.device)
+    return _finish(program, ready, {**buffers, **scratch}, kept, allocator)
+
+
+def _prepared(step: PlanStep, workers: Workers) -> tuple[PlanStep, ...]:
+    """A step as what runs: kernels without what nobody stores, and with their schedules."""
+    if isinstance(step, Call):
+        return (step,)
+    body = live(step.body)
+    if not body:
+        return ()
+    return tuple(workers.scheduled(each) for each in workers.prepared(replace(step, body=body)))
 
 
 def is_import(step: PlanStep, buffers: Mapping[str, Buffer]) -> bool:
@@ -81,14 +99,7 @@ def plan_writes(step: PlanStep) -> frozenset[str]:
     """The buffers a kernel or call writes."""
     if isinstance(step, Call):
         return frozenset(written_buffers(step))
-    return frozenset(item.buffer for item in step.body if isinstance(item, Store))
-
-
-def kernel_loads(kernel: Kernel) -> list[Load]:
-    """Every load of a kernel's definitions, in the order of its body."""
-    return [
-        load for item in kernel.body if isinstance(item, Definition) for load in loads(item.expr)
-    ]
+    return frozenset((*stored(step.body), *step.scratch))
 
 
 def _finish(
@@ -109,6 +120,7 @@ def _finish(
     blocks, block_of = chained(ours, _reuse(steps, ours, buffers))
     places, arena_bytes = pack(blocks)
     offsets = {name: places[block_of[name]] for name in ours}
+    steps = tuple(noting_overlap(step, buffers, offsets) for step in steps)
     used = {name for step in steps for name in (*plan_reads(step), *plan_writes(step))}
     used |= {*program.inputs, *program.constants, *kept}
     surviving = {name: each for name, each in buffers.items() if name in used}
@@ -130,6 +142,15 @@ def _finish(
         program.constants,
         program.device,
     )
+
+
+def noting_overlap(
+    step: PlanStep, buffers: Mapping[str, Buffer], offsets: Mapping[str, int]
+) -> PlanStep:
+    """A kernel that knows whether it may write where it reads."""
+    if isinstance(step, Call) or not AccessSet.of(step, buffers, offsets).overwrites:
+        return step
+    return replace(step, schedule=replace(step.scheduled, in_place=True))
 
 
 def lifetimes(
@@ -221,7 +242,7 @@ def _dying_at(kernel: Kernel, store: Store, ours: Mapping[str, Interval], i: int
 
 def _is_early(item: Definition, kernel: Kernel) -> bool:
     """Whether the value belongs to a row that one worker has to itself."""
-    alone = kernel.kind is KernelKind.ROWS and surely_less(OWN_ROWS - 1, kernel.rows.extent)
+    alone = kernel.kind is KernelKind.ROWS and kernel.scheduled.parts == 1
     return alone and kernel.cols not in item.axes
 
 

@@ -112,7 +112,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _instance(pattern: Compiled, found: Found) -> Compiled:
     artifact = pattern.artifact.at_sizes(found.sizes)
-    build = Build.without_compiler(artifact.device)  # unused: the code is the pattern's
+    build = Build.without_compiler()  # unused: the code is the pattern's
     executable = Executable(artifact, build, like=pattern.executable)
     return replace(
         pattern,

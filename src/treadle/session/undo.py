@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from treadle.capture.snapshot import Snapshot
 from treadle.compiler.compiled import Compiled
+from treadle.targets.registry import target_for
 from treadle.util.sizes import parse_bytes
 
 
@@ -67,7 +68,7 @@ def _written(compiled: Compiled, inputs: Sequence[Tensor]) -> list[Tensor]:
 def _has_room(compiled: Compiled, inputs: Sequence[Tensor]) -> bool:
     """Whether copies beside the planned peak stay within the budget; a GPU's are on the host."""
     budget = compiled.options.memory
-    if budget is None or compiled.artifact.device != "cpu":
+    if budget is None or not target_for(compiled.artifact.device).on_host:
         return True
     if isinstance(budget, float):  # a ratio leaves no room by its meaning
         return False

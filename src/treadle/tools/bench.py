@@ -24,6 +24,7 @@ from treadle.capture.flatten import flatten
 from treadle.capture.refuse import named_models, named_optimizers
 from treadle.compat.dynamo import captured_graphs
 from treadle.runtime.meter import PeakReport, measure_peak
+from treadle.targets.registry import target_for
 from treadle.tools.commands import Budget, compiled, progress
 from treadle.tools.entry_point import EntryPoint, Job
 from treadle.util.errors import PlanError, TreadleError
@@ -289,7 +290,7 @@ def _peak(each: Contestant) -> int:
         report = each.run.measure(*job.batch)
     else:
         report = eager_peak(each.run, job.model, job.optimizer, job.batch)
-    others = there - report.before_bytes if report.device.startswith("cuda") else 0
+    others = 0 if target_for(report.device).on_host else there - report.before_bytes
     return report.peak_bytes - others
 
 

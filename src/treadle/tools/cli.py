@@ -14,8 +14,8 @@ from rich.console import Console
 
 from treadle.compiler.planning import plan
 from treadle.options import from_environment
-from treadle.passes.memory.cost import device_for
 from treadle.runtime.cache import Cache
+from treadle.targets.registry import model_for
 from treadle.tools.commands import compiled, observed, write_report
 from treadle.tools.entry_point import EntryPoint, is_users_error, raised_by_user
 from treadle.util.errors import TreadleError
@@ -166,7 +166,7 @@ def _memory(text: str) -> str | int | float:
 
 def _device(text: str) -> str:
     try:
-        device_for(text)
+        model_for(text)
     except TreadleError as error:
         raise _no_argument(error) from None
     return text

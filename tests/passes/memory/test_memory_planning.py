@@ -18,7 +18,7 @@ from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
 from treadle.passes.memory.choose import fastest_plan, plan_memory
 from treadle.passes.memory.classify import classify, must_save
-from treadle.passes.memory.cost import CPU, H200, Kind, device_for, flops_of, kind_of
+from treadle.passes.memory.cost import Kind, flops_of, kind_of
 from treadle.passes.memory.cut import Edges, Weights, cheapest_cut, minimum_cut
 from treadle.passes.memory.fused import stored_anyway
 from treadle.passes.memory.masks import with_byte_masks
@@ -27,6 +27,9 @@ from treadle.passes.memory.rematerialise import build, recompute, rematerialise
 from treadle.passes.memory.reorder import update_early
 from treadle.passes.memory.search import candidates, frontier
 from treadle.passes.memory.simulate import Model, simulate, timeline
+from treadle.targets.cpu import CPU_MODEL
+from treadle.targets.cuda import H200
+from treadle.targets.registry import model_for
 from treadle.util.errors import PlanError, VerifyError
 
 INFINITE = float("inf")
@@ -76,9 +79,9 @@ def test_kinds_flops_and_devices(blocks):
     assert kinds["aten.view.default"] is Kind.VIEW
     product = next(node for node in step.graph.nodes if kind_of(node) is Kind.PRODUCT)
     assert flops_of(product) == 2 * 2 * 20 * 24 * 72
-    assert device_for("cuda:1") is H200
+    assert model_for("cuda:1") is H200
     with pytest.raises(PlanError, match="abacus"):
-        device_for("abacus")
+        model_for("abacus")
 
 
 # -- simulator -----------------------------------------------------------------------------------
@@ -252,7 +255,7 @@ def test_random_graphs_at_every_candidate(seed):
 
     inputs = [torch.randn(6, 6), torch.randn(7, 6)]
     step = traced(loss, inputs[:1], inputs[1:])
-    for each in frontier(step, CPU):
+    for each in frontier(step, CPU_MODEL):
         assert_same(step, each.step, inputs)
 
 
@@ -264,7 +267,7 @@ def test_dropped_elements_have_no_gradient_at_any_candidate():
     step = traced(loss, inputs[:1], inputs[1:], lr=1.0)
     torch.manual_seed(11)
     dropped = torch.bernoulli(torch.empty(64, 33), 0.75) == 0
-    plans = list(candidates(step, CPU))
+    plans = list(candidates(step, CPU_MODEL))
     for each in plans:
         _, new = outputs(each.step, inputs, seed=11)
         assert torch.equal((inputs[0] - new) == 0, dropped)
@@ -306,7 +309,7 @@ def test_a_global_clip_holds_updates_back(stack):
 
 def test_the_frontier_goes_down_and_every_point_is_right(blocks):
     step, inputs = blocks
-    points = list(candidates(step, CPU))
+    points = list(candidates(step, CPU_MODEL))
     assert len(points) > 5
     for fast, small in itertools.pairwise(points):
         assert small.seconds >= fast.seconds
@@ -329,14 +332,14 @@ def test_plans_keep_their_budget_and_a_smaller_budget_never_has_a_larger_peak(bl
     peaks = []
     for ratio in (0.0, 0.4, 0.7, 1.0):
         calls = 0
-        plan = plan_memory(step, ratio, CPU, judge)
+        plan = plan_memory(step, ratio, CPU_MODEL, judge)
         assert calls <= 7
         peaks.append(plan.peak_bytes)
-        exact = plan_memory(step, plan.peak_bytes, CPU, judge)
+        exact = plan_memory(step, plan.peak_bytes, CPU_MODEL, judge)
         assert exact.peak_bytes <= plan.peak_bytes
         assert_same(step, exact.step, inputs)
     assert peaks == sorted(peaks)
-    assert peaks[-1] == by_simulation(fastest_plan(step, CPU).step)
+    assert peaks[-1] == by_simulation(fastest_plan(step, CPU_MODEL).step)
     assert peaks[-1] < by_simulation(step)  # what fusion gets for nothing is not kept
     assert len(set(peaks)) == 4
 
@@ -348,40 +351,41 @@ def test_peaks_are_monotone_even_if_the_judge_is_rough(blocks):
         peak = by_simulation(candidate)
         return peak + hash((peak, 7)) % 4001 * 4
 
-    low = plan_memory(step, 0.0, CPU, judge).peak_bytes
-    high = plan_memory(step, 1.0, CPU, judge).peak_bytes
+    low = plan_memory(step, 0.0, CPU_MODEL, judge).peak_bytes
+    high = plan_memory(step, 1.0, CPU_MODEL, judge).peak_bytes
     found = [
-        plan_memory(step, int(low + (high - low) * k / 4), CPU, judge).peak_bytes for k in range(5)
+        plan_memory(step, int(low + (high - low) * k / 4), CPU_MODEL, judge).peak_bytes
+        for k in range(5)
     ]
     assert found == sorted(found)
 
 
 def test_an_impossible_budget_names_the_smallest_possible(stack):
     step, _ = stack
-    smallest = plan_memory(step, 0.0, CPU, by_simulation).peak_bytes
+    smallest = plan_memory(step, 0.0, CPU_MODEL, by_simulation).peak_bytes
     with pytest.raises(PlanError, match=rf"dominated by .*\n.*memory={smallest}") as caught:
-        plan_memory(step, smallest - 1, CPU, by_simulation)
+        plan_memory(step, smallest - 1, CPU_MODEL, by_simulation)
     assert caught.value.code == "TR-202"
-    assert plan_memory(step, smallest, CPU, by_simulation).peak_bytes == smallest
+    assert plan_memory(step, smallest, CPU_MODEL, by_simulation).peak_bytes == smallest
 
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.5])
 def test_a_ratio_outside_of_its_range_is_refused(stack, ratio):
     with pytest.raises(PlanError, match="ratio") as caught:
-        plan_memory(stack[0], ratio, CPU, by_simulation)
+        plan_memory(stack[0], ratio, CPU_MODEL, by_simulation)
     assert caught.value.code == "TR-201"
 
 
 def test_plans_are_deterministic(blocks):
     step, _ = blocks
-    first, second = (plan_memory(step, 0.4, CPU, by_simulation) for _ in range(2))
+    first, second = (plan_memory(step, 0.4, CPU_MODEL, by_simulation) for _ in range(2))
     assert show(first.step) == show(second.step)
     assert first.rows() == second.rows()
 
 
 def test_rows_say_what_became_of_each_activation(blocks):
     step, _ = blocks
-    plan = plan_memory(step, 0.2, CPU, by_simulation)
+    plan = plan_memory(step, 0.2, CPU_MODEL, by_simulation)
     rows = plan.rows()
     assert len(rows) < len(plan.table)  # equal layers are one row
     assert {each.decision for each in plan.table} == {"save", "recompute"}
@@ -390,9 +394,9 @@ def test_rows_say_what_became_of_each_activation(blocks):
 
 def test_a_step_without_backward_is_left_alone():
     step = traced(lambda w: w.square().sum(), [torch.randn(3)], [])
-    points = list(candidates(step, CPU))
+    points = list(candidates(step, CPU_MODEL))
     assert points[0].step.graph is not step.graph
-    assert plan_memory(step, 1.0, CPU, by_simulation).peak_bytes == by_simulation(step)
+    assert plan_memory(step, 1.0, CPU_MODEL, by_simulation).peak_bytes == by_simulation(step)
 
 
 def test_a_chain_between_products_is_computed_again_and_a_residual_is_kept():

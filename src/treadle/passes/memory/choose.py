@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from treadle.graph.signature import StepGraph
-from treadle.passes.memory.cost import Device
 from treadle.passes.memory.decisions import Decision, decisions, folded
 from treadle.passes.memory.search import Candidate, candidates, fastest
 from treadle.passes.memory.simulate import timeline
+from treadle.targets.model import DeviceModel
 from treadle.util.errors import PlanError
 from treadle.util.sizes import format_bytes
 
@@ -67,7 +67,9 @@ class _Judged:
         return max(expected - _TRUST * self.exact(0), self.exact(self.last))
 
 
-def plan_memory(step: StepGraph, budget: int | float, device: Device, judge: Judge) -> MemoryPlan:
+def plan_memory(
+    step: StepGraph, budget: int | float, device: DeviceModel, judge: Judge
+) -> MemoryPlan:
     """The fastest plan whose peak, by ``judge``, is at most ``budget``.
 
     ``budget``: bytes as an ``int``, or a ``float`` between 0.0, the smallest peak, and 1.0,
@@ -85,7 +87,7 @@ def plan_memory(step: StepGraph, budget: int | float, device: Device, judge: Jud
     return _plan(judged.points[chosen], judged.exact(chosen))
 
 
-def fastest_plan(step: StepGraph, device: Device) -> MemoryPlan:
+def fastest_plan(step: StepGraph, device: DeviceModel) -> MemoryPlan:
     """The plan that is estimated to be the fastest; its peak is the simulator's word."""
     chosen = fastest(step, device)
     return _plan(chosen, chosen.predicted_peak)

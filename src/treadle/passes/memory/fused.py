@@ -12,8 +12,9 @@ library call or a later kernel reads it, costs one read to keep.
 
 from dataclasses import dataclass
 
-from treadle.passes.memory.cost import CALLS, FUSIBLE, Device, Kind, slow_seconds
+from treadle.passes.memory.cost import CALLS, FUSIBLE, Kind, slow_seconds
 from treadle.passes.memory.order import Facts
+from treadle.targets.model import DeviceModel
 
 _LITTLE = 64  # times the bytes of its operands make a value one that is made from little
 _READS = 0.05
@@ -30,7 +31,7 @@ class Traffic:
     keep: tuple[float, ...]
 
 
-def traffic(facts: Facts, device: Device) -> Traffic:
+def traffic(facts: Facts, device: DeviceModel) -> Traffic:
     """The fused costs of every value of a step on ``device``."""
     stages = _stages(facts)
     stored, late = _stored(facts, stages, phase=0), _stored(facts, stages, phase=1)

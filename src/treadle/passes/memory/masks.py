@@ -12,6 +12,7 @@ from treadle.graph.types import type_of
 from treadle.graph.values import inherit
 from treadle.passes.memory.order import as_traced, facts_of
 from treadle.passes.memory.rematerialise import build
+from treadle.targets.registry import target_for
 
 aten = torch.ops.aten
 _DRAWS = frozenset({
@@ -61,9 +62,8 @@ def _read_through_bool(draw: fx.Node) -> None:
 
 def _same_as_bool(draw: fx.Node) -> bool:
     like = type_of(draw)
-    return (
-        zero_one_draw(draw) is not None and like.device.type == "cpu" and _draws_alike(like.dtype)
-    )
+    sequential = target_for(like.device).sequential_rng
+    return zero_one_draw(draw) is not None and sequential and _draws_alike(like.dtype)
 
 
 @functools.cache

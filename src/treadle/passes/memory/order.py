@@ -13,7 +13,8 @@ from treadle.compat.tensors import storage_of
 from treadle.graph.operators import has_effect
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import tensors_in
-from treadle.passes.memory.cost import CALLS, Device, Kind, kind_of, seconds_of
+from treadle.passes.memory.cost import CALLS, Kind, kind_of, seconds_of
+from treadle.targets.model import DeviceModel
 
 PHASES: Mapping[str, int] = {"forward": 0, "backward": 1, "optimizer": 2}
 
@@ -39,7 +40,7 @@ class Facts:
     writes: Mapping[int, int]
     fixed_bytes: int
 
-    def seconds(self, device: Device) -> tuple[float, ...]:
+    def seconds(self, device: DeviceModel) -> tuple[float, ...]:
         pairs = zip(self.nodes, self.kinds, strict=True)
         return tuple(seconds_of(node, kind, device) for node, kind in pairs)
 

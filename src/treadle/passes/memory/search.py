@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from treadle.graph.signature import StepGraph
 from treadle.passes.memory.classify import Claims, classify, must_save
-from treadle.passes.memory.cost import Device, Kind
+from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.cut import cheapest_cut
 from treadle.passes.memory.fused import traffic
 from treadle.passes.memory.masks import with_byte_masks
@@ -15,6 +15,7 @@ from treadle.passes.memory.order import Facts, Order, as_traced, facts_of
 from treadle.passes.memory.rematerialise import build, extra_seconds, recompute
 from treadle.passes.memory.reorder import update_early
 from treadle.passes.memory.simulate import LiveBytes, timeline
+from treadle.targets.model import DeviceModel
 
 _LAMBDAS = tuple(2.0**exponent for exponent in range(5, -9, -1))
 _SHOWN = 6  # points that ``frontier`` gives
@@ -43,7 +44,7 @@ class Candidate:
 class _Planner:
     """Everything about one step that the candidates share."""
 
-    def __init__(self, step: StepGraph, device: Device) -> None:
+    def __init__(self, step: StepGraph, device: DeviceModel) -> None:
         self.traced = as_traced(facts_of(step))
         self.facts: Facts = facts_of(with_byte_masks(step))
         self.claims: Claims = classify(self.facts)
@@ -143,7 +144,7 @@ def pareto(found: Iterable[Candidate]) -> list[Candidate]:
     return kept
 
 
-def candidates(step: StepGraph, device: Device) -> Iterator[Candidate]:
+def candidates(step: StepGraph, device: DeviceModel) -> Iterator[Candidate]:
     """The simulated frontier, from keeping everything to the smallest peak found."""
     planner = _Planner(step, device)
     first = planner.keep_all()
@@ -166,13 +167,13 @@ def _thinned(points: list[Candidate], gap: float) -> list[Candidate]:
     return kept + points[1:][-1:]
 
 
-def fastest(step: StepGraph, device: Device) -> Candidate:
+def fastest(step: StepGraph, device: DeviceModel) -> Candidate:
     """The plan that is estimated to be the fastest; of equal ones, the smaller."""
     planner = _Planner(step, device)
     return pareto([planner.keep_all(), planner.fastest()])[0]
 
 
-def frontier(step: StepGraph, device: Device) -> list[Candidate]:
+def frontier(step: StepGraph, device: DeviceModel) -> list[Candidate]:
     """A few points of the frontier, both ends included, evenly spaced in peak."""
     points = list(candidates(step, device))
     first, last = points[0].predicted_peak, points[-1].predicted_peak

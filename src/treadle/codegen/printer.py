@@ -1,0 +1,45 @@
+"""What a language is to the compiler: something that prints scheduled kernels, and nothing else."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from treadle.loop.kernel import KernelLaunch
+from treadle.loop.nest import arguments_of, bytes_moved
+from treadle.loop.program import Buffer
+from treadle.runtime.artifact import Launch, Source
+from treadle.util.extents import sample_of
+
+
+class Printer(Protocol):
+    """Prints the kernels of one plan, launch by launch, each function once."""
+
+    def launch(self, launch: KernelLaunch) -> Launch:
+        """How the host starts these kernels."""
+        ...
+
+    def sources(self) -> tuple[Source, ...]:
+        """All that was printed."""
+        ...
+
+
+MakePrinter = Callable[[Mapping[str, Buffer], bool], Printer]
+"""Of a plan's buffers, and whether a product and a sum may round once."""
+
+
+def launch_of(
+    launch: KernelLaunch,
+    function: str,
+    sizes: tuple[tuple[int, ...], ...],
+    buffers: Mapping[str, Buffer],
+) -> Launch:
+    """The host step: for each kernel its arguments and sizes, and where it came from."""
+    kernels = launch.kernels
+    origins = [origin for kernel in kernels for origin in kernel.origins]
+    return Launch(
+        function=function,
+        buffers=tuple(arguments_of(kernel) for kernel in kernels),
+        sizes=sizes,
+        kernels=tuple(kernel.name for kernel in kernels),
+        bytes_moved=sample_of(sum(bytes_moved(kernel, buffers) for kernel in kernels)),
+        origin=next((origin.where or origin.module for origin in origins), ""),
+    )

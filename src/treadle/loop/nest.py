@@ -1,0 +1,367 @@
+"""What a kernel reads, writes and computes in which pass, for who schedules or prints it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from treadle.loop.expr import Apply, Expr, Load, Local, Position, Reduce, ReduceKind
+from treadle.loop.index import Axis, FloorDiv, Index, Mod, substitute_index
+from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
+from treadle.loop.program import Buffer
+from treadle.loop.traverse import loads, operands_of, substitute, walk, walk_all
+from treadle.util.errors import VerifyError, require
+from treadle.util.extents import largest, surely_less
+
+Item = Definition | Store
+
+
+def roots(item: Item) -> list[Expr]:
+    """The formulas that an item evaluates."""
+    if isinstance(item, Definition):
+        return [item.expr]
+    return [item.value, *item.index.values]
+
+
+def loaded(items: Iterable[Item]) -> tuple[str, ...]:
+    """The buffers that the items read, each once, in order."""
+    names: dict[str, None] = {}
+    for item in items:
+        for root in roots(item):
+            names.update({node.buffer: None for node in walk(root) if isinstance(node, Load)})
+    return tuple(names)
+
+
+def stored(items: Iterable[Item]) -> tuple[str, ...]:
+    """The buffers that the items write, each once, in order."""
+    return tuple(dict.fromkeys(item.buffer for item in items if isinstance(item, Store)))
+
+
+def arguments_of(kernel: Kernel) -> tuple[str, ...]:
+    """The buffers that a kernel's function is given: those it reads, those it writes, scratch."""
+    return tuple(dict.fromkeys((*loaded(kernel.body), *stored(kernel.body), *kernel.scratch)))
+
+
+def kernel_loads(kernel: Kernel) -> list[Load]:
+    """The distinct loads of each definition, in the order of the body."""
+    return [
+        load for item in kernel.body if isinstance(item, Definition) for load in loads(item.expr)
+    ]
+
+
+def bytes_moved(kernel: Kernel, buffers: Mapping[str, Buffer]) -> int:
+    """Each buffer once per direction: what an ideal cache would let through."""
+    return sum(buffers[name].nbytes for name in (*loaded(kernel.body), *stored(kernel.body)))
+
+
+def reductions_of(kernel: Kernel) -> tuple[Reduce, ...]:
+    """What is reduced, in the order of the body."""
+    found = (item.expr for item in kernel.body if isinstance(item, Definition))
+    return tuple(expr for expr in found if isinstance(expr, Reduce))
+
+
+def live(items: Iterable[Item]) -> tuple[Item, ...]:
+    """The items that some store needs."""
+    needed: set[str] = set()
+    kept: list[Item] = []
+    for item in reversed(tuple(items)):
+        if isinstance(item, Definition) and item.name not in needed:
+            continue
+        kept.append(item)
+        for root in roots(item):
+            needed |= set(locals_of(root))
+    return tuple(reversed(kept))
+
+
+def indices(items: Iterable[Item]) -> Iterator[Index]:
+    """Every index of these items: where they store, where they load, and positions as values."""
+    for item in items:
+        if isinstance(item, Store):
+            yield item.index
+        for root in roots(item):
+            for node in walk(root):
+                if isinstance(node, Load | Position):
+                    yield node.index
+
+
+def divisors(index: Index, axis: Axis) -> Iterator[int]:
+    """What parts of the index that vary with ``axis`` are divided by."""
+    for atom, _ in index.terms:
+        if isinstance(atom, FloorDiv | Mod) and axis in atom.index.axes:
+            yield atom.n
+            yield from divisors(atom.index, axis)
+
+
+_REACH = 2**31 - 2**20
+
+
+def is_wide(kernel: Kernel) -> bool:
+    """Whether offsets may need 64 bits."""
+    reach = [kernel.rows.extent, kernel.cols.extent]
+    for index in indices(kernel.body):
+        reach.extend(index.bounds)
+        reach.extend(scale for _, scale in index.terms)
+    return not all(surely_less(-_REACH, each) and surely_less(each, _REACH) for each in reach)
+
+
+def locals_of(expr: Expr) -> list[str]:
+    """The names of a kernel's own values that a formula reads, one for each place."""
+    return [node.name for node in walk(expr) if isinstance(node, Local)]
+
+
+def transposed_loads(kernel: Kernel) -> list[Load]:
+    """Reads of a kernel without reductions whose neighbours in memory are neighbours by row."""
+    full = (kernel.rows, kernel.cols)
+    if reductions_of(kernel) or any(item.axes != full for item in kernel.body):
+        return []
+    return [load for load in kernel_loads(kernel) if _is_transposed(load, kernel)]
+
+
+def _is_transposed(load: Load, kernel: Kernel) -> bool:
+    by_row = load.index.coefficient(kernel.rows)
+    by_col = load.index.coefficient(kernel.cols)
+    return by_row == 1 and by_col > 1 and len(load.index.terms) == 2 and load.mask is None
+
+
+_POSITIONS = (ReduceKind.ARGMAX, ReduceKind.ARGMIN)
+_NARROW = (torch.bool, torch.int8, torch.uint8, torch.int16)
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def is_position(reduce: Reduce) -> bool:
+    """Whether the result is a place along the axis and not a value."""
+    return reduce.kind in _POSITIONS
+
+
+def accumulators(reduce: Reduce) -> tuple[torch.dtype, ...]:
+    """What a program keeps while it reduces: half precision in float32, small integers in int32,
+    and the position beside the value for argmax and argmin."""
+    body = reduce.body.dtype
+    dtype = torch.int32 if body in _NARROW else torch.float32 if body in _HALF else body
+    return (dtype, torch.int32) if is_position(reduce) else (dtype,)
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """In which pass along the reduced axis each value of a kernel exists.
+
+    ``of[name]``: the pass that computes a value of every element, or that reduces; for a value
+    that does not vary along the axis, the first pass that may use it. ``varying``: the values that
+    do. Each pass computes again what it needs of those.
+    """
+
+    kernel: Kernel
+    of: Mapping[str, int]
+    definitions: Mapping[str, Definition]
+    varying: frozenset[str]
+
+    @property
+    def reduced(self) -> Axis:
+        """The axis that reductions of this kernel run along."""
+        return _reduced(self.kernel)
+
+    def pass_of(self, expr: Expr) -> int:
+        """The first pass in which ``expr`` can be evaluated."""
+        return max((self._after(name) for name in locals_of(expr)), default=0)
+
+    def _after(self, name: str) -> int:
+        return self.of[name] + isinstance(self.definitions[name].expr, Reduce)
+
+    @property
+    def last(self) -> int:
+        """The last pass, or the end after it where only values of no pass are left."""
+        return max(map(self._after, self.of))
+
+    @property
+    def passes(self) -> int:
+        """How many passes along the axis there are."""
+        looped = [
+            level
+            for name, level in self.of.items()
+            if name in self.varying or isinstance(self.definitions[name].expr, Reduce)
+        ]
+        return max(looped, default=-1) + 1
+
+    def closure(self, wanted: Iterable[Expr], held: frozenset[str] = frozenset()) -> list[str]:
+        """The varying values that ``wanted`` needs in one pass, in order.
+
+        ``held`` are available already: what only they need is left out.
+        """
+        seen: set[str] = set()
+        pending = [name for expr in wanted for name in locals_of(expr)]
+        while pending:
+            name = pending.pop()
+            if name in self.varying and name not in seen:
+                seen.add(name)
+                if name not in held:
+                    pending.extend(locals_of(self.definitions[name].expr))
+        return [name for name in self.definitions if name in seen]
+
+    def reduced_in(self, level: int) -> list[Definition]:
+        """The reductions of a pass."""
+        found = (item for item in self.definitions.values() if isinstance(item.expr, Reduce))
+        return [item for item in found if self.of[item.name] == level]
+
+    def fixed_in(self, level: int) -> list[Definition]:
+        """Values that do not vary along the axis and are known before pass ``level``, no sooner."""
+        return [
+            item
+            for name, item in self.definitions.items()
+            if name not in self.varying
+            and not isinstance(item.expr, Reduce)
+            and self.of[name] == level
+        ]
+
+    def roots(self, level: int) -> list[Item]:
+        """What a pass is for: its reductions, and the stores of its values."""
+        found: list[Item] = []
+        for item in self.kernel.body:
+            if isinstance(item, Definition):
+                if isinstance(item.expr, Reduce) and self.of[item.name] == level:
+                    found.append(item)
+            elif item.value.name in self.varying and self.of[item.value.name] == level:
+                found.append(item)
+        return found
+
+    def wanted(self, level: int) -> list[Expr]:
+        """The formulas of what a pass is for."""
+        return [each.value if isinstance(each, Store) else each.expr for each in self.roots(level)]
+
+    def stored_in(self, level: int) -> list[Store]:
+        """Stores along the axis in pass ``level``: as early as can be, unless read again later."""
+        read = set(loaded(self.kernel.body))
+        found: list[Store] = []
+        for item in self.kernel.body:
+            if isinstance(item, Store) and self.reduced in item.axes:
+                early = max(map(self.pass_of, roots(item)))
+                place = self.last if item.buffer in read else early
+                found.extend([item] if place == level else [])
+        return found
+
+    @property
+    def final_stores(self) -> list[Store]:
+        """Stores of values that do not vary along the axis: after every pass."""
+        return [i for i in self.kernel.body if isinstance(i, Store) and self.reduced not in i.axes]
+
+    def hoisted(self, expressions: Iterable[Expr]) -> list[Expr]:
+        """Their parts that are the same along the whole axis, operands first."""
+        varies: dict[int, bool] = {}
+        found: list[Expr] = []
+        for node in walk_all(expressions):
+            own = isinstance(node, Load | Position) and self.reduced in node.index.axes
+            own |= isinstance(node, Local) and node.name in self.varying
+            varies[id(node)] = own or any(varies[id(inner)] for inner in operands_of(node))
+            if not varies[id(node)] and isinstance(node, Load | Apply):
+                found.append(node)
+        return found
+
+
+def levels(kernel: Kernel) -> Levels:
+    """The passes of a kernel; one where nothing is reduced. ``VerifyError`` for a reduction along
+    another axis than the kernel's."""
+    definitions = {d.name: d for d in kernel.body if isinstance(d, Definition)}
+    axis = _reduced(kernel)
+    for item in definitions.values():
+        along = item.expr.axes if isinstance(item.expr, Reduce) else (axis,)
+        reason = f"{kernel.name}: %{item.name} reduces an axis that is not the kernel's"
+        require(along == (axis,), VerifyError, reason)
+    varying = frozenset(name for name, item in definitions.items() if axis in item.axes)
+    of: dict[str, int] = {}
+    result = Levels(kernel, of, definitions, varying)
+    for name, item in definitions.items():
+        of[name] = result.pass_of(item.expr)
+    return result
+
+
+def _reduced(kernel: Kernel) -> Axis:
+    return kernel.cols if kernel.kind is KernelKind.ROWS else kernel.rows
+
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AccessSet:
+    """What kernels read and write: by name, and by bytes of the arena."""
+
+    reads: frozenset[str]
+    writes: frozenset[str]
+    read_bytes: tuple[Span, ...]
+    write_bytes: tuple[Span, ...]
+
+    @staticmethod
+    def of(
+        kernel: Kernel, buffers: Mapping[str, Buffer], offsets: Mapping[str, int]
+    ) -> "AccessSet":
+        """Of one kernel, whose buffers lie at ``offsets`` in the arena."""
+        reads, writes = frozenset(loaded(kernel.body)), frozenset(stored(kernel.body))
+        writes |= frozenset(kernel.scratch)
+
+        def places(names: frozenset[str]) -> tuple[Span, ...]:
+            return tuple(
+                (offsets[name], offsets[name] + largest(buffers[name].nbytes))
+                for name in sorted(names & offsets.keys())
+            )
+
+        return AccessSet(reads, writes, places(reads), places(writes))
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether the kernel writes what it reads, by name or by place."""
+        return bool(self.reads & self.writes) or _overlap(self.read_bytes, self.write_bytes)
+
+    def before(self, later: "AccessSet") -> bool:
+        """Whether ``later`` must wait for these kernels."""
+        return bool(
+            self.writes & (later.reads | later.writes)
+            or self.reads & later.writes
+            or _overlap(self.write_bytes, later.read_bytes + later.write_bytes)
+            or _overlap(self.read_bytes, later.write_bytes)
+        )
+
+    def joined(self, other: "AccessSet") -> "AccessSet":
+        """What the kernels of both touch."""
+        return AccessSet(
+            self.reads | other.reads,
+            self.writes | other.writes,
+            self.read_bytes + other.read_bytes,
+            self.write_bytes + other.write_bytes,
+        )
+
+
+def _overlap(left: tuple[Span, ...], right: tuple[Span, ...]) -> bool:
+    return any(a < d and c < b for a, b in left for c, d in right)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitColumns:
+    """A kernel whose columns are ``outer * inner.extent + inner``."""
+
+    kernel: Kernel
+    outer: Axis
+    inner: Axis
+
+
+def split_columns(kernel: Kernel, width: int) -> SplitColumns:
+    """The columns as two loops, the inner one of ``width``.
+
+    ``x[(c // 64) * 512 + c % 64]`` with c = 64 a + b is ``x[512 a + b]``.
+    """
+    outer, inner = Axis(kernel.cols.extent // width), Axis(width)
+    value = {kernel.cols: outer * width + inner}
+    body = tuple(_substituted(item, value) for item in kernel.body)
+    return SplitColumns(replace(kernel, body=body), outer, inner)
+
+
+def _substituted(item: Item, mapping: Mapping[Axis, Index]) -> Item:
+    if isinstance(item, Definition):
+        return replace(item, expr=substitute(item.expr, mapping))
+    return replace(item, index=substitute_index(item.index, mapping))
+
+
+def narrowed(kernel: Kernel) -> Kernel:
+    """A kernel without reductions, over the axes that its stores use."""
+    used = {axis for item in kernel.body if isinstance(item, Store) for axis in item.axes}
+    rows = kernel.rows if kernel.rows in used else Axis(1)
+    cols = kernel.cols if kernel.cols in used else Axis(1)
+    return replace(kernel, rows=rows, cols=cols)

@@ -1,0 +1,67 @@
+"""Which kernels are one launch: equal functions of other buffers, where none has to wait.
+
+::
+
+    before:  update p0;  update p1;  y <- f(p1);  update p2
+    after:   update p0, p1, p2;  y <- f(p1)
+"""
+
+from collections.abc import Hashable, Sequence
+
+from treadle.loop.kernel import Kernel, KernelLaunch, KernelPlan
+from treadle.loop.nest import AccessSet
+from treadle.loop.program import Call
+from treadle.schedule.equality import kernel_key
+
+
+def launches_of(plan: KernelPlan) -> tuple[KernelLaunch | Call, ...]:
+    """The steps of ``plan`` in the order in which the host starts them."""
+    numbers: dict[Hashable, int] = {}
+    found: list[KernelLaunch | Call] = []
+    for run in _runs(plan.steps):
+        if isinstance(run, Call):
+            found.append(run)
+            continue
+        keys = [kernel_key(kernel, plan.buffers) for kernel in run]
+        functions = [numbers.setdefault(key, len(numbers)) for key in keys]
+        for group in _groups(run, functions, plan):
+            kernels = tuple(run[position] for position in group)
+            found.append(KernelLaunch(kernels, functions[group[0]]))
+    return tuple(found)
+
+
+def _runs(steps: Sequence[Kernel | Call]) -> list[list[Kernel] | Call]:
+    """Stretches of kernels, and the calls between them."""
+    runs: list[list[Kernel] | Call] = []
+    for step in steps:
+        if isinstance(step, Call):
+            runs.append(step)
+        elif runs and isinstance(runs[-1], list):
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    return runs
+
+
+def _groups(run: Sequence[Kernel], functions: Sequence[int], plan: KernelPlan) -> list[list[int]]:
+    """Positions of ``run`` in launches. A kernel moves forward to an earlier launch of the same
+    function when nothing on the way touches its data; one with scratch runs alone."""
+    groups: list[list[int]] = []
+    touched: list[AccessSet] = []
+    for position, kernel in enumerate(run):
+        mine = AccessSet.of(kernel, plan.buffers, plan.offsets)
+        place = None
+        for candidate in reversed(range(len(groups))):
+            if touched[candidate].before(mine):
+                break
+            first = groups[candidate][0]
+            if functions[first] == functions[position] and not kernel.scratch:
+                place = candidate
+                break
+        if place is None:
+            groups.append([position])
+            touched.append(mine)
+        else:
+            groups[place].append(position)
+            touched[place] = touched[place].joined(mine)
+    return groups

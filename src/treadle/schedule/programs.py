@@ -1,0 +1,209 @@
+"""How a kernel runs on a grid of programs, each a few warps of a GPU.
+
+A program owns a block of the parallel axis (rows of a rows kernel, columns of a columns kernel)::
+
+    flat         nothing reduced, one axis: blocks of it; the extent is an argument
+    tiled        nothing reduced: blocks over both axes
+    persistent   the reduced axis is one block:      load, reduce, use, all in registers
+    looped       one loop per pass:                  each reads again what it needs
+    split        as looped, but the reduced axis is cut into parts that run in parallel; each pass
+                 is a launch of its own, and partial results go through scratch, in a fixed order,
+                 so that results do not change from run to run
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from treadle.loop.index import Axis
+from treadle.loop.kernel import Definition, Form, Kernel, KernelKind, KernelSchedule, Store
+from treadle.loop.nest import (
+    accumulators,
+    indices,
+    live,
+    loaded,
+    narrowed,
+    reductions_of,
+    stored,
+)
+from treadle.schedule.scratch import Scratch
+from treadle.util.errors import LoweringError, require
+
+BLOCK = 1024
+"""Elements of a program without reductions."""
+PERSISTENT = 16384
+"""Longest reduced axis that is held in registers."""
+_MANY_ROWS = 1024  # from which programs are enough without parts
+_FILL = 512  # programs worth having: about four per multiprocessor of a large GPU
+
+
+def prepared(kernel: Kernel) -> tuple[Kernel, ...]:
+    """The kernels that do the work of one on a grid, in order.
+
+    ::
+
+        before:  step <- step + 1;  p[c] <- p[c] - f(step)      every program reads the old step
+        after:   p[c] <- p[c] - f(step)  ;  step <- step + 1    two kernels
+
+    ``LoweringError`` TR-331 where a program would read what another may have written.
+    """
+    parts = [_narrowed(part) for part in _without_narrow_updates(kernel)]
+    for part in parts:
+        _require_order(part)
+    return tuple(parts)
+
+
+def _narrowed(kernel: Kernel) -> Kernel:
+    return kernel if reductions_of(kernel) else narrowed(kernel)
+
+
+def _without_narrow_updates(kernel: Kernel) -> list[Kernel]:
+    """Split off stores that other programs would read too late or too early."""
+    parallel = {kernel.rows, kernel.cols}
+    if reductions_of(kernel):
+        parallel = {kernel.rows if kernel.kind is KernelKind.ROWS else kernel.cols}
+    parallel = {axis for axis in parallel if axis.extent > 1}
+    read = set(loaded(kernel.body))
+    late = [
+        item
+        for item in kernel.body
+        if isinstance(item, Store) and item.buffer in read and not parallel <= set(item.axes)
+    ]
+    if not late:
+        return [kernel]
+    early = live(item for item in kernel.body if item not in late)
+    after = live(i for i in kernel.body if isinstance(i, Definition) or i in late)
+    _require_none(kernel, set(stored(early)) & set(loaded(after)))
+    parts = [part for part in (early, after) if part]
+    if len(parts) == 1:
+        return [replace(kernel, body=parts[0])]
+    names = (kernel.name, f"{kernel.name}_after")
+    return [replace(kernel, name=n, body=part) for n, part in zip(names, parts, strict=True)]
+
+
+def _require_order(kernel: Kernel) -> None:
+    """No item reads a buffer that an item before it wrote: another program may write it later."""
+    written: set[str] = set()
+    for item in kernel.body:
+        _require_none(kernel, written & set(loaded([item])))
+        written |= set(stored([item]))
+
+
+def _require_none(kernel: Kernel, clash: set[str]) -> None:
+    reason = f"{kernel.name} reads {sorted(clash)} after writing it"
+    require(not clash, LoweringError(reason, code="TR-331"))
+
+
+def choose(kernel: Kernel) -> KernelSchedule:
+    """The schedule for a grid of programs."""
+    return _reducing(kernel) if reductions_of(kernel) else _pointwise(kernel)
+
+
+def scratch_of(kernel: Kernel, how: KernelSchedule) -> tuple[Scratch, ...]:
+    """For each reduction in parts, its accumulators for each part and place of the other axis."""
+    if how.form is not Form.SPLIT:
+        return ()
+    parallel = kernel.rows if kernel.kind is KernelKind.ROWS else kernel.cols
+    count = how.parts * parallel.extent
+    return tuple(
+        Scratch(dtype, count) for reduce in reductions_of(kernel) for dtype in accumulators(reduce)
+    )
+
+
+def _pointwise(kernel: Kernel) -> KernelSchedule:
+    rows, cols = kernel.rows.extent, kernel.cols.extent
+    if rows == cols == 1:
+        return KernelSchedule(Form.FLAT, warps=1)
+    if rows == 1:
+        return KernelSchedule(Form.FLAT, cols=BLOCK, warps=4)
+    if cols == 1:
+        return KernelSchedule(Form.FLAT, rows=BLOCK, warps=4)
+    block_r, block_c = _tile(kernel)
+    return KernelSchedule(Form.TILED, block_r, block_c, warps=warps(block_r * block_c))
+
+
+def _tile(kernel: Kernel) -> tuple[int, int]:
+    """Long along the contiguous axis; square when some accesses run along each."""
+    rows, cols = power_of_two(kernel.rows.extent), power_of_two(kernel.cols.extent)
+    contiguous: set[Axis] = set()
+    for index in indices(kernel.body):
+        contiguous |= {atom for atom, scale in index.terms if scale == 1 and isinstance(atom, Axis)}
+    if kernel.rows not in contiguous:
+        block_c = min(cols, BLOCK)
+        return min(rows, BLOCK // block_c), block_c
+    if kernel.cols not in contiguous:
+        block_r = min(rows, BLOCK)
+        return block_r, min(cols, BLOCK // block_r)
+    block_c = min(cols, 32)
+    return min(rows, BLOCK // block_c), block_c
+
+
+def _reducing(kernel: Kernel) -> KernelSchedule:
+    is_rows = kernel.kind is KernelKind.ROWS
+    axes = (kernel.rows, kernel.cols) if is_rows else (kernel.cols, kernel.rows)
+    parallel, reduced = (axis.extent for axis in axes)
+    lanes = _lanes(kernel)
+    if is_rows:
+        along = power_of_two(reduced) if reduced <= PERSISTENT else lanes
+        across = min(power_of_two(parallel), max(1, BLOCK // along))
+    else:
+        across = min(power_of_two(parallel), 64)
+        along = min(power_of_two(reduced), lanes // across)
+    parts = 1 if along >= reduced else _parts(kernel, parallel, reduced, across, along)
+    form = Form.PERSISTENT if along >= reduced else Form.SPLIT if parts > 1 else Form.LOOPED
+    tile = (across, along) if is_rows else (along, across)
+    return KernelSchedule(form, *tile, parts=parts, warps=warps(across * along))
+
+
+def _parts(kernel: Kernel, parallel: int, reduced: int, across: int, along: int) -> int:
+    """As many as fill a large GPU, if each has a few blocks of its own."""
+    if kernel.kind is KernelKind.ROWS and parallel >= _MANY_ROWS:
+        return 1
+    blocks, programs = math.ceil(reduced / along), math.ceil(parallel / across)
+    most = min(math.ceil(_FILL / programs), blocks // 4, 8192 // across)
+    return max(1, most)
+
+
+def _lanes(kernel: Kernel) -> int:
+    """Elements of a looped tile: fewer when many accumulators need registers."""
+    kinds: Sequence[int] = [
+        dtype.itemsize for reduce in reductions_of(kernel) for dtype in accumulators(reduce)
+    ]
+    return max(256, min(2048, 2048 * 16 // power_of_two(sum(kinds))))
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least ``n``."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def warps(elements: int) -> int:
+    """Warps of a program that works on so many elements at once."""
+    return 4 if elements <= 2048 else 8 if elements <= 4096 else 16
+
+
+def alternatives(kernel: Kernel) -> tuple[KernelSchedule, ...]:
+    """Schedules worth trying beside the chosen one, which comes first: half and twice the warps,
+    half and twice the block, loops instead of registers."""
+    chosen = choose(kernel)
+    if chosen.rows * chosen.cols == 1:
+        return (chosen,)
+    found = [chosen]
+    for block in (1, 2):
+        for divided in (chosen.warps // 2, chosen.warps, chosen.warps * 2):
+            found.append(_scaled(kernel, chosen, block, divided))
+    found.append(_scaled(kernel, chosen, 0, chosen.warps))
+    found += [replace(chosen, stages=n) for n in (2, 4) if chosen.form is Form.LOOPED]
+    return tuple(dict.fromkeys(found))
+
+
+def _scaled(kernel: Kernel, how: KernelSchedule, block: int, count: int) -> KernelSchedule:
+    """``block``: 0 halves, 1 keeps and 2 doubles the block of the parallel axis, or of the only
+    one."""
+    by_rows = how.cols <= 1 if how.form is Form.FLAT else kernel.kind is KernelKind.ROWS
+    size = how.rows if by_rows else how.cols
+    scaled = size * block if block else max(1, size // 2)
+    limited = min(32, max(1, count))
+    if by_rows:
+        return replace(how, rows=scaled, warps=limited)
+    return replace(how, cols=scaled, warps=limited)

@@ -1,0 +1,13 @@
+"""What kernels need beside their operands while they run."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """``count`` elements of ``dtype`` that nobody reads after the kernel."""
+
+    dtype: torch.dtype
+    count: int

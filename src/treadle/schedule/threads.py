@@ -1,0 +1,175 @@
+"""How a kernel runs on threads that share a cache-coherent memory, with vector lanes in each.
+
+::
+
+    flat      threads share the columns, whose number is an argument
+    tiled     some reads run down the rows: blocks of both axes, such reads through a small buffer
+    looped    rows kernel: each thread takes rows; columns kernel: blocks of columns, down the rows
+    split     few long rows, or many rows and few columns: the reduced axis in parts
+
+Parts are fixed by the shape, so that sums do not depend on the number of threads.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from treadle.loop.expr import Apply, Expr
+from treadle.loop.kernel import Form, Kernel, KernelKind, KernelSchedule
+from treadle.loop.nest import (
+    divisors,
+    indices,
+    is_position,
+    levels,
+    reductions_of,
+    split_columns,
+    transposed_loads,
+)
+from treadle.loop.traverse import walk
+from treadle.schedule.scratch import Scratch
+from treadle.util.extents import (
+    Size,
+    ceil_div,
+    common_divisor,
+    largest,
+    same,
+    sample_of,
+    surely_less,
+)
+
+SERIAL = 1 << 14
+"""Elements below which one thread is faster."""
+TILE = 32
+"""Places of each axis in a tile of a kernel with transposed reads."""
+BLOCK = 256
+"""Columns that a thread runs down together."""
+_LEAST = 16  # columns of the shortest inner loop worth a nest of its own
+_WIDE = 1 << 15  # columns from which few rows are shared by all threads
+_CHUNKS = 64  # parts of a wide row
+_TASKS = 64  # parts of the rows times blocks of columns worth having
+_FEWEST = 64  # rows of a part
+_PIECE_OF_ROW = 256
+_PIECE_OF_COLUMN = 32
+_STACK = 1 << 16  # longest row of values that are kept between passes
+_EXPENSIVE = frozenset(
+    {
+        *("exp", "expm1", "log", "log1p", "log2", "sin", "cos", "tanh", "erf", "sigmoid", "pow"),
+        *("fmod", "mod", "floordiv", "div", "sqrt", "rsqrt"),
+    }
+)
+"""Functions worth keeping the result of, rather than computing it in two passes."""
+
+
+def prepared(kernel: Kernel) -> tuple[Kernel, ...]:
+    """The kernels that do the work of one; threads need nothing that the loops do not say."""
+    return (kernel,)
+
+
+def choose(kernel: Kernel) -> KernelSchedule:
+    """The schedule for threads."""
+    if kernel.kind is KernelKind.COLUMNS:
+        return _columns(kernel)
+    if same(kernel.rows.extent, 1) and not reductions_of(kernel):
+        return KernelSchedule(Form.FLAT, serial_below=SERIAL)
+    width = _width(kernel)
+    small = min(sample_of(kernel.rows.extent), sample_of(kernel.cols.extent))
+    if not width and small >= 8 and transposed_loads(kernel):
+        return KernelSchedule(Form.TILED, rows=TILE, cols=TILE, serial_below=SERIAL)
+    if not width and _is_long(kernel):
+        return KernelSchedule(Form.SPLIT, parts=_CHUNKS, piece=_PIECE_OF_ROW, serial_below=SERIAL)
+    return KernelSchedule(
+        Form.LOOPED,
+        cols=0,
+        width=width,
+        piece=_PIECE_OF_ROW,
+        kept=_kept(kernel),
+        serial_below=SERIAL,
+    )
+
+
+def scratch_of(kernel: Kernel, how: KernelSchedule) -> tuple[Scratch, ...]:
+    """Of a columns kernel in parts, one accumulator of 64 bits for each part and column. Parts of
+    rows are few, and stand on the stack of the thread that starts the others."""
+    if kernel.kind is KernelKind.ROWS or how.form is not Form.SPLIT:
+        return ()
+    count = how.parts * kernel.cols.extent
+    return tuple(Scratch(torch.float64, count) for _ in reductions_of(kernel))
+
+
+def _is_long(kernel: Kernel) -> bool:
+    """Whether threads should share a row."""
+    few = sample_of(kernel.rows.extent) < 16 and sample_of(kernel.cols.extent) >= _WIDE
+    return few and not any(map(is_position, reductions_of(kernel)))
+
+
+def _columns(kernel: Kernel) -> KernelSchedule:
+    width = _width(kernel, BLOCK)
+    cols = kernel.cols.extent
+    block = width or (0 if surely_less(cols, BLOCK) else BLOCK)
+    parts = _parts(kernel, block or cols)
+    return KernelSchedule(
+        Form.SPLIT if parts > 1 else Form.LOOPED,
+        rows=0,
+        cols=block,
+        parts=parts,
+        width=width,
+        piece=_PIECE_OF_COLUMN,
+        serial_below=SERIAL,
+    )
+
+
+def _parts(kernel: Kernel, block: int) -> int:
+    """In how many parts the rows are added up; 1 where one thread must see every row."""
+    reductions = reductions_of(kernel)
+    if not reductions or any(map(is_position, reductions)) or levels(kernel).passes != 1:
+        return 1
+    rows = kernel.rows.extent
+    tasks = ceil_div(_TASKS, sample_of(ceil_div(kernel.cols.extent, block)))
+    wanted = max(1, min(sample_of(rows) // _FEWEST, tasks))
+    if wanted == 1:
+        return 1
+    chunk = ceil_div(rows, wanted)
+    return wanted if isinstance(chunk, Size) else ceil_div(rows, chunk)
+
+
+def _width(kernel: Kernel, most: int = 1 << 62) -> int:
+    """How long the inner one of two loops over the columns is, so that divisions by column leave
+    it; 0 where there is nothing to gain, or where it would be too short."""
+    found = {n for index in indices(kernel.body) for n in divisors(index, kernel.cols)}
+    width = common_divisor(kernel.cols.extent, *found)
+    if isinstance(width, Size):
+        return 0
+    if width > most:
+        width = max(n for n in range(1, most + 1) if width % n == 0)
+    if not found or width < _LEAST:
+        return 0
+    split = split_columns(kernel, width)
+    left = (any(divisors(index, split.inner)) for index in indices(split.kernel.body))
+    return 0 if any(left) else width
+
+
+def _kept(kernel: Kernel) -> tuple[str, ...]:
+    """Values of every element that a later pass wants again and that are expensive."""
+    known = levels(kernel)
+    kept: list[str] = []
+    if not known.of or largest(kernel.cols.extent) > _STACK:
+        return ()
+    for level in range(known.last + 1):
+        for name in known.closure(known.wanted(level), frozenset(kept)):
+            again = known.of[name] < level
+            if again and name not in kept and _is_expensive(known.definitions[name].expr):
+                kept.append(name)
+    return tuple(kept)
+
+
+def _is_expensive(expr: Expr) -> bool:
+    return any(isinstance(node, Apply) and node.fn in _EXPENSIVE for node in walk(expr))
+
+
+def alternatives(kernel: Kernel) -> tuple[KernelSchedule, ...]:
+    """Schedules worth trying beside the chosen one, which comes first: nothing kept between passes,
+    more and fewer elements before threads share the work."""
+    chosen = choose(kernel)
+    found = [chosen, replace(chosen, kept=())]
+    found += [replace(chosen, serial_below=n) for n in (SERIAL // 4, SERIAL * 4)]
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,61 @@
+"""Who runs a kernel: threads of a CPU or programs of a GPU. Each chooses in its own module."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from treadle.loop.kernel import Kernel, KernelSchedule
+from treadle.loop.program import Buffer, BufferKind, Call
+from treadle.schedule import programs, threads
+from treadle.schedule.scratch import Scratch
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """How kernels are cut up for one kind of worker.
+
+    ``prepared``: the kernels that do the work of one. ``choose``: the schedule of each.
+    ``alternatives``: others that are worth trying, the chosen one among them. ``scratch_of``: what
+    a kernel needs beside its operands under a schedule.
+    """
+
+    prepared: Callable[[Kernel], tuple[Kernel, ...]]
+    choose: Callable[[Kernel], KernelSchedule]
+    alternatives: Callable[[Kernel], tuple[KernelSchedule, ...]]
+    scratch_of: Callable[[Kernel, KernelSchedule], tuple[Scratch, ...]]
+
+    def scheduled(self, kernel: Kernel) -> Kernel:
+        """The kernel with its schedule and the names of its scratch."""
+        return self.under(kernel, self.choose(kernel))
+
+    def under(self, kernel: Kernel, how: KernelSchedule) -> Kernel:
+        """The kernel under a given schedule."""
+        count = len(self.scratch_of(kernel, how))
+        names = tuple(f"{kernel.name}_part{n}" for n in range(count))
+        return replace(kernel, schedule=how, scratch=names)
+
+
+THREADS = Workers(threads.prepared, threads.choose, threads.alternatives, threads.scratch_of)
+PROGRAMS = Workers(programs.prepared, programs.choose, programs.alternatives, programs.scratch_of)
+WORKERS: Mapping[str, Workers] = {"threads": THREADS, "programs": PROGRAMS}
+"""By the word that a target's record says."""
+
+
+def scratch_buffers(
+    steps: Sequence[Kernel | Call], workers: Workers, *, device: str
+) -> dict[str, Buffer]:
+    """The buffers of all scratch, by name."""
+    found: dict[str, Buffer] = {}
+    for step in steps:
+        if isinstance(step, Kernel) and step.scratch:
+            wanted = workers.scratch_of(step, step.scheduled)
+            for name, each in zip(step.scratch, wanted, strict=True):
+                found[name] = _buffer(name, each, device)
+    return found
+
+
+def _buffer(name: str, scratch: Scratch, device: str) -> Buffer:
+    kind = BufferKind.TEMPORARY
+    shape, strides = (scratch.count,), (1,)
+    if not device:
+        return Buffer(name, scratch.dtype, shape, strides, kind)
+    return Buffer(name, scratch.dtype, shape, strides, kind, device)

@@ -1,0 +1,64 @@
+"""NVIDIA GPUs: generated Triton."""
+
+from collections.abc import Mapping
+
+import torch
+
+from treadle.targets.model import DeviceModel
+from treadle.targets.record import DeviceTarget
+
+TRITON = "triton"
+
+
+class _Cuda:
+    """What CUDA says, through PyTorch."""
+
+    def hardware(self, device: torch.device) -> str:
+        gpu = torch.cuda.get_device_properties(device)
+        return (
+            f"{gpu.name} {gpu.major}.{gpu.minor} {gpu.multi_processor_count} x {gpu.total_memory}, "
+            f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+        )
+
+    def memory(self, device: torch.device) -> int:
+        return torch.cuda.get_device_properties(device).total_memory
+
+    def synchronize(self, device: torch.device) -> None:
+        torch.cuda.synchronize(device)
+
+    def is_recording(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def generators(self, device: torch.device) -> list[int]:
+        return [torch.cuda.current_device()]
+
+
+def _rates(full: float, half: float, double: float) -> Mapping[torch.dtype, float]:
+    rates = {torch.float32: full, torch.float64: double}
+    return rates | {torch.bfloat16: half, torch.float16: half}
+
+
+def _gpu(
+    name: str, rates: Mapping[torch.dtype, float], bandwidth: float, *, reserve: int, memory: int
+) -> DeviceModel:
+    reserved, bytes_ = reserve << 20, memory << 30
+    return DeviceModel(name, rates, bandwidth, reserve=reserved, memory=bytes_, blocks=True)
+
+
+H200 = _gpu("h200", _rates(5e13, 7e14, 5e13), 4e12, reserve=33, memory=139)
+H100 = _gpu("h100", _rates(5e13, 6.5e14, 5e13), 2.8e12, reserve=33, memory=79)
+A100 = _gpu("a100", _rates(1.6e13, 2.3e14, 1.6e13), 1.7e12, reserve=9, memory=79)
+RTX4090 = _gpu("rtx4090", _rates(6e13, 1.4e14, 1.1e12), 8.8e11, reserve=9, memory=23)
+"""About 75 to 85 % of what the data sheets give for dense products and memory (the H200
+measured), and what PyTorch can allocate of the memory."""
+
+CUDA = DeviceTarget(
+    name="cuda",
+    device="cuda",
+    language=TRITON,
+    workers="programs",
+    model=H200,
+    driver=_Cuda(),
+    libraries=frozenset({"cublas", "cudnn"}),
+    aligned_bytes=16,
+)

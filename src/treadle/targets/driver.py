@@ -1,0 +1,30 @@
+"""What is asked of a device itself while steps are compiled and run."""
+
+from typing import Protocol
+
+import torch
+
+
+class Driver(Protocol):
+    """One kind of device, as PyTorch lets it be asked."""
+
+    def hardware(self, device: torch.device) -> str:
+        """The model and what it can do, in words that differ where compiled code may; empty where
+        the processor of the host says it all."""
+        ...
+
+    def memory(self, device: torch.device) -> int:
+        """Bytes there are; 0: unknown."""
+        ...
+
+    def synchronize(self, device: torch.device) -> None:
+        """Wait until everything that was started has happened."""
+        ...
+
+    def is_recording(self) -> bool:
+        """Whether what is launched now is recorded and not done."""
+        ...
+
+    def generators(self, device: torch.device) -> list[int]:
+        """The numbers of the devices whose generators a call may draw from, beside the host's."""
+        ...

@@ -1,0 +1,36 @@
+"""How fast a device is, and how its memory is counted: what plans are estimated with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from treadle.util.allocator import Allocator
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """Ceilings that times are estimated with. ``flops``: per second, by dtype, for products.
+
+    ``bandwidth``: bytes per second. ``element``: seconds for one transcendental function.
+    ``reserve``: bytes that libraries hold all the time: cuBLAS's workspace (33 MiB on Hopper with
+    PyTorch 2.11); on a CPU the state of the generator during a call (5,056 bytes). ``memory``:
+    bytes there are; 0: unknown. ``blocks``: whether its allocator hands out whole blocks.
+    """
+
+    name: str
+    flops: Mapping[torch.dtype, float]
+    bandwidth: float
+    element: float = 0.0
+    reserve: int = 0
+    memory: int = 0
+    blocks: bool = False
+
+    def rate(self, dtype: torch.dtype) -> float:
+        """Products of ``dtype``: floating-point operations per second."""
+        return self.flops.get(dtype, self.flops[torch.float32])
+
+    @property
+    def allocator(self) -> Allocator:
+        """How its memory is counted."""
+        return Allocator(self.reserve, blocks=self.blocks)

@@ -1,0 +1,71 @@
+"""The targets there are. Filled when they are imported; users add theirs before they compile."""
+
+from collections.abc import Mapping
+
+import torch
+
+from treadle.targets.cpu import CPU, CPU_MODEL
+from treadle.targets.cuda import A100, CUDA, H100, H200, RTX4090
+from treadle.targets.model import DeviceModel
+from treadle.targets.record import DeviceTarget
+from treadle.util.errors import PlanError, TreadleError
+
+_TARGETS: dict[str, DeviceTarget] = {each.name: each for each in (CPU, CUDA)}
+_DEFAULTS: Mapping[str, DeviceTarget] = {each.device: each for each in (CPU, CUDA)}
+
+MODELS: Mapping[str, DeviceModel] = {
+    **{each.name: each for each in (CPU_MODEL, H200, H100, A100, RTX4090)},
+    "nvidia-h200": H200,
+    "cuda": H200,
+}
+"""What steps can be planned for, by the name that ``treadle.plan`` takes."""
+
+
+def add_target(target: DeviceTarget) -> None:
+    """Let ``Options.target`` name another target; ``TreadleError`` TR-001 for a name that is
+    taken."""
+    if target.name in _TARGETS:
+        raise TreadleError(f"there is a target {target.name!r} already", code="TR-001")
+    _TARGETS[target.name] = target
+
+
+def target_for(device: str | torch.device, name: str = "") -> DeviceTarget:
+    """The target called ``name``, or that of steps on ``device``.
+
+    ``TreadleError`` TR-001 for a name that there is not, or one for another device.
+    """
+    kind = torch.device(device).type
+    if not name:
+        return _DEFAULTS.get(kind, CUDA)
+    found = _TARGETS.get(name)
+    if found is None:
+        known = ", ".join(sorted(_TARGETS))
+        remedy = "add it with treadle.targets.registry.add_target before the first call"
+        raise TreadleError(f"target={name!r} is none of {known}", code="TR-001", remedy=remedy)
+    if found.device != kind:
+        text = f"target={name!r} is for tensors on {found.device}, and the step's are on {kind}"
+        raise TreadleError(text, code="TR-001", remedy="move the model, or leave target out")
+    return found
+
+
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in the host's memory."""
+    return tensor.is_cpu
+
+
+def device_of_kinds(kinds: frozenset[str]) -> str:
+    """Where a step with tensors on all these kinds of device runs: on the accelerator."""
+    others = sorted(kind for kind in kinds if not target_for(kind).on_host)
+    return others[0] if others else CPU.device
+
+
+def model_for(name: str) -> DeviceModel:
+    """``"cuda:1"`` -> the model of that kind of device; ``PlanError`` TR-204 if there is none."""
+    found = MODELS.get(name.lower().partition(":")[0])
+    if found is None:
+        raise PlanError(
+            f"no description of a device called {name!r}",
+            code="TR-204",
+            remedy=f"use one of {', '.join(MODELS)}",
+        )
+    return found
