@@ -2,6 +2,7 @@
 hard where machine code is not the question; and begins with what takes longest."""
 
 import gc
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,11 @@ if _HERE not in sys.path:
     sys.path.insert(0, _HERE)
 
 from forks import Forks  # noqa: E402
+
+if os.environ.get("TREADLE_TARGET") == "python":
+    from targets.python_target import add
+
+    add()
 
 pytest.register_assert_rewrite("testing")  # a failing check_pass shows a diff of the text
 

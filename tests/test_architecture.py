@@ -185,3 +185,34 @@ def test_imports_are_absolute(path):
 )
 def test_the_fence_sees_every_spelling(line, rooms):
     assert rooms_imported(ast.parse(line)) == rooms
+
+
+DEVICES = {"cpu", "cuda"}
+
+
+def asks_for_a_device(node: ast.AST) -> bool:
+    """Whether a name of a device is compared with something, or looked for at its beginning."""
+    match node:
+        case ast.Compare(left=left, comparators=others):
+            parts = [left, *others]
+            return any(isinstance(p, ast.Constant) and p.value in DEVICES for p in parts)
+        case ast.Call(func=ast.Attribute(attr="startswith"), args=[ast.Constant(value=str(text))]):
+            return text in DEVICES
+        case ast.Attribute(attr="is_cuda"):
+            return True
+        case _:
+            return False
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_only_targets_asks_what_a_device_is_called(path):
+    if room(path) == "targets":
+        return
+    asked = [node for node in ast.walk(parse(path)) if asks_for_a_device(node)]
+    lines = [f"{name_of(path)}:{node.lineno}" for node in asked if hasattr(node, "lineno")]
+    assert not asked, f"{lines}: ask the target's record"
+
+
+def test_the_fence_sees_names_of_devices():
+    for text in ("x.type == 'cuda'", "'cuda' in kinds", "x.startswith('cuda')", "x.is_cuda"):
+        assert any(map(asks_for_a_device, ast.walk(ast.parse(text))))

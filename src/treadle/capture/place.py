@@ -33,9 +33,8 @@ def autocast_on(place: torch.device) -> Iterator[None]:
     original = torch.autocast.__init__
 
     def init(self: Any, device_type: str, dtype: torch.dtype | None = None, **rest: Any) -> None:
-        if dtype is None and device_type == "cuda":
-            dtype = torch.float16
-        original(self, place.type, dtype, **rest)
+        named = torch.get_autocast_dtype(device_type) if dtype is None else dtype
+        original(self, place.type, named, **rest)
 
     setattr(torch.autocast, "__init__", init)  # noqa: B010 - its type says that it is fixed
     try:

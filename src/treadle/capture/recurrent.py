@@ -34,6 +34,7 @@ from treadle.graph.recurrent import (
     recurrent_layer,
 )
 from treadle.runtime.recurrent import cudnn_reserve, onednn_forward
+from treadle.targets.registry import target_for
 from treadle.util.errors import CaptureError
 
 _CELLS: dict[Any, str] = {
@@ -172,8 +173,8 @@ class RecurrentLayers:
     def _has_onednn(self, stack: _Stack) -> bool:
         """Whether eager would call oneDNN's LSTM. (It is off while a step is traced.)"""
         on = self.onednn and stack.cell == LSTM and not stack.projects
-        cpu = all(each.device.type == "cpu" for each in stack.tensors)
-        return on and cpu and not _has_zero(stack.x.shape) and onednn_takes(stack.x.dtype)
+        ours = all("onednn" in target_for(each.device).libraries for each in stack.tensors)
+        return on and ours and not _has_zero(stack.x.shape) and onednn_takes(stack.x.dtype)
 
 
 def _layer(
@@ -266,7 +267,8 @@ def _onednn_workspace(
 
 def _has_cudnn(stack: _Stack) -> bool:
     on = torch.backends.cudnn.enabled and not _has_zero(stack.x.shape)
-    return on and stack.x.device.type == "cuda" and (stack.autocast or stack.x.dtype) in _CUDNN
+    there = "cudnn" in target_for(stack.x.device).libraries
+    return on and there and (stack.autocast or stack.x.dtype) in _CUDNN
 
 
 def _cudnn(x: Tensor, stack: _Stack, layers: range) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from treadle.capture.words import here
 from treadle.compat.fake import FakeTensor
+from treadle.targets.registry import target_for
 from treadle.util.errors import CaptureError
 
 _WORDS = 24, 8  # where the words of a CPU's generator begin, and bytes of each
@@ -123,7 +124,7 @@ def _marked(generator: Generator, own: bool) -> _Kept:
     before = generator.get_state()
     state = generator.get_state()
     raw = (ctypes.c_uint8 * state.numel()).from_address(state.data_ptr())
-    if generator.device.type == "cpu":
+    if target_for(generator.device).sequential_rng:
         start, width = _WORDS
         for word in range(1, 9):
             raw[start + width * word] ^= 0x5A

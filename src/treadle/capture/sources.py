@@ -15,6 +15,7 @@ from treadle.capture.optimizers.registry import Start, form_of
 from treadle.capture.reads import Place
 from treadle.capture.watching import Unchanged, Watches, watch_dicts
 from treadle.compat.hooks import note_stepped
+from treadle.targets.registry import target_for
 from treadle.util.expected import NotExpected
 
 Pending = dict[tuple[int, str], Tensor]
@@ -303,7 +304,9 @@ class Scalars:
         """The scalars of this call, in the order of the sources: 0-dim float64 tensors."""
         known: dict[tuple[int, int], dict[str, float]] = {}
         values = [_value(each, known) for each in self._scalars]
-        staged = torch.tensor(values, dtype=torch.float64, pin_memory=self._block.is_cuda)
+        staged = torch.tensor(
+            values, dtype=torch.float64, pin_memory=not target_for(self._block.device).on_host
+        )
         self._block.copy_(staged, non_blocking=True)
         return list(self._views)
 

@@ -22,6 +22,7 @@ from treadle.loop.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.program import Buffer, Call, Compute, Program, TensorRef
 from treadle.loop.traverse import operands_of, walk
+from treadle.targets.registry import target_for
 
 _NAMES = "ijklmnpqrstuvwxyzabcdefgh"
 _INFIX = {
@@ -205,7 +206,7 @@ def _biggest_first(index: Index) -> list[tuple[Axis | FloorDiv | Mod | Value, in
 def _buffer(buffer: Buffer) -> str:
     strides = "" if _is_contiguous(buffer.shape, buffer.strides) else f" strides {buffer.strides}"
     shape = ", ".join(map(str, buffer.shape))
-    place = "" if buffer.device == "cpu" else f" on {buffer.device}"
+    place = "" if target_for(buffer.device).on_host else f" on {buffer.device}"
     return f"{buffer.name}: {dtype_name(buffer.dtype)}[{shape}]{strides}{place}"
 
 

@@ -19,6 +19,7 @@ from treadle.session.shapes import Dynamic, find
 from treadle.session.specialization import Specializations, fixed_numbers
 from treadle.session.user_step import UserStep
 from treadle.session.variants import Variants, warn_of_recompiles
+from treadle.targets.registry import target_for
 from treadle.util.errors import LoweringError
 
 
@@ -116,7 +117,7 @@ class Dispatcher:
         found = find(self._shapes, self._step.function, args, kwargs)
         models = self._step.models.values()
         tensors = [t for m in models for t in (*m.parameters(), *m.buffers())]
-        if any(not tensor.is_cpu for tensor in tensors):
+        if not all(target_for(each.device).any_size for each in tensors):
             return None  # generated code for GPUs has its sizes in it
         special = self._special or Specializations(self._shapes, self.recompiles)
         self._special = special

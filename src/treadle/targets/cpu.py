@@ -37,6 +37,7 @@ CPU = DeviceTarget(
     workers="threads",
     model=CPU_MODEL,
     driver=HOST,
+    libraries=frozenset({"onednn"}),
     on_host=True,
     sequential_rng=True,
     draws=True,

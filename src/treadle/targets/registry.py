@@ -48,11 +48,6 @@ def target_for(device: str | torch.device, name: str = "") -> DeviceTarget:
     return found
 
 
-def is_on_host(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies in the host's memory."""
-    return tensor.is_cpu
-
-
 def device_of_kinds(kinds: frozenset[str]) -> str:
     """Where a step with tensors on all these kinds of device runs: on the accelerator."""
     others = sorted(kind for kind in kinds if not target_for(kind).on_host)
