@@ -140,6 +140,7 @@ class CompiledGraph:
             kernel_seconds=self._seconds,
             has_run=self._has_run,
             whole=False,
+            hardware=built.hardware,
         )
         return account_of(observed)
 

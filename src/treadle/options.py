@@ -72,12 +72,16 @@ class Options:
     ``rng="counter"``: dropout masks are computed from a key and the position instead of drawn in
     order: nothing of them is stored, and they are not eager's; the default reproduces eager's.
     ``fuse``: let formulas share kernels. ``target``: the name of a target that was added, instead
-    of what the device is by itself (``docs/howto/target.md``). ``replay``: on a GPU, record the
-    launches of a step that is bound by them as one CUDA graph. ``cache_dir``: where compiled code
-    is kept. ``max_cached``: compiled variants kept per step. ``dump``: folder for every stage as
-    text. ``debug``: 1 prints the time of each stage, 2 what each pass changed, 3 the loops and
-    kernels, 4 the generated sources, all on standard error. ``progress``: a line on a terminal when
-    a compile takes more than a second.
+    of what the device is by itself (``docs/howto/target.md``). ``tune``: try other schedules for
+    large kernels on this machine and keep the fastest; a first compile takes seconds to minutes
+    longer. ``measure``: estimate with what this GPU reaches, which is measured once, within a
+    second; otherwise with the figures of an H200. CPUs have other work: two measurements of one
+    differed by a factor of 16, so those of two cores stand for all of them.
+    ``replay``: on a GPU, record the launches of a step that is bound by them as one CUDA graph.
+    ``cache_dir``: where compiled code is kept. ``max_cached``: compiled variants kept per step.
+    ``dump``: folder for every stage as text. ``debug``: 1 prints the time of each stage, 2 what
+    each pass changed, 3 the loops and kernels, 4 the generated sources, all on standard error.
+    ``progress``: a line on a terminal when a compile takes more than a second.
     """
 
     memory: str | int | float | None = None
@@ -87,6 +91,8 @@ class Options:
     codegen: bool = True
     fuse: bool = True
     target: str = ""
+    tune: bool = False
+    measure: bool = True
     replay: bool = field(default=True, metadata=_DECIDES_NOTHING)
     cache_dir: Path = field(default_factory=_default_cache, metadata=_DECIDES_NOTHING)
     max_cached: int = field(default=8, metadata=_DECIDES_NOTHING)
@@ -99,7 +105,8 @@ class Options:
             _require_ratio(self.memory)
         elif self.memory is not None:
             parse_bytes(self.memory)
-        _require_flags(strict=self.strict, codegen=self.codegen, fuse=self.fuse)
+        _require_flags(strict=self.strict, codegen=self.codegen, fuse=self.fuse, tune=self.tune)
+        _require_flags(measure=self.measure)
         if self.max_cached < 1:
             raise TreadleError("max_cached must be at least 1", code="TR-001")
         _require_one_of("numerics", self.numerics, NUMERICS)
@@ -123,14 +130,16 @@ def deciding(options: Options) -> dict[str, Any]:
 
 def from_environment() -> Options:
     """The defaults, with ``TREADLE_STRICT``, ``TREADLE_NO_CODEGEN``, ``TREADLE_TARGET``,
-    ``TREADLE_NO_REPLAY``, ``TREADLE_DUMP``, ``TREADLE_DEBUG``, ``TREADLE_NO_PROGRESS`` and
-    ``TREADLE_CACHE_DIR`` applied.
+    ``TREADLE_TUNE``, ``TREADLE_NO_MEASURE``, ``TREADLE_NO_REPLAY``, ``TREADLE_DUMP``,
+    ``TREADLE_DEBUG``, ``TREADLE_NO_PROGRESS`` and ``TREADLE_CACHE_DIR`` applied.
     Of the processes that torchrun starts on a machine only the first shows progress."""
     dump = os.environ.get(PREFIX + "DUMP")
     return Options(
         strict=_environment_flag("STRICT"),
         codegen=not _environment_flag("NO_CODEGEN"),
         target=os.environ.get(PREFIX + "TARGET", ""),
+        tune=_environment_flag("TUNE"),
+        measure=not _environment_flag("NO_MEASURE"),
         replay=not _environment_flag("NO_REPLAY"),
         dump=Path(dump) if dump else None,
         debug=_environment_level("DEBUG"),

@@ -10,6 +10,7 @@ from treadle.report.account import Observed
 from treadle.report.log import CompileLog
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.execute import Executable
+from treadle.targets.model import DeviceModel
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Built:
     from_cache: bool
     library: bool
     checks: IndexCheck
+    hardware: DeviceModel
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ class Compiled:
     ``key`` names the artifact in the cache; ``facts`` are what the key is made of, and ``entry`` is
     what the cache holds: the artifact and its log without this run's source lines. ``library``:
     no compiler was found or wanted, all is PyTorch's kernels. ``checks``: what a call's inputs must
-    be before anything runs.
+    be before anything runs. ``hardware``: what its times were estimated with.
     """
 
     captured: Captured
@@ -50,6 +52,7 @@ class Compiled:
     from_cache: bool
     library: bool
     checks: IndexCheck
+    hardware: DeviceModel
     measured_peak: int | None = None
     has_run: bool = False
     draws: bool = True  # whether a call may take random numbers of the process'
@@ -87,4 +90,5 @@ def observed_of(compiled: Compiled, name: str, recompiles: Sequence[str] = ()) -
         recompiles=tuple(recompiles),
         launching=compiled.executable.replay.note if compiled.executable.replay else "",
         conditions=len(captured.conditions),
+        hardware=compiled.hardware,
     )

@@ -19,6 +19,7 @@ from treadle.compiler.entry import read_saved, saved_bytes, with_lines
 from treadle.compiler.memory import Scheduled, lowered, plan_within, planned
 from treadle.compiler.request import CompileRequest, build_for, key_of, request_of
 from treadle.compiler.specialization import require_unspecialized
+from treadle.compiler.tune import tuned
 from treadle.graph.dynamic import dims_of_graph
 from treadle.graph.lookups import IndexCheck
 from treadle.graph.signature import Role, StepGraph
@@ -30,7 +31,7 @@ from treadle.report.log import CompileLog
 from treadle.report.stages import Clock, Watchers
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.cache import Cache
-from treadle.runtime.execute import Executable
+from treadle.runtime.execute import Build, Executable
 from treadle.runtime.replay import Terms
 from treadle.schedule.launches import launches_of
 from treadle.util.collector import without_collector
@@ -93,7 +94,7 @@ def compile_step(
     if entry is None or found is None:  # what another version wrote is written again
         internal = internal_errors("compiling the step")
         with lines.in_errors(), internal, without_collector(), asked.noting():
-            made = _generate(request, clock)
+            made = _generate(request, build_, cache, clock)
         found = replace(made[0], questions=tuple(asked.questions)), made[1]
         entry = saved_bytes(*found)
         from_cache = False
@@ -116,6 +117,7 @@ def compile_step(
         from_cache=from_cache,
         library=request.target.library,
         checks=checks,
+        hardware=request.target.hardware,
     )
 
 
@@ -136,7 +138,9 @@ def _terms(step: StepGraph, artifact: Artifact, options: Options) -> Terms | Non
     return Terms(frozenset(batch), frozenset(written), room, clear_workspaces, watch_tensors)
 
 
-def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileLog]:
+def _generate(
+    request: CompileRequest, build_: Build, cache: Cache, clock: Clock
+) -> tuple[Artifact, CompileLog]:
     """Every stage between the captured graph and the artifact. They see the request alone."""
     target = request.target
     log = CompileLog()
@@ -154,6 +158,10 @@ def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileL
         scheduled = judged or planned(memory.step, target)
         _verify(scheduled)
         require_unspecialized(memory.step, scheduled.program, partial(lowered, target=target))
+    if target.options.tune and not target.library:
+        with clock.stage("tune"):
+            scheduled = tuned(scheduled, target, build_, cache)
+            _verify(scheduled)
     watcher.made("loops", scheduled.program)
     watcher.made("kernels", scheduled.plan)
     with clock.stage("generate code"):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from treadle.compat.switches import switches
+from treadle.compiler.ceilings import ceilings
 from treadle.graph.canonical import CanonicalStep, canonical, text_of_value
 from treadle.graph.dynamic import dims_of_graph
 from treadle.graph.operators import OpOverload
@@ -19,6 +20,7 @@ from treadle.runtime.build import Build, build
 from treadle.runtime.cache import Cache
 from treadle.runtime.machine import Machine, machine
 from treadle.runtime.workspace import Workspaces
+from treadle.targets.measure import to_words
 from treadle.targets.model import DeviceModel
 from treadle.targets.record import DeviceTarget
 from treadle.targets.registry import model_for, target_for
@@ -30,7 +32,8 @@ from treadle.util.formulas import to_data
 class Target:
     """Where a step is to run: the device, the options, whether PyTorch's kernels must do
     (``library``), and how to learn what library calls allocate inside (``None``: not at all).
-    ``like``: the device to estimate for, where it is another. ``kept``: bytes that are there while
+    ``like``: the device to estimate for, where it is another; ``ceilings``: what was measured of
+    this one. ``kept``: bytes that are there while
     the step runs, beside its own."""
 
     device: str
@@ -39,6 +42,7 @@ class Target:
     workspaces: Workspaces | None = None
     like: str = ""
     kept: int = 0
+    ceilings: DeviceModel | None = None
 
     @property
     def rounds_once(self) -> bool:
@@ -53,7 +57,7 @@ class Target:
     @property
     def hardware(self) -> DeviceModel:
         """The description that costs are estimated with."""
-        found = model_for(self.like) if self.like else self.record.model
+        found = model_for(self.like) if self.like else self.ceilings or self.record.model
         return replace(found, reserve=found.reserve + self.kept)
 
 
@@ -87,6 +91,7 @@ class CompileRequest:
             "device": self.target.device,
             "like": self.target.like,
             "kept": str(self.target.kept),
+            "ceilings": json.dumps(to_words(self.target.hardware), sort_keys=True),
             "kernels": "PyTorch's" if self.target.library else "generated",
             **{name: text_of_value(value) for name, value in deciding(self.target.options).items()},
             **self.machine.facts,
@@ -113,6 +118,8 @@ def request_of(
         workspaces=Workspaces(cache, device, here.identity),
         kept=kept,
     )
+    if options.measure and not target.record.on_host:
+        target = replace(target, ceilings=ceilings(target.record, device, cache))
     return CompileRequest(canonical(step), tuple(asked), target, here)
 
 

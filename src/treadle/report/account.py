@@ -54,6 +54,7 @@ class Observed:
     whole: bool = True  # with its optimizer and its batch; of the backend all inputs are alike
     launching: str = ""  # whether its launches are replayed on a GPU, and why not
     conditions: int = 0  # that are looked at in each call
+    hardware: DeviceModel | None = None  # that times were estimated with
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ def account_of(seen: Observed) -> Account:
     operations = Counter(
         node.meta["phase"] for node in step.graph.nodes if node.op == "call_function"
     )
-    device = model_for(artifact.device)
+    device = seen.hardware or model_for(artifact.device)
     hosts = _host_steps(seen, device)
     return Account(
         name=seen.name,

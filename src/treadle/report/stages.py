@@ -36,6 +36,7 @@ ORDER = (
     Stage("clean", "before planning: what is merged or dropped needs no bytes"),
     Stage("plan memory", "on the graph that will run: it decides what is lowered, and how often"),
     Stage("lower and schedule", "after planning: what is computed again fuses with what reads it"),
+    Stage("tune", "where it is asked for: a choice is data, so the program is scheduled again"),
     Stage("generate code", "spells the kernels as scheduled; decides nothing"),
     Stage("build", "last: compilers see finished text, and take it from the cache if they can"),
 )

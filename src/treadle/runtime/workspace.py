@@ -27,7 +27,7 @@ class Workspaces:
 
     def __init__(self, cache: Cache, device: str, machine: str) -> None:
         self._cache = cache
-        self._machine = machine
+        self.machine = machine
         self._device = torch.device(device)
         self._known: dict[str, int] = {}
 
@@ -68,7 +68,7 @@ class Workspaces:
             step.op,
             repr(_signature((step.args, sorted(step.kwargs.items())))),
             repr(shapes),
-            self._machine,
+            self.machine,
         )
         return content_key(*facts)
 

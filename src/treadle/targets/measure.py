@@ -1,0 +1,101 @@
+"""Ceilings of the device that is here: what it does of products, of copies, of exponentials.
+
+Measured on numbers of our own, once for a machine. They are rounded to powers of the square root
+of two, so that another run of the same machine finds the same ones and makes the same plans.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+
+from treadle.targets.model import DeviceModel
+from treadle.targets.record import DeviceTarget
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_SHARE = 0.8
+"""Of what one large product or copy reaches; kernels of a step are smaller."""
+_SECONDS = 0.1
+"""For each measurement, after a first call."""
+
+
+def measured(target: DeviceTarget, device: torch.device) -> DeviceModel:
+    """The model of ``device``: its own memory and ceilings, and what ``target`` knows besides."""
+    side, elements = (256, 1 << 22) if target.on_host else (4096, 1 << 26)
+
+    def seconds(run: Callable[[], object]) -> float:
+        return _least(run, lambda: target.driver.synchronize(device))
+
+    copy, exponential = map(seconds, _passes(elements, device))
+    slow = max(exponential - copy, 0.0) / elements
+    found = {dtype: 2 * side**3 / seconds(_product(side, dtype, device)) for dtype in _DTYPES}
+    flops = {dtype: _rounded(_SHARE * rate) for dtype, rate in found.items()}
+    bandwidth = _rounded(_SHARE * 2 * 4 * elements / copy)
+    element = _rounded(slow) if target.on_host else 0.0
+    memory = target.driver.memory(device) or target.model.memory
+    name = target.driver.hardware(device) or target.model.name
+    return replace(
+        target.model, name=name, flops=flops, bandwidth=bandwidth, element=element, memory=memory
+    )
+
+
+def _passes(
+    elements: int, device: torch.device
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """One pass over float32 numbers that only copies, and one that computes exponentials."""
+    x, y = (torch.ones(elements, device=device) for _ in range(2))
+    return (lambda: y.copy_(x)), (lambda: torch.exp(x, out=y))
+
+
+def _product(side: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
+    x = torch.ones(side, side, dtype=dtype, device=device)
+    out = torch.empty_like(x)
+    return lambda: torch.mm(x, x, out=out)
+
+
+def _least(run: Callable[[], object], wait: Callable[[], None]) -> float:
+    """Seconds of the fastest call."""
+    run()
+    wait()
+    best, end = math.inf, time.perf_counter() + _SECONDS
+    while best is math.inf or time.perf_counter() < end:
+        begin = time.perf_counter()
+        run()
+        wait()
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def _rounded(value: float) -> float:
+    """The nearest power of the square root of two."""
+    return 0.0 if value <= 0.0 else 2.0 ** (round(2 * math.log2(value)) / 2)
+
+
+def to_words(model: DeviceModel) -> dict[str, object]:
+    """The ceilings as plain data, for a file."""
+    flops = {str(dtype).removeprefix("torch."): rate for dtype, rate in model.flops.items()}
+    return {
+        "name": model.name,
+        "flops": flops,
+        "bandwidth": model.bandwidth,
+        "element": model.element,
+        "memory": model.memory,
+    }
+
+
+def from_words(words: Mapping[str, object], like: DeviceModel) -> DeviceModel:
+    """``from_words(to_words(m), like) == m``, for models that differ from ``like`` in ceilings."""
+    by_name = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES}
+    flops = words["flops"]
+    assert isinstance(flops, dict)
+    rates = {by_name[str(name)]: float(rate) for name, rate in flops.items()}
+    return replace(
+        like,
+        name=str(words["name"]),
+        flops=rates,
+        bandwidth=float(str(words["bandwidth"])),
+        element=float(str(words["element"])),
+        memory=int(str(words["memory"])),
+    )

@@ -1,0 +1,73 @@
+"""What the device that is here reaches: measured once, kept, and asked for in every plan."""
+
+import json
+from dataclasses import replace
+
+import torch
+
+from testing import trace
+from treadle.compiler import ceilings as kept
+from treadle.compiler.ceilings import ceilings
+from treadle.compiler.request import request_of
+from treadle.options import from_environment
+from treadle.runtime.build import Build
+from treadle.runtime.cache import Cache
+from treadle.targets.cpu import CPU
+from treadle.targets.measure import from_words, measured, to_words
+from treadle.targets.registry import add_target
+
+
+def test_ceilings_are_those_of_some_machine():
+    model = measured(CPU, torch.device("cpu"))
+    assert 1e6 < min(model.flops.values()) <= max(model.flops.values()) < 1e14
+    assert 1e7 < model.bandwidth < 1e13
+    assert 0.0 <= model.element < 1e-5
+    assert (model.reserve, model.blocks) == (CPU.model.reserve, CPU.model.blocks)
+
+
+def test_words_lose_nothing():
+    model = measured(CPU, torch.device("cpu"))
+    assert from_words(json.loads(json.dumps(to_words(model))), CPU.model) == model
+
+
+def test_a_machine_is_measured_once(tmp_path, monkeypatch):
+    calls = []
+
+    def counted(target, device):
+        calls.append(device)
+        return measured(target, device)
+
+    monkeypatch.setattr(kept, "measured", counted)
+    cache = Cache(tmp_path)
+    first = ceilings(CPU, "cpu", cache)
+    assert ceilings(CPU, "cpu", Cache(tmp_path)) == first
+    assert len(calls) == 1
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        ceilings(CPU, "cpu", cache)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(calls) == 2
+
+
+def a_step():
+    return trace(lambda x: x + 1, torch.randn(3))
+
+
+def test_plans_ask_for_what_was_measured(tmp_path, monkeypatch):
+    faster = replace(CPU.model, bandwidth=123e9)
+    monkeypatch.setattr(kept, "measured", lambda target, device: faster)
+    add_target(replace(CPU, name="far", on_host=False))
+    options = replace(from_environment(), measure=True, target="far", cache_dir=tmp_path)
+    cache = Cache(tmp_path)
+
+    def requested(**changes):
+        chosen = replace(options, **changes)
+        return request_of(a_step(), "cpu", chosen, Build.without_compiler(), cache=cache)
+
+    assert requested().target.hardware == faster
+    assert "123000000000" in requested().facts["ceilings"]
+    assert requested(measure=False).target.hardware == CPU.model
+    assert requested(target="").target.hardware == CPU.model, "a CPU has other work"
+    assert requested().facts["ceilings"] != requested(measure=False).facts["ceilings"]
