@@ -45,10 +45,10 @@ from treadle.capture.system import asks
 from treadle.capture.threads import Threads
 from treadle.compat.fake import FakeTensor
 from treadle.compat.hooks import tensor_hooks
+from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload
 from treadle.compat.switches import getters_named
 from treadle.compat.tracing import dispatch_of_trace
-from treadle.graph.operator_facts import facts_of
 from treadle.util.errors import CaptureError
 
 _BUILTINS: dict[str, Any] = builtins.__dict__  # type: ignore[assignment]
@@ -410,7 +410,7 @@ class ExternalState:
 
         def call(mode: Any, op: Any, *rest: Any, **named: Any) -> Any:
             self._threads.follow()
-            whole = isinstance(op, OpOverload) and facts_of(op).opaque
+            whole = isinstance(op, OpOverload) and facts_of(op).is_unknown
             before, self._inside = self._inside, 0 if whole else get_ident()
             try:
                 return (dispatch if whole else paused)(mode, op, *rest, **named)

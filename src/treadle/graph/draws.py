@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.compat.draw_operators import BERNOULLI, FUNCTIONAL
+from treadle.compat.draw_operators import BERNOULLI
 from treadle.graph.dynamic import layout_of
-from treadle.graph.operators import OpOverload, arguments
+from treadle.graph.operators import arguments
 
 aten = torch.ops.aten
 
@@ -32,17 +32,4 @@ def zero_one_draw(node: fx.Node) -> ZeroOneDraw | None:
     return ZeroOneDraw(*layout_of(node.meta["val"]), given["p"], given["generator"])
 
 
-_ONLY_LAYOUT = frozenset({aten.rand_like, aten.randn_like, aten.randint_like})
-
-
-def looks_at_numbers(node: fx.Node) -> bool:
-    """Whether the elements of tensors decide what ``node`` draws, besides the generator; operands
-    of the others give a shape alone."""
-    if not isinstance(node.target, OpOverload) or not node.all_input_nodes:
-        return False
-    in_place = node.target in FUNCTIONAL and node.target is not aten.bernoulli.Tensor
-    only_layout = node.target.overloadpacket in _ONLY_LAYOUT or node.target is aten.bernoulli.p
-    return not (in_place or only_layout)
-
-
-__all__ = ["ZeroOneDraw", "looks_at_numbers", "zero_one_draw"]
+__all__ = ["ZeroOneDraw", "zero_one_draw"]

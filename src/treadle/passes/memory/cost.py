@@ -9,8 +9,8 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
+from treadle.compat.operator_facts import CostClass, facts_of
 from treadle.graph.alias import storages
-from treadle.graph.operator_facts import CostClass, facts_of
 from treadle.graph.operators import OpOverload, has_effect, is_random
 from treadle.graph.types import tensors_in
 from treadle.targets.model import DeviceModel
@@ -28,8 +28,8 @@ class Kind(enum.StrEnum):
     LIBRARY = CostClass.LIBRARY.value
 
 
-FUSIBLE = frozenset({Kind.POINTWISE, Kind.REDUCTION})
-CALLS = frozenset({Kind.PRODUCT, Kind.LIBRARY, Kind.RANDOM})
+FUSIBLE = frozenset(Kind(each) for each in CostClass if not each.is_expensive)
+CALLS = frozenset({*(Kind(each) for each in CostClass if each.is_expensive), Kind.RANDOM})
 """Kernels that are not ours: nothing is fused across them."""
 
 
