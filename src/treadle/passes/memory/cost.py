@@ -43,10 +43,16 @@ def kind_of(node: fx.Node) -> Kind:
         return Kind.RANDOM
     if has_effect(node) or not isinstance(node.target, OpOverload):
         return Kind.LIBRARY
-    held, sources = storages(node.meta["val"]), node.all_input_nodes
-    if held and sources and held <= storages(sources[0].meta["val"]):
+    facts = facts_of(node.target)
+    if not facts.allocates and _shows_first_operand(node):
         return Kind.VIEW
-    return Kind(facts_of(node.target).cost)
+    return Kind(facts.cost)
+
+
+def _shows_first_operand(node: fx.Node) -> bool:
+    """Whether all results are memory of the first operand's."""
+    held, sources = storages(node.meta["val"]), node.all_input_nodes
+    return bool(held and sources) and held <= storages(sources[0].meta["val"])
 
 
 def flops_of(node: fx.Node) -> float:
