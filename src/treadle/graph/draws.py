@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.compat.draw_operators import BERNOULLI
+from treadle.compat.draw_operators import BERNOULLI, DRAWS
 from treadle.graph.dynamic import layout_of
 from treadle.graph.operators import arguments
 
@@ -24,6 +24,17 @@ class ZeroOneDraw:
     generator: Any
 
 
+_ZERO_OR_ONE = frozenset({
+    aten.bernoulli.p, aten.bernoulli.default, aten.bernoulli.Tensor, BERNOULLI,
+    DRAWS[aten.bernoulli_.Tensor],
+})  # fmt: skip
+
+
+def is_zero_or_one(node: fx.Node) -> bool:
+    """Whether ``node`` draws zeros and ones, with a probability that is known or in a tensor."""
+    return node.op == "call_function" and node.target in _ZERO_OR_ONE
+
+
 def zero_one_draw(node: fx.Node) -> ZeroOneDraw | None:
     """What ``node`` draws, if it draws zeros and ones and looks at no tensor's elements."""
     if node.target is not BERNOULLI and node.target is not aten.bernoulli.p:
@@ -32,4 +43,4 @@ def zero_one_draw(node: fx.Node) -> ZeroOneDraw | None:
     return ZeroOneDraw(*layout_of(node.meta["val"]), given["p"], given["generator"])
 
 
-__all__ = ["ZeroOneDraw", "zero_one_draw"]
+__all__ = ["ZeroOneDraw", "is_zero_or_one", "zero_one_draw"]
