@@ -9,9 +9,9 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
-from treadle.compat.operator_facts import CostClass, facts_of
+from treadle.compat.operator_facts import MATTERS, CostClass, Effect, facts_of
 from treadle.graph.alias import storages
-from treadle.graph.operators import OpOverload, has_effect, is_random
+from treadle.graph.operators import OpOverload, effects_of
 from treadle.graph.types import tensors_in
 from treadle.targets.model import DeviceModel
 
@@ -39,9 +39,10 @@ def kind_of(node: fx.Node) -> Kind:
         return Kind.INPUT
     if node.target is operator.getitem:
         return Kind.VIEW
-    if is_random(node):
+    effects = effects_of(node)
+    if Effect.DRAWS in effects:
         return Kind.RANDOM
-    if has_effect(node) or not isinstance(node.target, OpOverload):
+    if effects & MATTERS or not isinstance(node.target, OpOverload):
         return Kind.LIBRARY
     facts = facts_of(node.target)
     if not facts.allocates and _shows_first_operand(node):
