@@ -168,6 +168,33 @@ def test_the_fence_sees_ambient_reads():
     assert not ambient_reads(ast.parse("torch.is_tensor(x); torch.full((), 1)"))
 
 
+TABLE = {"compat/operator_facts.py", "compat/operators.py"}
+"""Who asks PyTorch what an operator does. All others ask the table."""
+MAKES = {
+    "compat/draw_operators.py": {"nondeterministic_seeded"},
+    "runtime/functional.py": {"alias_info"},
+}
+"""Who makes operators of ours, with the tag of another or after its schema."""
+
+
+def asks_operators(tree: ast.Module) -> set[str]:
+    """Questions to PyTorch about what an operator does: its tags, whether its schema writes."""
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return attributes & {"tags", "is_mutable", "is_write", "alias_info", "nondeterministic_seeded"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_facts_about_operators_stand_in_one_table(path):
+    if name_of(path) not in TABLE:
+        assert not asks_operators(parse(path)) - MAKES.get(name_of(path), set()), "ask facts_of"
+
+
+def test_the_fence_sees_questions_about_operators():
+    assert asks_operators(ast.parse("torch.Tag.core in op.tags"))
+    assert asks_operators(ast.parse("schema_of(op).is_mutable"))
+    assert not asks_operators(ast.parse("facts_of(op).writes"))
+
+
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_imports_are_absolute(path):
     relative = [node for node in ast.walk(parse(path)) if isinstance(node, ast.ImportFrom)]

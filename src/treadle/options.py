@@ -55,7 +55,7 @@ def _environment_level(name: str) -> int:
     text = os.environ.get(PREFIX + name, "") or "0"
     if not text.isdecimal():
         raise TreadleError(
-            f"{PREFIX}{name}={text!r} is not a level", code="TR-001", remedy="set it to 0 .. 4"
+            f"{PREFIX}{name}={text!r} is not a level", code="TR-001", remedy="set it to 0 .. 5"
         )
     return int(text)
 
@@ -80,7 +80,8 @@ class Options:
     ``replay``: on a GPU, record the launches of a step that is bound by them as one CUDA graph.
     ``cache_dir``: where compiled code is kept. ``max_cached``: compiled variants kept per step.
     ``dump``: folder for every stage as text. ``debug``: 1 prints the time of each stage, 2 what
-    each pass changed, 3 the loops and kernels, 4 the generated sources, all on standard error.
+    each pass changed, 3 the loops and kernels, 4 the generated sources, 5 which passes change
+    numbers, all on standard error.
     ``progress``: a line on a terminal when a compile takes more than a second.
     """
 

@@ -11,7 +11,6 @@ from treadle.graph.passes import (
     DumpPasses,
     GraphPass,
     Observer,
-    Observers,
     run_passes,
 )
 from treadle.passes.cse import RemoveCommonSubexpressions
@@ -127,7 +126,8 @@ def test_observers_hear_of_every_run(tmp_path):
     step = trace(lambda x: x.exp() + x.exp(), X)
     listens = Listens()
     passes = [RemoveCommonSubexpressions(), RemoveDeadCode()]
-    reports = run_passes(step, passes, Observers(listens, DumpPasses(tmp_path)))
+    reports = run_passes(trace(lambda x: x.exp() + x.exp(), X), passes, listens)
+    run_passes(step, passes, DumpPasses(tmp_path))
     assert listens.heard == [
         ("RemoveCommonSubexpressions()", 1, 5, 4),
         ("RemoveDeadCode(keep_random=True)", 0, 4, 4),

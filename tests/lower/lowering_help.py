@@ -33,7 +33,7 @@ def trace(
 
 
 def _writes(node: fx.Node) -> bool:
-    return is_mutable(node) or node.target is torch.ops.aten.native_batch_norm.default
+    return is_mutable(node)
 
 
 def functional(traced: fx.GraphModule) -> fx.Graph:

@@ -14,7 +14,8 @@ from torch import nn
 from treadle.capture.failures import refused_communication
 from treadle.capture.words import Line, here, show_line
 from treadle.compat.hooks import accumulator_hooks
-from treadle.compat.operators import communicates
+from treadle.compat.operator_facts import facts_of
+from treadle.compat.operators import OpOverload
 from treadle.compat.tracing import traced_targets
 from treadle.util.errors import CaptureError
 
@@ -30,7 +31,7 @@ def refuse_collectives(lines: Iterable[tuple[int, Line]]) -> None:
     """TR-130 if an operation of the trace in progress communicates. ``lines``: from which node on
     which line of the user's runs."""
     for at, target in enumerate(traced_targets()):
-        if communicates(target):
+        if isinstance(target, OpOverload) and facts_of(target).communicates:
             line = max((each for each in lines if each[0] <= at), default=(0, ("", 0)))[1]
             raise refused_communication(f"calls {target}", show_line(line))
 

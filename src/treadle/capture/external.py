@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.dice import Dice
 from treadle.capture.frames import NUMPY, FrameRecorder, Whose, is_of_logs, mentions, whose
 from treadle.capture.numbers import is_stand_in
 from treadle.capture.parts import (
@@ -41,14 +40,15 @@ from treadle.capture.parts import (
     parts_of,
 )
 from treadle.capture.reads import ReadNames, Reads, is_sealed
+from treadle.capture.rng_guard import PythonRngGuard
 from treadle.capture.system import asks
 from treadle.capture.threads import Threads
 from treadle.compat.fake import FakeTensor
 from treadle.compat.hooks import tensor_hooks
+from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload
 from treadle.compat.switches import getters_named
 from treadle.compat.tracing import dispatch_of_trace
-from treadle.graph.operator_facts import facts_of
 from treadle.util.errors import CaptureError
 
 _BUILTINS: dict[str, Any] = builtins.__dict__  # type: ignore[assignment]
@@ -143,7 +143,7 @@ class ExternalState:
         self._loggers: dict[str, Any] = {}
         self._threads = Threads()
         self._frames = FrameRecorder(self._on_frame, self._threads)
-        self._dice = Dice()
+        self._rng = PythonRngGuard()
         self._everything: set[int] = set()  # ids of objects of which all attributes were read
         self._past = False  # whether attributes are read past what is watched
         self._runs = False  # whether what is read is read by the step
@@ -228,7 +228,7 @@ class ExternalState:
             return found  # what a step sets there is not looked after
         if is_sealed(value):
             return found
-        self._dice.meet(value, label)
+        self._rng.meet(value, label)
         if isinstance(value, torch.Generator):
             self._hears(value)
         watched = not isinstance(value, Tensor) and self._watch(value)
@@ -410,7 +410,7 @@ class ExternalState:
 
         def call(mode: Any, op: Any, *rest: Any, **named: Any) -> Any:
             self._threads.follow()
-            whole = isinstance(op, OpOverload) and facts_of(op).opaque
+            whole = isinstance(op, OpOverload) and facts_of(op).is_unknown
             before, self._inside = self._inside, 0 if whole else get_ident()
             try:
                 return (dispatch if whole else paused)(mode, op, *rest, **named)
@@ -437,7 +437,7 @@ class ExternalState:
         """
         self._runs = False
         self._frames.rest()
-        self._dice.refuse()
+        self._rng.refuse()
         if self._frames.entered.resumed:
             raise CaptureError(
                 f"the step takes the next value of {self._frames.entered.resumed}, a generator "
@@ -535,7 +535,7 @@ class ExternalState:
         return Later(lambda: copy.deepcopy(value, dict(known)))
 
     def _restore(self) -> None:
-        self._dice.restore()
+        self._rng.restore()
         for at, known in self._variables.items():
             space, _, _ = self._frames.entered.spaces[at]
             for name, before in known.items():

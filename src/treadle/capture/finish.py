@@ -30,11 +30,17 @@ from treadle.capture.sources import (
 )
 from treadle.capture.watching import Watches
 from treadle.capture.words import looks_at_value, show_line
-from treadle.compat.operators import OpOverload
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.tracing import hold_constants
-from treadle.graph.draws import looks_at_numbers
-from treadle.graph.operators import arguments, has_effect, is_random, set_argument
+from treadle.graph.operators import (
+    arguments,
+    draw_reads_values,
+    is_in_order,
+    is_known,
+    is_random,
+    may_drop,
+    set_argument,
+)
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.types import tensors_in
 from treadle.graph.values import gather_results, refresh
@@ -88,7 +94,7 @@ class Captured:
     def draws(self) -> bool:
         """Whether a call may take random numbers of the process': operators of others may."""
         return bool(self.eager) or any(
-            is_random(node) or not _is_known(node) for node in self.step.graph.nodes
+            is_in_order(node) or not is_known(node) for node in self.step.graph.nodes
         )
 
     def agrees(self) -> bool:
@@ -100,15 +106,6 @@ class Captured:
         said."""
         stepped = [self.clusters[at] for at in self.stepped]
         return self.reads.join(watches) and all(each.join(watches) for each in stepped)
-
-
-_KNOWN = ("aten", "prims", "treadle")
-
-
-def _is_known(node: fx.Node) -> bool:
-    if node.op != "call_function" or node.target is operator.getitem:
-        return node.op in ("placeholder", "output", "get_attr", "call_function")
-    return isinstance(node.target, OpOverload) and node.target.namespace in _KNOWN
 
 
 def finish(
@@ -325,7 +322,7 @@ def _draw_once(graph: fx.Graph) -> None:
         original, drawn = first.setdefault(draw, (node, key))
         if original is node:
             continue
-        alike = not looks_at_numbers(node) or _is_second_run(original, node)
+        alike = not draw_reads_values(node) or _is_second_run(original, node)
         if key != drawn or not alike:  # other numbers from the same state
             raise seeds("PyTorch's random generator", node.meta["where"])
         node.replace_all_uses_with(original)
@@ -405,9 +402,7 @@ def _numbers_made_tensors(graph: fx.Graph) -> None:
 def _drop_dead(graph: fx.Graph) -> None:
     """Unused values go; random ones stay, since they advance eager's stream, and so do effects."""
     for node in reversed(list(graph.nodes)):
-        if node.op != "call_function" or node.users:
-            continue
-        if not is_random(node) and not has_effect(node):
+        if node.op == "call_function" and not node.users and may_drop(node):
             graph.erase_node(node)
 
 

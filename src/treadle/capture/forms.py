@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import (
     argument_types,
     changes_shape,
     filled_arguments,
-    is_mutable,
     written_arguments,
 )
 from treadle.runtime.functional import functional_of
@@ -26,13 +26,9 @@ _NAMED: dict[Any, Any] = {
     aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
     aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
     aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
-}
-"""Functional forms whose arguments differ from those of the in-place one."""
-
-UNDECLARED: dict[Any, Any] = {
     aten.native_batch_norm.default: aten._native_batch_norm_legit_functional.default,
 }
-"""Operations that write to arguments without declaring it, and their functional forms."""
+"""Functional forms whose names or arguments differ from those of the one that writes."""
 
 
 @functools.cache
@@ -48,7 +44,7 @@ def functional_form(target: Any) -> Any | None:
     wanted = argument_types(target)
     for overload in packet.overloads():
         found = getattr(packet, overload)
-        if not is_mutable(found) and argument_types(found) == wanted:
+        if not facts_of(found).writes and argument_types(found) == wanted:
             return found
     return None
 
@@ -56,7 +52,7 @@ def functional_form(target: Any) -> Any | None:
 def functional_call(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
     """The operation, arguments and options that compute what ``node`` writes; ``None``: none."""
     target: Any = node.target
-    form = UNDECLARED.get(target) or functional_form(target)
+    form = functional_form(target)
     if form is None:
         form = functional_of(target) if target.namespace != "aten" else None
         return form and (form, node.args, dict(node.kwargs))

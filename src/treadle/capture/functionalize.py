@@ -17,7 +17,6 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from treadle.capture.forms import (
-    UNDECLARED,
     base_of,
     functional_call,
     in_place_of,
@@ -28,6 +27,7 @@ from treadle.capture.forms import (
 from treadle.compat.draw_operators import DRAWS
 from treadle.compat.operators import changes_shape, returns_written, written_arguments
 from treadle.compat.tensors import storage_key
+from treadle.graph.operators import written_values
 from treadle.util.errors import CaptureError, internal_errors
 from treadle.util.generators import without_generators
 
@@ -253,7 +253,7 @@ class Functionalizer:
 
     def _note_result(self, node: fx.Node, result: fx.Node, written: list[fx.Node]) -> None:
         """What the result of an operation that writes stands for."""
-        if node.target in UNDECLARED or not returns_written(node.target):
+        if not returns_written(node.target):
             one, several = (isinstance(each.meta["val"], torch.Tensor) for each in (node, result))
             if one and not several:  # what it returns comes before what it wrote
                 result = self._typed(self._emit(node, operator.getitem, (result, 0), {}))
@@ -371,14 +371,9 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _written_args(node: fx.Node) -> list[fx.Node]:
     """The operands that the operation writes to, in schema order."""
-    args: Any = node.args
-    if node.target in UNDECLARED:
-        updates = args[5] and args[3] is not None
-        return [args[3], args[4]] if updates else []
     written: list[fx.Node] = []
-    for at, name in written_arguments(node.target):
-        value = node.kwargs.get(name, args[at] if at < len(args) else None)
-        values = value if isinstance(value, list | tuple) else [value]
+    for value in written_values(node):
+        values: Any = value if isinstance(value, list | tuple) else [value]
         written += [each for each in values if isinstance(each, fx.Node)]
     return written
 

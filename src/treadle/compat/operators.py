@@ -16,11 +16,6 @@ def overload_of(op: OpOverload) -> str:
     return op._overloadname
 
 
-def is_mutable(target: Any) -> bool:
-    """Does this operator declare that it writes to an argument?"""
-    return isinstance(target, OpOverload) and schema_of(target).is_mutable
-
-
 def changes_shape(target: Any) -> bool:
     """Does this operator make its argument another view of its own storage, as ``t_`` does?"""
     return isinstance(target, OpOverload) and torch.Tag.inplace_view in target.tags
@@ -39,8 +34,8 @@ def filled_arguments(target: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def written_arguments(target: Any) -> list[tuple[int, str]]:
-    """Positions and names of the arguments that an operator writes to."""
-    if not is_mutable(target):
+    """Positions and names of the arguments that an operator declares that it writes to."""
+    if not isinstance(target, OpOverload) or not schema_of(target).is_mutable:
         return []
     arguments = enumerate(schema_of(target).arguments)
     return [
@@ -55,22 +50,11 @@ def returns_written(target: Any) -> bool:
     return all(each.alias_info is not None for each in schema_of(target).returns)
 
 
-def communicates(target: Any) -> bool:
-    """Does this operator exchange data with other processes? Those of ``torch.distributed`` live in
-    namespaces of their own, or take a process group."""
-    if not isinstance(target, OpOverload):
-        return False
-    takes = any("c10d" in str(each.type) for each in schema_of(target).arguments)
-    return takes or target.namespace.strip("_").startswith(("c10d", "symm_mem", "dtensor"))
-
-
 __all__ = [
     "OpOverload",
     "argument_types",
     "changes_shape",
-    "communicates",
     "filled_arguments",
-    "is_mutable",
     "overload_of",
     "returns_written",
     "schema_of",

@@ -4,7 +4,7 @@ from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.signature import StepGraph
 from treadle.options import Options
 from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
-from treadle.passes.counted import CountDraws
+from treadle.passes.counter_based_rng import UseCounterBasedRng
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.dropout import ExpandDropout
@@ -18,9 +18,9 @@ CLEAN: tuple[GraphPass, ...] = (
     RemoveCommonSubexpressions(),
     RemoveDeadCode(),  # last: the others leave nodes without users
 )
-COUNTED: tuple[GraphPass, ...] = (
+COUNTER_BASED: tuple[GraphPass, ...] = (
     ExpandDropout(everywhere=True),  # first: it shows the draw inside a fused dropout
-    CountDraws(),
+    UseCounterBasedRng(),
     *CLEAN,
 )
 
@@ -30,7 +30,7 @@ def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
     budgeted = options.memory is not None
     return (
         SettleCheckpoints(budgeted),  # first: equal parts of two regions are merged only after it
-        *(COUNTED if options.rng == "counter" else CLEAN),
+        *(COUNTER_BASED if options.rng == "counter" else CLEAN),
         RecomputeMarked(budgeted),  # last: what it adds must not be merged with what it repeats
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from treadle.compat.operator_facts import facts_of
 from treadle.compat.switches import switches
 from treadle.compiler.ceilings import ceilings
 from treadle.graph.canonical import CanonicalStep, canonical, text_of_value
@@ -139,7 +140,7 @@ def _foreign_costs(step: StepGraph) -> str:
     """What users' operations cost by the formulas that are registered for them."""
     found: dict[str, Any] = {}
     for node in step.graph.nodes:
-        if isinstance(node.target, OpOverload) and node.target.namespace not in ("aten", "prims"):
+        if isinstance(node.target, OpOverload) and not facts_of(node.target).native:
             flops = flops_of(node)
             if flops:
                 found[node.name] = flops

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from treadle.codegen.host import call_step, spec_of
-from treadle.graph.operator_facts import CostClass, facts_of, follows_seed
+from treadle.compat.operator_facts import CostClass, facts_of, follows_seed
 from treadle.graph.operators import arguments_of
 from treadle.loop.program import Call, Program, TensorRef
 from treadle.lower.site import buffers_read

@@ -40,10 +40,6 @@ class Aliases:
         base = self.base(node)
         return base is not None and base is not node
 
-    def is_returned(self, node: fx.Node) -> bool:
-        """Whether the bytes of ``node`` leave the step, through it or through a view."""
-        return not self.of[node].isdisjoint(self.returned)
-
     def groups(self) -> tuple[tuple[fx.Node, ...], ...]:
         """Nodes that share bytes, in order of first definition; loners form groups of one."""
         members: defaultdict[int, list[fx.Node]] = defaultdict(list)

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.compat.draw_operators import BERNOULLI, FUNCTIONAL
+from treadle.compat.draw_operators import BERNOULLI, DRAWS
 from treadle.graph.dynamic import layout_of
-from treadle.graph.operators import OpOverload, arguments
+from treadle.graph.operators import arguments
 
 aten = torch.ops.aten
 
@@ -24,6 +24,17 @@ class ZeroOneDraw:
     generator: Any
 
 
+_ZERO_OR_ONE = frozenset({
+    aten.bernoulli.p, aten.bernoulli.default, aten.bernoulli.Tensor, BERNOULLI,
+    DRAWS[aten.bernoulli_.Tensor],
+})  # fmt: skip
+
+
+def is_zero_or_one(node: fx.Node) -> bool:
+    """Whether ``node`` draws zeros and ones, with a probability that is known or in a tensor."""
+    return node.op == "call_function" and node.target in _ZERO_OR_ONE
+
+
 def zero_one_draw(node: fx.Node) -> ZeroOneDraw | None:
     """What ``node`` draws, if it draws zeros and ones and looks at no tensor's elements."""
     if node.target is not BERNOULLI and node.target is not aten.bernoulli.p:
@@ -32,17 +43,4 @@ def zero_one_draw(node: fx.Node) -> ZeroOneDraw | None:
     return ZeroOneDraw(*layout_of(node.meta["val"]), given["p"], given["generator"])
 
 
-_ONLY_LAYOUT = frozenset({aten.rand_like, aten.randn_like, aten.randint_like})
-
-
-def looks_at_numbers(node: fx.Node) -> bool:
-    """Whether the elements of tensors decide what ``node`` draws, besides the generator; operands
-    of the others give a shape alone."""
-    if not isinstance(node.target, OpOverload) or not node.all_input_nodes:
-        return False
-    in_place = node.target in FUNCTIONAL and node.target is not aten.bernoulli.Tensor
-    only_layout = node.target.overloadpacket in _ONLY_LAYOUT or node.target is aten.bernoulli.p
-    return not (in_place or only_layout)
-
-
-__all__ = ["ZeroOneDraw", "looks_at_numbers", "zero_one_draw"]
+__all__ = ["ZeroOneDraw", "is_zero_or_one", "zero_one_draw"]

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from treadle.compat.operator_facts import IN_ORDER, Effect
 from treadle.loop.expr import Array
 
 
@@ -96,9 +97,10 @@ class Call:
     result is unused. With ``out`` (``"aten.mm.out"``) the one result is written into its buffer
     through the out-variant; otherwise PyTorch allocates it. ``reason`` is empty for the library
     calls that are chosen (products, convolutions, attention, random numbers) and says why for
-    a fallback. ``workspace`` is the bytes the call allocates beside its results. Calls
-    that are ``in_order`` (what draws random numbers, and users' operators) keep their order, and
-    happen even if nobody reads their results.
+    a fallback. ``workspace`` is the bytes the call allocates beside its results.
+    ``effects``: what it does besides its results, by the table of operators. Calls that draw random
+    numbers and users' operators keep their order; these, and calls without results, happen even if
+    nobody reads what they give.
     """
 
     op: str
@@ -109,7 +111,17 @@ class Call:
     out: str = ""
     reason: str = ""
     workspace: int = 0
-    in_order: bool = False
+    effects: Effect = Effect.NONE
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether it keeps its place among all others of which this is true."""
+        return bool(self.effects & IN_ORDER)
+
+    @property
+    def is_condition(self) -> bool:
+        """Whether nothing may be written to an input before what it looks at is known to hold."""
+        return Effect.CONDITION in self.effects
 
 
 IMPORT = "aten._to_copy.default"

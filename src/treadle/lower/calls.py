@@ -13,7 +13,7 @@ from treadle.compat.operators import OpOverload
 from treadle.graph.at_run_time import AtRunTime
 from treadle.graph.draws import ZeroOneDraw, zero_one_draw
 from treadle.graph.dynamic import layout_of, offset_of
-from treadle.graph.operators import is_in_order
+from treadle.graph.operators import effects_of, is_in_order
 from treadle.loop.expr import Array
 from treadle.loop.program import Call, TensorRef
 from treadle.lower.library import OUT_VARIANTS
@@ -66,7 +66,7 @@ def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reaso
             out,
             reason,
             STATE_BYTES if out == OPERATOR else workspace_of(op, plain_args, site.builder.target),
-            in_order=in_order,
+            effects=effects_of(site.node),
         )
     )
     return results[0] if single else tuple(results)
@@ -93,7 +93,7 @@ def at_run_time(site: Site, target: AtRunTime, args: Any, kwargs: Mapping[str, A
             outputs,
             site.origin,
             reason=reason,
-            in_order=is_in_order(site.node),
+            effects=effects_of(site.node),
         )
     )
     return tuple(results) if several else results[0]
@@ -162,9 +162,7 @@ def check(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> N
     plain = tuple(_plain(site, arg) for arg in args)
     named = {key: _plain(site, value) for key, value in kwargs.items()}
     steps = site.builder.steps
-    steps.append(
-        Call(qualified(op), plain, named, (), site.origin, in_order=is_in_order(site.node))
-    )
+    steps.append(Call(qualified(op), plain, named, (), site.origin, effects=effects_of(site.node)))
 
 
 def _with_margins(site: Site, args: tuple[Any, ...]) -> tuple[Any, ...]:

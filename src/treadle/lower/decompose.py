@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload
 from treadle.graph.inline import traced_call
-from treadle.graph.operator_facts import facts_of
+from treadle.graph.operators import is_mutable
 from treadle.lower.library import is_chosen
 from treadle.lower.registry import rule_for
 
@@ -39,11 +40,8 @@ def decomposition_of(node: fx.Node) -> fx.GraphModule | None:
 
 
 def _is_unfit(node: fx.Node) -> bool:
-    target = node.target
-    if not isinstance(target, OpOverload):
-        return False
-    facts = facts_of(target)
-    return facts.mutates or facts.draws
+    draws = isinstance(node.target, OpOverload) and facts_of(node.target).draws
+    return draws or is_mutable(node)
 
 
 @functools.cache

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 import torch
 
+from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload
 from treadle.graph.ctc import OPERATIONS as CTC
 from treadle.graph.grouped import OPERATIONS as GROUPED
-from treadle.graph.operator_facts import facts_of
 from treadle.graph.packed import OPERATIONS as PACKED
 from treadle.graph.recurrent import OPERATIONS as RECURRENT
 from treadle.lower.registry import aten_op

@@ -15,12 +15,11 @@ from treadle.loop.traverse import loads
 from treadle.lower.registry import Value
 from treadle.lower.scalars import cast
 from treadle.lower.site import Builder, buffers_read, element, fresh_axes
-from treadle.util.expected import NAME as EXPECT
 
 
 def is_expected(step: Step) -> bool:
     """Whether the step looks at a condition, before which nothing may be written."""
-    return isinstance(step, Call) and step.op == EXPECT
+    return isinstance(step, Call) and step.is_condition
 
 
 def buffers_of(step: Step) -> tuple[frozenset[str], frozenset[str]]:
@@ -104,7 +103,7 @@ def drop_dead_steps(
     kept: list[Step] = []
     for step in reversed(builder.steps):
         read, written = buffers_of(step)
-        stays = isinstance(step, Call) and step.in_order
+        stays = isinstance(step, Call) and step.is_in_order
         is_check = isinstance(step, Call) and not step.outputs
         if not written & live and not stays and not is_check:
             continue

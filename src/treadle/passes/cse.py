@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from treadle.graph.alias import Aliases, analyse
-from treadle.graph.operators import arguments, has_effect, is_random
+from treadle.graph.operators import arguments, may_recompute
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.values import gather_results, refresh
@@ -31,7 +31,7 @@ class RemoveCommonSubexpressions(GraphPass):
         alike: dict[fx.Node, fx.Node] = {}
         results = _Results(step)
         for node in step.graph.nodes:
-            if not _is_pure(node):
+            if not may_recompute(node):
                 continue
             kept = first.setdefault(_key(node, alike), node)
             if kept is not node and results.may_merge(kept, node):
@@ -61,12 +61,6 @@ class _Results:
         if not right.isdisjoint(self._returned):
             self._returned |= left
         return True
-
-
-def _is_pure(node: fx.Node) -> bool:
-    if node.op == "get_attr":
-        return True
-    return node.op == "call_function" and not is_random(node) and not has_effect(node)
 
 
 def _key(node: fx.Node, alike: dict[fx.Node, fx.Node]) -> Hashable:

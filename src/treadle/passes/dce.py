@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import fx
-
-from treadle.graph.operators import has_effect, is_random
+from treadle.graph.operators import may_drop
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
 
@@ -25,12 +23,7 @@ class RemoveDeadCode(GraphPass):
     def run(self, step: StepGraph) -> int:
         erased = 0
         for node in reversed(step.graph.nodes):
-            if not node.users and self._may_go(node):
+            if not node.users and may_drop(node, keep_random=self.keep_random):
                 step.graph.erase_node(node)
                 erased += 1
         return erased
-
-    def _may_go(self, node: fx.Node) -> bool:
-        if node.op not in ("call_function", "get_attr") or has_effect(node):
-            return False
-        return not (self.keep_random and is_random(node))

@@ -11,12 +11,15 @@ from treadle.graph.passes import DumpPasses, GraphPass, PassReport
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
 from treadle.options import Options
+from treadle.report.made_up import NumbersPrinter
 from treadle.report.progress import ProgressLine, can_be_live
 from treadle.report.stages import STAGES, Product, Watcher, Watchers, text_of
 from treadle.runtime.artifact import Artifact
 
 _LEVEL = {"loops": 3, "kernels": 3, "sources": 4}
 """From which level of ``debug`` on a product is printed."""
+_NUMBERS = 5
+"""From which level of ``debug`` on every pass is run on made-up inputs."""
 _SUFFIX = {"cpp": "cpp", "triton": "py"}
 
 
@@ -26,6 +29,8 @@ def watcher_for(name: str, options: Options, stream: TextIO | None = None) -> Wa
     watchers: list[Watcher] = []
     if options.debug > 0:
         watchers.append(Printer(options.debug, out))
+    if options.debug >= _NUMBERS:
+        watchers.append(NumbersPrinter(lambda text: print(text, file=out, flush=True)))
     if options.dump is not None:
         watchers.append(Dump(options.dump, name))
     if options.progress and options.debug == 0 and can_be_live(out):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 # defines operators, recurrent ones as well
 import treadle.runtime.packed  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from treadle.compat.operator_facts import Effect, facts_by_name
 from treadle.compat.tensors import is_zerotensor
 from treadle.runtime.arena import Arena
 from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Storage, View
@@ -46,7 +47,6 @@ from treadle.runtime.replay import CudaRecorder, Recorder, Replay, Terms
 from treadle.runtime.steady import SteadyInputs
 from treadle.targets.registry import target_for
 from treadle.util.errors import RuntimeFailure, require
-from treadle.util.expected import NAME as EXPECT
 from treadle.util.expected import NotExpected, require_expected
 
 __all__ = ["Build", "DeviceFunction", "Executable", "Loader", "build", "resolve"]
@@ -556,7 +556,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def is_condition(step: Launch | CallStep) -> bool:
     """Whether the step looks at what the artifact takes for granted."""
-    return isinstance(step, CallStep) and step.op == EXPECT
+    return isinstance(step, CallStep) and Effect.CONDITION in facts_by_name(step.op).effects
 
 
 @functools.cache

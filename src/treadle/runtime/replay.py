@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from treadle.compat.operator_facts import may_wait
 from treadle.runtime.artifact import Artifact, CallStep, Launch, Storage, View
 from treadle.runtime.bindings import same_strides, spec_bytes
 from treadle.runtime.incoming import imported
@@ -416,9 +417,8 @@ def _why_not(
     brought = imported(artifact, step)
     if brought is not None and brought[0] not in written:
         return ""
-    name = step.op.removeprefix("aten.").removeprefix("treadle.").partition(".")[0]
-    masked = name.startswith("index") and any(map(_is_mask, views_in(step.args)))
-    if (name not in _NEVER_WAIT and not _is_pointwise(step.op)) or masked:
+    masks = any(map(_is_mask, views_in(step.args)))
+    if may_wait(step.op, masks=masks):
         return f"not recorded: {step.op} may wait for the host"
     if any(artifact.buffers[each].device for each in touched(step)):
         return "not recorded: a part of the step is on the host"
@@ -455,17 +455,6 @@ def _nothing() -> None:
     return
 
 
-def _is_pointwise(op: str) -> bool:
-    """One kernel over the elements, as PyTorch's tag says."""
-    room, _, rest = op.partition(".")
-    if room != "aten":
-        return False
-    found: Any = torch.ops.aten
-    for part in rest.split("."):
-        found = getattr(found, part)  # the way to an operator whose name is data
-    return torch.Tag.pointwise in found.tags
-
-
 def _is_mask(view: View) -> bool:
     """``x[mask]`` counts the mask's elements on the host."""
     return view.dtype in (torch.bool, torch.uint8)
@@ -476,39 +465,6 @@ def touched(step: CallStep) -> Iterator[str]:
     yield from (each for each in step.outputs if each is not None)
     for view in views_in((step.args, tuple(step.kwargs.values()))):
         yield view.buffer
-
-
-_NEVER_WAIT = frozenset({
-    "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "addbmm", "_int_mm", "convolution",
-    "convolution_backward", "cudnn_convolution", "_cudnn_rnn", "_cudnn_rnn_backward", "cudnn_rnn",
-    "cudnn_rnn_backward", "_fft_r2c", "_fft_c2r", "_fft_c2c", "view_as_real",
-    "view_as_complex", "_conj", "_neg_view", "zeros", "ones", "empty", "arange",
-    "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full",
-    "new_empty", "new_empty_strided", "empty_strided", "fill", "linspace", "eye", "slice_scatter",
-    "select_scatter", "as_strided_scatter", "diagonal_scatter", "slice_backward",
-    "select_backward", "repeat", "flip", "roll", "cat", "stack", "tril", "triu", "gather",
-    "index_select", "constant_pad_nd", "im2col", "col2im", "reflection_pad1d",
-    "reflection_pad1d_backward", "reflection_pad2d", "reflection_pad2d_backward",
-    "sum", "mean", "amax", "amin", "var_mean", "std", "var", "linalg_vector_norm",
-    "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward",
-    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward",
-    "cudnn_batch_norm", "cudnn_batch_norm_backward", "_batch_norm_with_update_functional",
-    "batch_norm_backward", "native_batch_norm", "native_batch_norm_backward", "native_dropout",
-    "bernoulli", "rand", "rand_like", "randn", "randn_like", "randint", "randint_like",
-    "normal_functional", "uniform", "exponential", "sort", "topk", "cumsum", "cumprod",
-    "logcumsumexp", "cummax", "cummin", "embedding_dense_backward", "scatter", "scatter_add",
-    "scatter_reduce", "index_put", "index_add", "index_copy", "_embedding_bag",
-    "_embedding_bag_forward_only", "_embedding_bag_backward",
-    "_embedding_bag_dense_backward", "upsample_bicubic2d_backward",
-    "grid_sampler_2d", "grid_sampler_2d_backward", "max_unpool2d", "max_pool2d_with_indices",
-    "max_pool2d_with_indices_backward", "randperm", "multi_margin_loss",
-    "multi_margin_loss_backward",
-    "fake_quantize_per_tensor_affine_cachemask", "_thnn_fused_gru_cell",
-    "_thnn_fused_gru_cell_backward", "_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl",
-    "clone", "copy", "_to_copy", "full", "add", "mul",
-})  # fmt: skip
-"""Operations that launch kernels and return: they may be recorded."""
 
 
 class CudaRecorder:

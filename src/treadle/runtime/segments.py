@@ -14,12 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from treadle.compat.operators import is_mutable
+from treadle.compat.operator_facts import Effect, facts_by_name
 from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Storage, View
 from treadle.runtime.bindings import spec_bytes
-from treadle.util.expected import NAME as EXPECT
 
 MOST = 12
 """Segments with which recording still pays."""
@@ -124,7 +121,7 @@ class _Uses:
         made = tuple(name for name in step.outputs if name is not None)
         written = reads if _may_write(step) else ()
         written = (*written, *(buffers[name] for name in (*made, *given)))
-        return _Uses(reads, written, made, waits=step.op == EXPECT)
+        return _Uses(reads, written, made, waits=_is_condition(step))
 
     def conflicts(self, other: "_Uses") -> bool:
         """Whether the order of the two matters."""
@@ -158,29 +155,18 @@ def _shares(one: BufferSpec, other: BufferSpec) -> bool:
 
 def _may_write(step: CallStep) -> bool:
     """Whether it may write to its arguments."""
-    found = _operator(step.op)
-    return found is None or is_mutable(found)
+    return facts_by_name(step.op).writes
+
+
+def _is_condition(step: CallStep) -> bool:
+    """Whether it looks at what the artifact takes for granted."""
+    return Effect.CONDITION in facts_by_name(step.op).effects
 
 
 def _is_calm(step: CallStep) -> bool:
-    """Whether it neither draws random numbers nor may do what is not known."""
-    found = _operator(step.op)
-    return (
-        found is not None
-        and step.op.startswith("aten.")
-        and torch.Tag.nondeterministic_seeded not in found.tags
-    )
-
-
-def _operator(name: str) -> Any:
-    """The operator of PyTorch's; ``None`` for others."""
-    found: Any = torch.ops
-    try:
-        for part in name.split("."):
-            found = getattr(found, part)  # the way to an operator whose name is data
-    except AttributeError:
-        return None
-    return found
+    """Whether it is PyTorch's own, of which it is known what it does, and draws nothing."""
+    facts = facts_by_name(step.op)
+    return facts.native and not facts.draws
 
 
 def views_in(value: Any) -> list[View]:

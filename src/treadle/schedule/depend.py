@@ -1,7 +1,8 @@
-"""Which steps must stay before which: by buffer, and random numbers in their order.
+"""Which steps must stay before which: by buffer, and calls with effects in their order.
 
 A step depends on every earlier step that writes what it reads (RAW), reads what it overwrites
 (WAR), or writes what it overwrites (WAW). Writes to disjoint pieces of a buffer are independent.
+What else orders calls stands in ``Call.effects``, and nowhere here.
 """
 
 from collections import defaultdict
@@ -11,7 +12,6 @@ from typing import Any
 
 from treadle.loop.program import Call, Step, TensorRef
 from treadle.loop.traverse import loads
-from treadle.util.expected import NAME as EXPECT
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ def facts(steps: tuple[Step, ...], inputs: Sequence[str] = ()) -> Dependencies:
             waits.update(reader for reader in readers[name])
             waits.update(w for w in writers[name] if _overlap(steps[w], step, name))
             waits.update(conditions if name in theirs else ())
-        if isinstance(step, Call) and step.op == EXPECT:
+        if isinstance(step, Call) and step.is_condition:
             conditions.append(i)
-        if isinstance(step, Call) and step.in_order:
+        if isinstance(step, Call) and step.is_in_order:
             if last_in_order is not None:
                 waits.add(last_in_order)
             last_in_order = i

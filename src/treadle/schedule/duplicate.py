@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from treadle.loop.expr import Apply, Array, Expr, Load, Reduce
+from treadle.loop.functions import EXPENSIVE
 from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
 from treadle.loop.traverse import map_expr, walk
@@ -23,23 +24,6 @@ from treadle.util.extents import same, sample_of
 _MAX_LEAVES = 3
 _NEAR = 48
 _MAX_APPLIES = 12
-_DEAR = frozenset(
-    [
-        "exp",
-        "expm1",
-        "log",
-        "log1p",
-        "log2",
-        "sin",
-        "cos",
-        "tanh",
-        "erf",
-        "sigmoid",
-        "pow",
-        "fmod",
-        "mod",
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +117,7 @@ class _Duplicator:
         if not (single and ours) or isinstance(body, Reduce) or self._reads_changing(step):
             return False
         applies = [node.fn for node in walk(body) if isinstance(node, Apply)]
-        return len(applies) <= _MAX_APPLIES and not _DEAR & set(applies)
+        return len(applies) <= _MAX_APPLIES and EXPENSIVE.isdisjoint(applies)
 
     def _reads_changing(self, step: Compute) -> bool:
         """Whether an input is also written, so that a later copy could read something else."""

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 
 from treadle.loop.expr import Apply, Expr
+from treadle.loop.functions import WORTH_KEEPING
 from treadle.loop.kernel import Form, Kernel, KernelKind, KernelSchedule
 from treadle.loop.nest import (
     divisors,
@@ -51,13 +52,6 @@ _FEWEST = 64  # rows of a part
 _PIECE_OF_ROW = 256
 _PIECE_OF_COLUMN = 32
 _STACK = 1 << 16  # longest row of values that are kept between passes
-_EXPENSIVE = frozenset(
-    {
-        *("exp", "expm1", "log", "log1p", "log2", "sin", "cos", "tanh", "erf", "sigmoid", "pow"),
-        *("fmod", "mod", "floordiv", "div", "sqrt", "rsqrt"),
-    }
-)
-"""Functions worth keeping the result of, rather than computing it in two passes."""
 
 
 def prepared(kernel: Kernel) -> tuple[Kernel, ...]:
@@ -163,7 +157,7 @@ def _kept(kernel: Kernel) -> tuple[str, ...]:
 
 
 def _is_expensive(expr: Expr) -> bool:
-    return any(isinstance(node, Apply) and node.fn in _EXPENSIVE for node in walk(expr))
+    return any(isinstance(node, Apply) and node.fn in WORTH_KEEPING for node in walk(expr))
 
 
 def alternatives(kernel: Kernel) -> tuple[KernelSchedule, ...]:

@@ -13,9 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NAME = "treadle.expect.default"
-"""As artifacts name it."""
-
 
 class NotExpected(Exception):
     """What the compiled step takes for granted does not hold in this call; or the text of an error
@@ -38,4 +35,4 @@ _library.impl("expect", require_expected, "CompositeExplicitAutograd")
 torch.library.register_fake("treadle::expect", _nothing, lib=_library)
 expect: Any = torch.ops.treadle.expect.default
 
-__all__ = ["NAME", "NotExpected", "expect", "require_expected"]
+__all__ = ["NotExpected", "expect", "require_expected"]

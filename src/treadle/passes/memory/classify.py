@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from treadle.graph.operators import is_item
 from treadle.graph.signature import Role
-from treadle.passes.memory.cost import FUSIBLE, Kind
+from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.order import Facts
 
 
@@ -82,7 +82,3 @@ def is_result(facts: Facts, i: int) -> bool:
 def is_free(facts: Facts, i: int) -> bool:
     """Whether computing ``i`` again is nothing: a view, or one result of several."""
     return facts.kinds[i] is Kind.VIEW
-
-
-def is_cheap(facts: Facts, i: int) -> bool:
-    return is_free(facts, i) or facts.kinds[i] in FUSIBLE

@@ -9,9 +9,9 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
+from treadle.compat.operator_facts import MATTERS, CostClass, Effect, facts_of
 from treadle.graph.alias import storages
-from treadle.graph.operator_facts import CostClass, facts_of
-from treadle.graph.operators import OpOverload, has_effect, is_random
+from treadle.graph.operators import OpOverload, effects_of
 from treadle.graph.types import tensors_in
 from treadle.targets.model import DeviceModel
 
@@ -28,8 +28,8 @@ class Kind(enum.StrEnum):
     LIBRARY = CostClass.LIBRARY.value
 
 
-FUSIBLE = frozenset({Kind.POINTWISE, Kind.REDUCTION})
-CALLS = frozenset({Kind.PRODUCT, Kind.LIBRARY, Kind.RANDOM})
+FUSIBLE = frozenset(Kind(each) for each in CostClass if not each.is_expensive)
+CALLS = frozenset({*(Kind(each) for each in CostClass if each.is_expensive), Kind.RANDOM})
 """Kernels that are not ours: nothing is fused across them."""
 
 
@@ -39,14 +39,21 @@ def kind_of(node: fx.Node) -> Kind:
         return Kind.INPUT
     if node.target is operator.getitem:
         return Kind.VIEW
-    if is_random(node):
+    effects = effects_of(node)
+    if Effect.DRAWS in effects:
         return Kind.RANDOM
-    if has_effect(node) or not isinstance(node.target, OpOverload):
+    if effects & MATTERS or not isinstance(node.target, OpOverload):
         return Kind.LIBRARY
-    held, sources = storages(node.meta["val"]), node.all_input_nodes
-    if held and sources and held <= storages(sources[0].meta["val"]):
+    facts = facts_of(node.target)
+    if not facts.allocates and _shows_first_operand(node):
         return Kind.VIEW
-    return Kind(facts_of(node.target).cost)
+    return Kind(facts.cost)
+
+
+def _shows_first_operand(node: fx.Node) -> bool:
+    """Whether all results are memory of the first operand's."""
+    held, sources = storages(node.meta["val"]), node.all_input_nodes
+    return bool(held and sources) and held <= storages(sources[0].meta["val"])
 
 
 def flops_of(node: fx.Node) -> float:

@@ -5,8 +5,8 @@ import functools
 import torch
 from torch import fx
 
-from treadle.compat.draw_operators import BERNOULLI, DRAWS
-from treadle.graph.draws import zero_one_draw
+from treadle.compat.draw_operators import BERNOULLI
+from treadle.graph.draws import is_zero_or_one, zero_one_draw
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import inherit
@@ -15,10 +15,6 @@ from treadle.passes.memory.rematerialise import build
 from treadle.targets.registry import target_for
 
 aten = torch.ops.aten
-_DRAWS = frozenset({
-    aten.bernoulli.p, aten.bernoulli.default, aten.bernoulli.Tensor, BERNOULLI,
-    DRAWS[aten.bernoulli_.Tensor],
-})  # fmt: skip
 
 
 def with_byte_masks(step: StepGraph) -> StepGraph:
@@ -34,7 +30,7 @@ def with_byte_masks(step: StepGraph) -> StepGraph:
     """
     copy = build(as_traced(facts_of(step)))
     for node in copy.graph.nodes:
-        if node.op == "call_function" and node.target in _DRAWS and _is_float(node):
+        if is_zero_or_one(node) and _is_float(node):
             _read_through_bool(node)
             if _same_as_bool(node):
                 _draw_bool(node)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from treadle.compat.tensors import storage_of
-from treadle.graph.operators import has_effect
+from treadle.graph.operators import may_recompute
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import tensors_in
 from treadle.passes.memory.cost import CALLS, Kind, kind_of, seconds_of
@@ -111,10 +111,7 @@ def facts_of(step: StepGraph) -> Facts:
         phases=tuple(PHASES[node.meta.get("phase", "forward")] for node in nodes),
         inherits=inherits,
         sizes=tuple(tuple(each.values()) for each in held),
-        keep=tuple(
-            node.op == "placeholder" or kind is Kind.RANDOM or has_effect(node)
-            for node, kind in zip(nodes, kinds, strict=True)
-        ),
+        keep=tuple(not may_recompute(node) for node in nodes),
         returned=outputs,
         writes={
             position: places[output.writes]

@@ -48,10 +48,6 @@ class LiveBytes:
     peak_table: tuple[tuple[int, int], ...]
 
     @property
-    def peak_node(self) -> fx.Node:
-        return self.order.facts.nodes[self.order.origin[self.peak]]
-
-    @property
     def at_peak(self) -> list[tuple[int, str]]:
         facts, origin = self.order.facts, self.order.origin
         return [(size, str(facts.nodes[origin[k]])) for size, k in self.peak_table]

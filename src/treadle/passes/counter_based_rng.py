@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class CountDraws(GraphPass):
+class UseCounterBasedRng(GraphPass):
     """Let the mask of each draw be computed wherever it is read, from a key and the position.
 
     before:  m = bernoulli(x, 0.9)
@@ -31,7 +31,7 @@ class CountDraws(GraphPass):
     """
 
     def run(self, step: StepGraph) -> int:
-        draws = [node for node in step.graph.nodes if _is_counted(node)]
+        draws = [node for node in step.graph.nodes if _is_replaced(node)]
         if not draws:
             return 0
         with step.graph.inserting_before(draws[0]):
@@ -44,7 +44,7 @@ class CountDraws(GraphPass):
         return len(draws)
 
 
-def _is_counted(node: fx.Node) -> bool:
+def _is_replaced(node: fx.Node) -> bool:
     """A draw of zeros and ones, neither of which is certain, from the device's generator; in memory
     without gaps."""
     draw = zero_one_draw(node)
@@ -84,4 +84,4 @@ def _call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     return made
 
 
-__all__ = ["CountDraws"]
+__all__ = ["UseCounterBasedRng"]

@@ -1,0 +1,68 @@
+"""Whether passes keep the numbers of a step: each is run on made-up inputs, before and after.
+
+::
+
+    treadle: after Approximate(): loss has other numbers
+    treadle: numbers are not compared: a condition of the step does not hold on made-up inputs
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from treadle.graph.passes import CheckNumbers, GraphPass, PassReport
+from treadle.graph.signature import StepGraph
+from treadle.report.stages import Watcher
+from treadle.util.errors import VerifyError
+from treadle.util.expected import NotExpected
+
+
+def made_up_inputs(step: StepGraph) -> list[Tensor]:
+    """Inputs of a step, of its types: floats in ``0 .. 1``, whole numbers that are zero, so that
+    they are places in anything; the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    return [_made_up(node.meta["val"], generator) for node in step.placeholders]
+
+
+def _made_up(like: Tensor, generator: torch.Generator) -> Tensor:
+    shape = tuple(like.shape)
+    made = torch.empty_strided(shape, like.stride(), dtype=like.dtype, device=like.device)
+    if not like.dtype.is_floating_point:
+        return made.zero_()
+    return made.copy_(torch.rand(shape, generator=generator))
+
+
+class NumbersPrinter(Watcher):
+    """Says which passes change numbers. A pass may: a product and a sum that round once, masks of
+    another stream. A step that does not run on made-up inputs is not compared."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._check: CheckNumbers | None = None
+
+    def starts(self, step: StepGraph) -> None:
+        try:
+            self._check = CheckNumbers(made_up_inputs(step))
+            self._check.starts(step)
+        except Exception as error:  # of any operation's
+            self._stop(error)
+
+    def ran(self, each: GraphPass, step: StepGraph, report: PassReport) -> None:
+        if self._check is None:
+            return
+        try:
+            self._check.ran(each, step, report)
+        except VerifyError as error:
+            self._say(f"treadle: {error.message}")
+        except Exception as error:  # of any operation's
+            self._stop(error)
+
+    def _stop(self, error: Exception) -> None:
+        expected = isinstance(error, NotExpected)
+        why = "a condition of the step does not hold on made-up inputs" if expected else str(error)
+        self._say(f"treadle: numbers are not compared: {why}")
+        self._check = None
+
+
+__all__ = ["NumbersPrinter", "made_up_inputs"]

@@ -1,0 +1,91 @@
+"""Level 5 of the debug ladder: which passes change numbers."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import treadle
+from testing import trace
+from treadle import GraphPass, Options
+from treadle.graph.passes import run_passes
+from treadle.passes.cse import RemoveCommonSubexpressions
+from treadle.report.made_up import NumbersPrinter, made_up_inputs
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class ReluIsAbs(GraphPass):
+    """relu(x) -> abs(x), which is wrong."""
+
+    def run(self, step):
+        found = step.graph.find_nodes(op="call_function", target=aten.relu.default)
+        for node in found:
+            node.target = aten.abs.default
+        return len(found)
+
+
+def said(program, *inputs, passes):
+    lines = []
+    run_passes(trace(program, *inputs), passes, NumbersPrinter(lines.append))
+    return lines
+
+
+def test_a_pass_that_changes_numbers_is_named_and_those_after_it_are_not():
+    passes = [RemoveCommonSubexpressions(), ReluIsAbs(), RemoveCommonSubexpressions()]
+    lines = said(lambda x: (x - 2).relu() + (x - 2).exp(), torch.ones(3), passes=passes)
+    assert lines == ["treadle: after ReluIsAbs(): out0 has other numbers"]
+
+
+def test_draws_are_the_same_in_every_run():
+    program = lambda x: x * torch.rand(3) + torch.rand(3)  # noqa: E731
+    assert said(program, torch.ones(3), passes=[RemoveCommonSubexpressions()]) == []
+
+
+def test_whole_numbers_are_places_in_anything():
+    step = trace(lambda table, at: table[at], torch.rand(4, 2), torch.tensor([3, 1]))
+    table, at = made_up_inputs(step)
+    assert table.shape == (4, 2)
+    assert 0 <= float(table.min()) < float(table.max()) < 1
+    assert at.tolist() == [0, 0]
+
+
+@torch.library.custom_op("treadle_made_up::only_large", mutates_args=())
+def only_large(x: torch.Tensor) -> torch.Tensor:
+    if x.max() < 5:
+        raise ValueError("too small")
+    return x.clone()
+
+
+@only_large.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def test_a_step_that_does_not_run_on_made_up_inputs_is_not_compared():
+    lines = said(lambda x: only_large(x).relu(), torch.full((3,), 7.0), passes=[ReluIsAbs()])
+    assert lines == ["treadle: numbers are not compared: too small"]
+
+
+@pytest.mark.parametrize(
+    ("debug", "rng", "told"), [(4, "counter", 0), (5, "eager", 0), (5, "counter", 1)]
+)
+def test_level_five_says_which_passes_change_numbers(tmp_path, capfd, debug, rng, told):
+    model = nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.5), nn.Linear(7, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def train(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    options = Options(cache_dir=tmp_path / "cache", debug=debug, rng=rng)
+    step = treadle.compile(train, model=model, optimizer=optimizer, options=options)
+    step(torch.randn(4, 5))
+    lines = [each for each in capfd.readouterr().err.splitlines() if "numbers" in each]
+    assert len(lines) == told, lines
+    assert all(line.startswith("treadle: after ") for line in lines)
