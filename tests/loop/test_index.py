@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.loop.expr import Load
+from treadle.loop.expr import Load, formula_of, values_of
 from treadle.loop.index import (
     Axis,
     FloorDiv,
@@ -16,10 +16,9 @@ from treadle.loop.index import (
     Mod,
     Value,
     linear,
-    substitute_index,
     unflatten,
-    value_index,
 )
+from treadle.loop.traverse import substitute_index, value_index
 from treadle.util.errors import VerifyError
 
 EXTENTS = (2, 3, 4, 6)
@@ -197,11 +196,11 @@ def test_values_of_formulas():
     assert offset.axes == {i, j}
     assert offset // 8 == row
     assert offset == value_index(Load("tokens", Index.of(i), torch.int64), 0, 9) * 8 + j
-    assert offset.values == (token,)
+    assert values_of(offset) == (token,)
     moved = substitute_index(offset, {i: k + 0})
     assert moved.axes == {k, j}
     (atom, _) = next(term for term in moved.terms if isinstance(term[0], Value))
-    assert atom.expr == Load("tokens", Index.of(k), torch.int64)
+    assert formula_of(atom) == Load("tokens", Index.of(k), torch.int64)
 
 
 def test_a_value_that_never_reaches_zero_divides_exactly():

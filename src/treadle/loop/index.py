@@ -3,8 +3,10 @@
 ::
 
     index  =  const + coefficient * atom + ...
-    atom   =  axis | floordiv(index, n) | mod(index, n) | value(expr, lo, hi)       n > 0
+    atom   =  axis | floordiv(index, n) | mod(index, n) | value(formula, lo, hi)    n > 0
 
+The algebra never looks into the formula of a value: it is given its free axes and its key. What
+formulas are, ``expr.py`` says, which stands above this module as ``traverse.py`` does above it.
 Every constructor simplifies, using the range of each atom, so that equal offsets tend to be
 equal objects::
 
@@ -22,8 +24,8 @@ order that depends only on the order in which axes were made.
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Union, final
+from functools import lru_cache
+from typing import Any, Union, final
 
 from treadle.util.errors import VerifyError, require
 from treadle.util.extents import (
@@ -37,9 +39,6 @@ from treadle.util.extents import (
     split_off,
     surely_less,
 )
-
-if TYPE_CHECKING:  # formulas hold indices, and an index may hold a formula's value
-    from treadle.loop.expr import Expr
 
 Key = tuple[Any, ...]
 """Nested tuples of numbers and strings: equal exactly when the structures are."""
@@ -170,29 +169,42 @@ class Mod(_Keyed):
         return self.index.axes
 
 
+class Formula:
+    """What computes a value: a node of ``expr.py``, where ``Expr`` is the closed union of all."""
+
+    __slots__ = ()
+
+
 @final
 @dataclass(frozen=True, eq=False, slots=True)
 class Value(_Keyed):
-    """A formula's integer value, known to lie in ``lo <= value <= hi``: an embedding's row."""
+    """A formula's integer value, known to lie in ``lo <= value <= hi``: an embedding's row.
 
-    expr: "Expr"
+    ``axes`` are the free axes of the formula; ``structure`` is equal for equal formulas. Made by
+    ``value_index`` of ``traverse.py``, which knows both.
+    """
+
+    formula: Formula
     lo: int
     hi: int
-    axes: frozenset[Axis] = field(init=False, repr=False)
+    axes: frozenset[Axis] = field(repr=False)
+    structure: Key = field(repr=False)
     key: Key = field(init=False, repr=False)
     hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Late: formulas are built from indices, so that module cannot come before this one.
-        from treadle.loop.traverse import axes_of, structure
-
         require(self.lo <= self.hi, VerifyError, f"no value lies in {self.lo}..{self.hi}")
-        key = (3, rank(self.lo), rank(self.hi), structure(self.expr))
-        _fill(self, axes=axes_of(self.expr), key=key, hash=hash(key))
+        key = (3, rank(self.lo), rank(self.hi), self.structure)
+        _fill(self, key=key, hash=hash(key))
 
     @property
     def bounds(self) -> tuple[int, int]:
         return self.lo, self.hi
+
+    @property
+    def as_index(self) -> "Index":
+        """The value as an index; a number where there is one possible value only."""
+        return ZERO + self.lo if self.lo == self.hi else Index(0, ((self, 1),))
 
 
 Atom = Axis | FloorDiv | Mod | Value
@@ -241,12 +253,12 @@ class Index(_Keyed, _Arithmetic):
         return not self.terms
 
     @property
-    def values(self) -> "tuple[Expr, ...]":
-        """The formulas whose values this index depends on."""
-        found: list[Expr] = []
+    def values(self) -> tuple[Value, ...]:
+        """The values of formulas that this index depends on."""
+        found: list[Value] = []
         for atom, _ in self.terms:
             if isinstance(atom, Value):
-                found.append(atom.expr)
+                found.append(atom)
             elif not isinstance(atom, Axis):
                 found.extend(atom.index.values)
         return tuple(found)
@@ -262,11 +274,6 @@ ZERO = Index(0, ())
 
 def _of(value: _Arithmetic) -> Index:
     return Index.of(value) if isinstance(value, Axis | Index) else ZERO
-
-
-def value_index(expr: "Expr", lo: int, hi: int) -> Index:
-    """An index that depends on data: ``weight[value(tokens[i]) * D + j]``."""
-    return ZERO + lo if lo == hi else Index(0, ((Value(expr, lo, hi), 1),))
 
 
 def linear(indices: Sequence[IndexLike], strides: Sequence[int], offset: int = 0) -> Index:
@@ -292,36 +299,25 @@ def unflatten(index: IndexLike, shape: Sequence[int]) -> tuple[Index, ...]:
     return tuple(reversed(found))
 
 
-def substitute_index(
-    index: Index,
-    mapping: Mapping[Axis, IndexLike],
-    on_value: "Callable[[Expr], Expr] | None" = None,
+def replace_axes(
+    index: Index, mapping: Mapping[Axis, IndexLike], on_value: Callable[[Value], Index]
 ) -> Index:
-    """``index`` with axes replaced, simplified anew. ``on_value`` does the same to formulas."""
+    """``index`` with axes replaced, simplified anew. ``on_value`` does the same to a value."""
     if index.axes.isdisjoint(mapping):
         return index
-    if on_value is None:
-        from treadle.loop.traverse import substitute  # late, as in ``Value``
-
-        on_value = partial(substitute, mapping=mapping)
 
     def atom_of(atom: Atom) -> Index:
         match atom:
             case Axis():
                 return Index.of(mapping.get(atom, atom))
             case FloorDiv():
-                return substitute_index(atom.index, mapping, on_value) // atom.n
+                return replace_axes(atom.index, mapping, on_value) // atom.n
             case Mod():
-                return substitute_index(atom.index, mapping, on_value) % atom.n
+                return replace_axes(atom.index, mapping, on_value) % atom.n
             case Value():
-                return value_index(on_value(atom.expr), atom.lo, atom.hi)
+                return on_value(atom)
 
     return _sum([(atom_of(atom), c) for atom, c in index.terms], index.const)
-
-
-def map_values(index: Index, on_value: "Callable[[Expr], Expr]") -> Index:
-    """``index`` with the formula of each ``Value`` replaced."""
-    return replace_values(index, lambda atom: value_index(on_value(atom.expr), atom.lo, atom.hi))
 
 
 def replace_values(index: Index, on_value: Callable[[Value], Index]) -> Index:

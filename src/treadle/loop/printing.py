@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from treadle.loop.expr import Apply, Array, Const, Expr, Load, Local, Position, Reduce
+from treadle.loop.expr import Apply, Array, Const, Expr, Load, Local, Position, Reduce, formula_of
 from treadle.loop.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.program import Buffer, Call, Compute, Program, TensorRef
@@ -142,8 +142,8 @@ class _Text:
                 return f"({_operand(self.index(atom.index, text))}%{atom.n})"
             case Value():
                 if text is None:
-                    text = self._inner(atom.expr)
-                return f"value({_bare(text[id(atom.expr)])})"
+                    text = self._inner(formula_of(atom))
+                return f"value({_bare(text[id(atom.formula)])})"
 
     def _inner(self, expr: Expr) -> Mapping[int, str]:
         text: dict[int, str] = {}

@@ -5,7 +5,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from treadle.loop.expr import Apply, Array, Expr, Load, Local, Position, Reduce, ReduceKind
+from treadle.loop.expr import (
+    Apply,
+    Array,
+    Expr,
+    Load,
+    Local,
+    Position,
+    Reduce,
+    ReduceKind,
+    values_of,
+)
 from treadle.loop.index import Axis, Index
 from treadle.loop.interpret import positions
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
@@ -123,7 +133,7 @@ def _check_loads(nodes: Sequence[Expr], buffers: Mapping[str, Buffer], *, is_emp
             is_bool = all(each.dtype is torch.bool for each in conditions)
             require(is_bool, VerifyError, f"{node.fn} of something that is not a bool")
         if isinstance(node, Load | Position):
-            for value in node.index.values:
+            for value in values_of(node.index):
                 is_whole = not value.dtype.is_floating_point and value.dtype is not torch.bool
                 require(is_whole, VerifyError, f"an index holds a value of {value.dtype}")
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from treadle.loop.expr import Array, Expr, Load, Position
-from treadle.loop.index import Axis, Index, linear, unflatten, value_index
+from treadle.loop.index import Axis, Index, linear, unflatten
+from treadle.loop.traverse import value_index
 from treadle.lower.registry import Decline, Value, lowers
 from treadle.lower.scalars import Number, Term, cast, const, where
 from treadle.lower.site import Site, broadcast_shapes, contiguous_strides, element

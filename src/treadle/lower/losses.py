@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from treadle.loop.expr import Array, Position, ReduceKind
-from treadle.loop.index import Index, value_index
+from treadle.loop.index import Index
+from treadle.loop.traverse import value_index
 from treadle.lower.pointwise import pointwise
 from treadle.lower.reductions import finish, reduce_node, reduced
 from treadle.lower.registry import Value, lowers

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce
+from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce, formula_of
 from treadle.loop.index import Atom, Axis, FloorDiv, Index, Key, Mod, Value
 from treadle.loop.kernel import Definition, Form, Kernel
 from treadle.loop.nest import Item, arguments_of, is_wide
@@ -94,4 +94,4 @@ class _Numbers:
                 narrow = surely_less(-1, low), surely_less(high, 2**31)
                 return type(atom).__name__, self._index(inner), rank(n), narrow
             case Value():
-                return "value", self._number(atom.expr), rank(atom.lo), rank(atom.hi)
+                return "value", self._number(formula_of(atom)), rank(atom.lo), rank(atom.hi)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from treadle.loop.expr import Array, Expr, Load, Position, Reduce
+from treadle.loop.expr import Array, Expr, Load, Position, Reduce, values_of
 from treadle.loop.index import Axis, Index, linear, unflatten
 from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Compute
@@ -185,7 +185,7 @@ def _reads(body: Expr) -> Iterator[tuple[str, Index | None]]:
         if isinstance(node, Load):
             yield node.buffer, node.index
         if isinstance(node, Load | Position):
-            for value in node.index.values:
+            for value in values_of(node.index):
                 yield from ((load.buffer, None) for load in loads(value))
 
 
