@@ -18,8 +18,10 @@ from treadle.loop.index import (
     linear,
     unflatten,
 )
+from treadle.loop.printing import show_index
 from treadle.loop.traverse import substitute_index, value_index
 from treadle.util.errors import VerifyError
+from treadle.util.extents import Size
 
 EXTENTS = (2, 3, 4, 6)
 POINTS = tuple(itertools.product(*(range(n) for n in EXTENTS)))
@@ -208,6 +210,17 @@ def test_a_value_that_never_reaches_zero_divides_exactly():
     row = value_index(Load("t", Index.of(0), torch.int64), 4, 7)
     assert (i * 4 + row) // 12 == (i + 1) // 3
     assert (i * 4 + row) % 12 == (i + 1) % 3 * 4 + row - 4
+
+
+def test_what_sizes_decide_is_left_open_in_an_index():
+    """``n`` may be one, and the axis may have one value or none: formulas right for all of them."""
+    size = Size.dim("n", 2, 9, 5)
+    i, j = Axis(size - 1), Axis(size - 2)
+    assert show_index(i + j) == "i + j"
+    for _ in range(2):
+        assert show_index((i * 3 + 1) // (size - 1)) == "((3*i + 1)//(S_n - 1))"
+        assert show_index((i * 3 + 1) % (size - 1)) == "((3*i + 1)%(S_n - 1))"
+    assert show_index(Index.of(i) * (size - 2)) == "(S_n - 2)*i"
 
 
 def test_refusals():

@@ -33,9 +33,10 @@ from treadle.util.extents import (
     common_divisor,
     divides,
     is_negative,
-    rank,
+    is_zero,
     same,
     sample_of,
+    size_key,
     split_off,
     surely_less,
 )
@@ -92,8 +93,9 @@ class Axis(_Arithmetic):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Inclusive; an empty axis counts as its one impossible value, zero."""
-        return 0, max(self.extent - 1, 0)
+        """Inclusive; an empty axis counts as its one impossible value, zero. One that is empty
+        for some sizes has no values for those, so that any bounds are right there."""
+        return 0, 0 if surely_less(self.extent, 1) else self.extent - 1
 
     @property
     def axes(self) -> "frozenset[Axis]":
@@ -141,7 +143,7 @@ class FloorDiv(_Keyed):
 
     def __post_init__(self) -> None:
         low, high = self.index.bounds
-        key = (1, rank(self.n), self.index.key)
+        key = (1, size_key(self.n), self.index.key)
         _fill(self, bounds=(low // self.n, high // self.n), key=key, hash=hash(key))
 
     @property
@@ -161,7 +163,7 @@ class Mod(_Keyed):
     hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        key = (2, rank(self.n), self.index.key)
+        key = (2, size_key(self.n), self.index.key)
         _fill(self, bounds=(0, self.n - 1), key=key, hash=hash(key))
 
     @property
@@ -194,7 +196,7 @@ class Value(_Keyed):
 
     def __post_init__(self) -> None:
         require(self.lo <= self.hi, VerifyError, f"no value lies in {self.lo}..{self.hi}")
-        key = (3, rank(self.lo), rank(self.hi), self.structure)
+        key = (3, size_key(self.lo), size_key(self.hi), self.structure)
         _fill(self, key=key, hash=hash(key))
 
     @property
@@ -229,24 +231,24 @@ class Index(_Keyed, _Arithmetic):
     def __post_init__(self) -> None:
         low = high = self.const
         for atom, coefficient in self.terms:
-            ends = atom.bounds
+            bounds = atom.bounds
             negative = is_negative(coefficient)
-            low += coefficient * ends[negative]
-            high += coefficient * ends[not negative]
+            low += coefficient * bounds[negative]
+            high += coefficient * bounds[not negative]
         axes = frozenset[Axis]().union(*(atom.axes for atom, _ in self.terms))
-        key = (rank(self.const), tuple((atom.key, rank(c)) for atom, c in self.terms))
+        key = (size_key(self.const), tuple((atom.key, size_key(c)) for atom, c in self.terms))
         _fill(self, bounds=(low, high), axes=axes, key=key, hash=hash(key))
 
     @staticmethod
     def of(value: "IndexLike") -> "Index":
-        """A number or an axis as an index. An axis of one value is the number zero."""
+        """A number or an axis as an index. An axis of one value at most is the number zero."""
         if isinstance(value, Index):
             return value
         if isinstance(value, Axis):
-            return Index(0, ((value, 1),)) if value.extent > 1 else ZERO
+            return ZERO if surely_less(value.extent, 2) else Index(0, ((value, 1),))
         require(not isinstance(value, bool), VerifyError, "a truth value is not an index")
         exact = value if isinstance(value, Size) else int(value)
-        return Index(exact, ()) if exact else ZERO
+        return ZERO if is_zero(exact) else Index(exact, ())
 
     @property
     def is_const(self) -> bool:
@@ -287,7 +289,7 @@ def unflatten(index: IndexLike, shape: Sequence[int]) -> tuple[Index, ...]:
 
     ``index`` lies in the shape; the first coordinate is not reduced.
     """
-    if 0 in shape:
+    if any(is_zero(extent) for extent in shape):
         return (ZERO,) * len(shape)
     rest = Index.of(index)
     found: list[Index] = []
@@ -346,14 +348,14 @@ def _sum(parts: Sequence[tuple[Index, int]], const: int = 0) -> Index:
         const += index.const * factor
         for atom, coefficient in index.terms:
             total[atom] = total.get(atom, 0) + coefficient * factor
-    total = {atom: coefficient for atom, coefficient in total.items() if coefficient}
+    total = {atom: coefficient for atom, coefficient in total.items() if not is_zero(coefficient)}
     for atom in total:
         if isinstance(atom, Mod):
             joined = _rejoin(atom, total, const)
             if joined is not None:
                 return joined
     if not total:
-        return ZERO if const == 0 else Index(const, ())
+        return ZERO if is_zero(const) else Index(const, ())
     return Index(const, tuple(sorted(total.items(), key=_order)))
 
 
@@ -402,8 +404,8 @@ def _divmod(index: Index, n: int) -> tuple[Index, Index]:
 
     ``index = n*whole + part`` first; then ``part`` alone is divided.
     """
-    require(n > 0, VerifyError, f"division of an index by {n}")
-    if n == 1:
+    require(surely_less(0, n), VerifyError, f"division of an index by {n}")
+    if same(n, 1):
         return index, ZERO
     whole, part = _split(index, n)
     quotient, remainder = _divide_part(part, n)
@@ -418,10 +420,11 @@ def _split(index: Index, n: int) -> tuple[Index, Index]:
         negative = is_negative(coefficient)
         times = split_off(-coefficient if negative else coefficient, n)[0]
         times = -times if negative else times
-        if times:
+        if not is_zero(times):
             whole.append((atom, times))
-        if coefficient - times * n:
-            part.append((atom, coefficient - times * n))
+        left = coefficient - times * n
+        if not is_zero(left):
+            part.append((atom, left))
     above, below = split_off(index.const, n)
     return (
         _sum([(_term(*term), 1) for term in whole], above),
@@ -438,7 +441,7 @@ def _divide_part(part: Index, n: int) -> tuple[Index, Index]:
         found = _by_divisor(part, n, divisor)
         if found is not None:
             return found
-    if len(part.terms) == 1 and part.terms[0][1] == 1:
+    if len(part.terms) == 1 and same(part.terms[0][1], 1):
         found = _of_atom(part.terms[0][0], part.const, n)
         if found is not None:
             return found
@@ -490,7 +493,7 @@ def _of_atom(atom: Atom, const: int, n: int) -> tuple[Index, Index] | None:
     if isinstance(atom, FloorDiv):  # (f//a + c) // n = (f + c*a) // (a*n)
         quotient = (atom.index + const * atom.n) // (atom.n * n)
         return quotient, _term(Mod(_term(atom) + const, n))
-    if isinstance(atom, Mod) and const == 0 and divides(n, atom.n):
+    if isinstance(atom, Mod) and is_zero(const) and divides(n, atom.n):
         quotient, remainder = _divmod(atom.index, n)
         return quotient % (atom.n // n), remainder
     return None

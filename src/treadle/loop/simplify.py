@@ -147,7 +147,7 @@ def _literal(value: float, dtype: torch.dtype) -> Const:
 
 def _reduce(node: Reduce) -> Expr | None:
     """Axes of one value go, except that a sum of floats keeps one: it turns -0.0 into 0.0."""
-    wide = tuple(axis for axis in node.axes if axis.extent != 1)
+    wide = tuple(axis for axis in node.axes if not same(axis.extent, 1))
     if wide == node.axes:
         return None
     if wide:

@@ -135,7 +135,7 @@ def cat(site: Site, tensors: Sequence[Value], dim: int = 0) -> Array:
 def stack(site: Site, tensors: Sequence[Value], dim: int = 0) -> Array:
     """``out[i, k, j] = tensors[k][i, j]``."""
     dim %= len(site.shape)
-    lifted = [reshaped(t, (*t.shape[:dim], 1, *t.shape[dim:])) for t in tensors]
+    lifted = [reshaped(site, t, (*t.shape[:dim], 1, *t.shape[dim:])) for t in tensors]
     return cat(site, lifted, dim)
 
 
