@@ -87,9 +87,13 @@ class Axis(_Arithmetic):
 
     extent: int
     serial: int = field(default_factory=_serial.__next__, init=False, repr=False)
+    as_index: "Index" = field(init=False, repr=False)
+    """An axis of one value at most is the number zero."""
 
     def __post_init__(self) -> None:
         require(self.extent >= 0, VerifyError, f"an axis of extent {self.extent}")
+        single = surely_less(self.extent, 2)
+        _fill(self, as_index=ZERO if single else Index(0, ((self, 1),)))
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -225,27 +229,34 @@ class Index(_Keyed, _Arithmetic):
     terms: tuple[tuple[Atom, int], ...]
     bounds: tuple[int, int] = field(init=False, repr=False)
     axes: frozenset[Axis] = field(init=False, repr=False)
+    values: tuple[Value, ...] = field(init=False, repr=False)
+    """The values of formulas that this index depends on."""
     key: Key = field(init=False, repr=False)
     hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         low = high = self.const
+        values: tuple[Value, ...] = ()
         for atom, coefficient in self.terms:
             bounds = atom.bounds
             negative = is_negative(coefficient)
             low += coefficient * bounds[negative]
             high += coefficient * bounds[not negative]
+            if isinstance(atom, Value):
+                values += (atom,)
+            elif not isinstance(atom, Axis):
+                values += atom.index.values
         axes = frozenset[Axis]().union(*(atom.axes for atom, _ in self.terms))
         key = (size_key(self.const), tuple((atom.key, size_key(c)) for atom, c in self.terms))
-        _fill(self, bounds=(low, high), axes=axes, key=key, hash=hash(key))
+        _fill(self, bounds=(low, high), axes=axes, values=values, key=key, hash=hash(key))
 
     @staticmethod
     def of(value: "IndexLike") -> "Index":
-        """A number or an axis as an index. An axis of one value at most is the number zero."""
+        """A number or an axis as an index."""
         if isinstance(value, Index):
             return value
         if isinstance(value, Axis):
-            return ZERO if surely_less(value.extent, 2) else Index(0, ((value, 1),))
+            return value.as_index
         require(not isinstance(value, bool), VerifyError, "a truth value is not an index")
         exact = value if isinstance(value, Size) else int(value)
         return ZERO if is_zero(exact) else Index(exact, ())
@@ -253,17 +264,6 @@ class Index(_Keyed, _Arithmetic):
     @property
     def is_const(self) -> bool:
         return not self.terms
-
-    @property
-    def values(self) -> tuple[Value, ...]:
-        """The values of formulas that this index depends on."""
-        found: list[Value] = []
-        for atom, _ in self.terms:
-            if isinstance(atom, Value):
-                found.append(atom)
-            elif not isinstance(atom, Axis):
-                found.extend(atom.index.values)
-        return tuple(found)
 
     def coefficient(self, atom: Atom) -> int:
         """The factor of ``atom`` in the sum; zero where it does not occur at top level."""
@@ -348,7 +348,7 @@ def _sum(parts: Sequence[tuple[Index, int]], const: int = 0) -> Index:
         const += index.const * factor
         for atom, coefficient in index.terms:
             total[atom] = total.get(atom, 0) + coefficient * factor
-    total = {atom: coefficient for atom, coefficient in total.items() if not is_zero(coefficient)}
+    total = {atom: c for atom, c in total.items() if isinstance(c, Size) or c}
     for atom in total:
         if isinstance(atom, Mod):
             joined = _rejoin(atom, total, const)

@@ -12,6 +12,7 @@ from treadle.lower.registry import Decline, Value, lowers
 from treadle.lower.scalars import Number, Term, cast, const, where
 from treadle.lower.site import Site, broadcast_shapes, contiguous_strides, element
 from treadle.lower.views import reshaped
+from treadle.util.extents import same
 
 aten = torch.ops.aten
 Place = Index | Axis | int
@@ -100,7 +101,7 @@ def index_tensor(site: Site, x: Value, indices: Sequence[Value | None]) -> Array
             continue
         index = given[dim]
         aligned = looked[shared - len(index.shape) :]
-        at = [0 if n == 1 else axis for n, axis in zip(index.shape, aligned, strict=True)]
+        at = [0 if same(n, 1) else axis for n, axis in zip(index.shape, aligned, strict=True)]
         places.append(_looked_up(index, at, extent, negative=True))
     return Array(axes, element(x, places))
 

@@ -17,7 +17,7 @@ from treadle.lower.registry import Decline, Value, lowers
 from treadle.lower.scalars import Number, Operand, Term, cast, compute_dtype, const, where
 from treadle.lower.site import Site, broadcast_shapes, element, fresh_axes, is_dense
 from treadle.lower.views import reshaped
-from treadle.util.extents import ceil_div, divides, sample_of, surely_less
+from treadle.util.extents import ceil_div, divides, same, sample_of, surely_less
 
 aten = torch.ops.aten
 
@@ -65,14 +65,15 @@ def reduced(
 
     More than one step where that runs in parallel: see ``_split`` and ``_inner_then_outer``.
     """
-    if not dims or math.prod(x.shape[dim] for dim in dims) == 1:
+    guards = site.builder.guards
+    if not dims or guards.equal(math.prod(x.shape[dim] for dim in dims), 1):
         axes = fresh_axes(x.shape)
         body = convert(Term(cast(element(x, axes), dtype))).expr
         return site.temp(tag, Array(axes, body))
-    if math.prod(x.shape) == 0:
+    if guards.equal(math.prod(x.shape), 0):
         axes = fresh_axes(kept_shape(x.shape, dims))
         return Array(axes, const(_identity(kind, dtype), dtype))
-    whole = all(n == 1 for n in kept_shape(x.shape, dims))
+    whole = all(same(n, 1) for n in kept_shape(x.shape, dims))
     if whole and math.prod(x.shape) > SPLIT_ABOVE and isinstance(x, TensorRef):
         partials = _partials(site, tag, kind, x, dtype, convert)
         total = reduced(site, tag, kind, partials, (0,), dtype)
@@ -108,10 +109,14 @@ def _groups(x: Value, dims: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, 
     """
     real = [dim for dim in dims if not surely_less(x.shape[dim], 2)]
     strides = x.strides if isinstance(x, TensorRef) else tuple(range(len(x.shape), 0, -1))
-    kept = [strides[d] for d, n in enumerate(x.shape) if d not in dims and not surely_less(n, 2)]
+    kept = [
+        sample_of(strides[d])
+        for d, n in enumerate(x.shape)
+        if d not in dims and not surely_less(n, 2)
+    ]
     if not kept:
         return (), tuple(dims)
-    inner = tuple(dim for dim in real if strides[dim] < min(kept))
+    inner = tuple(dim for dim in real if sample_of(strides[dim]) < min(kept))
     outer = tuple(dim for dim in real if dim not in inner)
     rows = math.prod(x.shape[dim] for dim in inner)
     return (outer, inner) if sample_of(rows) >= 16 else ((), tuple(dims))

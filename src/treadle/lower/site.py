@@ -46,7 +46,7 @@ def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """``(3, 1), (4,) -> (3, 4)``: the shape that all of them are stretched to."""
     rank = max(map(len, shapes), default=0)
     columns = zip(*([1] * (rank - len(shape)) + list(shape) for shape in shapes), strict=True)
-    return tuple(next((n for n in column if n != 1), 1) for column in columns)
+    return tuple(next((n for n in column if not same(n, 1)), 1) for column in columns)
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -17,7 +17,7 @@ from treadle.loop.index import linear, unflatten
 from treadle.loop.program import TensorRef
 from treadle.lower.registry import Value, lowers
 from treadle.lower.site import Site, contiguous_strides, element, fresh_axes, is_dense
-from treadle.util.extents import Size, size_key
+from treadle.util.extents import Size, same, size_key
 
 aten = torch.ops.aten
 
@@ -198,7 +198,9 @@ def as_strided_copy(site: Site, x: Value, *args: Any, **kwargs: Any) -> Value:
 
 def _lies(x: TensorRef, strides: Sequence[int]) -> bool:
     """Whether ``x`` has these strides, dims of one element aside."""
-    return all(n == 1 or s == t for n, s, t in zip(x.shape, x.strides, strides, strict=True))
+    return all(
+        same(n, 1) or same(s, t) for n, s, t in zip(x.shape, x.strides, strides, strict=True)
+    )
 
 
 def as_eager(site: Site, x: Value, source: torch.Tensor) -> TensorRef:
