@@ -133,6 +133,65 @@ def test_private_torch_is_named_in_one_room(path):
     assert not private_modules(tree) | private_attributes(tree), "move it to compat"
 
 
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def import_graph(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
+    """By module, those it imports: at its top, inside functions, and for the type checker only."""
+    found: dict[str, set[str]] = {}
+    for name, tree in trees.items():
+        told = imported_modules(tree)
+        told |= {each.rpartition(".")[0] for each in told if each not in trees}
+        found[name] = (told & trees.keys()) - {name}
+    return found
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that reach each other by imports."""
+    reached: dict[str, set[str]] = {}
+    for name in graph:
+        seen, pending = set[str](), [name]
+        while pending:
+            new = graph[pending.pop()] - seen
+            seen |= new
+            pending += new
+        reached[name] = seen
+    groups = {
+        frozenset(other for other in reached[name] if name in reached[other]) for name in graph
+    }
+    return sorted(sorted(group) for group in groups if group)
+
+
+def test_no_modules_import_each_other():
+    """One can be read before the other. An import inside a function hides a circle, and one for
+    the type checker alone says that there is one."""
+    trees = {module_name(path): parse(path) for path in MODULES}
+    assert circles(import_graph(trees)) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from treadle.a import f",
+        "def g():\n    from treadle.a import f",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from treadle.a import A",
+        "import treadle.a as a",
+        "from treadle import a",
+    ],
+)
+def test_circles_are_seen_however_they_are_written(back):
+    sources = {
+        "treadle.a": "from treadle.b import g",
+        "treadle.b": "from treadle.c import h",
+        "treadle.c": back,
+        "treadle.d": "from treadle.a import f",
+    }
+    graph = import_graph({name: ast.parse(text) for name, text in sources.items()})
+    assert circles(graph) == [["treadle.a", "treadle.b", "treadle.c"]]
+
+
 def test_the_fence_sees_private_torch():
     assert private_modules(ast.parse("from torch._ops import OpOverload"))
     assert private_modules(ast.parse("from torch import _dynamo"))

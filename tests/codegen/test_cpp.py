@@ -8,10 +8,11 @@ import torch
 from schedule.steps import Builder, artifact, at, kernels_of, run_plan
 from treadle.codegen.cpp import function_text
 from treadle.loop.expr import Apply, Const, Load, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index, linear, value_index
+from treadle.loop.index import Axis, Index, linear
 from treadle.loop.kernel import KernelKind
 from treadle.loop.nest import split_columns
 from treadle.loop.program import TensorRef
+from treadle.loop.traverse import value_index
 from treadle.runtime.artifact import Launch
 from treadle.schedule import schedule
 

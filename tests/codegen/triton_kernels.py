@@ -13,8 +13,9 @@ from treadle.loop.expr import (
     Reduce,
     ReduceKind,
 )
-from treadle.loop.index import Axis, Index, IndexLike, value_index
+from treadle.loop.index import Axis, Index, IndexLike
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
+from treadle.loop.traverse import value_index
 
 BINARY = COMPARE | {
     "add",

@@ -22,7 +22,7 @@ from treadle.report.stages import Clock
 from treadle.runtime.build import build
 from treadle.runtime.cache import Cache
 from treadle.util.errors import TreadleError, VerifyError
-from treadle.util.extents import Question, Size, formula_of
+from treadle.util.extents import Guard, Size, formula_of
 
 LAYOUTS = ("contiguous", "transposed", "expanded", "strided", "padded")
 OPERATIONS = ("mul", "add", "matmul", "where")
@@ -51,7 +51,7 @@ class Ingredients:
     fuse: bool = True
     codegen: bool = True
     threads: int = 1
-    question: bool | None = None
+    guard: bool | None = None
 
     def tensor(self) -> torch.Tensor:
         rows, cols = self.shape
@@ -109,11 +109,9 @@ class Ingredients:
         )
         here = build(cache, device="cpu")
         dim = Size.dim("n", 2, 9, 5)
-        asked = Question(formula_of(dim - 4), "<", bool(self.question))
-        found = request_of(
-            self.step(), "cpu", chosen, here, cache=cache,
-            asked=() if self.question is None else (asked,),
-        )  # fmt: skip
+        guard = Guard(formula_of(dim - 4), "<", bool(self.guard))
+        guards = () if self.guard is None else (guard,)
+        found = replace(request_of(self.step(), "cpu", chosen, here, cache=cache), guards=guards)
         library = not (here.generates and self.codegen)
         target = replace(found.target, library=library, workspaces=None)
         return replace(found, target=target, machine=replace(found.machine, threads=self.threads))
@@ -141,7 +139,7 @@ CHANGES = {
     "fuse": st.booleans(),
     "codegen": st.booleans(),
     "threads": st.sampled_from([1, 2]),
-    "question": st.sampled_from([None, False, True]),
+    "guard": st.sampled_from([None, False, True]),
 }
 
 
@@ -151,7 +149,7 @@ def made(request: CompileRequest) -> bytes:
         artifact, log = _generate(request, Clock())
     except TreadleError as error:
         return str(error).encode()
-    return saved_bytes(replace(artifact, questions=request.asked), log)
+    return saved_bytes(replace(artifact, guards=request.guards), log)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +187,7 @@ def test_the_generator_reaches_every_ingredient(cache):
         "constant_dtype": torch.float64, "number": 2, "operation": "add", "aliased": True,
         "writes": True, "role": Role.PARAMETER, "region": 0, "asked": "must_save",
         "backward": True, "memory": 0.0, "numerics": "eager", "rng": "counter", "fuse": False,
-        "codegen": False, "threads": 2, "question": True,
+        "codegen": False, "threads": 2, "guard": True,
     }  # fmt: skip
     assert others.keys() == CHANGES.keys()
     for name, value in others.items():

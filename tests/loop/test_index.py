@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.loop.expr import Load
+from treadle.loop.expr import Load, formula_of, values_of
 from treadle.loop.index import (
     Axis,
     FloorDiv,
@@ -16,11 +16,12 @@ from treadle.loop.index import (
     Mod,
     Value,
     linear,
-    substitute_index,
     unflatten,
-    value_index,
 )
+from treadle.loop.printing import show_index
+from treadle.loop.traverse import substitute_index, value_index
 from treadle.util.errors import VerifyError
+from treadle.util.extents import Size
 
 EXTENTS = (2, 3, 4, 6)
 POINTS = tuple(itertools.product(*(range(n) for n in EXTENTS)))
@@ -197,11 +198,11 @@ def test_values_of_formulas():
     assert offset.axes == {i, j}
     assert offset // 8 == row
     assert offset == value_index(Load("tokens", Index.of(i), torch.int64), 0, 9) * 8 + j
-    assert offset.values == (token,)
+    assert values_of(offset) == (token,)
     moved = substitute_index(offset, {i: k + 0})
     assert moved.axes == {k, j}
     (atom, _) = next(term for term in moved.terms if isinstance(term[0], Value))
-    assert atom.expr == Load("tokens", Index.of(k), torch.int64)
+    assert formula_of(atom) == Load("tokens", Index.of(k), torch.int64)
 
 
 def test_a_value_that_never_reaches_zero_divides_exactly():
@@ -209,6 +210,17 @@ def test_a_value_that_never_reaches_zero_divides_exactly():
     row = value_index(Load("t", Index.of(0), torch.int64), 4, 7)
     assert (i * 4 + row) // 12 == (i + 1) // 3
     assert (i * 4 + row) % 12 == (i + 1) % 3 * 4 + row - 4
+
+
+def test_what_sizes_decide_is_left_open_in_an_index():
+    """``n`` may be one, and the axis may have one value or none: formulas right for all of them."""
+    size = Size.dim("n", 2, 9, 5)
+    i, j = Axis(size - 1), Axis(size - 2)
+    assert show_index(i + j) == "i + j"
+    for _ in range(2):
+        assert show_index((i * 3 + 1) // (size - 1)) == "((3*i + 1)//(S_n - 1))"
+        assert show_index((i * 3 + 1) % (size - 1)) == "((3*i + 1)%(S_n - 1))"
+    assert show_index(Index.of(i) * (size - 2)) == "(S_n - 2)*i"
 
 
 def test_refusals():

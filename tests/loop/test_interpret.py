@@ -16,7 +16,7 @@ from treadle.loop.expr import (
     Reduce,
     ReduceKind,
 )
-from treadle.loop.index import Axis, Index, linear, unflatten, value_index
+from treadle.loop.index import Axis, Index, linear, unflatten
 from treadle.loop.interpret import FUNCTIONS, interpret_array, interpret_kernel, interpret_program
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 from treadle.loop.program import (
@@ -28,6 +28,7 @@ from treadle.loop.program import (
     Program,
     TensorRef,
 )
+from treadle.loop.traverse import value_index
 from treadle.util.errors import VerifyError
 
 F32, BF16, I64 = torch.float32, torch.bfloat16, torch.int64

@@ -5,10 +5,11 @@ import textwrap
 import torch
 
 from treadle.loop.expr import Apply, Array, Const, Load, Local, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index, value_index
+from treadle.loop.index import Axis, Index
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 from treadle.loop.printing import dtype_name, show, show_index, show_kernel, show_program
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Origin, Program, TensorRef
+from treadle.loop.traverse import value_index
 
 F32 = torch.float32
 HERE = Origin(("n",), where="train.py:7: loss = f(x)")

@@ -3,7 +3,7 @@
 import torch
 
 from treadle.loop.expr import Apply, Array, Const, Load, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index, value_index
+from treadle.loop.index import Axis, Index
 from treadle.loop.interpret import interpret_array
 from treadle.loop.traverse import (
     axes_of,
@@ -12,6 +12,7 @@ from treadle.loop.traverse import (
     structure,
     substitute,
     unify,
+    value_index,
     walk,
 )
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from treadle.loop.expr import Apply, Array, Const, Load, Local, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index, value_index
+from treadle.loop.index import Axis, Index
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Origin, Program, TensorRef
+from treadle.loop.traverse import value_index
 from treadle.loop.verify import verify_array, verify_kernel, verify_program
 from treadle.util.errors import VerifyError
 

@@ -7,10 +7,10 @@ import torch
 
 from schedule.steps import Builder, artifact, at, run_artifact
 from treadle.loop.expr import Apply, Expr, Load, ReduceKind
-from treadle.loop.index import Axis, linear, value_index
+from treadle.loop.index import Axis, linear
 from treadle.loop.interpret import interpret_program
 from treadle.loop.kernel import Kernel
-from treadle.loop.traverse import loads
+from treadle.loop.traverse import loads, value_index
 from treadle.schedule.normalize import normalize
 from treadle.schedule.plan import plan_writes, schedule
 from treadle.schedule.sparse import compute_where_picked

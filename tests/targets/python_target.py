@@ -20,7 +20,7 @@ from torch import Tensor
 
 from treadle.codegen.languages import add_language
 from treadle.codegen.printer import launch_of
-from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce
+from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce, values_of
 from treadle.loop.index import Atom, Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.kernel import Definition, Form, Kernel, KernelLaunch, Store
 from treadle.loop.nest import Item, arguments_of
@@ -129,7 +129,7 @@ class Lines:
                 f"{item.name} = {self.value(item.expr)}.expand{self.sizes(item.axes)}"
             )
             return
-        for inner in item.index.values:
+        for inner in values_of(item.index):
             self.value(inner)
         place = self.index(item.index)
         sizes = self.sizes(item.axes)
@@ -181,7 +181,7 @@ class Lines:
             case Mod(index=inner, n=n):
                 return f"({self.index(inner)} % {n})"
             case Value():
-                return f"{self.names[id(atom.expr)]}.to(torch.int64)"
+                return f"{self.names[id(atom.formula)]}.to(torch.int64)"
 
 
 def function_text(name: str, kernel: Kernel, buffers: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Sizes as formulas: the sample's arithmetic, the formula's at other sizes, no lost questions."""
+"""Sizes as formulas: the sample's arithmetic, the formula's at other sizes, guards in the open."""
 
 import math
 import pickle
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from treadle.util.errors import VerifyError
 from treadle.util.extents import (
-    Domain,
+    GuardSet,
     Size,
     at,
     ceil_div,
@@ -17,9 +17,9 @@ from treadle.util.extents import (
     dims_in,
     divides,
     largest,
-    rank,
     same,
     sample_of,
+    size_key,
     split_off,
     surely_less,
     with_dims,
@@ -30,21 +30,21 @@ B = Size.dim("b", 1, 64, 7)
 T = Size.dim("t", 2, 1024, 97)
 SIZES = st.fixed_dictionaries({"b": st.integers(1, 64), "t": st.integers(2, 1024)})
 OPERATIONS = {
-    "+": lambda x, y: x + y,
-    "-": lambda x, y: x - y,
-    "*": lambda x, y: x * y,
-    "//": lambda x, y: x // y,
-    "%": lambda x, y: x % y,
-    "max": max,
-    "min": min,
-    "ceil": ceil_div,
+    "+": lambda x, y, _: x + y,
+    "-": lambda x, y, _: x - y,
+    "*": lambda x, y, _: x * y,
+    "//": lambda x, y, _: x // y,
+    "%": lambda x, y, _: x % y,
+    "max": lambda x, y, guards: guards.larger_of(x, y),
+    "min": lambda x, y, guards: guards.smaller_of(x, y),
+    "ceil": lambda x, y, _: ceil_div(x, y),
 }
 programs = st.lists(
     st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 5), st.integers(0, 5)), max_size=6
 )
 
 
-def run(program, b, t):
+def run(program, b, t, guards):
     """A few numbers computed from two sizes; ``None`` where an operation has no answer."""
     values = [b, t, 1, 3, 64, 192]
     for name, left, right in program:
@@ -52,20 +52,19 @@ def run(program, b, t):
         divides_safely = surely_less(0, y) and surely_less(-1, x)
         if name in ("//", "%", "ceil") and not divides_safely:
             return None
-        values.append(OPERATIONS[name](x, y))
+        values.append(OPERATIONS[name](x, y, guards))
     return values
 
 
 @settings(max_examples=300, deadline=None)
 @given(programs, SIZES)
 def test_formulas_give_at_every_size_what_plain_numbers_give(program, sizes):
-    domain = Domain()
-    with domain.noting():
-        values = run(program, B, T)
+    guards = GuardSet()
+    values = run(program, B, T, guards)
     assume(values is not None)
-    plain = run(program, sizes["b"], sizes["t"])
-    if not domain.contains(sizes):
-        return  # those sizes answer a question otherwise
+    plain = run(program, sizes["b"], sizes["t"], GuardSet())
+    if not guards.holds(sizes):
+        return  # a guard does not hold for those sizes
     assert plain is not None
     assert [at(each, sizes) for each in values] == plain
 
@@ -73,19 +72,17 @@ def test_formulas_give_at_every_size_what_plain_numbers_give(program, sizes):
 @settings(max_examples=200, deadline=None)
 @given(programs)
 def test_the_sample_is_what_the_sample_gives(program):
-    with Domain().noting():
-        values = run(program, B, T)
+    values = run(program, B, T, GuardSet())
     assume(values is not None)
-    assert [sample_of(each) for each in values] == run(program, 7, 97)
+    assert [sample_of(each) for each in values] == run(program, 7, 97, GuardSet())
 
 
 @settings(max_examples=200, deadline=None)
 @given(programs, SIZES)
 def test_bounds_and_proofs_hold_at_every_size(program, sizes):
-    domain = Domain()
-    with domain.noting():
-        values = run(program, B, T)
-    assume(values is not None and domain.contains(sizes))
+    guards = GuardSet()
+    values = run(program, B, T, guards)
+    assume(values is not None and guards.holds(sizes))
     for x in values:
         assert at(x, sizes) <= largest(x)
         for y in values:
@@ -93,14 +90,13 @@ def test_bounds_and_proofs_hold_at_every_size(program, sizes):
                 assert at(x, sizes) < at(y, sizes)
             if same(x, y):
                 assert at(x, sizes) == at(y, sizes)
-            assert (rank(x) == rank(y)) is same(x, y)
+            assert (size_key(x) == size_key(y)) is same(x, y)
 
 
 @settings(max_examples=200, deadline=None)
 @given(programs, SIZES)
 def test_formulas_survive_data_and_pickle_and_move_to_other_dims(program, sizes):
-    with Domain().noting():
-        values = run(program, B, T)
+    values = run(program, B, T, GuardSet())
     assume(values is not None)
     others = {"b": Size.dim("b", 1, 64, 9), "t": Size.dim("t", 2, 1024, 101)}
     for each in values:
@@ -110,48 +106,63 @@ def test_formulas_survive_data_and_pickle_and_move_to_other_dims(program, sizes)
             assert at(with_dims(each, others), sizes) == at(each, sizes)
 
 
-def test_what_is_the_same_for_all_sizes_is_answered_and_not_asked():
-    domain = Domain()
+def test_what_is_the_same_for_all_sizes_is_answered():
     n = B * T * 64
-    with domain.noting():
-        assert n // 64 == B * T
-        assert n // T == 64 * B
-        assert n % (T * 64) == 0
-        assert (n - 1) // (T * 64) == B - 1
-        assert (n - 1) % (T * 64) == T * 64 - 1
-        assert max(T - 1, 0) == T - 1
-        assert T * T >= T
-        assert T < 2000
-        assert n
-        assert math.prod((B, T, 64)) == n
-        assert sum([B, B, T]) == 2 * B + T
-        assert {T: "t"}[T] == "t"
-    assert not domain.questions
+    assert n // 64 == B * T
+    assert n // T == 64 * B
+    assert n % (T * 64) == 0
+    assert (n - 1) // (T * 64) == B - 1
+    assert (n - 1) % (T * 64) == T * 64 - 1
+    assert max(T - 1, 0) == T - 1
+    assert T * T >= T
+    assert T < 2000
+    assert n
+    assert math.prod((B, T, 64)) == n
+    assert sum([B, B, T]) == 2 * B + T
+    assert {T: "t"}[T] == "t"
+    guards = GuardSet()
+    assert guards.less(T, 2000)
+    assert guards.equal(n // 64, B * T)
+    assert not guards.guards
 
 
-def test_what_depends_is_answered_for_the_sample_and_noted():
-    domain = Domain()
-    with domain.noting():
-        assert T != 64
-        assert T > B
-        assert not T < 50
-    assert domain.contains({"b": 1, "t": 65})
-    assert not domain.contains({"b": 1, "t": 64})
-    assert not domain.contains({"b": 60, "t": 55})
-    assert not domain.contains({"b": 1, "t": 49})
+def test_what_depends_is_the_samples_answer_and_a_guard():
+    guards = GuardSet()
+    assert not guards.equal(T, 64)
+    assert guards.less(B, T)
+    assert not guards.less(T, 50)
+    assert guards.holds({"b": 1, "t": 65})
+    assert not guards.holds({"b": 1, "t": 64})
+    assert not guards.holds({"b": 60, "t": 55})
+    assert not guards.holds({"b": 1, "t": 49})
+    larger = GuardSet()
+    assert same(larger.larger_of(T, 50), T)
+    assert larger.smaller_of(B, T) is B
+    assert larger.holds({"b": 50, "t": 50})
+    assert not larger.holds({"b": 1, "t": 49})
+    assert not larger.holds({"b": 60, "t": 55})
 
 
-def test_a_question_without_a_domain_is_an_error():
+@pytest.mark.parametrize(
+    "compare",
+    [
+        lambda: T == 64, lambda: T != 64, lambda: T < 64, lambda: T >= B, lambda: bool(T - 2),
+        lambda: int(T), lambda: (T, 8) == (64, 8), lambda: 64 in (B, T), lambda: max(T, 64),
+    ],
+)  # fmt: skip
+def test_what_depends_is_an_error_without_guards(compare):
     with pytest.raises(VerifyError, match="no answer for all sizes"):
-        _ = T == 64
+        compare()
+    assert not same(T, 64)
+    assert not surely_less(T, 64)
 
 
-def test_a_number_taken_out_pins_the_size():
-    domain = Domain()
-    with domain.noting():
-        assert type(int(T)) is int
-    assert domain.contains({"b": 3, "t": 97})
-    assert not domain.contains({"b": 3, "t": 98})
+def test_each_set_of_guards_has_all_that_were_asked_for_with_it():
+    """A memo of what was computed before, in another compile, must not lose a guard."""
+    for _ in range(2):
+        guards = GuardSet()
+        assert not guards.equal(T - 1, 1)
+        assert not guards.holds({"b": 1, "t": 2})
 
 
 @pytest.mark.parametrize("lose", [float, lambda n: n / 2, lambda n: 1 / n, lambda n: n << 1,

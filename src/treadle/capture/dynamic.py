@@ -7,8 +7,8 @@ from torch import Tensor
 
 from treadle.capture.finish import Captured
 from treadle.capture.sources import Batch, Source
-from treadle.compat.fake import sample_mode, symbolic_mode
-from treadle.graph.dynamic import Symbols, sampled
+from treadle.compat.fake import symbolic_mode
+from treadle.graph.dynamic import SampleMode, Symbols, sampled
 from treadle.util.extents import Size
 
 Dims = Mapping[int, tuple[int, ...]]
@@ -38,7 +38,6 @@ def with_symbols(
 
 
 def take_samples(captured: Captured, symbols: Symbols) -> None:
-    """From symbols to samples with twins; what the trace asked of sizes goes into ``domain``."""
-    sampled(captured.step.graph, symbols, sample_mode())
-    with captured.domain.noting():
-        symbols.note()
+    """From symbols to samples with twins; what the trace asked of sizes is guarded."""
+    sampled(captured.step.graph, SampleMode(symbols))
+    symbols.note()

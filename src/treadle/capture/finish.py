@@ -45,7 +45,6 @@ from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.types import tensors_in
 from treadle.graph.values import gather_results, refresh
 from treadle.util.expected import expect
-from treadle.util.extents import Domain
 from treadle.util.generators import GeneratorRef
 
 T = TypeVar("T")
@@ -83,7 +82,6 @@ class Captured:
     scalars: Scalars
     inputs: Inputs
     pending: dict[tuple[int, str], Tensor] = field(default_factory=dict[tuple[int, str], Tensor])
-    domain: Domain = field(default_factory=Domain)  # the sizes that the step is right for
 
     @property
     def kept_bytes(self) -> int:

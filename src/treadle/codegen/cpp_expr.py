@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position
+from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, formula_of, values_of
 from treadle.loop.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.traverse import operands_of
 from treadle.util.errors import LoweringError, require
@@ -159,7 +159,7 @@ class Writer:
 
     def index_depth(self, index: Index) -> int:
         axes = [self.depths[axis] for axis in index.axes]
-        return max([*axes, *(self.depth(each) for each in index.values)], default=0)
+        return max([*axes, *(self.depth(each) for each in values_of(index))], default=0)
 
     def index(self, index: Index) -> str:
         """``c + i0`` where ``i0 = 64*r + 3`` is computed once per row."""
@@ -188,7 +188,7 @@ class Writer:
             case Mod():
                 return self._division(atom.index, atom.n, "%", "t_mod")
             case Value():
-                return f"(int64_t){self.value(atom.expr)}"
+                return f"(int64_t){self.value(formula_of(atom))}"
 
     def _division(self, index: Index, n: int, sign: str, signed: str) -> str:
         inside, depth = self.index(index), self.index_depth(index)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from treadle.codegen.triton_expr import TYPES, Named, Writer
 from treadle.codegen.triton_reduce import Partial, Tile, collapse, fill, finish
-from treadle.loop.expr import Reduce
+from treadle.loop.expr import Reduce, values_of
 from treadle.loop.kernel import Definition, Form, Kernel, KernelSchedule, Store
 from treadle.loop.nest import is_position, is_wide
 
@@ -67,7 +67,7 @@ class Body:
         """``buffer[index] = value`` on the lanes that exist (and where ``only`` holds)."""
         writer = self.writer
         value = writer.evaluate(item.value)
-        done = {id(node): writer.evaluate(node) for node in item.index.values}
+        done = {id(node): writer.evaluate(node) for node in values_of(item.index)}
         index = writer.index(item.index, done)
         offset = index.text
         for axis in ("r", "c"):

@@ -253,7 +253,7 @@ class Writer:
                     return Named(rest, value.axes)
                 return Named(self.name(f"(({value.text}) - {rest}) // {n}"), value.axes)
             case Value():
-                value = done[id(atom.expr)]
+                value = done[id(atom.formula)]
                 kind = "tl.int64" if self.wide else "tl.int32"
                 return Named(self.name(f"{value.text}.to({kind})"), value.axes)
 

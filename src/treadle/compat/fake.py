@@ -65,11 +65,6 @@ def alone(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def sample_mode() -> FakeTensorMode:
-    """A fake mode for values of known sizes."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
 def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple[Any, Size]]]:
     """A fake mode whose tensors may have these sizes, and by the name of its symbol each size as
     a ``SymInt`` and as it was given."""
@@ -80,12 +75,12 @@ def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple
     for size in dims:
         (dim,) = size.formula.dims
         source = ConstantSource(dim.name)
-        ends = StrictMinMaxConstraint(warn_only=False, vr=ValueRanges(dim.low, dim.high))
+        bounds = StrictMinMaxConstraint(warn_only=False, vr=ValueRanges(dim.low, dim.high))
         symbol = env.create_symbol(
             dim.sample,
             source,
             dynamic_dim=DimDynamic.DYNAMIC,
-            constraint_dim=ends,
+            constraint_dim=bounds,
             do_not_specialize_zero_one=True,
         )
         known[str(symbol)] = env.create_symintnode(symbol, hint=dim.sample, source=source), size
@@ -115,7 +110,6 @@ __all__ = [
     "fake_mode_of",
     "fake_operations_heard",
     "is_fake",
-    "sample_mode",
     "symbolic_mode",
     "without_words",
 ]

@@ -20,7 +20,7 @@ from treadle.compiler.memory import Scheduled, lowered, plan_within, planned
 from treadle.compiler.request import CompileRequest, build_for, key_of, request_of
 from treadle.compiler.specialization import require_unspecialized
 from treadle.compiler.tune import tuned
-from treadle.graph.dynamic import dims_of_graph
+from treadle.graph.dynamic import dims_of_graph, guards_of
 from treadle.graph.lookups import IndexCheck
 from treadle.graph.signature import Role, StepGraph
 from treadle.loop.kernel import Kernel
@@ -36,7 +36,7 @@ from treadle.runtime.replay import Terms
 from treadle.schedule.launches import launches_of
 from treadle.util.collector import without_collector
 from treadle.util.errors import internal_errors
-from treadle.util.extents import Domain
+from treadle.util.extents import GuardSet
 from treadle.util.sizes import parse_bytes
 
 _ROOM = 1 << 20
@@ -53,7 +53,6 @@ def compile_graph(
         options,
         cache=cache,
         clock=clock,
-        domain=captured.domain,
         generators=captured.generators,
         kept=captured.kept_bytes,
     )
@@ -68,12 +67,11 @@ def compile_step(
     *,
     cache: Cache,
     clock: Clock | None = None,
-    domain: Domain | None = None,
     generators: Sequence[torch.Generator] = (),
     kept: int = 0,
 ) -> Built:
-    """A graph to something that runs on ``device``. ``domain``: what was asked of its sizes;
-    ``generators``: the user's that it draws from; ``kept``: bytes beside its own."""
+    """A graph to something that runs on ``device``. ``generators``: the user's that it draws from;
+    ``kept``: bytes beside its own."""
     clock = clock or Clock()
     step = extended(step, clock.watcher)
     dims = dims_of_graph(step.graph)
@@ -82,10 +80,7 @@ def compile_step(
         checks.require_fixed()
     with clock.stage("look up"):
         build_ = build_for(device, options, cache)
-        asked = domain or Domain()
-        request = request_of(
-            step, device, options, build_, cache=cache, asked=tuple(asked.questions), kept=kept
-        )
+        request = request_of(step, device, options, build_, cache=cache, kept=kept)
         facts = request.facts
         key = key_of(facts)
         entry = None if options.watched else cache.get(key)
@@ -93,9 +88,10 @@ def compile_step(
     lines = request.canonical.lines
     if entry is None or found is None:  # what another version wrote is written again
         internal = internal_errors("compiling the step")
-        with lines.in_errors(), internal, without_collector(), asked.noting():
+        with lines.in_errors(), internal, without_collector():
             made = _generate(request, build_, cache, clock)
-        found = replace(made[0], questions=tuple(asked.questions)), made[1]
+        guards = tuple(guards_of(request.step.graph).guards)
+        found = replace(made[0], guards=guards), made[1]
         entry = saved_bytes(*found)
         from_cache = False
     else:
@@ -156,12 +152,12 @@ def _generate(
     watcher.made("decisions", memory.table)
     with clock.stage("lower and schedule"):
         scheduled = judged or planned(memory.step, target)
-        _verify(scheduled)
+        _verify(scheduled, guards_of(memory.step.graph))
         require_unspecialized(memory.step, scheduled.program, partial(lowered, target=target))
     if target.options.tune and not target.library:
         with clock.stage("tune"):
             scheduled = tuned(scheduled, target, build_, cache)
-            _verify(scheduled)
+            _verify(scheduled, guards_of(memory.step.graph))
     watcher.made("loops", scheduled.program)
     watcher.made("kernels", scheduled.plan)
     with clock.stage("generate code"):
@@ -176,8 +172,8 @@ def _generate(
     return artifact, log
 
 
-def _verify(scheduled: Scheduled) -> None:
-    verify_program(scheduled.program)
+def _verify(scheduled: Scheduled, guards: GuardSet) -> None:
+    verify_program(scheduled.program, guards)
     for step in scheduled.plan.steps:
         if isinstance(step, Kernel):
-            verify_kernel(step, scheduled.plan.buffers)
+            verify_kernel(step, scheduled.plan.buffers, guards)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from treadle.compat.operator_facts import facts_of
 from treadle.compat.switches import switches
 from treadle.compiler.ceilings import ceilings
 from treadle.graph.canonical import CanonicalStep, canonical, text_of_value
-from treadle.graph.dynamic import dims_of_graph
+from treadle.graph.dynamic import dims_of_graph, guards_of
 from treadle.graph.operators import OpOverload
 from treadle.graph.signature import StepGraph
 from treadle.options import Options, deciding
@@ -25,7 +25,7 @@ from treadle.targets.measure import to_words
 from treadle.targets.model import DeviceModel
 from treadle.targets.record import DeviceTarget
 from treadle.targets.registry import model_for, target_for
-from treadle.util.extents import Question
+from treadle.util.extents import Guard
 from treadle.util.formulas import to_data
 
 
@@ -64,14 +64,14 @@ class Target:
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """A step, the questions that its sizes have been asked, where it is to run, and on what.
+    """A step, the guards on its sizes so far, where it is to run, and on what.
 
     The stages get this and nothing else: a step without a fact that is not in its digest, and
     options without those that decide nothing. So equal keys are equal artifacts.
     """
 
     canonical: CanonicalStep
-    asked: tuple[Question, ...]
+    guards: tuple[Guard, ...]
     target: Target
     machine: Machine
 
@@ -87,7 +87,7 @@ class CompileRequest:
             "graph": self.canonical.digest,
             "constants": self.canonical.constants,
             "sizes": ", ".join(f"{dim!r}" for dim in dims_of_graph(self.step.graph)),
-            "questions": json.dumps([[to_data(q.formula), q.sign, q.answer] for q in self.asked]),
+            "guards": json.dumps([[to_data(g.formula), g.sign, g.answer] for g in self.guards]),
             "costs": _foreign_costs(self.step),
             "device": self.target.device,
             "like": self.target.like,
@@ -106,11 +106,9 @@ def request_of(
     build: Build,
     *,
     cache: Cache,
-    asked: Sequence[Question] = (),
     kept: int = 0,
 ) -> CompileRequest:
-    """The request for ``step`` on ``device``; ``asked``: what capture asked of its sizes; ``kept``:
-    as of the target."""
+    """The request for ``step`` on ``device``; ``kept``: as of the target."""
     here = machine(torch.device(device), switches(), build.identity)
     target = Target(
         device,
@@ -121,7 +119,7 @@ def request_of(
     )
     if options.measure and not target.record.on_host:
         target = replace(target, ceilings=ceilings(target.record, device, cache))
-    return CompileRequest(canonical(step), tuple(asked), target, here)
+    return CompileRequest(canonical(step), tuple(guards_of(step.graph).guards), target, here)
 
 
 def build_for(device: str, options: Options, cache: Cache) -> Build:

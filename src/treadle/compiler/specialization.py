@@ -6,12 +6,12 @@ program that is right for one size alone. Two samples of every dim are lowered; 
 
 from collections.abc import Callable
 
-from treadle.graph.dynamic import dims_of_graph, resampled, sampling
+from treadle.graph.dynamic import dims_of_graph, resampled, symbols_of_graph
 from treadle.graph.signature import StepGraph
 from treadle.loop.printing import show_program
 from treadle.loop.program import Program
 from treadle.util.errors import LoweringError
-from treadle.util.extents import Domain, Size
+from treadle.util.extents import Size
 from treadle.util.formulas import Dim
 
 
@@ -20,13 +20,13 @@ def require_unspecialized(
 ) -> None:
     """``LoweringError`` TR-306 if ``make``, which gave ``program``, gives another one for the step
     with other samples. Nothing to do where all shapes are known."""
-    dims = dims_of_graph(step.graph)
-    if not dims:
+    symbols = symbols_of_graph(step.graph)
+    if symbols is None:
         return
+    dims = dims_of_graph(step.graph)
     others = {dim.name: Size.dim(dim.name, dim.low, dim.high, _other(dim)) for dim in dims}
-    graph = resampled(step.graph, others)
-    with Domain().noting(), sampling(step.graph, others):
-        again = make(StepGraph(graph, step.signature, list(step.history)))
+    graph = resampled(step.graph, symbols, others)
+    again = make(StepGraph(graph, step.signature, list(step.history)))
     for first, second in zip(
         show_program(program).splitlines(), show_program(again).splitlines(), strict=False
     ):

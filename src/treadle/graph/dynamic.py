@@ -4,6 +4,9 @@ A graph of a step with dynamic shapes looks like any other: its fake values have
 sample, so that passes can count and compare. Each value of dynamic sizes has a *twin*, the fake
 value with symbols of the ``ShapeEnv`` that the step was traced under, and sizes among the arguments
 are ``Size``. ``layout_of`` gives shape and strides as ``Size``.
+
+All values of such a graph are of one ``SampleMode``, which has the twins and the ``Symbols``.
+Whoever has a value or the graph has these; two graphs share nothing, however equal their dims are.
 """
 
 import operator
@@ -11,57 +14,48 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 from torch.fx.node import map_aggregate, map_arg
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from treadle.compat.fake import FakeTensor, FakeTensorMode
 from treadle.util.errors import LoweringError
-from treadle.util.extents import Size, as_int, dims_in, sample_of, with_dims
+from treadle.util.extents import GuardSet, Size, as_int, dims_in, sample_of, with_dims
 from treadle.util.formulas import Dim, Quotient
 from treadle.util.generators import without_generators
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
-_TWINS: Any = WeakTensorKeyDictionary()
-_SYMBOLS: "WeakKeyDictionary[Any, Symbols]" = WeakKeyDictionary()
-_BY_DIM: "WeakValueDictionary[Dim, Symbols]" = WeakValueDictionary()
+Known = Mapping[str, tuple[SymInt, Size]]
+"""By the name of a symbol: the ``SymInt`` and the ``Size`` of the same dim."""
 
 
 class Symbols:
-    """The dims of a trace, as PyTorch's symbols and as ours.
+    """The dims of a trace, as PyTorch's symbols and as ours, and what they were found to be.
 
-    ``mode``: the fake mode whose ``ShapeEnv`` knows the symbols; ``known`` maps the name of a
-    symbol there to the ``SymInt`` and the ``Size`` of the same dim.
+    ``mode``: the fake mode whose ``ShapeEnv`` knows the symbols. ``guards``: for which sizes the
+    trace, and all that is made of it, is right.
     """
 
-    def __init__(self, mode: Any, known: Mapping[str, tuple[SymInt, Size]]) -> None:
+    def __init__(self, mode: Any, known: Known) -> None:
         self.mode = mode
+        self.guards = GuardSet()
+        self._known = known
         self._sizes = {name: size for name, (_, size) in known.items()}
         self._ints = {dim: symint for symint, size in known.values() for dim in size.formula.dims}
         self._noted = 0
         self._replayed: dict[Any, Any] = {}
-        _SYMBOLS[mode] = self
-        for dim in self._ints:
-            _BY_DIM[dim] = self
 
-    @contextmanager
-    def sampling(self, sizes: Mapping[str, Size]) -> Iterator[None]:
-        """Inside, the symbols stand for these sizes: the same dims with other samples."""
-        old = self._sizes
-        by_name = {dim.name: symbol for symbol, each in old.items() for dim in each.formula.dims}
-        ints = {dim.name: symint for dim, symint in self._ints.items()}
-        replayed, self._replayed = self._replayed, {}
-        self._sizes = old | {by_name[name]: size for name, size in sizes.items()}
-        for dim in [dim for size in sizes.values() for dim in size.formula.dims]:
-            self._ints[dim] = ints[dim.name]
-            _BY_DIM[dim] = self
-        try:
-            yield
-        finally:
-            self._sizes, self._replayed = old, replayed
+    def with_samples(self, sizes: Mapping[str, Size]) -> "Symbols":
+        """The same dims with other samples, by name. Nothing is guarded yet."""
+        known = {
+            symbol: (symint, sizes.get(dim.name, size))
+            for symbol, (symint, size) in self._known.items()
+            for dim in size.formula.dims
+        }
+        return Symbols(self.mode, known)
 
     def size(self, value: int | SymInt) -> int:
         """A number of the trace as one of ours."""
@@ -88,7 +82,7 @@ class Symbols:
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
-        """Inside, PyTorch may compute with the symbols; what it asks of them is noted."""
+        """Inside, PyTorch may compute with the symbols; what it asks of them is guarded."""
         with torch.no_grad(), self.mode:
             yield
         self.note()
@@ -108,14 +102,25 @@ class Symbols:
             return self._sizes[str(expr)]
         parts = [self._from(each) for each in expr.args] if not expr.is_Pow else []
         name = type(expr).__name__
-        if name in _SUMS:
-            return reduce(_SUMS[name], parts)
+        combine = self._combines(name)
+        if combine is not None:
+            return reduce(combine, parts)
         if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
             return reduce(operator.mul, [self._from(expr.base)] * int(expr.exp))
         raise LoweringError(f"a size of the step is {expr}, which has no form", code="TR-305")
 
+    def _combines(self, name: str) -> Callable[[int, int], int] | None:
+        """What a kind of sympy expression does with two numbers; ``None`` if it is not known."""
+        match name:
+            case "Max":
+                return self.guards.larger_of
+            case "Min":
+                return self.guards.smaller_of
+            case _:
+                return _SUMS.get(name)
+
     def note(self) -> None:
-        """Ask again what PyTorch has asked of its symbols, for the ``Domain`` in force to note."""
+        """Guard what PyTorch has asked of its symbols since this was done last."""
         env = self.mode.shape_env
         relations = [guard.expr for guard in env.guards[self._noted :]]
         self._noted += len(relations)
@@ -123,9 +128,9 @@ class Symbols:
             if type(relation).__name__ not in _RELATIONS:
                 raise LoweringError(f"the step asks whether {relation}", code="TR-305")
             left, right = (self._from(each) for each in relation.args)
-            _RELATIONS[type(relation).__name__](left, right)
+            _RELATIONS[type(relation).__name__](self.guards, left, right)
         for symbol, other in env.replacements.items():
-            _ = self._from(symbol) == self._from(other)
+            self.guards.equal(self._from(symbol), self._from(other))
 
 
 _SUMS: Mapping[str, Callable[[int, int], int]] = {
@@ -135,68 +140,102 @@ _SUMS: Mapping[str, Callable[[int, int], int]] = {
     "CleanDiv": operator.floordiv,
     "Mod": operator.mod,
     "PythonMod": operator.mod,
-    "Max": max,
-    "Min": min,
 }
-_RELATIONS: Mapping[str, Callable[[int, int], bool]] = {
-    "Equality": operator.eq,
-    "Unequality": operator.ne,
-    "StrictLessThan": operator.lt,
-    "LessThan": operator.le,
-    "StrictGreaterThan": operator.gt,
-    "GreaterThan": operator.ge,
+
+
+def _less_swapped(guards: GuardSet, left: int, right: int) -> bool:
+    return guards.less(right, left)
+
+
+_RELATIONS: Mapping[str, Callable[[GuardSet, int, int], bool]] = {
+    "Equality": GuardSet.equal,
+    "Unequality": GuardSet.equal,
+    "StrictLessThan": GuardSet.less,
+    "LessThan": _less_swapped,
+    "StrictGreaterThan": _less_swapped,
+    "GreaterThan": GuardSet.less,
 }
+"""The guard that says which way a relation of sympy's goes: ``a <= b`` is ``not b < a``."""
+
+
+class SampleMode(FakeTensorMode):
+    """The fake mode of a graph's samples: knows the twin of each, and the symbols of the twins."""
+
+    def __init__(self, symbols: Symbols) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.symbols = symbols
+        self.twins: Any = WeakTensorKeyDictionary()
+
+
+def _sample_mode_of(value: Tensor) -> SampleMode | None:
+    """The mode of a sample; ``None`` for any other tensor."""
+    mode = value.fake_mode if isinstance(value, FakeTensor) else None
+    return mode if isinstance(mode, SampleMode) else None
+
+
+def _twin_and_symbols(value: Tensor) -> tuple[Tensor, Symbols] | None:
+    mode = _sample_mode_of(value)
+    twin = None if mode is None else mode.twins.get(value)
+    return None if mode is None or twin is None else (twin, mode.symbols)
 
 
 def twin_of(value: Any) -> Any:
     """The fake value with symbols, of a value or a tuple of them; itself where it has none."""
     if isinstance(value, tuple | list):
         return type(value)(twin_of(each) for each in value)
-    return _TWINS.get(value, value) if isinstance(value, Tensor) else value
+    found = _twin_and_symbols(value) if isinstance(value, Tensor) else None
+    return value if found is None else found[0]
 
 
 def pair(value: Any, twin: Any) -> None:
-    """From now on ``twin`` is the twin of ``value``; both may be tuples."""
+    """From now on ``twin`` is the twin of ``value``; both may be tuples. What has no symbols is
+    no twin."""
     if isinstance(value, tuple | list):
         for each, other in zip(value, twin, strict=True):
             pair(each, other)
-    elif isinstance(value, Tensor) and twin is not value:
-        _TWINS[value] = twin
+    elif isinstance(value, Tensor) and isinstance(twin, FakeTensor):
+        mode = _sample_mode_of(value)
+        if mode is not None and twin.fake_mode is mode.symbols.mode:
+            mode.twins[value] = twin
 
 
 def layout_of(value: Tensor) -> Layout:
     """Shape and strides, with a ``Size`` wherever the call decides."""
-    twin = _TWINS.get(value)
-    if twin is None:
+    found = _twin_and_symbols(value)
+    if found is None:
         return tuple(value.shape), tuple(value.stride())
-    symbols = _SYMBOLS[twin.fake_mode]
+    twin, symbols = found
     return tuple(map(symbols.size, twin.shape)), tuple(map(symbols.size, twin.stride()))
 
 
 def offset_of(value: Tensor) -> int:
     """The place of the first element in its storage, in elements."""
-    twin = _TWINS.get(value)
-    if twin is None:
+    found = _twin_and_symbols(value)
+    if found is None:
         return int(value.storage_offset())
-    return _SYMBOLS[twin.fake_mode].size(twin.storage_offset())
+    twin, symbols = found
+    return symbols.size(twin.storage_offset())
 
 
-def symbols_of(values: Any) -> "Symbols | None":
+def symbols_of(values: Any) -> Symbols | None:
     """The symbols behind the first value that has a twin."""
     for value in _tensors(values):
-        twin = _TWINS.get(value)
-        if twin is not None:
-            return _SYMBOLS[twin.fake_mode]
+        found = _twin_and_symbols(value)
+        if found is not None:
+            return found[1]
     return None
 
 
-def symbols_in(sizes: Any) -> "Symbols | None":
-    """The symbols behind the first ``Size`` in nested tuples and lists of numbers."""
-    if isinstance(sizes, Size):
-        return next(_BY_DIM[dim] for dim in sizes.formula.dims)
-    if isinstance(sizes, tuple | list):
-        return next((found for each in sizes if (found := symbols_in(each))), None)
-    return None
+def symbols_of_graph(graph: fx.Graph) -> Symbols | None:
+    """The symbols behind a graph of samples; ``None`` where all shapes are known."""
+    return symbols_of([node.meta.get("val") for node in graph.find_nodes(op="placeholder")])
+
+
+def guards_of(graph: fx.Graph) -> GuardSet:
+    """For which sizes what is made of a graph is right: a set without guards, for one whose
+    shapes are known."""
+    symbols = symbols_of_graph(graph)
+    return GuardSet() if symbols is None else symbols.guards
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -209,9 +248,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(tuple(value.values()))
 
 
-def mode_of(values: Any) -> Any:
-    """The fake mode of the first tensor among ``values``."""
-    return next(value.fake_mode for value in _tensors(values))  # type: ignore[attr-defined]
+def sample_mode_of(values: Any) -> SampleMode:
+    """The mode of the first sample among ``values``."""
+    modes = (_sample_mode_of(value) for value in _tensors(values))
+    return next(mode for mode in modes if mode is not None)
 
 
 @contextmanager
@@ -239,7 +279,7 @@ def _as_traced(symbols: Symbols, leaf: Any) -> Any:
     return twin_of(leaf) if isinstance(leaf, Tensor) else leaf
 
 
-def sampled(graph: fx.Graph, symbols: Symbols, sample_mode: Any) -> None:
+def sampled(graph: fx.Graph, mode: SampleMode) -> None:
     """A graph traced with symbols becomes one of samples and twins, in place.
 
     ::
@@ -247,6 +287,7 @@ def sampled(graph: fx.Graph, symbols: Symbols, sample_mode: Any) -> None:
         before:  n = sym_size(x, 0); m = n * 2; y = view(x, [m, -1])      val: symbolic
         after:   y = view(x, [2*S, -1])                                   val: sample, with a twin
     """
+    symbols = mode.symbols
     numbers: dict[fx.Node, int] = {}
 
     def plain(leaf: Any) -> Any:
@@ -270,13 +311,13 @@ def sampled(graph: fx.Graph, symbols: Symbols, sample_mode: Any) -> None:
             continue
         node.args = map_aggregate(node.args, plain)
         node.kwargs = map_aggregate(node.kwargs, plain)
-        node.meta["val"] = _sample(node, symbols, sample_mode)
+        node.meta["val"] = _sample(node, mode)
         pair(node.meta["val"], twin)
     for node in reversed(list(numbers)):
         graph.erase_node(node)
 
 
-def _sample(node: fx.Node, symbols: Symbols, mode: Any) -> Any:
+def _sample(node: fx.Node, mode: SampleMode) -> Any:
     twin = node.meta.get("val")
     if node.op == "call_function":
         args = map_arg(node.args, lambda each: each.meta["val"])
@@ -286,43 +327,29 @@ def _sample(node: fx.Node, symbols: Symbols, mode: Any) -> Any:
     if not isinstance(twin, Tensor):
         return twin
     shape, strides = (
-        [sample_of(symbols.size(n)) for n in sizes] for sizes in (twin.shape, twin.stride())
+        [sample_of(mode.symbols.size(n)) for n in sizes] for sizes in (twin.shape, twin.stride())
     )
     with in_mode(mode):
         return torch.empty_strided(shape, strides, dtype=twin.dtype, device=twin.device)
 
 
-def resampled(graph: fx.Graph, sizes: Mapping[str, Size]) -> fx.Graph:
-    """A copy of a graph of samples for other samples of the same dims; read it ``sampling``."""
-    symbols = _BY_DIM[dims_of_graph(graph)[0]]
+def resampled(graph: fx.Graph, symbols: Symbols, sizes: Mapping[str, Size]) -> fx.Graph:
+    """A copy of a graph of samples, which ``symbols`` are behind, for other samples of its dims."""
+    mode = SampleMode(symbols.with_samples(sizes))
     made = fx.Graph(owning_module=graph.owning_module)
     made.output(made.graph_copy(graph, {}))
-    mode = sample_mode(graph)
-    with symbols.sampling(sizes):
-        for new, old in zip(made.nodes, graph.nodes, strict=True):
-            new.args, new.kwargs = map_aggregate(
-                (new.args, new.kwargs),
-                lambda x: with_dims(x, sizes) if isinstance(x, Size) else x,
-            )
-            new.meta = dict(old.meta)
-            if new.op != "output":
-                twin = twin_of(old.meta["val"])
-                new.meta["val"] = twin
-                new.meta["val"] = _sample(new, symbols, mode)
-                pair(new.meta["val"], twin)
+    for new, old in zip(made.nodes, graph.nodes, strict=True):
+        new.args, new.kwargs = map_aggregate(
+            (new.args, new.kwargs),
+            lambda x: with_dims(x, sizes) if isinstance(x, Size) else x,
+        )
+        new.meta = dict(old.meta)
+        if new.op != "output":
+            twin = twin_of(old.meta["val"])
+            new.meta["val"] = twin
+            new.meta["val"] = _sample(new, mode)
+            pair(new.meta["val"], twin)
     return made
-
-
-@contextmanager
-def sampling(graph: fx.Graph, sizes: Mapping[str, Size]) -> Iterator[None]:
-    """Inside, the dims of a graph have other samples."""
-    with _BY_DIM[dims_of_graph(graph)[0]].sampling(sizes):
-        yield
-
-
-def sample_mode(graph: fx.Graph) -> Any:
-    """The fake mode of the samples of a graph."""
-    return mode_of([node.meta.get("val") for node in graph.nodes])
 
 
 def dims_of_graph(graph: fx.Graph) -> list[Dim]:

@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
 from treadle.compat.operators import OpOverload
-from treadle.graph.dynamic import mode_of, sampled, symbols_of, twin_of
+from treadle.graph.dynamic import sample_mode_of, sampled, symbols_of, twin_of
 from treadle.graph.values import inherit
 from treadle.util.generators import without_generators
 
@@ -40,7 +40,7 @@ def traced_call(
     twins = [twin_of(each) for each in fakes]
     with symbols.replaying():
         module = make_fx(run, decomposition_table=table, tracing_mode="symbolic")(*twins)
-    sampled(module.graph, symbols, mode_of(fakes))
+    sampled(module.graph, sample_mode_of(fakes))
     return module
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from treadle.graph.dynamic import layout_of
-from treadle.util.extents import rank
+from treadle.util.extents import size_key
 
 _SHORT = {
     torch.float16: "f16",
@@ -44,7 +44,7 @@ class TensorType:
 
     @property
     def _key(self) -> tuple[Any, ...]:
-        sizes = tuple(map(rank, (*self.shape, *self.strides)))
+        sizes = tuple(map(size_key, (*self.shape, *self.strides)))
         return self.dtype, len(self.shape), sizes, self.device
 
     @property

@@ -21,11 +21,11 @@ trees: every traversal is memoised.
 import enum
 import math
 from dataclasses import dataclass, field
-from typing import final
+from typing import cast, final
 
 import torch
 
-from treadle.loop.index import Axis, Index
+from treadle.loop.index import Axis, Formula, Index, Value
 from treadle.util.errors import VerifyError, require
 
 DTYPES = frozenset({
@@ -49,7 +49,7 @@ BOOLEAN = frozenset("and or xor not isnan isinf".split())
 
 @final
 @dataclass(frozen=True, slots=True)
-class Const:
+class Const(Formula):
     """A literal. Floats may be infinite or NaN. Equal literals have the same bits: NaN equals
     itself, and 0.0 is not -0.0."""
 
@@ -71,7 +71,7 @@ class Const:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Position:
+class Position(Formula):
     """An index as an int64 value."""
 
     index: Index
@@ -83,7 +83,7 @@ class Position:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Load:
+class Load(Formula):
     """``buffer[index]``, and zero without reading where ``mask`` is false."""
 
     buffer: str
@@ -101,7 +101,7 @@ class Load:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Local:
+class Local(Formula):
     """A value that an earlier definition of the same kernel computed at the same axes."""
 
     name: str
@@ -110,7 +110,7 @@ class Local:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(Formula):
     """A scalar function; operands of one dtype (``where``: after its condition)."""
 
     fn: str
@@ -151,7 +151,7 @@ class ReduceKind(enum.StrEnum):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Reduce:
+class Reduce(Formula):
     """``body`` combined over every value of ``axes``:  ``sum{k<8} x[8*i + k]``."""
 
     kind: ReduceKind
@@ -178,6 +178,18 @@ def _remember_hash(node: object, parts: tuple[object, ...]) -> None:
 
 
 Expr = Const | Position | Load | Local | Apply | Reduce
+"""All kinds of ``Formula``: a seventh must be added here, and then in what matches on them."""
+
+
+def formula_of(value: Value) -> Expr:
+    """What computes an index's value. The index algebra stands below and knows no kinds."""
+    return cast(Expr, value.formula)
+
+
+def values_of(index: Index) -> tuple[Expr, ...]:
+    """The formulas whose values ``index`` depends on."""
+    values = index.values
+    return tuple(map(formula_of, values)) if values else ()
 
 
 @final

@@ -3,8 +3,10 @@
 ::
 
     index  =  const + coefficient * atom + ...
-    atom   =  axis | floordiv(index, n) | mod(index, n) | value(expr, lo, hi)       n > 0
+    atom   =  axis | floordiv(index, n) | mod(index, n) | value(formula, lo, hi)    n > 0
 
+The algebra never looks into the formula of a value: it is given its free axes and its key. What
+formulas are, ``expr.py`` says, which stands above this module as ``traverse.py`` does above it.
 Every constructor simplifies, using the range of each atom, so that equal offsets tend to be
 equal objects::
 
@@ -22,8 +24,8 @@ order that depends only on the order in which axes were made.
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Union, final
+from functools import lru_cache
+from typing import Any, Union, final
 
 from treadle.util.errors import VerifyError, require
 from treadle.util.extents import (
@@ -31,15 +33,13 @@ from treadle.util.extents import (
     common_divisor,
     divides,
     is_negative,
-    rank,
+    is_zero,
     same,
     sample_of,
+    size_key,
     split_off,
     surely_less,
 )
-
-if TYPE_CHECKING:  # formulas hold indices, and an index may hold a formula's value
-    from treadle.loop.expr import Expr
 
 Key = tuple[Any, ...]
 """Nested tuples of numbers and strings: equal exactly when the structures are."""
@@ -87,14 +87,19 @@ class Axis(_Arithmetic):
 
     extent: int
     serial: int = field(default_factory=_serial.__next__, init=False, repr=False)
+    as_index: "Index" = field(init=False, repr=False)
+    """An axis of one value at most is the number zero."""
 
     def __post_init__(self) -> None:
         require(self.extent >= 0, VerifyError, f"an axis of extent {self.extent}")
+        single = surely_less(self.extent, 2)
+        _fill(self, as_index=ZERO if single else Index(0, ((self, 1),)))
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Inclusive; an empty axis counts as its one impossible value, zero."""
-        return 0, max(self.extent - 1, 0)
+        """Inclusive; an empty axis counts as its one impossible value, zero. One that is empty
+        for some sizes has no values for those, so that any bounds are right there."""
+        return 0, 0 if surely_less(self.extent, 1) else self.extent - 1
 
     @property
     def axes(self) -> "frozenset[Axis]":
@@ -142,7 +147,7 @@ class FloorDiv(_Keyed):
 
     def __post_init__(self) -> None:
         low, high = self.index.bounds
-        key = (1, rank(self.n), self.index.key)
+        key = (1, size_key(self.n), self.index.key)
         _fill(self, bounds=(low // self.n, high // self.n), key=key, hash=hash(key))
 
     @property
@@ -162,7 +167,7 @@ class Mod(_Keyed):
     hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        key = (2, rank(self.n), self.index.key)
+        key = (2, size_key(self.n), self.index.key)
         _fill(self, bounds=(0, self.n - 1), key=key, hash=hash(key))
 
     @property
@@ -170,29 +175,42 @@ class Mod(_Keyed):
         return self.index.axes
 
 
+class Formula:
+    """What computes a value: a node of ``expr.py``, where ``Expr`` is the closed union of all."""
+
+    __slots__ = ()
+
+
 @final
 @dataclass(frozen=True, eq=False, slots=True)
 class Value(_Keyed):
-    """A formula's integer value, known to lie in ``lo <= value <= hi``: an embedding's row."""
+    """A formula's integer value, known to lie in ``lo <= value <= hi``: an embedding's row.
 
-    expr: "Expr"
+    ``axes`` are the free axes of the formula; ``structure`` is equal for equal formulas. Made by
+    ``value_index`` of ``traverse.py``, which knows both.
+    """
+
+    formula: Formula
     lo: int
     hi: int
-    axes: frozenset[Axis] = field(init=False, repr=False)
+    axes: frozenset[Axis] = field(repr=False)
+    structure: Key = field(repr=False)
     key: Key = field(init=False, repr=False)
     hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Late: formulas are built from indices, so that module cannot come before this one.
-        from treadle.loop.traverse import axes_of, structure
-
         require(self.lo <= self.hi, VerifyError, f"no value lies in {self.lo}..{self.hi}")
-        key = (3, rank(self.lo), rank(self.hi), structure(self.expr))
-        _fill(self, axes=axes_of(self.expr), key=key, hash=hash(key))
+        key = (3, size_key(self.lo), size_key(self.hi), self.structure)
+        _fill(self, key=key, hash=hash(key))
 
     @property
     def bounds(self) -> tuple[int, int]:
         return self.lo, self.hi
+
+    @property
+    def as_index(self) -> "Index":
+        """The value as an index; a number where there is one possible value only."""
+        return ZERO + self.lo if self.lo == self.hi else Index(0, ((self, 1),))
 
 
 Atom = Axis | FloorDiv | Mod | Value
@@ -211,45 +229,41 @@ class Index(_Keyed, _Arithmetic):
     terms: tuple[tuple[Atom, int], ...]
     bounds: tuple[int, int] = field(init=False, repr=False)
     axes: frozenset[Axis] = field(init=False, repr=False)
+    values: tuple[Value, ...] = field(init=False, repr=False)
+    """The values of formulas that this index depends on."""
     key: Key = field(init=False, repr=False)
     hash: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         low = high = self.const
+        values: tuple[Value, ...] = ()
         for atom, coefficient in self.terms:
-            ends = atom.bounds
+            bounds = atom.bounds
             negative = is_negative(coefficient)
-            low += coefficient * ends[negative]
-            high += coefficient * ends[not negative]
+            low += coefficient * bounds[negative]
+            high += coefficient * bounds[not negative]
+            if isinstance(atom, Value):
+                values += (atom,)
+            elif not isinstance(atom, Axis):
+                values += atom.index.values
         axes = frozenset[Axis]().union(*(atom.axes for atom, _ in self.terms))
-        key = (rank(self.const), tuple((atom.key, rank(c)) for atom, c in self.terms))
-        _fill(self, bounds=(low, high), axes=axes, key=key, hash=hash(key))
+        key = (size_key(self.const), tuple((atom.key, size_key(c)) for atom, c in self.terms))
+        _fill(self, bounds=(low, high), axes=axes, values=values, key=key, hash=hash(key))
 
     @staticmethod
     def of(value: "IndexLike") -> "Index":
-        """A number or an axis as an index. An axis of one value is the number zero."""
+        """A number or an axis as an index."""
         if isinstance(value, Index):
             return value
         if isinstance(value, Axis):
-            return Index(0, ((value, 1),)) if value.extent > 1 else ZERO
+            return value.as_index
         require(not isinstance(value, bool), VerifyError, "a truth value is not an index")
         exact = value if isinstance(value, Size) else int(value)
-        return Index(exact, ()) if exact else ZERO
+        return ZERO if is_zero(exact) else Index(exact, ())
 
     @property
     def is_const(self) -> bool:
         return not self.terms
-
-    @property
-    def values(self) -> "tuple[Expr, ...]":
-        """The formulas whose values this index depends on."""
-        found: list[Expr] = []
-        for atom, _ in self.terms:
-            if isinstance(atom, Value):
-                found.append(atom.expr)
-            elif not isinstance(atom, Axis):
-                found.extend(atom.index.values)
-        return tuple(found)
 
     def coefficient(self, atom: Atom) -> int:
         """The factor of ``atom`` in the sum; zero where it does not occur at top level."""
@@ -264,11 +278,6 @@ def _of(value: _Arithmetic) -> Index:
     return Index.of(value) if isinstance(value, Axis | Index) else ZERO
 
 
-def value_index(expr: "Expr", lo: int, hi: int) -> Index:
-    """An index that depends on data: ``weight[value(tokens[i]) * D + j]``."""
-    return ZERO + lo if lo == hi else Index(0, ((Value(expr, lo, hi), 1),))
-
-
 def linear(indices: Sequence[IndexLike], strides: Sequence[int], offset: int = 0) -> Index:
     """``offset + sum(index * stride)``."""
     pairs = zip(indices, strides, strict=True)
@@ -280,7 +289,7 @@ def unflatten(index: IndexLike, shape: Sequence[int]) -> tuple[Index, ...]:
 
     ``index`` lies in the shape; the first coordinate is not reduced.
     """
-    if 0 in shape:
+    if any(is_zero(extent) for extent in shape):
         return (ZERO,) * len(shape)
     rest = Index.of(index)
     found: list[Index] = []
@@ -292,36 +301,25 @@ def unflatten(index: IndexLike, shape: Sequence[int]) -> tuple[Index, ...]:
     return tuple(reversed(found))
 
 
-def substitute_index(
-    index: Index,
-    mapping: Mapping[Axis, IndexLike],
-    on_value: "Callable[[Expr], Expr] | None" = None,
+def replace_axes(
+    index: Index, mapping: Mapping[Axis, IndexLike], on_value: Callable[[Value], Index]
 ) -> Index:
-    """``index`` with axes replaced, simplified anew. ``on_value`` does the same to formulas."""
+    """``index`` with axes replaced, simplified anew. ``on_value`` does the same to a value."""
     if index.axes.isdisjoint(mapping):
         return index
-    if on_value is None:
-        from treadle.loop.traverse import substitute  # late, as in ``Value``
-
-        on_value = partial(substitute, mapping=mapping)
 
     def atom_of(atom: Atom) -> Index:
         match atom:
             case Axis():
                 return Index.of(mapping.get(atom, atom))
             case FloorDiv():
-                return substitute_index(atom.index, mapping, on_value) // atom.n
+                return replace_axes(atom.index, mapping, on_value) // atom.n
             case Mod():
-                return substitute_index(atom.index, mapping, on_value) % atom.n
+                return replace_axes(atom.index, mapping, on_value) % atom.n
             case Value():
-                return value_index(on_value(atom.expr), atom.lo, atom.hi)
+                return on_value(atom)
 
     return _sum([(atom_of(atom), c) for atom, c in index.terms], index.const)
-
-
-def map_values(index: Index, on_value: "Callable[[Expr], Expr]") -> Index:
-    """``index`` with the formula of each ``Value`` replaced."""
-    return replace_values(index, lambda atom: value_index(on_value(atom.expr), atom.lo, atom.hi))
 
 
 def replace_values(index: Index, on_value: Callable[[Value], Index]) -> Index:
@@ -350,14 +348,14 @@ def _sum(parts: Sequence[tuple[Index, int]], const: int = 0) -> Index:
         const += index.const * factor
         for atom, coefficient in index.terms:
             total[atom] = total.get(atom, 0) + coefficient * factor
-    total = {atom: coefficient for atom, coefficient in total.items() if coefficient}
+    total = {atom: c for atom, c in total.items() if isinstance(c, Size) or c}
     for atom in total:
         if isinstance(atom, Mod):
             joined = _rejoin(atom, total, const)
             if joined is not None:
                 return joined
     if not total:
-        return ZERO if const == 0 else Index(const, ())
+        return ZERO if is_zero(const) else Index(const, ())
     return Index(const, tuple(sorted(total.items(), key=_order)))
 
 
@@ -406,8 +404,8 @@ def _divmod(index: Index, n: int) -> tuple[Index, Index]:
 
     ``index = n*whole + part`` first; then ``part`` alone is divided.
     """
-    require(n > 0, VerifyError, f"division of an index by {n}")
-    if n == 1:
+    require(surely_less(0, n), VerifyError, f"division of an index by {n}")
+    if same(n, 1):
         return index, ZERO
     whole, part = _split(index, n)
     quotient, remainder = _divide_part(part, n)
@@ -422,10 +420,11 @@ def _split(index: Index, n: int) -> tuple[Index, Index]:
         negative = is_negative(coefficient)
         times = split_off(-coefficient if negative else coefficient, n)[0]
         times = -times if negative else times
-        if times:
+        if not is_zero(times):
             whole.append((atom, times))
-        if coefficient - times * n:
-            part.append((atom, coefficient - times * n))
+        left = coefficient - times * n
+        if not is_zero(left):
+            part.append((atom, left))
     above, below = split_off(index.const, n)
     return (
         _sum([(_term(*term), 1) for term in whole], above),
@@ -442,7 +441,7 @@ def _divide_part(part: Index, n: int) -> tuple[Index, Index]:
         found = _by_divisor(part, n, divisor)
         if found is not None:
             return found
-    if len(part.terms) == 1 and part.terms[0][1] == 1:
+    if len(part.terms) == 1 and same(part.terms[0][1], 1):
         found = _of_atom(part.terms[0][0], part.const, n)
         if found is not None:
             return found
@@ -494,7 +493,7 @@ def _of_atom(atom: Atom, const: int, n: int) -> tuple[Index, Index] | None:
     if isinstance(atom, FloorDiv):  # (f//a + c) // n = (f + c*a) // (a*n)
         quotient = (atom.index + const * atom.n) // (atom.n * n)
         return quotient, _term(Mod(_term(atom) + const, n))
-    if isinstance(atom, Mod) and const == 0 and divides(n, atom.n):
+    if isinstance(atom, Mod) and is_zero(const) and divides(n, atom.n):
         quotient, remainder = _divmod(atom.index, n)
         return quotient % (atom.n // n), remainder
     return None

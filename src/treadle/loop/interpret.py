@@ -268,7 +268,7 @@ class _Frame:
             case Mod():
                 return torch.remainder(self.index(atom.index, memo), atom.n)
             case Value():
-                return memo[id(atom.expr)].to(torch.int64)
+                return memo[id(atom.formula)].to(torch.int64)
 
     def _node(self, node: Expr, memo: Mapping[int, Tensor]) -> Tensor:
         match node:

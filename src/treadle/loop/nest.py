@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from treadle.loop.expr import Apply, Expr, Load, Local, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, FloorDiv, Index, Mod, substitute_index
+from treadle.loop.expr import Apply, Expr, Load, Local, Position, Reduce, ReduceKind, values_of
+from treadle.loop.index import Axis, FloorDiv, Index, Mod
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 from treadle.loop.program import Buffer
-from treadle.loop.traverse import loads, operands_of, substitute, walk, walk_all
+from treadle.loop.traverse import loads, operands_of, substitute, substitute_index, walk, walk_all
 from treadle.util.errors import VerifyError, require
 from treadle.util.extents import largest, surely_less
 
@@ -20,7 +20,7 @@ def roots(item: Item) -> list[Expr]:
     """The formulas that an item evaluates."""
     if isinstance(item, Definition):
         return [item.expr]
-    return [item.value, *item.index.values]
+    return [item.value, *values_of(item.index)]
 
 
 def loaded(items: Iterable[Item]) -> tuple[str, ...]:

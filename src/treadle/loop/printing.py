@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from treadle.loop.expr import Apply, Array, Const, Expr, Load, Local, Position, Reduce
+from treadle.loop.expr import Apply, Array, Const, Expr, Load, Local, Position, Reduce, formula_of
 from treadle.loop.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.program import Buffer, Call, Compute, Program, TensorRef
 from treadle.loop.traverse import operands_of, walk
 from treadle.targets.registry import target_for
+from treadle.util.extents import Size, is_zero, same, sample_of
 
 _NAMES = "ijklmnpqrstuvwxyzabcdefgh"
 _INFIX = {
@@ -128,7 +129,7 @@ class _Text:
 
     def index(self, index: Index, text: Mapping[int, str] | None = None) -> str:
         parts = [_product(self._atom(atom, text), c) for atom, c in _biggest_first(index)]
-        if index.const or not parts:
+        if not is_zero(index.const) or not parts:
             parts.append(str(index.const))
         return " + ".join(parts).replace("+ -", "- ")
 
@@ -142,8 +143,8 @@ class _Text:
                 return f"({_operand(self.index(atom.index, text))}%{atom.n})"
             case Value():
                 if text is None:
-                    text = self._inner(atom.expr)
-                return f"value({_bare(text[id(atom.expr)])})"
+                    text = self._inner(formula_of(atom))
+                return f"value({_bare(text[id(atom.formula)])})"
 
     def _inner(self, expr: Expr) -> Mapping[int, str]:
         text: dict[int, str] = {}
@@ -193,6 +194,8 @@ def _operand(text: str) -> str:
 
 
 def _product(atom: str, coefficient: int) -> str:
+    if isinstance(coefficient, Size):
+        return f"{coefficient}*{atom}"
     if coefficient in (1, -1):
         return atom if coefficient == 1 else f"-{atom}"
     return f"{coefficient}*{atom}"
@@ -200,7 +203,7 @@ def _product(atom: str, coefficient: int) -> str:
 
 def _biggest_first(index: Index) -> list[tuple[Axis | FloorDiv | Mod | Value, int]]:
     """Rows before columns, as people write offsets; equal factors keep their order."""
-    return sorted(index.terms, key=lambda term: -term[1])
+    return sorted(index.terms, key=lambda term: -sample_of(term[1]))
 
 
 def _buffer(buffer: Buffer) -> str:
@@ -220,7 +223,7 @@ def _ref(ref: TensorRef) -> str:
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     step = 1
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if extent != 1 and stride != step:
+        if not same(extent, 1) and not same(stride, step):
             return False
         step *= extent
     return True

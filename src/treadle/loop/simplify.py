@@ -17,11 +17,23 @@ from itertools import pairwise
 
 import torch
 
-from treadle.loop.expr import COMPARE, Apply, Array, Const, Expr, Load, Position, Reduce, ReduceKind
-from treadle.loop.index import Index, Value, replace_values, value_index
+from treadle.loop.expr import (
+    COMPARE,
+    Apply,
+    Array,
+    Const,
+    Expr,
+    Load,
+    Position,
+    Reduce,
+    ReduceKind,
+    formula_of,
+    values_of,
+)
+from treadle.loop.index import Index, Value, replace_values
 from treadle.loop.interpret import apply_function
 from treadle.loop.program import Compute, Program
-from treadle.loop.traverse import Unifier, map_expr
+from treadle.loop.traverse import HashConsing, map_expr
 from treadle.util.extents import Size, same, surely_less
 
 _EXACT_STEPS = (
@@ -67,13 +79,13 @@ def simplify_program(program: Program) -> Program:
 
 def simplify(expr: Expr) -> Expr:
     """The smaller formula; equal nodes in it are one object."""
-    unifier = Unifier()
+    table = HashConsing()
 
     def settle(node: Expr) -> Expr:
         while True:
             smaller = _smaller(node)
             if smaller is None:
-                return unifier.node(node)
+                return table.node(node)
             node = smaller
 
     return map_expr(expr, settle)
@@ -101,10 +113,10 @@ def _resolve(index: Index) -> Index:
     """``value(<i + 1>)`` is ``i + 1``, and ``value(3)`` is 3."""
 
     def plain(atom: Value) -> Index:
-        inner = _as_index(atom.expr)
-        return value_index(atom.expr, atom.lo, atom.hi) if inner is None else inner
+        inner = _as_index(formula_of(atom))
+        return atom.as_index if inner is None else inner
 
-    if all(_as_index(value) is None for value in index.values):
+    if all(_as_index(value) is None for value in values_of(index)):
         return index
     return replace_values(index, plain)
 
@@ -135,7 +147,7 @@ def _literal(value: float, dtype: torch.dtype) -> Const:
 
 def _reduce(node: Reduce) -> Expr | None:
     """Axes of one value go, except that a sum of floats keeps one: it turns -0.0 into 0.0."""
-    wide = tuple(axis for axis in node.axes if axis.extent != 1)
+    wide = tuple(axis for axis in node.axes if not same(axis.extent, 1))
     if wide == node.axes:
         return None
     if wide:

@@ -6,8 +6,18 @@ the formulas whose values stand in an index.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce
-from treadle.loop.index import Axis, IndexLike, Key, map_values, substitute_index
+from treadle.loop.expr import (
+    Apply,
+    Const,
+    Expr,
+    Load,
+    Local,
+    Position,
+    Reduce,
+    formula_of,
+    values_of,
+)
+from treadle.loop.index import Axis, Index, IndexLike, Key, Value, replace_axes, replace_values
 
 
 def operands_of(expr: Expr) -> tuple[Expr, ...]:
@@ -16,9 +26,9 @@ def operands_of(expr: Expr) -> tuple[Expr, ...]:
         case Const() | Local():
             return ()
         case Position():
-            return expr.index.values
+            return values_of(expr.index)
         case Load():
-            inside = expr.index.values
+            inside = values_of(expr.index)
             return inside if expr.mask is None else (*inside, expr.mask)
         case Apply():
             return expr.operands
@@ -62,14 +72,37 @@ def _rebuild(node: Expr, get: Callable[[Expr], Expr]) -> Expr:
         case Const() | Local():
             return node
         case Position():
-            return Position(map_values(node.index, get))
+            return Position(_map_values(node.index, get))
         case Load():
             mask = None if node.mask is None else get(node.mask)
-            return Load(node.buffer, map_values(node.index, get), node.dtype, mask)
+            return Load(node.buffer, _map_values(node.index, get), node.dtype, mask)
         case Apply():
             return Apply(node.fn, tuple(get(inner) for inner in node.operands), node.dtype)
         case Reduce():
             return Reduce(node.kind, node.axes, get(node.body))
+
+
+def value_index(expr: Expr, lo: int, hi: int) -> Index:
+    """An index that depends on data: ``weight[value(tokens[i]) * D + j]``."""
+    return Value(expr, lo, hi, axes_of(expr), structure(expr)).as_index
+
+
+def _map_values(index: Index, get: Callable[[Expr], Expr]) -> Index:
+    """``index`` with the formula of each value replaced."""
+
+    def replaced(value: Value) -> Index:
+        return value_index(get(formula_of(value)), value.lo, value.hi)
+
+    return replace_values(index, replaced)
+
+
+def substitute_index(index: Index, mapping: Mapping[Axis, IndexLike]) -> Index:
+    """``index`` with axes replaced, in the formulas of its values too."""
+
+    def replaced(value: Value) -> Index:
+        return value_index(substitute(formula_of(value), mapping), value.lo, value.hi)
+
+    return replace_axes(index, mapping, replaced)
 
 
 def substitute(expr: Expr, mapping: Mapping[Axis, IndexLike]) -> Expr:
@@ -82,13 +115,16 @@ def substitute(expr: Expr, mapping: Mapping[Axis, IndexLike]) -> Expr:
     def get(inner: Expr) -> Expr:
         return new[id(inner)]
 
+    def on_value(value: Value) -> Index:
+        return value_index(get(formula_of(value)), value.lo, value.hi)
+
     for node in walk(expr):
         match node:
             case Position():
-                index = substitute_index(node.index, mapping, get)
+                index = replace_axes(node.index, mapping, on_value)
                 new[id(node)] = node if index is node.index else Position(index)
             case Load():
-                index = substitute_index(node.index, mapping, get)
+                index = replace_axes(node.index, mapping, on_value)
                 mask = None if node.mask is None else get(node.mask)
                 same = index is node.index and mask is node.mask
                 new[id(node)] = node if same else Load(node.buffer, index, node.dtype, mask)
@@ -129,24 +165,24 @@ def structure(expr: Expr) -> Key:
     return tuple(numbers)
 
 
-class Unifier:
-    """Gives equal nodes one object (hash-consing), for as long as the unifier lives."""
+class HashConsing:
+    """Gives equal nodes one object (hash-consing), for as long as this table lives."""
 
     def __init__(self) -> None:
         self._nodes: dict[Key, Expr] = {}
 
     def node(self, node: Expr) -> Expr:
-        """The one object equal to ``node``, whose operands this unifier gave."""
+        """The one object equal to ``node``, whose operands this table gave."""
         return self._nodes.setdefault(_node_key(node, _identity), node)
 
 
 def unify(exprs: Iterable[Expr]) -> tuple[Expr, ...]:
     """The same formulas with equal nodes made one object, across all of them."""
     roots = tuple(exprs)
-    unifier = Unifier()
+    table = HashConsing()
     new: dict[int, Expr] = {}
     for node in walk_all(roots):
-        new[id(node)] = unifier.node(_rebuild(node, lambda inner: new[id(inner)]))
+        new[id(node)] = table.node(_rebuild(node, lambda inner: new[id(inner)]))
     return tuple(new[id(root)] for root in roots)
 
 

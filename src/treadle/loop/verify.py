@@ -5,7 +5,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from treadle.loop.expr import Apply, Array, Expr, Load, Local, Position, Reduce, ReduceKind
+from treadle.loop.expr import (
+    Apply,
+    Array,
+    Expr,
+    Load,
+    Local,
+    Position,
+    Reduce,
+    ReduceKind,
+    values_of,
+)
 from treadle.loop.index import Axis, Index
 from treadle.loop.interpret import positions
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
@@ -13,21 +23,28 @@ from treadle.loop.printing import show, show_kernel
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Program, TensorRef
 from treadle.loop.traverse import axes_of, operands_of, walk
 from treadle.util.errors import VerifyError, require
+from treadle.util.extents import GuardSet, is_zero
 
 _ENUMERATE = 1 << 22
 """Offsets that are looked at one by one, where their range alone does not show they fit."""
 
 
-def verify_array(array: Array, buffers: Mapping[str, Buffer]) -> None:
-    """Axes are bound once, buffers are known, and unmasked loads stay inside them."""
+def verify_array(
+    array: Array, buffers: Mapping[str, Buffer], guards: GuardSet | None = None
+) -> None:
+    """Axes are bound once, buffers are known, and unmasked loads stay inside them: for the sizes
+    of ``guards``, where the sizes decide it."""
+    guards = GuardSet() if guards is None else guards
     try:
-        _check_array(array, buffers)
+        _check_array(array, buffers, guards)
     except VerifyError as error:
         raise VerifyError(f"{error.message}\nin\n{show(array)}") from error
 
 
-def verify_program(program: Program) -> None:
-    """Every step is valid, reads only what is written before, and writes inside its buffer."""
+def verify_program(program: Program, guards: GuardSet | None = None) -> None:
+    """Every step is valid, reads only what is written before, and writes inside its buffer: for
+    the sizes of ``guards``, where the sizes decide it."""
+    guards = GuardSet() if guards is None else guards
     written = {
         name for name, buffer in program.buffers.items() if buffer.kind is not BufferKind.TEMPORARY
     }
@@ -36,8 +53,8 @@ def verify_program(program: Program) -> None:
     for step in program.steps:
         match step:
             case Compute():
-                verify_array(step.array, program.buffers)
-                _check_ref(step.output, program.buffers)
+                verify_array(step.array, program.buffers, guards)
+                _check_ref(step.output, program.buffers, guards)
                 require(
                     step.array.shape == step.output.shape and step.array.dtype is step.output.dtype,
                     VerifyError,
@@ -50,27 +67,33 @@ def verify_program(program: Program) -> None:
             case Call():
                 refs = tuple(_refs((step.args, tuple(step.kwargs.values()))))
                 for ref in refs:
-                    _check_ref(ref, program.buffers)
+                    _check_ref(ref, program.buffers, guards)
                 _check_written({ref.buffer for ref in refs if ref.numel}, written, program)
                 names = {name for name in step.outputs if name is not None}
                 require(names <= program.buffers.keys(), VerifyError, f"{step.op} fills {names}")
                 written |= names
     for ref in program.results:
         if ref is not None:
-            _check_ref(ref, program.buffers)
+            _check_ref(ref, program.buffers, guards)
             _check_written({ref.buffer} if ref.numel else set(), written, program)
 
 
-def verify_kernel(kernel: Kernel, buffers: Mapping[str, Buffer] | None = None) -> None:
+def verify_kernel(
+    kernel: Kernel,
+    buffers: Mapping[str, Buffer] | None = None,
+    guards: GuardSet | None = None,
+) -> None:
     """Definitions come before uses and vary over just their axes; reductions are at the root
-    and run over the kernel's inner axis. With ``buffers``, offsets are checked too."""
+    and run over the kernel's inner axis. With ``buffers``, offsets are checked too, for the sizes
+    of ``guards`` where the sizes decide it."""
+    guards = GuardSet() if guards is None else guards
     try:
-        _check_kernel(kernel, buffers)
+        _check_kernel(kernel, buffers, guards)
     except VerifyError as error:
         raise VerifyError(f"{error.message}\nin\n{show_kernel(kernel)}") from error
 
 
-def _check_array(array: Array, buffers: Mapping[str, Buffer]) -> None:
+def _check_array(array: Array, buffers: Mapping[str, Buffer], guards: GuardSet) -> None:
     require(len(set(array.axes)) == len(array.axes), VerifyError, "an axis is bound twice")
     nodes = tuple(walk(array.body))
     reduces = [node for node in nodes if isinstance(node, Reduce)]
@@ -84,7 +107,8 @@ def _check_array(array: Array, buffers: Mapping[str, Buffer]) -> None:
     is_local = any(isinstance(node, Local) for node in nodes)
     require(not is_local, VerifyError, "a local value stands outside a kernel")
     every = [*array.axes, *(axis for reduce in reduces for axis in reduce.axes)]
-    _check_loads(nodes, buffers, is_empty=any(axis.extent == 0 for axis in every))
+    is_empty = any(is_zero(axis.extent) for axis in every)
+    _check_loads(nodes, buffers, guards, is_empty=is_empty)
 
 
 def _check_binding(body: Expr) -> None:
@@ -108,7 +132,9 @@ def _check_reduce(reduce: Reduce) -> None:
         require(is_bool, VerifyError, f"any of {reduce.body.dtype}")
 
 
-def _check_loads(nodes: Sequence[Expr], buffers: Mapping[str, Buffer], *, is_empty: bool) -> None:
+def _check_loads(
+    nodes: Sequence[Expr], buffers: Mapping[str, Buffer], guards: GuardSet, *, is_empty: bool
+) -> None:
     for node in nodes:
         if isinstance(node, Load):
             require(node.buffer in buffers, VerifyError, f"no buffer is named {node.buffer}")
@@ -117,22 +143,22 @@ def _check_loads(nodes: Sequence[Expr], buffers: Mapping[str, Buffer], *, is_emp
                 is_bool = node.mask.dtype is torch.bool
                 require(is_bool, VerifyError, f"the mask of {node.buffer} is not a bool")
             elif not is_empty:
-                _check_inside(node.index, node.dtype, buffer)
+                _check_inside(node.index, node.dtype, buffer, guards)
         if isinstance(node, Apply) and node.fn in ("where", "and", "or", "xor", "not"):
             conditions = node.operands[:1] if node.fn == "where" else node.operands
             is_bool = all(each.dtype is torch.bool for each in conditions)
             require(is_bool, VerifyError, f"{node.fn} of something that is not a bool")
         if isinstance(node, Load | Position):
-            for value in node.index.values:
+            for value in values_of(node.index):
                 is_whole = not value.dtype.is_floating_point and value.dtype is not torch.bool
                 require(is_whole, VerifyError, f"an index holds a value of {value.dtype}")
 
 
-def _check_inside(index: Index, dtype: torch.dtype, buffer: Buffer) -> None:
+def _check_inside(index: Index, dtype: torch.dtype, buffer: Buffer, guards: GuardSet) -> None:
     """Offsets lie in the buffer: by their range, or else one by one."""
     elements = buffer.elements * buffer.dtype.itemsize // dtype.itemsize
     low, high = index.bounds
-    if low >= 0 and high < elements:
+    if guards.less(-1, low) and guards.less(high, elements):
         return
     if not index.values and math.prod(axis.extent for axis in index.axes) <= _ENUMERATE:
         every = positions(index)
@@ -144,16 +170,17 @@ def _check_inside(index: Index, dtype: torch.dtype, buffer: Buffer) -> None:
     )
 
 
-def _check_ref(ref: TensorRef, buffers: Mapping[str, Buffer]) -> None:
+def _check_ref(ref: TensorRef, buffers: Mapping[str, Buffer], guards: GuardSet) -> None:
     require(ref.buffer in buffers, VerifyError, f"no buffer is named {ref.buffer}")
-    if ref.numel == 0:
+    if is_zero(ref.numel):
         return
     buffer = buffers[ref.buffer]
     elements = buffer.elements * buffer.dtype.itemsize // ref.dtype.itemsize
     reach = [(n - 1) * stride for n, stride in zip(ref.shape, ref.strides, strict=True)]
-    low = ref.offset + sum(min(each, 0) for each in reach)
-    high = ref.offset + sum(max(each, 0) for each in reach)
-    require(low >= 0 and high < elements, VerifyError, f"{ref} reaches outside {buffer}")
+    low = ref.offset + sum(guards.smaller_of(each, 0) for each in reach)
+    high = ref.offset + sum(guards.larger_of(each, 0) for each in reach)
+    inside = guards.less(-1, low) and guards.less(high, elements)
+    require(inside, VerifyError, f"{ref} reaches outside {buffer}")
 
 
 def _check_written(read: set[str], written: set[str], program: Program) -> None:
@@ -173,10 +200,10 @@ def _refs(argument: object) -> Iterable[TensorRef]:
             yield from _refs(each)
 
 
-def _check_kernel(kernel: Kernel, buffers: Mapping[str, Buffer] | None) -> None:
+def _check_kernel(kernel: Kernel, buffers: Mapping[str, Buffer] | None, guards: GuardSet) -> None:
     is_rows = kernel.kind is KernelKind.ROWS
     inner = kernel.cols if is_rows else kernel.rows
-    is_empty = 0 in (kernel.rows.extent, kernel.cols.extent)
+    is_empty = any(is_zero(axis.extent) for axis in (kernel.rows, kernel.cols))
     defined: dict[str, Definition] = {}
     for item in kernel.body:
         ordered = tuple(axis for axis in (kernel.rows, kernel.cols) if axis in item.axes)
@@ -186,7 +213,7 @@ def _check_kernel(kernel: Kernel, buffers: Mapping[str, Buffer] | None) -> None:
                 require(item.name not in defined, VerifyError, f"%{item.name} is defined twice")
                 nodes = _check_definition(item, defined, inner)
                 if buffers is not None:
-                    _check_loads(nodes, buffers, is_empty=is_empty)
+                    _check_loads(nodes, buffers, guards, is_empty=is_empty)
                 defined[item.name] = item
             case Store():
                 _check_local(item.value, defined, item.axes)
@@ -195,7 +222,7 @@ def _check_kernel(kernel: Kernel, buffers: Mapping[str, Buffer] | None) -> None:
                 if buffers is not None:
                     require(item.buffer in buffers, VerifyError, f"no buffer {item.buffer}")
                     if not is_empty:
-                        _check_inside(item.index, item.value.dtype, buffers[item.buffer])
+                        _check_inside(item.index, item.value.dtype, buffers[item.buffer], guards)
 
 
 def _check_definition(

@@ -21,6 +21,7 @@ from treadle.loop.index import Axis, Index, unflatten
 from treadle.lower.registry import Decline, Value
 from treadle.lower.scalars import Term, cast, compute_dtype
 from treadle.lower.site import Site, element
+from treadle.util.extents import GuardSet
 
 UNROLLED = 8
 """Sums of at most this many terms are written out; longer ones are a reduction."""
@@ -149,7 +150,7 @@ class _Taps:
         for band, axis, k in zip(self.bands, axes[lead:], cell, strict=True):
             place = band.first(axis) + k
             places.append(place)
-            held = within(place, band.extent)
+            held = within(place, band.extent, self.site.builder.guards)
             if band.constant is None:
                 found = self._weight(band, axis, k)
                 held = found.fn("ne", 0)
@@ -178,14 +179,15 @@ class _Taps:
         return Term(element(ref, (axis, k)))
 
 
-def within(place: Index, extent: int) -> Term | None:
-    """``0 <= place < extent``; ``None`` where the range of ``place`` says so."""
+def within(place: Index, extent: int, guards: GuardSet) -> Term | None:
+    """``0 <= place < extent``; ``None`` where the range of ``place`` says so, for the sizes of
+    ``guards`` where these decide it."""
     low, high = place.bounds
     at = Term(Position(place))
     checks: list[Term] = []
-    if low < 0:
+    if guards.less(low, 0):
         checks.append(at.fn("ge", 0))
-    if high >= extent:
+    if not guards.less(high, extent):
         checks.append(at.fn("lt", extent))
     if not checks:
         return None

@@ -39,12 +39,12 @@ def batch_norm_functional(
     freedom = max(count - 1, 1)
     new_mean = pointwise(
         site.element_site(3), lambda old, now: old * (1 - momentum) + now * momentum,
-        running_mean, reshaped(average, running_mean.shape),
+        running_mean, reshaped(site, average, running_mean.shape),
     )  # fmt: skip
     new_var = pointwise(
         site.element_site(4),
         lambda old, now: old * (1 - momentum) + times_ratio(now, momentum, freedom),
-        running_var, reshaped(spread, running_var.shape),
+        running_var, reshaped(site, spread, running_var.shape),
     )  # fmt: skip
     return *results, new_mean, new_var
 
@@ -110,8 +110,10 @@ def _with_statistics(
     """Normalised by given statistics. What eager saves beside it is empty, or the statistics."""
     rank = len(x.shape)
     wide = compute_dtype(x.dtype)
-    rstd = step(site, "rstd", wide, lambda v: (v + eps).fn("rsqrt"), per_channel(variance, rank))
-    out, _, _ = _normalised(site, x, weight, bias, per_channel(average, rank), rstd)
+    rstd = step(
+        site, "rstd", wide, lambda v: (v + eps).fn("rsqrt"), per_channel(site, variance, rank)
+    )
+    out, _, _ = _normalised(site, x, weight, bias, per_channel(site, average, rank), rstd)
     saved: list[Value] = []
     for position, value in ((1, average), (2, rstd)):
         place = site.element_site(position)
@@ -132,7 +134,7 @@ def _normalised(
     site: Site, x: Value, weight: Value | None, bias: Value | None, average: Value, rstd: Value
 ) -> tuple[Value, Value, Value]:
     rank = len(x.shape)
-    affine = [per_channel(each, rank) for each in (weight, bias) if each is not None]
+    affine = [per_channel(site, each, rank) for each in (weight, bias) if each is not None]
 
     def formula(x: Term, average: Term, rstd: Term, *affine: Term) -> Term:
         result = (x - average) * rstd
@@ -166,14 +168,14 @@ def batch_norm_backward(
         raise Decline("in evaluation mode its parts are enough")
     wide, rank = compute_dtype(x.dtype), len(x.shape)
     dims = tuple(dim for dim in range(rank) if dim != 1)
-    centre, scale = per_channel(average, rank), per_channel(rstd, rank)
+    centre, scale = per_channel(site, average, rank), per_channel(site, rstd, rank)
     xhat = step(site, "xhat", wide, lambda x, m, r: (x - m) * r, x, centre, scale)
     product = step(site, "product", wide, lambda g, x: g * x, grad, xhat)
     aligned = reduced(site, "dweight", SUM, product, dims, wide)
     total = reduced(site, "dbias", SUM, grad, dims, wide)
     count = max(math.prod(x.shape[dim] for dim in dims), 1)
     gain = scale if weight is None else step(
-        site, "gain", wide, lambda r, w: r * w, scale, per_channel(weight, rank)
+        site, "gain", wide, lambda r, w: r * w, scale, per_channel(site, weight, rank)
     )  # fmt: skip
 
     def formula(g: Term, xhat: Term, gain: Term, total: Term, aligned: Term) -> Term:

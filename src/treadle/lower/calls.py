@@ -21,6 +21,7 @@ from treadle.lower.registry import Value
 from treadle.lower.site import Site, is_dense
 from treadle.lower.workspace import workspace_of
 from treadle.runtime.draws import OPERATOR, STATE_BYTES, can_draw
+from treadle.util.extents import same, surely_less
 
 aten = torch.ops.aten
 _DROPPED = frozenset({"layout", "pin_memory", "non_blocking"})
@@ -146,7 +147,7 @@ def _as_eager(site: Site, value: Any, like: Any) -> Any:
     shape, strides = layout_of(like.meta["val"])
     if isinstance(value, TensorRef):
         triples = zip(shape, value.strides, strides, strict=True)
-        if all(mine == eager for size, mine, eager in triples if size > 1):
+        if all(same(mine, eager) for size, mine, eager in triples if not surely_less(size, 2)):
             return value
     return site.builder.laid_out(f"{site.name}_operand", value, strides, site.origin)
 

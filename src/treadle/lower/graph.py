@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.graph.dynamic import layout_of
+from treadle.graph.dynamic import layout_of, symbols_of_graph
 from treadle.graph.signature import StepGraph
 from treadle.loop.expr import Array
 from treadle.loop.program import IMPORT, BufferKind, Call, Compute, Origin, Program, TensorRef
@@ -67,7 +67,8 @@ def lower(
     """
     target = target or target_for(device)
     layouts = layouts_for(step, target) if pad and not library else Layouts()
-    builder = Builder(device, _is_placed(step, device), layouts, library, target)
+    symbols = symbols_of_graph(step.graph)
+    builder = Builder(device, _is_placed(step, device), layouts, library, target, symbols)
     env: Environment = {}
     inputs = tuple(_bind_input(builder, node, env) for node in step.placeholders)
     for node in step.graph.nodes:

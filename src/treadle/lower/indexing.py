@@ -6,11 +6,13 @@ from collections.abc import Sequence
 import torch
 
 from treadle.loop.expr import Array, Expr, Load, Position
-from treadle.loop.index import Axis, Index, linear, unflatten, value_index
+from treadle.loop.index import Axis, Index, linear, unflatten
+from treadle.loop.traverse import value_index
 from treadle.lower.registry import Decline, Value, lowers
 from treadle.lower.scalars import Number, Term, cast, const, where
 from treadle.lower.site import Site, broadcast_shapes, contiguous_strides, element
 from treadle.lower.views import reshaped
+from treadle.util.extents import same
 
 aten = torch.ops.aten
 Place = Index | Axis | int
@@ -99,7 +101,7 @@ def index_tensor(site: Site, x: Value, indices: Sequence[Value | None]) -> Array
             continue
         index = given[dim]
         aligned = looked[shared - len(index.shape) :]
-        at = [0 if n == 1 else axis for n, axis in zip(index.shape, aligned, strict=True)]
+        at = [0 if same(n, 1) else axis for n, axis in zip(index.shape, aligned, strict=True)]
         places.append(_looked_up(index, at, extent, negative=True))
     return Array(axes, element(x, places))
 
@@ -134,7 +136,7 @@ def cat(site: Site, tensors: Sequence[Value], dim: int = 0) -> Array:
 def stack(site: Site, tensors: Sequence[Value], dim: int = 0) -> Array:
     """``out[i, k, j] = tensors[k][i, j]``."""
     dim %= len(site.shape)
-    lifted = [reshaped(t, (*t.shape[:dim], 1, *t.shape[dim:])) for t in tensors]
+    lifted = [reshaped(site, t, (*t.shape[:dim], 1, *t.shape[dim:])) for t in tensors]
     return cat(site, lifted, dim)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from treadle.loop.expr import Array, Position, ReduceKind
-from treadle.loop.index import Index, value_index
+from treadle.loop.index import Index
+from treadle.loop.traverse import value_index
 from treadle.lower.pointwise import pointwise
 from treadle.lower.reductions import finish, reduce_node, reduced
 from treadle.lower.registry import Value, lowers
@@ -54,9 +55,9 @@ def nll_loss_forward(
         return Array(losses.axes, cast(losses.body, loss_site.dtype)), none
     dims = tuple(range(len(target.shape)))
     total = reduced(site, "sum", SUM, site.temp("picked", losses), dims, wide)
-    total = reshaped(total, ())
+    total = reshaped(site, total, ())
     seen = _seen(site, x, target, weight, ignore_index, wide)
-    number = reshaped(reduced(site, "count", SUM, seen, dims, wide), ())
+    number = reshaped(site, reduced(site, "count", SUM, seen, dims, wide), ())
     if reduction == 2:
         return finish(loss_site, total), finish(count_site, number)
     loss = pointwise(loss_site, lambda t, n: t / n, total, number, common=wide)

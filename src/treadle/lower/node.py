@@ -19,6 +19,7 @@ from treadle.lower.library import is_chosen
 from treadle.lower.registry import Decline, Value, rule_for
 from treadle.lower.site import Builder, Site
 from treadle.util.errors import LoweringError
+from treadle.util.extents import same, surely_less
 
 NO_COMPILER = "no kernels are generated here"
 """Why everything is a library call: no compiler was found, or ``codegen=False``."""
@@ -155,7 +156,7 @@ def _laid_out(site: Site, value: Any) -> Value | None:
     if not isinstance(value, TensorRef):
         return value
     pairs = zip(value.shape, value.strides, site.strides, strict=True)
-    if all(mine == eager for size, mine, eager in pairs if size > 1):
+    if all(same(mine, eager) for size, mine, eager in pairs if not surely_less(size, 2)):
         return value
     return site.result(pointwise.clone(site, value))
 

@@ -158,26 +158,26 @@ def group_norm(
 ) -> tuple[Value, Value, Value]:
     """As layer norm's, over the ``channels / groups * plane`` elements of each group."""
     wide = compute_dtype(x.dtype)
-    grouped = reshaped(x, (batch, groups, channels // max(groups, 1) * plane))
+    grouped = reshaped(site, x, (batch, groups, channels // max(groups, 1) * plane))
     average, spread, count = mean_and_spread(site, grouped, (2,), wide)
     rstd = step(site, "rstd", wide, lambda s: (s / max(count, 1) + eps).fn("rsqrt"), spread)
     normal = step(site, "xhat", wide, lambda x, m, r: (x - m) * r, grouped, average, rstd)
     rank = len(x.shape)
-    affine = [per_channel(each, rank) for each in (weight, bias) if each is not None]
+    affine = [per_channel(site, each, rank) for each in (weight, bias) if each is not None]
 
     def formula(xhat: Term, *affine: Term) -> Term:
         result = xhat * affine[0] if weight is not None else xhat
         return result + affine[-1] if bias is not None else result
 
     out = pointwise(
-        site.element_site(0), formula, reshaped(normal, x.shape), *affine, common=x.dtype
+        site.element_site(0), formula, reshaped(site, normal, x.shape), *affine, common=x.dtype
     )
     return out, finish(site.element_site(1), average), finish(site.element_site(2), rstd)
 
 
-def per_channel(value: Value, rank: int) -> Value:
+def per_channel(site: Site, value: Value, rank: int) -> Value:
     """``[C]`` as ``[1, C, 1, ...]``."""
-    return reshaped(value, (1, value.shape[0], *(1,) * (rank - 2)))
+    return reshaped(site, value, (1, value.shape[0], *(1,) * (rank - 2)))
 
 
 @lowers(aten._weight_norm_interface_backward.default)

@@ -15,6 +15,7 @@ from treadle.lower.registry import Value, aten_op, lowers
 from treadle.lower.resize import spread
 from treadle.lower.scalars import Term, cast, compute_dtype
 from treadle.lower.site import Site, contiguous_strides, element
+from treadle.util.extents import GuardSet
 
 aten = torch.ops.aten
 
@@ -37,9 +38,9 @@ class _Window:
     def place(self, output: Axis, k: Index) -> Index:
         return (Index.of(output) * self.slope + self.shift) // self.unit + k * self.gap
 
-    def holds(self, output: Axis, k: Index) -> Term | None:
+    def holds(self, output: Axis, k: Index, guards: GuardSet) -> Term | None:
         place = self.place(output, k)
-        inside = within(place, self.extent)
+        inside = within(place, self.extent, guards)
         if not self.adaptive or self.slope % self.unit == 0:
             return inside
         end = ((Index.of(output) + 1) * self.slope + (self.unit - 1)) // self.unit
@@ -87,7 +88,8 @@ def _largest(site: Site, x: Value, windows: Sequence[_Window]) -> tuple[Value, V
     axes, rank = values.axes(), len(windows)
     sizes = [window.size for window in windows]
     cell = Axis(math.prod(sizes))
-    at, mask = _cells(axes[-rank:], unflatten(Index.of(cell), sizes), windows)
+    coordinates = unflatten(Index.of(cell), sizes)
+    at, mask = _cells(axes[-rank:], coordinates, windows, site.builder.guards)
     lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
     spot = (*axes[:-rank], *at)
     read = element(x, spot) if mask is None else masked(x, spot, mask.expr, lowest)
@@ -97,13 +99,13 @@ def _largest(site: Site, x: Value, windows: Sequence[_Window]) -> tuple[Value, V
 
 
 def _cells(
-    axes: Sequence[Axis], cell: Sequence[Index], windows: Sequence[_Window]
+    axes: Sequence[Axis], cell: Sequence[Index], windows: Sequence[_Window], guards: GuardSet
 ) -> tuple[list[Index], Term | None]:
     places: list[Index] = []
     mask: Term | None = None
     for window, axis, k in zip(windows, axes, cell, strict=True):
         places.append(window.place(axis, k))
-        held = window.holds(axis, k)
+        held = window.holds(axis, k, guards)
         if held is not None:
             mask = held if mask is None else mask.fn("and", held)
     return places, mask
@@ -136,7 +138,7 @@ def _chosen(site: Site, grad: Value, x: Value, places: Value, windows: Sequence[
     mask: Term | None = None
     for band, axis, k in zip(bands, axes[-rank:], unflatten(Index.of(cover), sizes), strict=True):
         at.append(band.first(axis) + k)
-        held = within(at[-1], band.extent)
+        held = within(at[-1], band.extent, site.builder.guards)
         if held is not None:
             mask = held if mask is None else mask.fn("and", held)
     spot = (*axes[:-rank], *at)

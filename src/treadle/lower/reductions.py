@@ -17,7 +17,7 @@ from treadle.lower.registry import Decline, Value, lowers
 from treadle.lower.scalars import Number, Operand, Term, cast, compute_dtype, const, where
 from treadle.lower.site import Site, broadcast_shapes, element, fresh_axes, is_dense
 from treadle.lower.views import reshaped
-from treadle.util.extents import ceil_div, divides, sample_of
+from treadle.util.extents import ceil_div, divides, same, sample_of, surely_less
 
 aten = torch.ops.aten
 
@@ -65,18 +65,19 @@ def reduced(
 
     More than one step where that runs in parallel: see ``_split`` and ``_inner_then_outer``.
     """
-    if not dims or math.prod(x.shape[dim] for dim in dims) == 1:
+    guards = site.builder.guards
+    if not dims or guards.equal(math.prod(x.shape[dim] for dim in dims), 1):
         axes = fresh_axes(x.shape)
         body = convert(Term(cast(element(x, axes), dtype))).expr
         return site.temp(tag, Array(axes, body))
-    if math.prod(x.shape) == 0:
+    if guards.equal(math.prod(x.shape), 0):
         axes = fresh_axes(kept_shape(x.shape, dims))
         return Array(axes, const(_identity(kind, dtype), dtype))
-    whole = all(n == 1 for n in kept_shape(x.shape, dims))
+    whole = all(same(n, 1) for n in kept_shape(x.shape, dims))
     if whole and math.prod(x.shape) > SPLIT_ABOVE and isinstance(x, TensorRef):
         partials = _partials(site, tag, kind, x, dtype, convert)
         total = reduced(site, tag, kind, partials, (0,), dtype)
-        return reshaped(total, (1,) * len(x.shape))
+        return reshaped(site, total, (1,) * len(x.shape))
     outer, inner = _groups(x, dims)
     if outer and inner:
         first = reduced(site, f"{tag}_inner", kind, x, inner, dtype, convert)
@@ -106,12 +107,16 @@ def _groups(x: Value, dims: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, 
     ``sum(x[n, c, h, w], (0, 2, 3))`` is quicker as rows of ``(h, w)`` and then ``n``: the rows are
     contiguous and there are ``n * c`` of them. In channels-last memory the groups are one.
     """
-    real = [dim for dim in dims if x.shape[dim] > 1]
+    real = [dim for dim in dims if not surely_less(x.shape[dim], 2)]
     strides = x.strides if isinstance(x, TensorRef) else tuple(range(len(x.shape), 0, -1))
-    kept = [strides[d] for d, n in enumerate(x.shape) if d not in dims and n > 1]
+    kept = [
+        sample_of(strides[d])
+        for d, n in enumerate(x.shape)
+        if d not in dims and not surely_less(n, 2)
+    ]
     if not kept:
         return (), tuple(dims)
-    inner = tuple(dim for dim in real if strides[dim] < min(kept))
+    inner = tuple(dim for dim in real if sample_of(strides[dim]) < min(kept))
     outer = tuple(dim for dim in real if dim not in inner)
     rows = math.prod(x.shape[dim] for dim in inner)
     return (outer, inner) if sample_of(rows) >= 16 else ((), tuple(dims))
@@ -141,7 +146,7 @@ def _partials(
 
 def finish(site: Site, total: Value, convert: Map = lambda x: x) -> Value:
     """The value of the node from its reduction: converted, cast, and without the reduced dims."""
-    flat = reshaped(total, site.shape)
+    flat = reshaped(site, total, site.shape)
     axes = site.axes()
     body = convert(Term(element(flat, axes))).expr
     return Array(axes, cast(body, site.dtype))
@@ -159,7 +164,7 @@ def reduce_node(
     """A node that is one reduction, with a map before and a map after."""
     total = reduced(site, "total", kind, x, dims, dtype, before)
     if after is None and dtype is site.dtype and isinstance(total, TensorRef):
-        flat = reshaped(total, site.shape)
+        flat = reshaped(site, total, site.shape)
         if isinstance(flat, TensorRef) and flat.strides == site.strides:
             return flat
     return finish(site, total, after if after is not None else lambda x: x)
@@ -227,7 +232,7 @@ def _arg(site: Site, kind: ReduceKind, x: Value, dim: int) -> Value:
         body = cast(body, torch.int64)
     kept = tuple(Axis(1) if d == dim else axis for d, axis in enumerate(axes))
     place = site.temp("place", Array(kept, Reduce(kind, (axes[dim],), body)))
-    return reshaped(place, site.shape)
+    return reshaped(site, place, site.shape)
 
 
 def _with_place(site: Site, kind: ReduceKind, place: ReduceKind, x: Value, dim: int) -> Any:
@@ -251,7 +256,7 @@ def min_dim(site: Site, x: Value, dim: int, keepdim: bool = False) -> Any:
 
 def _arg_node(site: Site, kind: ReduceKind, x: Value, dim: int | None) -> Value:
     if dim is None:
-        return _arg(site, kind, reshaped(x, (math.prod(x.shape),)), 0)
+        return _arg(site, kind, reshaped(site, x, (math.prod(x.shape),)), 0)
     return _arg(site, kind, x, dim % max(len(x.shape), 1))
 
 

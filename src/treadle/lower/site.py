@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.graph.dynamic import layout_of
+from treadle.graph.dynamic import Symbols, layout_of
 from treadle.loop.expr import DTYPES, Array, Const, Expr, Load, Reduce
 from treadle.loop.index import Axis, Index, linear
 from treadle.loop.program import (
@@ -27,7 +27,7 @@ from treadle.lower.scalars import Operand, Term, cast, compute_dtype, const
 from treadle.targets.cpu import CPU
 from treadle.targets.record import DeviceTarget
 from treadle.util.errors import LoweringError, VerifyError, require
-from treadle.util.extents import sample_of
+from treadle.util.extents import GuardSet, same, sample_of
 
 Axes = tuple[Axis, ...]
 
@@ -46,16 +46,16 @@ def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """``(3, 1), (4,) -> (3, 4)``: the shape that all of them are stretched to."""
     rank = max(map(len, shapes), default=0)
     columns = zip(*([1] * (rank - len(shape)) + list(shape) for shape in shapes), strict=True)
-    return tuple(next((n for n in column if n != 1), 1) for column in columns)
+    return tuple(next((n for n in column if not same(n, 1)), 1) for column in columns)
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether the elements fill their storage without gaps or overlap, in any order of dims."""
     expected = 1
     for stride, extent in sorted(zip(strides, shape, strict=True), key=_by_stride):
-        if extent == 1:
+        if same(extent, 1):
             continue
-        if stride != expected:
+        if not same(stride, expected):
             return False
         expected *= extent
     return True
@@ -82,7 +82,7 @@ def broadcast(value: Value, indices: Sequence[Index | Axis]) -> Expr:
     """The element of ``value`` broadcast to the dims of ``indices``, aligned at the right."""
     aligned = indices[len(indices) - len(value.shape) :]
     return element(
-        value, [0 if n == 1 else index for n, index in zip(value.shape, aligned, strict=True)]
+        value, [0 if same(n, 1) else index for n, index in zip(value.shape, aligned, strict=True)]
     )
 
 
@@ -130,17 +130,24 @@ class Mark:
 class Builder:
     """The program so far. ``is_placed``: devices in the graph are meant, not just traced on;
     ``layouts``: what is not laid out as in eager; ``library``: no formulas, only library calls,
-    for machines that cannot compile; ``target``: what the device can do."""
+    for machines that cannot compile; ``target``: what the device can do; ``symbols``: the dims of a
+    graph with dynamic shapes."""
 
     device: str
     is_placed: bool = True
     layouts: Layouts = field(default_factory=lambda: Layouts())
     library: bool = False
     target: DeviceTarget = CPU
+    symbols: Symbols | None = None
     buffers: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
     steps: list[Step] = field(default_factory=list[Step])
     constants: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     moved: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def guards(self) -> GuardSet:
+        """For which sizes the program is right."""
+        return GuardSet() if self.symbols is None else self.symbols.guards
 
     def mark(self) -> "Mark":
         """Where the program stands now, for ``since`` and ``reset``."""

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from treadle.compat.operators import OpOverload
-from treadle.graph.dynamic import layout_of, offset_of, symbols_in
+from treadle.graph.dynamic import layout_of, offset_of
 from treadle.loop.expr import Array
 from treadle.loop.index import linear, unflatten
 from treadle.loop.program import TensorRef
 from treadle.lower.registry import Value, lowers
 from treadle.lower.site import Site, contiguous_strides, element, fresh_axes, is_dense
-from treadle.util.extents import rank
+from treadle.util.extents import Size, same, size_key
 
 aten = torch.ops.aten
 
@@ -33,14 +33,14 @@ RESHAPES: tuple[OpOverload, ...] = (
 @lowers(*RESHAPES)
 def reshape(site: Site, x: Value, *_args: Any) -> Value:
     """The same elements in the same order, in another shape."""
-    return reshaped(x, site.shape)
+    return reshaped(site, x, site.shape)
 
 
-def reshaped(x: Value, shape: Sequence[int]) -> Value:
+def reshaped(site: Site, x: Value, shape: Sequence[int]) -> Value:
     """``x`` in ``shape``: a view when the strides allow, else the formula of the copy."""
     if isinstance(x, TensorRef):
         try:
-            layout = _replayed(aten.view.default, (x, list(shape)), {})
+            layout = _replayed(site, aten.view.default, (x, list(shape)), {})
         except (RuntimeError, ValueError):  # the strides cannot be merged
             return _reindexed(x, shape)
         return _over(x, layout)
@@ -57,10 +57,10 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides and offset."""
 
 
-def _replayed(op: OpOverload, args: Any, kwargs: Any) -> Any:
+def _replayed(site: Site, op: OpOverload, args: Any, kwargs: Any) -> Any:
     """The layout of what ``op`` gives, or one for each piece, from the layouts of its operands."""
-    symbols = symbols_in([_numbers(each) for each in args])
-    if symbols is None:
+    symbols = site.builder.symbols
+    if symbols is None or not _has_sizes([_numbers(each) for each in args]):
         return _layouts(op(*[_ghost(each, _itself) for each in args], **kwargs), int)
 
     def replay() -> Any:
@@ -72,10 +72,16 @@ def _replayed(op: OpOverload, args: Any, kwargs: Any) -> Any:
     return symbols.remembered(key, replay)
 
 
+def _has_sizes(tree: Any) -> bool:
+    if isinstance(tree, tuple | list):
+        return any(map(_has_sizes, tree))
+    return isinstance(tree, Size)
+
+
 def _key(tree: Any) -> Any:
     if isinstance(tree, tuple | list):
         return tuple(map(_key, tree))
-    return rank(tree) if isinstance(tree, int) else tree
+    return size_key(tree) if isinstance(tree, int) else tree
 
 
 def _itself(size: int) -> int:
@@ -152,7 +158,7 @@ the arena."""
 @lowers(*OTHER_VIEWS)
 def view(site: Site, x: Value, *args: Any, **kwargs: Any) -> Value | tuple[Value, ...]:
     """A view of ``x``, or one for each piece."""
-    result = _replayed(_target(site), (x, *args), kwargs)
+    result = _replayed(site, _target(site), (x, *args), kwargs)
     if isinstance(site.val, torch.Tensor):
         return _over(x, result)
     return tuple(_over(x, piece) for piece in result)
@@ -192,7 +198,9 @@ def as_strided_copy(site: Site, x: Value, *args: Any, **kwargs: Any) -> Value:
 
 def _lies(x: TensorRef, strides: Sequence[int]) -> bool:
     """Whether ``x`` has these strides, dims of one element aside."""
-    return all(n == 1 or s == t for n, s, t in zip(x.shape, x.strides, strides, strict=True))
+    return all(
+        same(n, 1) or same(s, t) for n, s, t in zip(x.shape, x.strides, strides, strict=True)
+    )
 
 
 def as_eager(site: Site, x: Value, source: torch.Tensor) -> TensorRef:

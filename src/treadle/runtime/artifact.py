@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from treadle.util.extents import Question, at, at_sizes
+from treadle.util.extents import Guard, at, at_sizes
 from treadle.util.formulas import Sizes
 
 
@@ -117,7 +117,7 @@ class Artifact:
     """``releases[i]`` names the call-allocated buffers that die after step ``i``.
 
     Shapes, strides, offsets and sizes may hold a ``Size``: then the artifact is a pattern for many
-    shapes, right for the sizes that fit its ``questions``, and ``at_sizes`` makes the one to run.
+    shapes, right for the sizes that fit its ``guards``, and ``at_sizes`` makes the one to run.
     Arena offsets and the peak are those of the largest sizes.
     """
 
@@ -131,11 +131,11 @@ class Artifact:
     arena_bytes: int
     peak_bytes: int
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
-    questions: tuple[Question, ...] = ()
+    guards: tuple[Guard, ...] = ()
 
     def fits(self, sizes: Sizes) -> bool:
         """Whether this artifact is right for these sizes of the dims."""
-        return all(question.holds(sizes) for question in self.questions)
+        return all(guard.holds(sizes) for guard in self.guards)
 
     def at_sizes(self, sizes: Sizes) -> "Artifact":
         """The artifact for these sizes: every ``Size`` is a number."""
@@ -144,7 +144,7 @@ class Artifact:
             buffers={name: spec_at(spec, sizes) for name, spec in self.buffers.items()},
             steps=tuple(step_at(step, sizes) for step in self.steps),
             results=tuple(None if view is None else _view_at(view, sizes) for view in self.results),
-            questions=(),
+            guards=(),
         )
 
     @property

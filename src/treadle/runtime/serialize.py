@@ -27,7 +27,7 @@ from treadle.runtime.artifact import (
     View,
 )
 from treadle.util.errors import RuntimeFailure, require
-from treadle.util.extents import Question, Size, as_int
+from treadle.util.extents import Guard, Size, as_int
 from treadle.util.formulas import from_data, to_data
 from treadle.util.generators import GeneratorRef
 
@@ -73,7 +73,7 @@ def artifact_to_dict(artifact: Artifact) -> dict[str, Any]:
         "arena_bytes": artifact.arena_bytes,
         "peak_bytes": artifact.peak_bytes,
         "constants": {name: _from_tensor(t) for name, t in artifact.constants.items()},
-        "questions": [[to_data(q.formula), q.sign, q.answer] for q in artifact.questions],
+        "guards": [[to_data(g.formula), g.sign, g.answer] for g in artifact.guards],
     }
 
 
@@ -93,7 +93,7 @@ def artifact_from_dict(data: Mapping[str, Any]) -> Artifact:
         arena_bytes=data["arena_bytes"],
         peak_bytes=data["peak_bytes"],
         constants={name: _to_tensor(entry) for name, entry in data["constants"].items()},
-        questions=tuple(Question(from_data(q[0]), q[1], q[2]) for q in data["questions"]),
+        guards=tuple(Guard(from_data(g[0]), g[1], g[2]) for g in data["guards"]),
     )
 
 

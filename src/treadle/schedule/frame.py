@@ -14,12 +14,12 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from treadle.loop.expr import Array, Expr, Load, Position, Reduce
+from treadle.loop.expr import Array, Expr, Load, Position, Reduce, values_of
 from treadle.loop.index import Axis, Index, linear, unflatten
 from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Compute
 from treadle.loop.traverse import loads, substitute, walk
-from treadle.util.extents import same
+from treadle.util.extents import same, sample_of
 
 
 class Level(enum.StrEnum):
@@ -92,7 +92,7 @@ class Frames:
         return self.plain(1, compute.output.numel)
 
     def _of_reduce(self, compute: Compute, reduce: Reduce) -> Frame:
-        free = tuple(a for a in storage_order(compute) if a.extent != 1)
+        free = tuple(a for a in storage_order(compute) if not same(a.extent, 1))
         main = _main_index(reduce)
         kind = _kind(reduce, free)
         by_stride = sorted((*free, *reduce.axes), key=lambda a: -abs(coefficient(main, a)))
@@ -120,7 +120,7 @@ class Frames:
         """The step in that frame, or ``None`` where it does not fit."""
         if isinstance(compute.array.body, Reduce):
             return self._place_reduce(step, compute, compute.array.body, frame)
-        axes = tuple(a for a in storage_order(compute) if a.extent != 1)
+        axes = tuple(a for a in storage_order(compute) if not same(a.extent, 1))
         shape = tuple(a.extent for a in axes)
         numel = compute.output.numel
         if same(numel, frame.elements):
@@ -140,7 +140,7 @@ class Frames:
         own = self._of_reduce(compute, reduce)
         if own != frame:
             return None
-        free = tuple(a for a in storage_order(compute) if a.extent != 1)
+        free = tuple(a for a in storage_order(compute) if not same(a.extent, 1))
         main = _main_index(reduce)
         inner = tuple(sorted(reduce.axes, key=lambda a: -abs(coefficient(main, a))))
         values = self._places(frame.kind, free, inner)
@@ -156,7 +156,7 @@ class Frames:
 def storage_order(compute: Compute) -> tuple[Axis, ...]:
     """The axes of the output, from the largest stride to the smallest."""
     strides = compute.output.strides
-    dims = sorted(range(len(strides)), key=lambda d: (-strides[d], d))
+    dims = sorted(range(len(strides)), key=lambda d: (-sample_of(strides[d]), d))
     return tuple(compute.array.axes[d] for d in dims)
 
 
@@ -185,7 +185,7 @@ def _reads(body: Expr) -> Iterator[tuple[str, Index | None]]:
         if isinstance(node, Load):
             yield node.buffer, node.index
         if isinstance(node, Load | Position):
-            for value in node.index.values:
+            for value in values_of(node.index):
                 yield from ((load.buffer, None) for load in loads(value))
 
 

@@ -19,6 +19,7 @@ from treadle.loop.index import Axis, linear
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Program, Step, TensorRef
 from treadle.loop.traverse import axes_of
 from treadle.util.errors import LoweringError, require
+from treadle.util.extents import same
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -129,7 +130,7 @@ class _Splitter:
 
 
 def _wide(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    return tuple(axis for axis in axes if axis.extent != 1)
+    return tuple(axis for axis in axes if not same(axis.extent, 1))
 
 
 def _identity(kind: ReduceKind, dtype: torch.dtype) -> Const:

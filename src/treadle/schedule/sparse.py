@@ -17,7 +17,7 @@ from treadle.loop.index import Index
 from treadle.loop.program import Buffer, BufferKind, Compute, Step, TensorRef
 from treadle.loop.traverse import loads, map_expr, substitute, walk
 from treadle.schedule.depend import read_buffers, written_buffers
-from treadle.util.extents import sample_of
+from treadle.util.extents import same, sample_of
 
 _SHARE = 8
 """A reader is sparse if it reads at most one element in this many."""
@@ -92,8 +92,8 @@ def _at(source: Compute, place: Index) -> Expr:
     output = source.output
     rest = place - output.offset
     position: dict[int, Index] = {}
-    for dim in sorted(range(len(output.shape)), key=lambda d: -output.strides[d]):
-        if output.shape[dim] == 1:
+    for dim in sorted(range(len(output.shape)), key=lambda d: -sample_of(output.strides[d])):
+        if same(output.shape[dim], 1):
             position[dim] = Index.of(0)
             continue
         position[dim] = rest // output.strides[dim]

@@ -24,7 +24,7 @@ _WORDS = {
     "graph": "the step itself: its function, model, optimizer, shapes or dtypes",
     "constants": "the values of constants",
     "sizes": "the ranges of dynamic sizes",
-    "questions": "what the step asks of its sizes",
+    "guards": "what the step takes its sizes to be",
     "costs": "the registered costs of operations",
     "treadle": "the version of treadle",
     "torch": "the version of PyTorch",

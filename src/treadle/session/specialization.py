@@ -40,10 +40,10 @@ class Specializations:
             pattern = self._valid(general) or self._made(general, found, fixed, numbers, make)
             if pattern is None:
                 return None
-            broken = [q for q in pattern.artifact.questions if not q.holds(found.sizes)]
+            broken = [guard for guard in pattern.artifact.guards if not guard.holds(found.sizes)]
             if not broken:
                 return _instance(pattern, found)
-            fixed |= {dim.name for question in broken for dim in question.formula.dims}
+            fixed |= {dim.name for guard in broken for dim in guard.formula.dims}
         return None
 
     def _valid(self, general: GuardKey) -> Compiled | None:

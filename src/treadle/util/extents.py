@@ -6,18 +6,22 @@
     atom   =  dim | size // size | size % size
 
 A ``Size`` is an ``int``: its value is a sample, and arithmetic gives the sample's result and
-the formula at once. A comparison whose answer is the same over the whole ranges of the dims is
-simply answered. Any other is answered for the sample and noted in the ``Domain`` in force: what was
-made is right for the sizes that answer all noted questions in the same way.
+the formula at once. There are three ways to compare two sizes::
 
-What would lose the formula without a question (a float, a shift, text for a machine) is an error;
-what may lose it says so: ``sample_of`` for estimates, ``largest`` for bounds.
+    a == b, a < b                    the answer that holds for all sizes, or else an error
+    same(a, b), surely_less(a, b)    whether it holds for all sizes; never an error
+    guards.equal(a, b), .less(a, b)  the sample's answer, with a ``Guard`` where sizes decide it
+
+What was made with a ``GuardSet`` is right for the sizes that all of its guards hold for. Nothing
+else is noted anywhere: a comparison without a set that is handed to it changes nothing.
+
+What would lose the formula (a float, a shift, text for a machine, a plain number) is an error;
+what may lose it says so: ``sample_of`` for estimates, ``largest`` for bounds, ``size_key`` for keys
+and orders.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -38,15 +42,15 @@ from treadle.util.formulas import (
 
 @final
 @dataclass(frozen=True, slots=True)
-class Question:
-    """``formula < 0`` or ``formula == 0``, and the answer that was given."""
+class Guard:
+    """``formula < 0`` or ``formula == 0``, and the answer that was assumed."""
 
     formula: Polynomial
     sign: str
     answer: bool
 
     def holds(self, sizes: Sizes) -> bool:
-        """Whether these sizes give the same answer."""
+        """Whether the answer is right for these sizes."""
         value = self.formula.at(sizes)
         return (value < 0 if self.sign == "<" else value == 0) is self.answer
 
@@ -54,32 +58,10 @@ class Question:
         return f"{'' if self.answer else 'not '}{self.formula.text} {self.sign} 0"
 
 
-@dataclass(slots=True)
-class Domain:
-    """For which sizes the work done under it is right: those that every question fits."""
-
-    questions: dict[Question, None] = field(default_factory=dict[Question, None])
-
-    def contains(self, sizes: Sizes) -> bool:
-        return all(question.holds(sizes) for question in self.questions)
-
-    @contextlib.contextmanager
-    def noting(self) -> Iterator[Self]:
-        """Comparisons made inside note their answers here."""
-        token = _DOMAIN.set(self)
-        try:
-            yield self
-        finally:
-            _DOMAIN.reset(token)
-
-
-_DOMAIN: ContextVar[Domain | None] = ContextVar("domain", default=None)
-
-
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 16)  # the same for all: formulas are data, and nothing is noted
 def _decided(formula: Polynomial, sign: str) -> bool | None:
     """The answer, where it is one for all sizes."""
-    low, high = formula.ends
+    low, high = formula.bounds
     if sign == "<":
         return True if high < 0 else False if low >= 0 else None
     if low > 0 or high < 0:
@@ -87,15 +69,52 @@ def _decided(formula: Polynomial, sign: str) -> bool | None:
     return True if low == high == 0 else None
 
 
-def _ask(formula: Polynomial, sign: str) -> bool:
-    known = _decided(formula, sign)
-    if known is not None:
-        return known
-    answer = formula.sample < 0 if sign == "<" else formula.sample == 0
-    domain = _DOMAIN.get()
-    require(domain is not None, VerifyError, f"{formula.text} {sign} 0 has no answer for all sizes")
-    assert domain is not None
-    domain.questions.setdefault(Question(formula, sign, answer))
+@final
+@dataclass(slots=True)
+class GuardSet:
+    """For which sizes the work done with it is right: those that every guard holds for."""
+
+    guards: dict[Guard, None] = field(default_factory=dict[Guard, None])
+
+    def holds(self, sizes: Sizes) -> bool:
+        """Whether what was made is right for these sizes."""
+        return all(guard.holds(sizes) for guard in self.guards)
+
+    def equal(self, left: int, right: int) -> bool:
+        """Whether ``left == right``; where sizes decide it, of the sample, and guarded."""
+        return self._answer(_difference(left, right), "==")
+
+    def less(self, left: int, right: int) -> bool:
+        """Whether ``left < right``; where sizes decide it, of the sample, and guarded."""
+        return self._answer(_difference(left, right), "<")
+
+    def larger_of(self, left: int, right: int) -> int:
+        """``max(left, right)``, guarded where sizes decide which one it is."""
+        return right if self.less(left, right) else left
+
+    def smaller_of(self, left: int, right: int) -> int:
+        """``min(left, right)``, guarded where sizes decide which one it is."""
+        return right if self.less(right, left) else left
+
+    def _answer(self, formula: Polynomial, sign: str) -> bool:
+        known = _decided(formula, sign)
+        if known is not None:
+            return known
+        answer = formula.sample < 0 if sign == "<" else formula.sample == 0
+        self.guards.setdefault(Guard(formula, sign, answer))
+        return answer
+
+
+def _difference(left: int, right: int) -> Polynomial:
+    return formula_of(left).plus(formula_of(right), -1)
+
+
+def _known(formula: Polynomial, sign: str) -> bool:
+    """The answer for all sizes. ``VerifyError`` where there is none: it takes a guard, or
+    ``same`` or ``surely_less``."""
+    answer = _decided(formula, sign)
+    if answer is None:
+        raise VerifyError(f"{formula.text} {sign} 0 has no answer for all sizes")
     return answer
 
 
@@ -197,34 +216,34 @@ class Size(int):
             return True
         if not isinstance(other, int):
             return NotImplemented
-        return _ask(self.formula.plus(formula_of(other), -1), "==")
+        return _known(self.formula.plus(formula_of(other), -1), "==")
 
     def __ne__(self, other: object) -> bool:
         same = self.__eq__(other)
         return same if same is NotImplemented else not same
 
     def __lt__(self, other: int) -> bool:
-        return _ask(self.formula.plus(formula_of(other), -1), "<")
+        return _known(self.formula.plus(formula_of(other), -1), "<")
 
     def __ge__(self, other: int) -> bool:
         return not self < other
 
     def __gt__(self, other: int) -> bool:
-        return _ask(formula_of(other).plus(self.formula, -1), "<")
+        return _known(formula_of(other).plus(self.formula, -1), "<")
 
     def __le__(self, other: int) -> bool:
         return not self > other
 
     def __bool__(self) -> bool:
-        return not _ask(self.formula, "==")
+        return not _known(self.formula, "==")
 
     def __hash__(self) -> int:
         return hash(self.formula)
 
     def __int__(self) -> int:
-        """The sample; from now on no other value will do."""
+        """The number, where all sizes give the same."""
         value = sample_of(self)
-        _ask(self.formula.plus(formula_of(value), -1), "==")
+        _known(self.formula.plus(formula_of(value), -1), "==")
         return value
 
     def __str__(self) -> str:
@@ -246,19 +265,21 @@ class Size(int):
 @lru_cache(maxsize=1 << 14)
 def _divmod(over: Polynomial, under: Polynomial) -> tuple[int, int]:
     """``over // under`` and ``over % under``: even parts taken out, the rest an atom."""
-    require(under.ends[0] > 0, VerifyError, f"division by {under.text}, which may not be positive")
+    require(
+        under.bounds[0] > 0, VerifyError, f"division by {under.text}, which may not be positive"
+    )
     whole, rest = over.divided(under)
-    low, high = rest.ends
-    if low >= 0 and rest.plus(under, -1).ends[1] < 0:
+    low, high = rest.bounds
+    if low >= 0 and rest.plus(under, -1).bounds[1] < 0:
         return as_int(whole), as_int(rest)
-    if high < 0 and rest.plus(under).ends[0] >= 0:
+    if high < 0 and rest.plus(under).bounds[0] >= 0:
         return as_int(whole.plus(formula_of(1), -1)), as_int(rest.plus(under))
-    if low < 0 <= over.ends[0]:  # what was taken out is too much for some sizes
+    if low < 0 <= over.bounds[0]:  # what was taken out is too much for some sizes
         whole, rest = formula_of(0), over
     elif low < 0:  # -1 // S and the like: add multiples until it cannot be negative
-        times = formula_of(-(low // under.ends[0]))
+        times = formula_of(-(low // under.bounds[0]))
         whole, rest = whole.plus(times, -1), rest.plus(times.times(under))
-    require(rest.ends[0] >= 0, VerifyError, f"{rest.text} // {under.text} may be of either sign")
+    require(rest.bounds[0] >= 0, VerifyError, f"{rest.text} // {under.text} may be of either sign")
     common = content(rest, under)
     small_over, small_under = reduced(rest, common), reduced(under, common)
     quotient = Polynomial((((Quotient(small_over, small_under),), 1),))
@@ -277,7 +298,7 @@ def sample_of(size: int) -> int:
 
 def largest(size: int) -> int:
     """A plain number that ``size`` never exceeds."""
-    return size.formula.ends[1] if isinstance(size, Size) else size
+    return size.formula.bounds[1] if isinstance(size, Size) else size
 
 
 def at(size: int, sizes: Sizes) -> int:
@@ -286,17 +307,22 @@ def at(size: int, sizes: Sizes) -> int:
 
 
 def surely_less(left: int, right: int) -> bool:
-    """Whether ``left < right`` for all sizes. Asks nothing: ``False`` where it depends."""
+    """Whether ``left < right`` for all sizes. ``False`` where it depends."""
     if type(left) is int and type(right) is int:
         return left < right
     return _decided(formula_of(left).plus(formula_of(right), -1), "<") is True
 
 
 def same(left: int, right: int) -> bool:
-    """Whether the two are equal for all sizes. Asks nothing: ``False`` where it depends."""
+    """Whether the two are equal for all sizes. ``False`` where it depends."""
     if type(left) is int and type(right) is int:
         return left == right
     return formula_of(left) == formula_of(right)
+
+
+def is_zero(size: int) -> bool:
+    """Whether ``size == 0`` for all sizes: then it is a plain number."""
+    return type(size) is int and size == 0
 
 
 def is_negative(size: int) -> bool:
@@ -359,22 +385,22 @@ def _shared_factors(left: int, right: int) -> int:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Rank:
+class SizeKey:
     """A size as a part of a key: equal for equal formulas, sorted by sample and then by text."""
 
     sample: int
     text: str
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Rank) and (self.sample, self.text) == (other.sample, other.text)
+        return isinstance(other, SizeKey) and (self.sample, self.text) == (other.sample, other.text)
 
     def __hash__(self) -> int:
         return hash(self.text)
 
-    def __lt__(self, other: "Rank | int") -> bool:
+    def __lt__(self, other: "SizeKey | int") -> bool:
         return self._pair < _pair_of(other)
 
-    def __gt__(self, other: "Rank | int") -> bool:
+    def __gt__(self, other: "SizeKey | int") -> bool:
         return self._pair > _pair_of(other)
 
     @property
@@ -382,13 +408,13 @@ class Rank:
         return self.sample, self.text
 
 
-def _pair_of(value: Rank | int) -> tuple[int, str]:
-    return (value.sample, value.text) if isinstance(value, Rank) else (value, "")
+def _pair_of(value: SizeKey | int) -> tuple[int, str]:
+    return (value.sample, value.text) if isinstance(value, SizeKey) else (value, "")
 
 
-def rank(size: int) -> "int | Rank":
-    """``size`` as a part of a key, which compares without asking."""
-    return Rank(sample_of(size), str(size)) if isinstance(size, Size) else size
+def size_key(size: int) -> "int | SizeKey":
+    """``size`` as a part of a key, which compares where sizes do not."""
+    return SizeKey(sample_of(size), str(size)) if isinstance(size, Size) else size
 
 
 def dims_in(sizes: Iterable[int]) -> list[Size]:

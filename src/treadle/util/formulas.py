@@ -16,7 +16,7 @@ from typing import Any, final
 from treadle.util.errors import VerifyError, require
 
 Sizes = Mapping[str, int]
-Ends = tuple[int, int]
+Bounds = tuple[int, int]
 
 
 @final
@@ -41,7 +41,7 @@ class Dim:
         return frozenset((self,))
 
     @property
-    def ends(self) -> Ends:
+    def bounds(self) -> Bounds:
         return self.low, self.high
 
 
@@ -69,8 +69,8 @@ class Quotient:
         return self.over.dims | self.under.dims
 
     @property
-    def ends(self) -> Ends:
-        (a, b), (c, d) = self.over.ends, self.under.ends
+    def bounds(self) -> Bounds:
+        (a, b), (c, d) = self.over.bounds, self.under.bounds
         require(a >= 0 and c > 0, VerifyError, f"{self.text} may be negative")
         return a // d, b // c
 
@@ -99,9 +99,9 @@ class Remainder:
         return self.over.dims | self.under.dims
 
     @property
-    def ends(self) -> Ends:
-        require(self.over.ends[0] >= 0, VerifyError, f"{self.text} of a negative size")
-        return 0, max(self.under.ends[1] - 1, 0)
+    def bounds(self) -> Bounds:
+        require(self.over.bounds[0] >= 0, VerifyError, f"{self.text} of a negative size")
+        return 0, max(self.under.bounds[1] - 1, 0)
 
 
 Atom = Dim | Quotient | Remainder
@@ -181,13 +181,13 @@ class Polynomial:
         return parts[0] if len(self.terms) == 1 and len(parts[0].split()) == 1 else _joined(parts)
 
     @property
-    def ends(self) -> Ends:
+    def bounds(self) -> Bounds:
         """Bounds over the ranges of the dims: sound, and tight for sums of one sign."""
         low = high = 0
         for atoms, c in self.terms:
-            ends = _product([atom.ends for atom in atoms])
-            low += min(c * ends[0], c * ends[1])
-            high += max(c * ends[0], c * ends[1])
+            least, most = _product([atom.bounds for atom in atoms])
+            low += min(c * least, c * most)
+            high += max(c * least, c * most)
         shifted = self._from(0), self._from(1)
         least = max([low, *(p[0] for p in shifted if p[0] is not None)])
         most = min([high, *(p[1] for p in shifted if p[1] is not None)])
@@ -200,7 +200,7 @@ class Polynomial:
         for atoms, c in self.terms:
             part = Polynomial.of(c)
             for atom in atoms:
-                base, sign = Polynomial.of(atom.ends[end]), (1, -1)[end]
+                base, sign = Polynomial.of(atom.bounds[end]), (1, -1)[end]
                 part = part.times(base.plus(Polynomial((((atom,), sign),))))
             moved = moved.plus(part)
         const = dict(moved.terms).get((), 0)
@@ -248,9 +248,9 @@ def _without(atoms: Monomial, gone: Monomial) -> Monomial | None:
     return tuple(left)
 
 
-def _product(ends: Sequence[Ends]) -> Ends:
+def _product(bounds: Sequence[Bounds]) -> Bounds:
     low = high = 1
-    for a, b in ends:
+    for a, b in bounds:
         corners = (low * a, low * b, high * a, high * b)
         low, high = min(corners), max(corners)
     return low, high
