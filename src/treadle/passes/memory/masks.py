@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def with_byte_masks(step: StepGraph) -> StepGraph:
-    """A copy in which all readers of a drawn mask go through a bool copy of it.
+    """The step, in a copy in which all readers of a drawn mask go through a bool copy of it.
 
     before:  m = bernoulli(e, 0.9); y = mul(x, m)
     after:   m = bernoulli(e, 0.9); b = bool(m); f = float(b); y = mul(x, f)
@@ -28,13 +28,19 @@ def with_byte_masks(step: StepGraph) -> StepGraph:
     The mask is the one thing that must be kept whatever the budget, and now it can be kept in a
     quarter of the bytes, also for what backward computes again.
     """
+    if not any(map(_is_mask, step.graph.nodes)):
+        return step
     copy = build(as_traced(facts_of(step)))
     for node in copy.graph.nodes:
-        if is_zero_or_one(node) and _is_float(node):
+        if _is_mask(node):
             _read_through_bool(node)
             if _same_as_bool(node):
                 _draw_bool(node)
     return copy
+
+
+def _is_mask(node: fx.Node) -> bool:
+    return is_zero_or_one(node) and _is_float(node)
 
 
 def _is_float(node: fx.Node) -> bool:

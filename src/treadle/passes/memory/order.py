@@ -13,7 +13,7 @@ from treadle.compat.tensors import storage_of
 from treadle.graph.operators import may_recompute
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import tensors_in
-from treadle.passes.memory.cost import CALLS, Kind, kind_of, seconds_of
+from treadle.passes.memory.cost import CALLS, FUSIBLE, Kind, kind_of, seconds_of
 from treadle.targets.model import DeviceModel
 
 PHASES: Mapping[str, int] = {"forward": 0, "backward": 1, "optimizer": 2}
@@ -55,6 +55,35 @@ class Facts:
         calls = [i for i, (kind, phase) in pairs if kind in CALLS and phase == 0]
         return calls[-1] + 1 if calls else 0
 
+    @functools.cached_property
+    def levels(self) -> tuple[int, ...]:
+        """Unfusible operations on the longest path to each node.
+
+        It is also the level of a second computation in any ``Order``: its operands are those of
+        the first, or second computations of those.
+        """
+        found: list[int] = []
+        unfusible = [kind not in (*FUSIBLE, Kind.VIEW, Kind.INPUT) for kind in self.kinds]
+        for operands in self.operands:
+            found.append(max((found[each] + unfusible[each] for each in operands), default=0))
+        return tuple(found)
+
+    @functools.cached_property
+    def views(self) -> tuple[bool, ...]:
+        """Whether each node is a view."""
+        return tuple(kind is Kind.VIEW for kind in self.kinds)
+
+    @functools.cached_property
+    def fusible(self) -> tuple[bool, ...]:
+        """Whether each node is a formula that may be computed where it is read."""
+        return tuple(kind in FUSIBLE for kind in self.kinds)
+
+    @functools.cached_property
+    def filled(self) -> tuple[tuple[int, ...], ...]:
+        """Bytes of each storage behind a node as a plan counts them: none for an input's."""
+        pairs = zip(self.sizes, self.kinds, strict=True)
+        return tuple((0,) * len(s) if kind is Kind.INPUT else s for s, kind in pairs)
+
     def new_bytes(self, i: int) -> int:
         """Bytes of the storages that first exist with ``i``."""
         slots = zip(self.inherits[i], self.sizes[i], strict=True)
@@ -78,13 +107,15 @@ class Order:
     def permuted(self, places: Iterable[int]) -> "Order":
         """The same operations; ``places`` lists their old positions in the new order."""
         old = tuple(places)
-        new = {place: k for k, place in enumerate(old)}
+        new = [-1] * len(self.origin)
+        for k, place in enumerate(old):
+            new[place] = k
         return Order(
             self.facts,
-            tuple(self.origin[p] for p in old),
-            tuple(tuple(new[q] for q in self.operands[p]) for p in old),
-            tuple(self.again[p] for p in old),
-            tuple(None if r is None else new[r] for r in self.returned),
+            tuple([self.origin[p] for p in old]),
+            tuple([tuple([new[q] for q in self.operands[p]]) for p in old]),
+            tuple([self.again[p] for p in old]),
+            tuple([None if r is None else new[r] for r in self.returned]),
         )
 
 

@@ -54,9 +54,14 @@ class _Writer:
         facts = self.facts
         for i, operands in enumerate(facts.operands):
             if facts.phases[i] == 0:
-                reads = tuple(self.first[each] for each in operands)
+                reads = tuple([self.first[each] for each in operands])
             else:
-                reads = tuple(map(self._late, operands))
+                reads = tuple(
+                    [
+                        self.first[each] if self.there[each] else self._late(each)
+                        for each in operands
+                    ]
+                )
             self.first.append(self._emit(i, reads, again=False))
         returned = tuple(None if i is None else self.first[i] for i in facts.returned)
         order = Order(facts, tuple(self.origin), tuple(self.operands), tuple(self.again), returned)
@@ -76,6 +81,9 @@ class _Writer:
 
     def _late(self, i: int) -> int:
         """Value ``i`` after the forward pass."""
+        at_hand = self._known(i)
+        if at_hand is not None:
+            return at_hand
         for each in self._missing(i):
             reads = [self._known(operand) for operand in self.facts.operands[each]]
             found = tuple(read for read in reads if read is not None)
@@ -101,16 +109,16 @@ def _available(facts: Facts, saved: frozenset[int]) -> list[bool]:
     there: list[bool] = []
     always = saved.union(i for i in facts.returned if i is not None)
     for i, kind in enumerate(facts.kinds):
-        kept = i in always or facts.keep[i] or kind is Kind.INPUT or facts.phases[i] > 0
-        view = kind is Kind.VIEW and all(there[each] for each in facts.operands[i])
-        there.append(kept or view)
+        if facts.phases[i] > 0 or facts.keep[i] or kind is Kind.INPUT or i in always:
+            there.append(True)
+        else:
+            there.append(kind is Kind.VIEW and all(there[each] for each in facts.operands[i]))
     return there
 
 
 def prune(order: Order) -> Order:
     """Without operations that nothing reads; inputs, random operations and effects stay."""
-    facts = order.facts
-    alive = [facts.keep[i] for i in order.origin]
+    alive = [order.facts.keep[i] for i in order.origin]
     for result in order.returned:
         if result is not None:
             alive[result] = True
@@ -118,6 +126,8 @@ def prune(order: Order) -> Order:
         if alive[k]:
             for operand in order.operands[k]:
                 alive[operand] = True
+    if all(alive):
+        return order
     return order.permuted(k for k, kept in enumerate(alive) if kept)
 
 

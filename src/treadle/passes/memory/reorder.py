@@ -18,22 +18,26 @@ def update_early(order: Order) -> Order:
     Under a global gradient clip every update waits for the last gradient, and nothing moves.
     """
     facts, count = order.facts, len(order.origin)
-    late = [facts.phases[i] == _OPTIMIZER and not facts.keep[i] for i in order.origin]
+    moves = [
+        phase == _OPTIMIZER and not kept
+        for phase, kept in zip(facts.phases, facts.keep, strict=True)
+    ]
+    late = [moves[i] for i in order.origin]
     last_input = sum(facts.nodes[i].op == "placeholder" for i in order.origin) - 1
     after = [k if not late[k] else last_input for k in range(count)]
     waits = _old_value_readers(order, late)
-    for k in range(count):
+    for k, operands in enumerate(order.operands):
         if late[k]:
-            after[k] = max(
-                [after[k], waits.get(k, -1), *(after[each] for each in order.operands[k])]
-            )
+            known = [after[each] for each in operands]
+            after[k] = max(last_input, waits.get(k, -1), *known)
     earliest = [count] * count
     for k in range(count - 1, -1, -1):
         if late[k] and earliest[k] < count:
             after[k] = earliest[k]
         before = after[k] if late[k] else k - 1  # a later forward pass reads what it made
         for operand in order.operands[k]:
-            earliest[operand] = min(earliest[operand], before)
+            if before < earliest[operand]:
+                earliest[operand] = before
     return order.permuted(sorted(range(count), key=lambda k: (after[k], late[k], k)))
 
 
@@ -42,11 +46,12 @@ def _old_value_readers(order: Order, late: list[bool]) -> dict[int, int]:
     facts = order.facts
     last = [-1] * len(order.origin)
     for k in range(len(order.origin) - 1, -1, -1):
-        reader = last[k] if facts.kinds[order.origin[k]] is Kind.VIEW else k
         if late[k]:
             continue
+        reader = last[k] if facts.views[order.origin[k]] else k
         for operand in order.operands[k]:
-            last[operand] = max(last[operand], reader)
+            if reader > last[operand]:
+                last[operand] = reader
     place = {i: k for k, i in enumerate(order.origin) if facts.kinds[i] is Kind.INPUT}
     waits: dict[int, int] = {}
     for number, target in facts.writes.items():

@@ -45,8 +45,10 @@ class _Planner:
     """Everything about one step that the candidates share."""
 
     def __init__(self, step: StepGraph, device: DeviceModel) -> None:
-        self.traced = as_traced(facts_of(step))
-        self.facts: Facts = facts_of(with_byte_masks(step))
+        plain = facts_of(step)
+        masked = with_byte_masks(step)
+        self.traced = as_traced(plain)
+        self.facts: Facts = plain if masked is step else facts_of(masked)
         self.claims: Claims = classify(self.facts)
         self.cost = self.facts.seconds(device)
         self.fused = traffic(self.facts, device)

@@ -13,13 +13,14 @@ Two rules stand for what scheduling does later, each with a switch in ``Model``:
   old value later.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
 from treadle.graph.signature import StepGraph
-from treadle.passes.memory.cost import FUSIBLE, Kind
+from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.order import Order, as_traced, facts_of
 
 _FAR = 1 << 40
@@ -70,9 +71,11 @@ def timeline(order: Order, model: Model = Model()) -> LiveBytes:
     slots, start, size, owner = _storages(order, place, stored)
     end = list(start)
     for k, operands in enumerate(order.operands):
+        here = place[k]
         for operand in operands:
             for slot in slots[operand]:
-                end[slot] = max(end[slot], place[k])
+                if end[slot] < here:
+                    end[slot] = here
     _keep_results(order, slots, place, end, size, model)
     return _sweep(order, start, end, size, owner)
 
@@ -83,61 +86,72 @@ def _unfused(order: Order) -> tuple[list[int], list[bool]]:
 
 
 def _fuse(order: Order) -> tuple[list[int], list[bool]]:
-    """Where each operation really happens, and whether its value is stored."""
-    facts, origin = order.facts, order.origin
-    count = len(origin)
-    level = [0] * count
-    for k, operands in enumerate(order.operands):
-        step = level[k]
-        for operand in operands:
-            kind = facts.kinds[origin[operand]]
-            fresh = kind not in FUSIBLE and kind is not Kind.VIEW and kind is not Kind.INPUT
-            step = max(step, level[operand] + fresh)
-        level[k] = step
+    """Where each operation really happens, and whether its value is stored.
+
+    From the last operation to the first; of those that read a value: ``low`` and ``high`` are the
+    lowest and highest of their levels, -1 for one that reads from memory, and ``last`` is the
+    last of their places.
+    """
+    origin, count = order.origin, len(order.origin)
+    levels = _levels(order)
+    views, fusible = order.facts.views, order.facts.fusible
     low, high, last = [_FAR] * count, [-1] * count, list(range(count))
     for result in order.returned:
         if result is not None:
             low[result] = -1
     place, stored = list(range(count)), [True] * count
     for k in range(count - 1, -1, -1):
-        kind = facts.kinds[origin[k]]
-        late = order.again[k] or origin[k] >= facts.head
-        phase = max(facts.phases[origin[k]], late) * _PHASE
-        if kind is Kind.VIEW:
-            reader, reader_high = low[k], high[k]
-        elif kind in FUSIBLE:
-            if low[k] == high[k] and low[k] // _PHASE == phase // _PHASE:
+        i = origin[k]
+        if views[i]:
+            reader, reader_high, end = low[k], high[k], last[k]
+        elif fusible[i]:
+            reader = levels[k]
+            if low[k] == high[k] and low[k] // _PHASE == reader // _PHASE:
                 place[k], stored[k], reader = last[k], False, low[k]
-            else:
-                reader = phase + level[k]
-            reader_high = reader
+            reader_high, end = reader, place[k]
         else:
-            reader = reader_high = -1  # reads from memory
+            reader, reader_high, end = -1, -1, k
         for operand in order.operands[k]:
-            low[operand] = min(low[operand], reader)
-            high[operand] = max(high[operand], reader_high)
-            last[operand] = max(last[operand], last[k] if kind is Kind.VIEW else place[k])
+            if reader < low[operand]:
+                low[operand] = reader
+            if reader_high > high[operand]:
+                high[operand] = reader_high
+            if end > last[operand]:
+                last[operand] = end
     return place, stored
+
+
+def _levels(order: Order) -> list[int]:
+    """The phase and the level of each operation, as one number; the head of the forward pass and
+    second computations belong to the backward pass."""
+    facts = order.facts
+    head, phases = facts.head, facts.phases
+    first = [phase * _PHASE + level for phase, level in zip(phases, facts.levels, strict=True)]
+    late = [max(phase, 1) * _PHASE + n for phase, n in zip(phases, facts.levels, strict=True)]
+    return [
+        late[i] if again or i >= head else first[i]
+        for i, again in zip(order.origin, order.again, strict=True)
+    ]
 
 
 def _storages(
     order: Order, place: list[int], stored: list[bool]
 ) -> tuple[list[tuple[int, ...]], list[int], list[int], list[int]]:
     """Per operation its storages; per storage its start, bytes, and the operation filling it."""
-    facts = order.facts
+    inherits, filled = order.facts.inherits, order.facts.filled
     slots: list[tuple[int, ...]] = []
     start: list[int] = []
     size: list[int] = []
     owner: list[int] = []
     for k, i in enumerate(order.origin):
         mine: list[int] = []
-        for source, nbytes in zip(facts.inherits[i], facts.sizes[i], strict=True):
+        for source, nbytes in zip(inherits[i], filled[i], strict=True):
             if source is not None:
                 mine.append(slots[order.operands[k][source[0]]][source[1]])
                 continue
             mine.append(len(start))
             start.append(place[k])
-            size.append(nbytes if stored[k] and facts.kinds[i] is not Kind.INPUT else 0)
+            size.append(nbytes if stored[k] else 0)
             owner.append(k)
         slots.append(tuple(mine))
     return slots, start, size, owner
@@ -175,14 +189,12 @@ def _sweep(
     for first, final, nbytes in zip(start, end, size, strict=True):
         delta[first] += nbytes
         delta[final + 1] -= nbytes
-    live: list[int] = []
-    current = order.facts.fixed_bytes
-    for k in range(count):
-        current += delta[k]
-        live.append(current)
-    if not live:
-        return LiveBytes(order, current, 0, (), ())
-    peak = max(range(count), key=live.__getitem__)
+    fixed = order.facts.fixed_bytes
+    if not count:
+        return LiveBytes(order, fixed, 0, (), ())
+    delta[0] += fixed
+    live = list(itertools.accumulate(delta[:count]))
+    peak = live.index(max(live))
     table = [
         (size[s], owner[s]) for s in range(len(size)) if size[s] and start[s] <= peak <= end[s]
     ]
