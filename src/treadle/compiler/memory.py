@@ -5,15 +5,19 @@ from dataclasses import dataclass, field, replace
 from treadle.compiler.cleaning import extended, settled
 from treadle.compiler.request import Target, build_for, request_of
 from treadle.compiler.workspaces import with_workspaces
+from treadle.graph.dynamic import dims_of_graph
 from treadle.graph.signature import StepGraph
+from treadle.loop.expr import Array
 from treadle.loop.kernel import KernelPlan
 from treadle.loop.program import Program
 from treadle.loop.simplify import simplify_program
 from treadle.lower.graph import lower
+from treadle.lower.reuse import LoweredNodes
 from treadle.options import Options
 from treadle.passes.memory.choose import MemoryPlan, fastest_plan, plan_memory
 from treadle.passes.memory.search import frontier
 from treadle.runtime.cache import Cache
+from treadle.schedule.frame import Frames
 from treadle.schedule.plan import schedule
 from treadle.schedule.workers import WORKERS
 from treadle.util.sizes import parse_bytes
@@ -27,18 +31,39 @@ class Scheduled:
     plan: KernelPlan
 
 
-def planned(step: StepGraph, target: Target) -> Scheduled:
-    """The step lowered and scheduled: its kernels, their order, and its exact peak."""
-    program = lowered(step, target)
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What nodes and formulas of one step have become, for other candidates of its plan."""
+
+    nodes: LoweredNodes = field(default_factory=LoweredNodes)
+    formulas: dict[Array, Array] = field(default_factory=dict[Array, Array])
+    frames: Frames = field(default_factory=Frames)
+
+
+def known_of(step: StepGraph) -> Known | None:
+    """For candidates of a plan of ``step``; ``None`` where calls decide sizes, which have no value
+    that nodes of two graphs could be compared by."""
+    return None if dims_of_graph(step.graph) else Known()
+
+
+def planned(step: StepGraph, target: Target, known: Known | None = None) -> Scheduled:
+    """The step lowered and scheduled: its kernels, their order, and its exact peak. ``known``: of
+    other candidates for the plan of the same step."""
+    program = lowered(step, target, known)
     if target.workspaces is not None:
         program = with_workspaces(program, target.workspaces)
     allocator = target.hardware.allocator
-    workers = WORKERS[target.record.workers]
-    plan = schedule(program, fuse=target.options.fuse, allocator=allocator, workers=workers)
+    plan = schedule(
+        program,
+        fuse=target.options.fuse,
+        allocator=allocator,
+        workers=WORKERS[target.record.workers],
+        frames=known.frames if known else None,
+    )
     return Scheduled(program, plan)
 
 
-def lowered(step: StepGraph, target: Target) -> Program:
+def lowered(step: StepGraph, target: Target, known: Known | None = None) -> Program:
     """The step as formulas and library calls."""
     program = lower(
         step,
@@ -46,21 +71,24 @@ def lowered(step: StepGraph, target: Target) -> Program:
         target=target.record,
         library=target.library,
         pad=target.rounds_once,
+        known=known.nodes if known else None,
     )
-    return simplify_program(program)
+    return simplify_program(program, known.formulas if known else None)
 
 
 @dataclass
 class PeakEvaluator:
-    """The exact peak of a candidate, and what was made to learn it."""
+    """The exact peak of a candidate, and what was made to learn it. Of candidates that have a node
+    in common it is lowered and placed once; of sizes that calls decide each is on its own."""
 
     target: Target
+    known: Known | None = None
     _seen: list[tuple[StepGraph, Scheduled]] = field(
         default_factory=list[tuple[StepGraph, Scheduled]]
     )
 
     def __call__(self, step: StepGraph) -> int:
-        scheduled = planned(step, self.target)
+        scheduled = planned(step, self.target, self.known)
         self._seen.append((step, scheduled))
         return scheduled.plan.peak_bytes
 
@@ -76,7 +104,7 @@ def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled 
     if budget is None:
         return fastest_plan(step, target.hardware), None
     size = budget if isinstance(budget, float) else parse_bytes(budget)
-    evaluator = PeakEvaluator(target)
+    evaluator = PeakEvaluator(target, known_of(step))
     memory = plan_memory(step, size, target.hardware, evaluator)
     return memory, evaluator.scheduled(memory.step)
 
@@ -90,7 +118,9 @@ def frontier_points(
     build_ = build_for(device, options, cache)
     target = request_of(extended(step), device, budgeted, build_, cache=cache).target
     found = frontier(settled(extended(step), budgeted), target.hardware)
-    first, last = (planned(each.step, target).plan.peak_bytes for each in (found[0], found[-1]))
+    known = known_of(step)
+    ends = (found[0], found[-1])
+    first, last = (planned(each.step, target, known).plan.peak_bytes for each in ends)
     high, low = found[0].predicted_peak, found[-1].predicted_peak
     slope = (first - last) / max(high - low, 1)
     points = [(round(last + (each.predicted_peak - low) * slope), each.seconds) for each in found]

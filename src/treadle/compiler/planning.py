@@ -13,7 +13,7 @@ from treadle.capture.step import capture
 from treadle.compat.fake import is_fake
 from treadle.compat.switches import switches
 from treadle.compiler.cleaning import extended, settled
-from treadle.compiler.memory import planned
+from treadle.compiler.memory import known_of, planned
 from treadle.compiler.request import Target, build_for
 from treadle.options import from_environment
 from treadle.passes.memory.search import frontier
@@ -100,8 +100,9 @@ def plan(
         here = machine(torch.device(captured.device), switches(), build_.identity)
         target = replace(target, workspaces=Workspaces(cache, captured.device, here.identity))
     step = settled(extended(captured.step), replace(target.options, memory=1.0))
+    known = known_of(step)
     points = [
-        Point(planned(each.step, target).plan.peak_bytes, 1e3 * each.seconds)
+        Point(planned(each.step, target, known).plan.peak_bytes, 1e3 * each.seconds)
         for each in frontier(step, hardware)
     ]
     useful = _useful(points)

@@ -32,7 +32,7 @@ from treadle.loop.expr import (
 )
 from treadle.loop.index import Index, Value, replace_values
 from treadle.loop.interpret import apply_function
-from treadle.loop.program import Compute, Program
+from treadle.loop.program import Compute, Program, Step
 from treadle.loop.traverse import HashConsing, map_expr
 from treadle.util.extents import Size, same, surely_less
 
@@ -68,13 +68,18 @@ def simplify_array(array: Array) -> Array:
     return Array(array.axes, simplify(array.body))
 
 
-def simplify_program(program: Program) -> Program:
-    """``program`` with the formula of each compute simplified."""
-    steps = tuple(
-        replace(step, array=simplify_array(step.array)) if isinstance(step, Compute) else step
-        for step in program.steps
-    )
-    return replace(program, steps=steps)
+def simplify_program(program: Program, known: dict[Array, Array] | None = None) -> Program:
+    """``program`` with the formula of each compute simplified. ``known``: what formulas became
+    before; those of this program are added."""
+    small = {} if known is None else known
+    steps: list[Step] = []
+    for step in program.steps:
+        if isinstance(step, Compute):
+            if step.array not in small:
+                small[step.array] = simplify_array(step.array)
+            step = replace(step, array=small[step.array])
+        steps.append(step)
+    return replace(program, steps=tuple(steps))
 
 
 def simplify(expr: Expr) -> Expr:

@@ -37,6 +37,7 @@ from treadle.lower import (
 from treadle.lower.node import Environment, error_at, lower_constant, lower_node, origin_of
 from treadle.lower.padding import layouts_for
 from treadle.lower.registry import Value
+from treadle.lower.reuse import LoweredNodes
 from treadle.lower.site import Builder, Layouts, Site, contiguous_strides, is_dense
 from treadle.lower.write_back import drop_dead_steps, place_write_backs
 from treadle.targets.record import DeviceTarget
@@ -57,14 +58,16 @@ def lower(
     target: DeviceTarget | None = None,
     library: bool = False,
     pad: bool = True,
+    known: LoweredNodes | None = None,
 ) -> Program:
     """The step as formulas and library calls, in the order of the graph, for ``target`` or what
     ``device`` is by itself.
 
     Write-backs stand as early as they may. Results never share storage with an input.
     ``library``: views and library calls only, for machines that cannot compile. ``pad``: let
-    products of odd sizes be larger ones with zeros.
+    products of odd sizes be larger ones with zeros. ``known``: of other graphs of this step.
     """
+    lower_one = lower_node if known is None else known.lower
     target = target or target_for(device)
     layouts = layouts_for(step, target) if pad and not library else Layouts()
     symbols = symbols_of_graph(step.graph)
@@ -76,7 +79,7 @@ def lower(
             env[node] = lower_constant(builder, step.graph.owning_module, node)
         elif node.op == "call_function":
             with internal_errors(f"lowering {node.target}", node.meta.get("where", "")):
-                env[node] = lower_node(builder, node, env)
+                env[node] = lower_one(builder, node, env)
         elif node.op not in ("placeholder", "output"):
             raise error_at(node, f"{node.op} is not part of a functional ATen graph")
     results, writes = _outputs(builder, step, env)

@@ -12,12 +12,12 @@ storage, stands at (r, c): ``order`` (for plain rows kernels ``r * N + c``). A p
 import enum
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treadle.loop.expr import Array, Expr, Load, Position, Reduce, values_of
 from treadle.loop.index import Axis, Index, linear, unflatten
 from treadle.loop.kernel import KernelKind
-from treadle.loop.program import Compute
+from treadle.loop.program import Compute, TensorRef
 from treadle.loop.traverse import loads, substitute, walk
 from treadle.util.extents import same, sample_of
 
@@ -68,11 +68,13 @@ class Placed:
 
 
 class Frames:
-    """Makes frames; nests of equal extents share their axes, so that frames compare equal."""
+    """Makes frames; nests of equal extents share their axes, so that frames compare equal. What was
+    placed is remembered, also from one program to the next that has steps of it."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Axis] = {}
         self._cols: dict[int, Axis] = {}
+        self._placed: dict[tuple[TensorRef, Array, Frame], Placed | None] = {}
 
     def rows(self, extent: int) -> Axis:
         return self._rows.setdefault(extent, Axis(extent))
@@ -118,6 +120,13 @@ class Frames:
 
     def place(self, step: int, compute: Compute, frame: Frame) -> Placed | None:
         """The step in that frame, or ``None`` where it does not fit."""
+        key = compute.output, compute.array, frame
+        if key not in self._placed:
+            self._placed[key] = self._place(step, compute, frame)
+        found = self._placed[key]
+        return found if found is None or found.step == step else replace(found, step=step)
+
+    def _place(self, step: int, compute: Compute, frame: Frame) -> Placed | None:
         if isinstance(compute.array.body, Reduce):
             return self._place_reduce(step, compute, compute.array.body, frame)
         axes = tuple(a for a in storage_order(compute) if not same(a.extent, 1))

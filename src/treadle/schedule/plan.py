@@ -36,12 +36,14 @@ def schedule(
     fuse: bool = True,
     allocator: Allocator = PLAIN,
     workers: Workers = THREADS,
+    frames: Frames | None = None,
 ) -> KernelPlan:
     """The plan of ``program`` for ``workers``; without ``fuse`` every compute is a kernel of its
-    own. ``allocator``: how bytes are counted in its peak."""
+    own. ``allocator``: how bytes are counted in its peak. ``frames``: of programs of the same step.
+    """
     steps, buffers = normalize(program)
     kept = frozenset(ref.buffer for ref in program.results if ref is not None)
-    frames = Frames()
+    frames = frames or Frames()
     home: Mapping[int, Frame] = {}
     if fuse:
         steps = compute_where_picked(steps, buffers)
