@@ -8,7 +8,7 @@ from treadle.loop.kernel import Definition, Form, Kernel
 from treadle.loop.nest import Item, arguments_of, is_wide
 from treadle.loop.program import Buffer
 from treadle.loop.traverse import operands_of, walk
-from treadle.util.extents import dims_in, rank, same, surely_less
+from treadle.util.extents import dims_in, same, size_key, surely_less
 
 
 def kernel_key(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Key:
@@ -22,7 +22,7 @@ def kernel_key(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Key:
     free = kernel.scheduled.form is Form.FLAT
     return (
         str(kernel.kind),
-        () if free else tuple(rank(extent) for extent in extents),
+        () if free else tuple(size_key(extent) for extent in extents),
         tuple(same(extent, 1) for extent in extents if free),
         is_wide(kernel),
         tuple(str(dim) for dim in dims_in([*extents, *layouts])),
@@ -82,8 +82,8 @@ class _Numbers:
                 return "reduce", str(node.kind), axes, inside
 
     def _index(self, index: Index) -> Key:
-        terms = tuple((self._atom(atom), rank(scale)) for atom, scale in index.terms)
-        return rank(index.const), terms
+        terms = tuple((self._atom(atom), size_key(scale)) for atom, scale in index.terms)
+        return size_key(index.const), terms
 
     def _atom(self, atom: Atom) -> Key:
         match atom:
@@ -92,6 +92,6 @@ class _Numbers:
             case FloorDiv(index=inner, n=n) | Mod(index=inner, n=n):
                 low, high = inner.bounds
                 narrow = surely_less(-1, low), surely_less(high, 2**31)
-                return type(atom).__name__, self._index(inner), rank(n), narrow
+                return type(atom).__name__, self._index(inner), size_key(n), narrow
             case Value():
-                return "value", self._number(formula_of(atom)), rank(atom.lo), rank(atom.hi)
+                return "value", self._number(formula_of(atom)), size_key(atom.lo), size_key(atom.hi)
