@@ -27,8 +27,9 @@ from treadle.loop.nest import Item, arguments_of
 from treadle.loop.program import Buffer
 from treadle.loop.traverse import walk
 from treadle.runtime.artifact import Launch, Source, joined
-from treadle.runtime.build import Functions, add_loader
+from treadle.runtime.build import add_loader
 from treadle.runtime.cache import Cache
+from treadle.runtime.loader import Functions
 from treadle.runtime.tables import Tables
 from treadle.targets.cpu import CPU_MODEL, HOST
 from treadle.targets.record import DeviceTarget

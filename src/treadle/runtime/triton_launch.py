@@ -24,8 +24,8 @@ import triton
 from torch import Tensor
 
 from treadle.runtime.artifact import Source
-from treadle.runtime.build import Functions
 from treadle.runtime.cache import Cache
+from treadle.runtime.loader import Functions
 from treadle.runtime.tables import Tables
 from treadle.targets.registry import target_for
 from treadle.util.errors import RuntimeFailure
@@ -45,7 +45,7 @@ def launcher(cache: Cache) -> "TritonLauncher":
 
 @dataclass(frozen=True, slots=True)
 class TritonLauncher:
-    """Loads Triton modules; a ``Loader`` of ``runtime/build.py``."""
+    """Loads Triton modules; a ``Loader`` of ``runtime/loader.py``."""
 
     folder: Path
 
