@@ -45,6 +45,7 @@ Key = tuple[Any, ...]
 """Nested tuples of numbers and strings: equal exactly when the structures are."""
 
 _serial = itertools.count()
+_NO_AXES = frozenset["Axis"]()
 
 
 class _Arithmetic:
@@ -238,17 +239,25 @@ class Index(_Keyed, _Arithmetic):
         low = high = self.const
         values: tuple[Value, ...] = ()
         for atom, coefficient in self.terms:
-            bounds = atom.bounds
-            negative = is_negative(coefficient)
-            low += coefficient * bounds[negative]
-            high += coefficient * bounds[not negative]
+            least, most = atom.bounds
+            if is_negative(coefficient):
+                least, most = most, least
+            low += coefficient * least
+            high += coefficient * most
             if isinstance(atom, Value):
                 values += (atom,)
             elif not isinstance(atom, Axis):
                 values += atom.index.values
-        axes = frozenset[Axis]().union(*(atom.axes for atom, _ in self.terms))
-        key = (size_key(self.const), tuple((atom.key, size_key(c)) for atom, c in self.terms))
-        _fill(self, bounds=(low, high), axes=axes, values=values, key=key, hash=hash(key))
+        axes = self.terms[0][0].axes if self.terms else _NO_AXES
+        if len(self.terms) > 1:
+            axes = axes.union(*(atom.axes for atom, _ in self.terms))
+        key = (size_key(self.const), tuple([(atom.key, size_key(c)) for atom, c in self.terms]))
+        put = object.__setattr__  # not ``_fill``: most of a schedule's time is spent here
+        put(self, "bounds", (low, high))
+        put(self, "axes", axes)
+        put(self, "values", values)
+        put(self, "key", key)
+        put(self, "hash", hash(key))
 
     @staticmethod
     def of(value: "IndexLike") -> "Index":
