@@ -12,6 +12,7 @@ from treadle.compiler.request import request_of
 from treadle.options import from_environment
 from treadle.runtime.build import Build
 from treadle.runtime.cache import Cache
+from treadle.runtime.machine import machine
 from treadle.targets.cpu import CPU
 from treadle.targets.measure import from_words, measured, to_words
 from treadle.targets.registry import add_target
@@ -39,15 +40,11 @@ def test_a_machine_is_measured_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(kept, "measured", counted)
     cache = Cache(tmp_path)
-    first = ceilings(CPU, "cpu", cache)
-    assert ceilings(CPU, "cpu", Cache(tmp_path)) == first
+    here = machine(torch.device("cpu"), {}, "")
+    first = ceilings(CPU, "cpu", cache, here)
+    assert ceilings(CPU, "cpu", Cache(tmp_path), here) == first
     assert len(calls) == 1
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads + 1)
-        ceilings(CPU, "cpu", cache)
-    finally:
-        torch.set_num_threads(threads)
+    ceilings(CPU, "cpu", cache, replace(here, threads=here.threads + 1))
     assert len(calls) == 2
 
 

@@ -31,7 +31,7 @@ from treadle.report.log import CompileLog
 from treadle.report.stages import Clock, Watchers
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.cache import Cache
-from treadle.runtime.execute import Build, Executable
+from treadle.runtime.execute import Executable
 from treadle.runtime.replay import Terms
 from treadle.schedule.launches import launches_of
 from treadle.util.collector import without_collector
@@ -89,7 +89,7 @@ def compile_step(
     if entry is None or found is None:  # what another version wrote is written again
         internal = internal_errors("compiling the step")
         with lines.in_errors(), internal, without_collector():
-            made = _generate(request, build_, cache, clock)
+            made = _generate(request, clock)
         guards = tuple(guards_of(request.step.graph).guards)
         found = replace(made[0], guards=guards), made[1]
         entry = saved_bytes(*found)
@@ -134,9 +134,7 @@ def _terms(step: StepGraph, artifact: Artifact, options: Options) -> Terms | Non
     return Terms(frozenset(batch), frozenset(written), room, clear_workspaces, watch_tensors)
 
 
-def _generate(
-    request: CompileRequest, build_: Build, cache: Cache, clock: Clock
-) -> tuple[Artifact, CompileLog]:
+def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileLog]:
     """Every stage between the captured graph and the artifact. They see the request alone."""
     target = request.target
     log = CompileLog()
@@ -154,9 +152,9 @@ def _generate(
         scheduled = judged or planned(memory.step, target)
         _verify(scheduled, guards_of(memory.step.graph))
         require_unspecialized(memory.step, scheduled.program, partial(lowered, target=target))
-    if target.options.tune and not target.library:
+    if target.trials is not None:
         with clock.stage("tune"):
-            scheduled = tuned(scheduled, target, build_, cache)
+            scheduled = tuned(scheduled, target, target.trials)
             _verify(scheduled, guards_of(memory.step.graph))
     watcher.made("loops", scheduled.program)
     watcher.made("kernels", scheduled.plan)

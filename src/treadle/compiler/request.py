@@ -20,6 +20,7 @@ from treadle.passes.memory.cost import flops_of
 from treadle.runtime.build import Build, build
 from treadle.runtime.cache import Cache
 from treadle.runtime.machine import Machine, machine
+from treadle.runtime.tune import Trials
 from treadle.runtime.workspace import Workspaces
 from treadle.targets.measure import to_words
 from treadle.targets.model import DeviceModel
@@ -34,8 +35,8 @@ class Target:
     """Where a step is to run: the device, the options, whether PyTorch's kernels must do
     (``library``), and how to learn what library calls allocate inside (``None``: not at all).
     ``like``: the device to estimate for, where it is another; ``ceilings``: what was measured of
-    this one. ``kept``: bytes that are there while
-    the step runs, beside its own."""
+    this one. ``trials``: how to learn which schedule of a kernel is fastest. ``kept``: bytes that
+    are there while the step runs, beside its own."""
 
     device: str
     options: Options
@@ -44,6 +45,7 @@ class Target:
     like: str = ""
     kept: int = 0
     ceilings: DeviceModel | None = None
+    trials: Trials | None = None
 
     @property
     def rounds_once(self) -> bool:
@@ -118,7 +120,9 @@ def request_of(
         kept=kept,
     )
     if options.measure and not target.record.on_host:
-        target = replace(target, ceilings=ceilings(target.record, device, cache))
+        target = replace(target, ceilings=ceilings(target.record, device, cache, here))
+    if options.tune and not target.library:
+        target = replace(target, trials=Trials(build, cache, here.identity))
     return CompileRequest(canonical(step), tuple(guards_of(step.graph).guards), target, here)
 
 

@@ -16,10 +16,7 @@ from treadle.loop.kernel import Kernel, KernelLaunch, KernelPlan, KernelSchedule
 from treadle.loop.nest import arguments_of, bytes_moved, indices
 from treadle.loop.program import Buffer, BufferKind
 from treadle.loop.verify import verify_kernel
-from treadle.runtime.build import Build
-from treadle.runtime.cache import Cache, content_key
-from treadle.runtime.execute import Executable
-from treadle.runtime.tune import least_seconds
+from treadle.runtime.tune import Trials
 from treadle.schedule.equality import kernel_key
 from treadle.schedule.plan import schedule
 from treadle.schedule.workers import WORKERS, Workers, scratch_buffers
@@ -34,9 +31,9 @@ _MARGIN = 0.97
 """Another schedule is taken where it needs no more than this share of the chosen one's time."""
 
 
-def tuned(scheduled: Scheduled, target: Target, build: Build, cache: Cache) -> Scheduled:
+def tuned(scheduled: Scheduled, target: Target, trials: Trials) -> Scheduled:
     """The same program under the fastest schedules; as it was where those need more memory."""
-    tuner = Tuner(scheduled.plan, target, build, cache)
+    tuner = Tuner(scheduled.plan, target, trials)
     found = tuner.choices()
     if not found:
         return scheduled
@@ -57,12 +54,11 @@ def tuned(scheduled: Scheduled, target: Target, build: Build, cache: Cache) -> S
 class Tuner:
     """Tries the kernels of one plan. Equal kernels are tried once."""
 
-    def __init__(self, plan: KernelPlan, target: Target, build: Build, cache: Cache) -> None:
+    def __init__(self, plan: KernelPlan, target: Target, trials: Trials) -> None:
         self.workers: Workers = WORKERS[target.record.workers]
         self._plan = plan
         self._target = target
-        self._build = build
-        self._cache = cache
+        self._trials = trials
         self._known: dict[Hashable, KernelSchedule | None] = {}
 
     def choices(self) -> Mapping[str, KernelSchedule]:
@@ -90,18 +86,9 @@ class Tuner:
     def _remembered(self, kernel: Kernel, key: str) -> KernelSchedule | None:
         """What was found before on such a machine, or is found now."""
         alternatives = self.workers.alternatives(kernel)
-        name = content_key("schedule", key, self._build.identity, self._machine())
-        entry = self._cache.get(name)
-        if entry is None:
-            at = self._fastest(kernel, alternatives)
-            self._cache.put(name, str(at).encode())
-        else:
-            at = int(entry)
+        key = f"{key} {self._target.rounds_once}"
+        at = self._trials.remembered(key, lambda: self._fastest(kernel, alternatives))
         return alternatives[at] if 0 < at < len(alternatives) else None
-
-    def _machine(self) -> str:
-        known = self._target.workspaces
-        return "" if known is None else known.machine
 
     def _fastest(self, kernel: Kernel, alternatives: tuple[KernelSchedule, ...]) -> int:
         """The number of the fastest; the first one is the chosen one."""
@@ -128,7 +115,7 @@ class Tuner:
         )
         inputs = [_zeros(buffers[name], self._target.device) for name in names]
         try:
-            return least_seconds(Executable(artifact, self._build), inputs)
+            return self._trials.seconds(artifact, inputs)
         except TreadleError:
             return float("inf")  # too many registers, or too much shared memory
 
