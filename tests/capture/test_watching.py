@@ -19,7 +19,7 @@ from treadle.capture.sweep import Sweep
 from treadle.capture.tensor_words import grad_word, no_grad, of_tensor
 from treadle.capture.watching import Watches, WordWatch, watch_dicts, watch_tensors
 from treadle.runtime.first_difference import COMPILERS, first_difference
-from treadle.util import words
+from treadle.util import memory_words as words
 
 WAYS = ("compiled", "gathered", "asked")
 

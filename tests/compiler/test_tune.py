@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import treadle
 from treadle.compiler import tune
-from treadle.loop.kernel import Form, KernelSchedule
+from treadle.loop.kernel import KernelSchedule, LoopForm
 from treadle.options import from_environment
 
 ROWS, WIDTH = 1031, 517
@@ -69,7 +69,7 @@ def test_another_schedule_gives_the_same_numbers(seconds, tmp_path, monkeypatch)
     found, tried, compiled = trained(tmp_path, seconds, monkeypatch, tune=True)
     assert not none
     assert any(how.kept for how in tried)
-    assert any(how.form is Form.LOOPED and not how.kept for how in tried)
+    assert any(how.form is LoopForm.LOOPED and not how.kept for how in tried)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
     assert "tune" in compiled.compiled.seconds
 

@@ -22,7 +22,7 @@ from treadle.codegen.languages import add_language
 from treadle.codegen.printer import launch_of
 from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce, values_of
 from treadle.loop.index import Atom, Axis, FloorDiv, Index, Mod, Value
-from treadle.loop.kernel import Definition, Form, Kernel, KernelLaunch, Store
+from treadle.loop.kernel import Definition, Kernel, KernelLaunch, LoopForm, Store
 from treadle.loop.nest import Item, arguments_of
 from treadle.loop.program import Buffer
 from treadle.loop.traverse import walk
@@ -115,7 +115,7 @@ class Lines:
 
     @property
     def is_flat(self) -> bool:
-        return self.kernel.scheduled.form is Form.FLAT
+        return self.kernel.scheduled.form is LoopForm.FLAT
 
     def extent(self, axis: Axis) -> str:
         return "n" if self.is_flat and axis is self.kernel.cols else str(axis.extent)
@@ -221,7 +221,7 @@ class PythonPrinter:
 
 
 def _sizes(kernel: Kernel) -> tuple[int, ...]:
-    return (kernel.cols.extent,) if kernel.scheduled.form is Form.FLAT else ()
+    return (kernel.cols.extent,) if kernel.scheduled.form is LoopForm.FLAT else ()
 
 
 @dataclass(frozen=True)

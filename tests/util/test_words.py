@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from treadle.capture.parts import parts_of
-from treadle.util import words
+from treadle.util import memory_words as words
 
 KNOWN = sys.implementation.name == "cpython" and sys.version_info[:2] in ((3, 11), (3, 12))
 """Where every kind has to be found; other Pythons may have another layout."""

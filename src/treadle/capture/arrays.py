@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treadle.capture.explain_errors import here
 from treadle.capture.numbers import STAND_INS, Key, Uses
-from treadle.capture.words import here
 from treadle.compat.tracing import held_input, outside_modes
 from treadle.util.errors import CaptureError
 
@@ -85,7 +85,7 @@ def _bounds(value: NdArray) -> tuple[int, int] | None:
 
 
 @final
-class Array:
+class ArrayLeaf:
     """An array whose contents at a call ``compute()`` gives."""
 
     __slots__ = ("_made", "_uses", "compute", "roots", "value")
@@ -128,10 +128,10 @@ class Array:
         """Whether the step has written to its tensor."""
         return self._made is not None and self._made._version > 0
 
-    def derived(self, function: Callable[[NdArray], NdArray]) -> "Array":
+    def derived(self, function: Callable[[NdArray], NdArray]) -> "ArrayLeaf":
         """``function`` of it, whose kind follows from the kind of its argument alone."""
         compute = self.compute
-        return Array(function(self.value), lambda: function(compute()), self.roots, self._uses)
+        return ArrayLeaf(function(self.value), lambda: function(compute()), self.roots, self._uses)
 
     def tensor(self) -> Tensor:
         """Of the same memory; what is traced is another input."""
@@ -160,7 +160,7 @@ class Array:
         basic = all(type(each) in (int, slice, type(None), type(...)) for each in parts)
         if basic and type(self.value[at]) is np.ndarray:  # and no number
             return self.derived(lambda value: value[at])
-        return self.plain()[at.plain() if type(at) is Array else at]
+        return self.plain()[at.plain() if type(at) is ArrayLeaf else at]
 
     def __len__(self) -> int:
         return len(self.value)
@@ -181,7 +181,7 @@ class Array:
         return getattr(self.value if name in _KIND else self.plain(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in Array.__slots__:
+        if name in ArrayLeaf.__slots__:
             object.__setattr__(self, name, value)
         else:
             setattr(self.plain(), name, value)
@@ -193,12 +193,12 @@ _WITH_NUMBERS = {
 
 
 def _give_answers() -> None:
-    def arithmetic(name: str, swapped: bool) -> Callable[[Array, Any], Any]:
+    def arithmetic(name: str, swapped: bool) -> Callable[[ArrayLeaf, Any], Any]:
         function = _WITH_NUMBERS[name]
 
-        def call(self: Array, other: Any) -> Any:
+        def call(self: ArrayLeaf, other: Any) -> Any:
             if type(other) not in (int, float):
-                value = other.plain() if type(other) is Array else other
+                value = other.plain() if type(other) is ArrayLeaf else other
                 pair = (value, self.plain()) if swapped else (self.plain(), value)
                 return function(*pair)
             if swapped:
@@ -208,8 +208,8 @@ def _give_answers() -> None:
         return call
 
     for name in _WITH_NUMBERS:
-        setattr(Array, f"__{name}__", arithmetic(name, swapped=False))
-        setattr(Array, f"__r{name}__", arithmetic(name, swapped=True))
+        setattr(ArrayLeaf, f"__{name}__", arithmetic(name, swapped=False))
+        setattr(ArrayLeaf, f"__r{name}__", arithmetic(name, swapped=True))
     names = (
         "bool", "float", "int", "index", "complex", "str", "repr", "format", "iter", "eq", "ne",
         "lt", "le", "gt", "ge", "contains", "setitem", "neg", "pos", "abs", "invert",
@@ -220,21 +220,21 @@ def _give_answers() -> None:
     for name in names:
         dunder = f"__{name}__"
 
-        def call(self: Array, *args: Any, _name: str = dunder, **kwargs: Any) -> Any:
-            given = (each.plain() if type(each) is Array else each for each in args)
+        def call(self: ArrayLeaf, *args: Any, _name: str = dunder, **kwargs: Any) -> Any:
+            given = (each.plain() if type(each) is ArrayLeaf else each for each in args)
             return getattr(self.plain(), _name)(*given, **kwargs)
 
         if hasattr(np.ndarray, dunder):
-            setattr(Array, dunder, call)
+            setattr(ArrayLeaf, dunder, call)
 
 
 _give_answers()
-STAND_INS.add(Array)
+STAND_INS.add(ArrayLeaf)
 
 
 def is_array(value: Any) -> bool:
     """Is it one that stands in for another? ``isinstance`` says what that one is."""
-    return type(value) is Array
+    return type(value) is ArrayLeaf
 
 
 def converted(
@@ -244,7 +244,7 @@ def converted(
     itself must be asked."""
     if len(args) != 1 or not is_array(args[0]) or kwargs.keys() - {"dtype", "device"}:
         return None
-    tensor = cast(Array, args[0]).tensor()
+    tensor = cast(ArrayLeaf, args[0]).tensor()
     how = {name: value for name, value in kwargs.items() if value is not None}
     made = tensor.to(**how) if how else tensor
     return tensor.clone() if function is torch.tensor and made is tensor else made
@@ -255,12 +255,12 @@ def from_numpy(original: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
 
     @functools.wraps(original)
     def call(array: Any) -> Tensor:
-        return cast(Array, array).tensor() if is_array(array) else original(array)
+        return cast(ArrayLeaf, array).tensor() if is_array(array) else original(array)
 
     return call
 
 
 __all__ = [
-    "CONVERSIONS", "Array", "array_fact", "converted", "from_numpy", "is_array", "is_numeric",
+    "CONVERSIONS", "ArrayLeaf", "array_fact", "converted", "from_numpy", "is_array", "is_numeric",
     "overlaps",
 ]  # fmt: skip

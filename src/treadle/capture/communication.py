@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from treadle.capture.explain_errors import Line, here, show_line
 from treadle.capture.failures import refused_communication
-from treadle.capture.words import Line, here, show_line
 from treadle.compat.hooks import accumulator_hooks
 from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload

@@ -19,7 +19,7 @@ from treadle.capture.watching import (
     watch_dicts,
     watch_tensors,
 )
-from treadle.util.words import Floats
+from treadle.util.memory_words import Floats
 
 
 @final

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from treadle.capture.finish import Captured
+from treadle.capture.build_graph import Captured
 from treadle.capture.sources import Batch, Source
 from treadle.compat.fake import symbolic_mode
 from treadle.graph.dynamic import SampleMode, Symbols, sampled

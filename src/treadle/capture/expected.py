@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, fx
 from torch.distributions import constraints
 
+from treadle.capture.explain_errors import here
 from treadle.capture.frames import Whose, whose
-from treadle.capture.words import here
 from treadle.compat.fake import FakeTensor
 from treadle.util.answers import answer_without_error
 from treadle.util.expected import expect

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import torch
 
-from treadle.capture.words import BETWEEN, OURS, looks_at_value, show_line
+from treadle.capture.explain_errors import BETWEEN, OURS, looks_at_value, show_line
 from treadle.compat.fake import NEEDS_MEMORY, UNSUPPORTED, DataDependentOutputException
 from treadle.util.errors import CaptureError, TreadleError
 

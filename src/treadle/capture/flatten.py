@@ -9,7 +9,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from treadle.capture.opened import Opened, Shell, Sized, has_own, is_value, names_of_parts, opened
+from treadle.capture.object_pytrees import (
+    Opened,
+    Shell,
+    Sized,
+    has_own,
+    is_value,
+    names_of_parts,
+    opened,
+)
 from treadle.capture.parts import is_plain, plain_fact
 from treadle.compat import pytree
 from treadle.compat.pytree import TreeSpec

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from treadle.capture.explain_errors import Line
 from treadle.capture.numbers import is_stand_in
 from treadle.capture.system import is_aside, name_of_question
 from treadle.capture.threads import Threads
-from treadle.capture.words import Line
 
 _READ = frozenset(
     {

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from treadle.capture.forms import (
+from treadle.capture.functional_forms import (
     base_of,
     functional_call,
     in_place_of,

@@ -15,7 +15,7 @@ from treadle.capture.parts import MISSING, Part, Sequenced, is_same_value, parts
 
 
 @dataclass(slots=True)
-class Call:
+class GivenCall:
     """The call that is served: what its arguments were taken apart into."""
 
     given: Given = field(default_factory=Given)
@@ -51,7 +51,7 @@ class Call:
 class InArgument:
     """A place in a container among the arguments: the part ``at`` of the ``node``th."""
 
-    call: Call
+    call: GivenCall
     node: int
     at: int
     name: Any
@@ -74,7 +74,7 @@ class InArgument:
 class Whole:
     """Stands for the user's own container in a result. (Callable: so it is not taken apart.)"""
 
-    call: Call
+    call: GivenCall
     at: int
 
     def __call__(self) -> Any:
@@ -85,7 +85,7 @@ class Whole:
 class Copies:
     """The containers that the traced run gets, with what they were like before it."""
 
-    def __init__(self, tree: Any, call: Call) -> None:
+    def __init__(self, tree: Any, call: GivenCall) -> None:
         self._call = call
         self._nodes = nodes_in(tree)
         self._at = {id(node): at for at, node in enumerate(self._nodes)}
@@ -121,4 +121,4 @@ def _parts(node: Any) -> list[tuple[Part, dict[Any, Any]]]:
     return [(part, dict(part.now())) for part in parts]
 
 
-__all__ = ["Call", "Copies", "InArgument", "Whole"]
+__all__ = ["Copies", "GivenCall", "InArgument", "Whole"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treadle.capture.words import here
+from treadle.capture.explain_errors import here
 from treadle.compat.packed import PACK, UNPACK
 from treadle.graph.packed import AT_MOST, EQUAL, unpacked
 from treadle.util.errors import CaptureError

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treadle.util.words import has_space
+from treadle.util.memory_words import has_space
 
 MISSING: Any = object()
 """In the place of a value that is not there."""

@@ -219,7 +219,7 @@ class Node:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Value:
+class ReadValue:
     """A plain value, by what it is."""
 
     fact: Any
@@ -262,7 +262,7 @@ class Contents:
         return type(self.held) is type(value) and bool(self.held == value)
 
 
-Entry = Contents | Value | Same | Fact | Any_ | Node
+Entry = Contents | ReadValue | Same | Fact | Any_ | Node
 _IDENTITIES = (CodeType, BuiltinFunctionType, Tensor, torch.Generator)
 _MEMORIES: Mapping[str, tuple[str, ...]] = {
     "re": ("_cache", "_cache2"),
@@ -467,7 +467,7 @@ class Reads:
 
     def _entry(self, place: Place, value: Any, *, deep: bool) -> Entry:
         if is_plain(value):
-            return Value(plain_fact(value))
+            return ReadValue(plain_fact(value))
         if isinstance(value, Tensor) and id(value) not in self._bound:
             fact = Fact(tensor_fact(value), place)
             self._facts.append(fact)
@@ -570,7 +570,7 @@ class Reads:
 
     def hold(self) -> bool:
         """Whether all of it is as it was."""
-        match = _Match(self._nodes)
+        match = _Matched(self._nodes)
         if any(True for _ in self._differences(match)):
             return False
         self._sweep.accept()
@@ -609,9 +609,9 @@ class Reads:
     def changed(self) -> list[tuple[str, Place | None]]:
         """What is different now, in words, and where another number of the same kind stands;
         empty if nothing is."""
-        return list(self._differences(_Match(self._nodes)))
+        return list(self._differences(_Matched(self._nodes)))
 
-    def _differences(self, match: "_Match") -> Iterator[tuple[str, Place | None]]:
+    def _differences(self, match: "_Matched") -> Iterator[tuple[str, Place | None]]:
         written: list[tuple[Node, int]] = []
         if not self._sweep.is_same():
             for value, kind in self._sweep.other_types():
@@ -717,7 +717,7 @@ class _Space:
 
 
 @dataclass(slots=True)
-class _Match:
+class _Matched:
     """One comparison of what is there with what was: which object stands for which."""
 
     nodes: Mapping[int, Node]
@@ -779,7 +779,10 @@ class _Match:
                 continue
             label = watched.part.where(name) if type(watched.part) is not Part else node.label
             self.words = self.words or f"{label}: {words_of(entry)} became {_words(value)}"
-            is_number = isinstance(entry, Value) and entry.fact[0] is type(value) in (int, float)
+            is_number = isinstance(entry, ReadValue) and entry.fact[0] is type(value) in (
+                int,
+                float,
+            )
             # (Of what is taken apart the step has a copy, in which nothing is put.)
             if is_number and watched.part.settable and node.parts is None:
                 self.number = Place(node, at, name, label)
@@ -823,7 +826,7 @@ class _Match:
 
     def _entry(self, entry: Entry, value: Any) -> bool:
         match entry:
-            case Value(fact):
+            case ReadValue(fact):
                 return is_plain(value) and plain_fact(value) == fact
             case Contents():
                 return entry.is_same(value)
@@ -883,9 +886,9 @@ _ONLY_ITSELF = (Tensor, type, ModuleType, MappingProxyType, Optimizer, Enum)
 def words_of(entry: Entry) -> str:
     """What was there, in words."""
     match entry:
-        case Value((_, value)) if isinstance(value, str) and not isinstance(entry.fact[0], str):
+        case ReadValue((_, value)) if isinstance(value, str) and not isinstance(entry.fact[0], str):
             return value if entry.fact[0] in (float, complex, slice) else repr(value)
-        case Value((_, value)):
+        case ReadValue((_, value)):
             return repr(value)
         case Fact(fact):
             return f"a tensor {list(fact[1])} of {fact[0]}"

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treadle.capture.ctc import FUNCTIONS, losses
+from treadle.capture.explain_errors import here
 from treadle.capture.packed import PackedRows
-from treadle.capture.words import here
 from treadle.compat.switches import onednn_takes
 from treadle.compat.tracing import outside_modes
 from treadle.graph.packed import packed_layer

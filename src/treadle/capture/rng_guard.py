@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from treadle.capture.words import here
+from treadle.capture.explain_errors import here
 from treadle.compat.fake import FakeTensor
 from treadle.targets.registry import target_for
 from treadle.util.errors import CaptureError

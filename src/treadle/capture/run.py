@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.arrays import Array, is_numeric
+from treadle.capture.arrays import ArrayLeaf, is_numeric
 from treadle.capture.communication import refuse_collectives
 from treadle.capture.eager import EagerStep, Reason, why_eager
+from treadle.capture.explain_errors import here
 from treadle.capture.external import (
     Change,
     ExternalState,
@@ -23,10 +24,11 @@ from treadle.capture.external import (
 )
 from treadle.capture.flatten import flatten, flatten_with_paths, unflatten
 from treadle.capture.frames import Whose
-from treadle.capture.given import Call, Copies, InArgument, Whole
+from treadle.capture.given import Copies, GivenCall, InArgument, Whole
 from treadle.capture.numbers import Number, Text, Uses, is_number, is_stand_in
 from treadle.capture.optimizers.registry import Form, Values, check_step, form_of
 from treadle.capture.parts import MISSING, is_plain
+from treadle.capture.patching import Watch, swapped
 from treadle.capture.reads import Node, Place, Reads, Watched
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.refuse import refuse_unfinished
@@ -45,8 +47,6 @@ from treadle.capture.sources import (
     Source,
     State,
 )
-from treadle.capture.swap import Watch, swapped
-from treadle.capture.words import here
 from treadle.compat.fake import FakeTensor
 from treadle.compat.hooks import copy_hooks
 from treadle.compat.pytree import TreeSpec
@@ -65,7 +65,7 @@ class ResultSlot:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Again:
+class RunAgain:
     """Among the leaves of the user's result: the very object that leaf ``at`` is."""
 
     at: int
@@ -77,7 +77,7 @@ class _Gradient:
     """The ``.grad`` of the argument ``at``, as a place: what is put there is added."""
 
     at: int
-    call: Call
+    call: GivenCall
 
     @property
     def label(self) -> str:
@@ -141,7 +141,7 @@ def fill(leaves: Iterable[Any], tensors: Iterator[Any]) -> list[Any]:
     for leaf in leaves:
         if leaf is ResultSlot:
             found.append(next(tensors))
-        elif isinstance(leaf, Again):
+        elif isinstance(leaf, RunAgain):
             found.append(found[leaf.at])
         else:
             found.append(leaf.compute() if isinstance(leaf, Later) else leaf)
@@ -149,13 +149,13 @@ def fill(leaves: Iterable[Any], tensors: Iterator[Any]) -> list[Any]:
 
 
 def _named_once(leaves: list[Any]) -> list[Any]:
-    """The leaves, with ``Again`` for a tensor that was there before."""
+    """The leaves, with ``RunAgain`` for a tensor that was there before."""
     first: dict[int, int] = {}
     for at, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
             first.setdefault(id(leaf), at)
     return [
-        leaf if first.get(id(leaf), at) == at else Again(first[id(leaf)])
+        leaf if first.get(id(leaf), at) == at else RunAgain(first[id(leaf)])
         for at, leaf in enumerate(leaves)
     ]
 
@@ -213,7 +213,7 @@ class Run:
         *,
         update: bool = True,
         plans: bool = False,
-        call: Call | None = None,
+        call: GivenCall | None = None,
         numbers: Sequence[Place] = (),
         stand_in: bool = True,
     ) -> None:
@@ -233,7 +233,7 @@ class Run:
         self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
         self._updates = update
         self._plans = plans
-        self._call = call or Call()
+        self._call = call or GivenCall()
         self._numbers = numbers
         self._stands_in = stand_in
         self._kept: dict[int, Tensor] | None = None  # by the last backward; ``None`` before it
@@ -330,7 +330,7 @@ class Run:
             scales = any(each.label == f"argument {at}" for each in self._numbers)
             return Number(leaf, lambda: call.leaves[at], roots, self.trace.uses, scales=scales)
         if is_numeric(leaf):
-            return Array(leaf, lambda: call.leaves[at], roots, self.trace.uses)
+            return ArrayLeaf(leaf, lambda: call.leaves[at], roots, self.trace.uses)
         if type(leaf) is str:
             return Text(leaf, lambda: call.leaves[at], roots, self.trace.uses)
         return leaf

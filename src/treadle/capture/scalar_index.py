@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treadle.capture.words import here
+from treadle.capture.explain_errors import here
 from treadle.util.errors import CaptureError
 
 

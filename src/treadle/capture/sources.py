@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.arrays import Array
+from treadle.capture.arrays import ArrayLeaf
 from treadle.capture.counters import SharedCounters
 from treadle.capture.numbers import Number, is_exact
 from treadle.capture.optimizers.registry import Start, form_of
@@ -285,7 +285,7 @@ class RunTimeNumber:
 class RunTimeArray:
     """An array of NumPy's among the arguments, or what is computed of it: that of the call."""
 
-    array: Array
+    array: ArrayLeaf
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
         return torch.from_numpy(self.array.compute())

@@ -11,18 +11,18 @@ from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
 from treadle.capture.arrays import overlaps
+from treadle.capture.build_graph import Captured, finish
 from treadle.capture.communication import refuse_accumulator_hooks
 from treadle.capture.dynamic import Dims, take_samples, with_symbols
 from treadle.capture.eager import in_graph
 from treadle.capture.failures import raise_told
-from treadle.capture.finish import Captured, finish
 from treadle.capture.flatten import Given, flatten
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.place import autocast_on, check_values, described
 from treadle.capture.reads import Place
 from treadle.capture.recurrent import weights_in_place
 from treadle.capture.refuse import check_models, device_of
-from treadle.capture.run import Call, Run
+from treadle.capture.run import GivenCall, Run
 from treadle.capture.sources import (
     Batch,
     BufferSlot,
@@ -60,7 +60,7 @@ def capture(
     place: torch.device | None = None,
     dims: Dims | None = None,
     update: bool = True,
-    call: Call | None = None,
+    call: GivenCall | None = None,
     numbers: Sequence[Place] = (),
 ) -> Captured:
     """Run ``function`` once on fake tensors; nothing of the user's changes.
@@ -87,7 +87,7 @@ def capture(
         {entry.name: each.parameter for entry, each in sources if isinstance(each, Parameter)}
     )
     plans = place is not None
-    call = call or Call()
+    call = call or GivenCall()
     call.serve(Given.of(leaves, (args, kwargs)))
     make = functools.partial(
         Run,
@@ -158,7 +158,7 @@ def _traced(
 
 
 def _finished(
-    module: fx.GraphModule, run: Run, call: Call, device: torch.device, symbolic: bool
+    module: fx.GraphModule, run: Run, call: GivenCall, device: torch.device, symbolic: bool
 ) -> Captured:
     reads = run.read()
     run.placed(reads)

@@ -24,7 +24,7 @@ from treadle.capture.parts import (
     is_heap,
 )
 from treadle.capture.watching import AskedVersions, Look, Watches, WordWatch
-from treadle.util import words
+from treadle.util import memory_words as words
 
 _SEALED = (MethodType, staticmethod, classmethod)
 """What is bound for life."""

@@ -8,7 +8,7 @@ makes, or Python's library for it, is noticed.
 from types import BuiltinFunctionType, FrameType, ModuleType
 from typing import Any
 
-from treadle.capture.words import Line, show_line
+from treadle.capture.explain_errors import Line, show_line
 from treadle.util.errors import CaptureError
 
 _HARMLESS = {

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from treadle.compat.hooks import hook_dicts_of
 from treadle.compat.tensors import dispatch_keys, impl_of, storage_of
 from treadle.compat.tracing import outside_modes
-from treadle.util.words import WORD, Words, find, layout, of_dict, word
+from treadle.util.memory_words import WORD, Words, find, layout, of_dict, word
 
 _INLINE = 5  # dims whose sizes and strides are in the object itself
 _OWN = (Tensor, nn.Parameter)

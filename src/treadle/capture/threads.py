@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from treadle.capture.words import here
+from treadle.capture.explain_errors import here
 from treadle.compat.fake import fake_operations_heard
 from treadle.compat.tracing import DispatchMode
 from treadle.util.errors import CaptureError

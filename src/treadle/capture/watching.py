@@ -22,7 +22,7 @@ from treadle.runtime.first_difference import (
     first_difference,
     first_other,
 )
-from treadle.util.words import Words, gathered, of_dict
+from treadle.util.memory_words import Words, gathered, of_dict
 
 Look = Callable[[], Words | None]
 """The words of an object now."""

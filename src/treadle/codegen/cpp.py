@@ -11,7 +11,7 @@ from treadle.codegen.cpp_expr import STORED_TYPES
 from treadle.codegen.cpp_prelude import PRELUDE, ROUND_EACH
 from treadle.codegen.cpp_rows import RowLoops, rows_text
 from treadle.codegen.printer import launch_of
-from treadle.loop.kernel import Form, Kernel, KernelKind, KernelLaunch
+from treadle.loop.kernel import Kernel, KernelKind, KernelLaunch, LoopForm
 from treadle.loop.nest import arguments_of
 from treadle.loop.program import Buffer
 from treadle.runtime.artifact import Launch, Source, joined
@@ -51,7 +51,7 @@ def sizes_of(kernel: Kernel, buffers: Mapping[str, Buffer]) -> tuple[int, ...]:
 
 
 def _is_flat(kernel: Kernel) -> bool:
-    return kernel.scheduled.form is Form.FLAT
+    return kernel.scheduled.form is LoopForm.FLAT
 
 
 def _dims(kernel: Kernel, buffers: Mapping[str, Buffer]) -> list[int]:

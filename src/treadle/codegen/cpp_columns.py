@@ -14,7 +14,7 @@ from treadle.codegen.cpp_expr import VALUE_TYPES, Writer
 from treadle.codegen.cpp_reduce import Fold, fold_of
 from treadle.loop.expr import Reduce
 from treadle.loop.index import Axis
-from treadle.loop.kernel import Definition, Form, Store
+from treadle.loop.kernel import Definition, LoopForm, Store
 from treadle.loop.nest import is_position
 from treadle.util.extents import ceil_div, divides, sample_of
 
@@ -55,7 +55,7 @@ class Columns(Body):
         ]
 
     def text(self) -> list[str]:
-        if self.schedule.form is Form.SPLIT:
+        if self.schedule.form is LoopForm.SPLIT:
             return self._in_parts()
         lines = [*self._begin("nowait"), *self._narrow(0)]
         for level in range(self.last + 1):

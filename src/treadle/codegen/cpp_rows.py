@@ -15,7 +15,7 @@ from treadle.codegen.cpp_expr import STORED_TYPES, VALUE_TYPES, Scope, Writer, s
 from treadle.codegen.cpp_reduce import Fold, fold_of
 from treadle.loop.expr import Expr, Local, Reduce
 from treadle.loop.index import Axis, Index
-from treadle.loop.kernel import Definition, Form, Store
+from treadle.loop.kernel import Definition, LoopForm, Store
 from treadle.loop.nest import is_position, transposed_loads
 from treadle.util.extents import Size, ceil_div, sample_of
 
@@ -26,7 +26,7 @@ class RowLoops(Body):
     @property
     def is_shared(self) -> bool:
         """Whether threads share a row."""
-        return self.schedule.form is Form.SPLIT
+        return self.schedule.form is LoopForm.SPLIT
 
     def local_depth(self, name: str) -> int:
         return self._inner if name in self.levels.varying else 0
@@ -296,9 +296,9 @@ def _plain(index: Index, writer: Writer) -> str:
 def rows_text(body: RowLoops) -> list[str]:
     """The loops that the kernel's schedule asks for."""
     match body.schedule.form:
-        case Form.FLAT:
+        case LoopForm.FLAT:
             return body.flat()
-        case Form.TILED:
+        case LoopForm.TILED:
             return body.tiled()
         case _:
             return body.passes()

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import torch
 
 from treadle.codegen.printer import launch_of
-from treadle.codegen.triton_body import DeviceFunction, pointwise
+from treadle.codegen.triton_body import GridFunction, pointwise
 from treadle.codegen.triton_expr import TYPES, helpers_text
 from treadle.codegen.triton_loops import reducing
-from treadle.loop.kernel import Form, Kernel, KernelLaunch
+from treadle.loop.kernel import Kernel, KernelLaunch, LoopForm
 from treadle.loop.nest import arguments_of, reductions_of
 from treadle.loop.program import Buffer
 from treadle.runtime.artifact import Launch, Source, joined
@@ -76,7 +76,7 @@ class TritonPrinter:
 def sizes_of(kernel: Kernel) -> tuple[int, ...]:
     """What a function is told of sizes: the elements of a flat kernel."""
     elements = kernel.rows.extent * kernel.cols.extent
-    is_flat = kernel.scheduled.form is Form.FLAT
+    is_flat = kernel.scheduled.form is LoopForm.FLAT
     return (elements,) if is_flat and elements != 1 else ()
 
 
@@ -108,7 +108,7 @@ def _function_text(lines: Sequence[str]) -> str:
 
 def _entry(
     name: str,
-    stages: Sequence[DeviceFunction],
+    stages: Sequence[GridFunction],
     types: Sequence[torch.dtype],
     *,
     sized: bool,

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from treadle.codegen.triton_expr import TYPES, Named, Writer
 from treadle.codegen.triton_reduce import Partial, Tile, collapse, fill, finish
 from treadle.loop.expr import Reduce, values_of
-from treadle.loop.kernel import Definition, Form, Kernel, KernelSchedule, Store
+from treadle.loop.kernel import Definition, Kernel, KernelSchedule, LoopForm, Store
 from treadle.loop.nest import is_position, is_wide
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFunction:
+class GridFunction:
     """One device function: ``programs`` of it run, or one per ``block`` elements of ``n``. The
     lines call the number of the program at hand ``program``."""
 
@@ -98,10 +98,10 @@ def positions(writer: Writer, axis: str, first: str, block: int, both: bool) -> 
     )
 
 
-def pointwise(kernel: Kernel, buffers: Mapping[str, str]) -> DeviceFunction:
+def pointwise(kernel: Kernel, buffers: Mapping[str, str]) -> GridFunction:
     """A kernel without reductions."""
     how = kernel.scheduled
-    if how.form is Form.FLAT:
+    if how.form is LoopForm.FLAT:
         return _flat(kernel, buffers)
     rows, cols = kernel.rows.extent, kernel.cols.extent
     writer = new_writer(
@@ -115,7 +115,7 @@ def pointwise(kernel: Kernel, buffers: Mapping[str, str]) -> DeviceFunction:
     bound(writer, "r", rows, how.rows)
     bound(writer, "c", cols, how.cols)
     straight(Body(kernel, writer), None)
-    return DeviceFunction(tuple(writer.lines), math.ceil(rows / how.rows) * across, 0, how)
+    return GridFunction(tuple(writer.lines), math.ceil(rows / how.rows) * across, 0, how)
 
 
 def program(writer: Writer) -> str:
@@ -123,7 +123,7 @@ def program(writer: Writer) -> str:
     return f"program{'.to(tl.int64)' if writer.wide else ''}"
 
 
-def _flat(kernel: Kernel, buffers: Mapping[str, str]) -> DeviceFunction:
+def _flat(kernel: Kernel, buffers: Mapping[str, str]) -> GridFunction:
     how = kernel.scheduled
     axis = "r" if how.rows > 1 else "c"
     block = how.rows * how.cols
@@ -137,7 +137,7 @@ def _flat(kernel: Kernel, buffers: Mapping[str, str]) -> DeviceFunction:
         writer.masks[axis] = f"m{axis}"
     straight(Body(kernel, writer), None)
     lines = tuple(writer.lines)
-    return DeviceFunction(lines, 1, 0, how) if block == 1 else DeviceFunction(lines, 0, block, how)
+    return GridFunction(lines, 1, 0, how) if block == 1 else GridFunction(lines, 0, block, how)
 
 
 def bound(writer: Writer, axis: str, extent: int, block: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from treadle.codegen.triton_body import (
     Body,
-    DeviceFunction,
+    GridFunction,
     bound,
     new_writer,
     positions,
@@ -24,7 +24,7 @@ from treadle.codegen.triton_reduce import (
 )
 from treadle.loop.expr import Load, Reduce
 from treadle.loop.index import Index
-from treadle.loop.kernel import Definition, Form, Kernel, KernelKind, KernelSchedule, Store
+from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, LoopForm, Store
 from treadle.loop.nest import Levels, accumulators, levels, roots
 from treadle.loop.traverse import walk_all
 
@@ -71,22 +71,22 @@ class Shape:
         return math.ceil(self.parallel / self.block_p)
 
 
-def reducing(kernel: Kernel, buffers: Mapping[str, str]) -> list[DeviceFunction]:
+def reducing(kernel: Kernel, buffers: Mapping[str, str]) -> list[GridFunction]:
     """The device functions of a kernel with reductions, one after another."""
     shape = Shape.of(kernel)
-    if shape.how.form is Form.PERSISTENT:
+    if shape.how.form is LoopForm.PERSISTENT:
         return [_persistent(kernel, buffers, shape)]
     looped = Looped(kernel, buffers, shape, levels(kernel))
-    return looped.split() if shape.how.form is Form.SPLIT else [looped.whole()]
+    return looped.split() if shape.how.form is LoopForm.SPLIT else [looped.whole()]
 
 
-def _persistent(kernel: Kernel, buffers: Mapping[str, str], shape: Shape) -> DeviceFunction:
+def _persistent(kernel: Kernel, buffers: Mapping[str, str], shape: Shape) -> GridFunction:
     writer = _reducing_writer(kernel, buffers, shape)
     _parallel_positions(writer, shape, "program")
     positions(writer, shape.along, "0", shape.block_q, shape.both)
     bound(writer, shape.along, shape.reduced, shape.block_q)
     straight(Body(kernel, writer), shape.tile(shape.block_q) if shape.block_q > 1 else None)
-    return DeviceFunction(tuple(writer.lines), shape.programs, 0, shape.how)
+    return GridFunction(tuple(writer.lines), shape.programs, 0, shape.how)
 
 
 def _reducing_writer(kernel: Kernel, buffers: Mapping[str, str], shape: Shape) -> Writer:
@@ -110,7 +110,7 @@ class Looped:
     levels: Levels
     scratch: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
-    def whole(self) -> DeviceFunction:
+    def whole(self) -> GridFunction:
         """All loops in one program."""
         body = self._begin("program")
         for level in range(self.levels.last + 1):
@@ -125,10 +125,10 @@ class Looped:
             body.store(item)
         return self._stage(body, self.shape.programs)
 
-    def split(self) -> list[DeviceFunction]:
+    def split(self) -> list[GridFunction]:
         """One stage per level; partial results pass through scratch."""
         self._name_scratch()
-        stages: list[DeviceFunction] = []
+        stages: list[GridFunction] = []
         for level in range(self.levels.last + 1):
             is_last = level == self.levels.last
             has_loop = bool(self.levels.reduced_in(level) or self.levels.stored_in(level))
@@ -138,7 +138,7 @@ class Looped:
             stages.append(self._one(level, splits, is_last))
         return stages
 
-    def _one(self, level: int, splits: int, is_last: bool) -> DeviceFunction:
+    def _one(self, level: int, splits: int, is_last: bool) -> GridFunction:
         body = self._begin(f"(program // {splits})")
         if splits > 1:
             body.writer.line(f"part = program % {splits}")
@@ -154,8 +154,8 @@ class Looped:
             body.store(item, "(part == 0)" if splits > 1 else "")
         return self._stage(body, self.shape.programs * splits)
 
-    def _stage(self, body: Body, programs: int) -> DeviceFunction:
-        return DeviceFunction(tuple(body.writer.lines), programs, 0, self.shape.how)
+    def _stage(self, body: Body, programs: int) -> GridFunction:
+        return GridFunction(tuple(body.writer.lines), programs, 0, self.shape.how)
 
     def _begin(self, program: str) -> Body:
         writer = _reducing_writer(self.kernel, self.buffers, self.shape)

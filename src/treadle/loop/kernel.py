@@ -47,7 +47,7 @@ class Store:
     axes: tuple[Axis, ...]
 
 
-class Form(enum.StrEnum):
+class LoopForm(enum.StrEnum):
     """How the loops of a kernel are arranged; a worker is a thread or a program.
 
     ::
@@ -81,7 +81,7 @@ class KernelSchedule:
     worker reads first.
     """
 
-    form: Form
+    form: LoopForm
     rows: int = 1
     cols: int = 1
     parts: int = 1

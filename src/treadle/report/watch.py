@@ -28,7 +28,7 @@ def watcher_for(name: str, options: Options, stream: TextIO | None = None) -> Wa
     out = stream or sys.stderr
     watchers: list[Watcher] = []
     if options.debug > 0:
-        watchers.append(Printer(options.debug, out))
+        watchers.append(StagePrinter(options.debug, out))
     if options.debug >= _NUMBERS:
         watchers.append(NumbersPrinter(lambda text: print(text, file=out, flush=True)))
     if options.dump is not None:
@@ -38,7 +38,7 @@ def watcher_for(name: str, options: Options, stream: TextIO | None = None) -> Wa
     return Watchers(watchers)
 
 
-class Printer(Watcher):
+class StagePrinter(Watcher):
     """The ladder: 1 stages, 2 what each pass changed, 3 loops and kernels, 4 sources."""
 
     def __init__(self, level: int, stream: TextIO) -> None:

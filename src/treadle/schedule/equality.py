@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce, formula_of
 from treadle.loop.index import Atom, Axis, FloorDiv, Index, Key, Mod, Value
-from treadle.loop.kernel import Definition, Form, Kernel
+from treadle.loop.kernel import Definition, Kernel, LoopForm
 from treadle.loop.nest import Item, arguments_of, is_wide
 from treadle.loop.program import Buffer
 from treadle.loop.traverse import operands_of, walk
@@ -19,7 +19,7 @@ def kernel_key(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Key:
     body = tuple(numbers.item(item) for item in kernel.body)
     layouts = (n for name in names for n in (*buffers[name].shape, *buffers[name].strides))
     extents = [kernel.rows.extent, kernel.cols.extent]
-    free = kernel.scheduled.form is Form.FLAT
+    free = kernel.scheduled.form is LoopForm.FLAT
     return (
         str(kernel.kind),
         () if free else tuple(size_key(extent) for extent in extents),

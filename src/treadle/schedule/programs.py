@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from treadle.loop.index import Axis
-from treadle.loop.kernel import Definition, Form, Kernel, KernelKind, KernelSchedule, Store
+from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, LoopForm, Store
 from treadle.loop.nest import (
     accumulators,
     indices,
@@ -101,7 +101,7 @@ def choose(kernel: Kernel) -> KernelSchedule:
 
 def scratch_of(kernel: Kernel, how: KernelSchedule) -> tuple[Scratch, ...]:
     """For each reduction in parts, its accumulators for each part and place of the other axis."""
-    if how.form is not Form.SPLIT:
+    if how.form is not LoopForm.SPLIT:
         return ()
     parallel = kernel.rows if kernel.kind is KernelKind.ROWS else kernel.cols
     count = how.parts * parallel.extent
@@ -113,13 +113,13 @@ def scratch_of(kernel: Kernel, how: KernelSchedule) -> tuple[Scratch, ...]:
 def _pointwise(kernel: Kernel) -> KernelSchedule:
     rows, cols = kernel.rows.extent, kernel.cols.extent
     if rows == cols == 1:
-        return KernelSchedule(Form.FLAT, warps=1)
+        return KernelSchedule(LoopForm.FLAT, warps=1)
     if rows == 1:
-        return KernelSchedule(Form.FLAT, cols=BLOCK, warps=4)
+        return KernelSchedule(LoopForm.FLAT, cols=BLOCK, warps=4)
     if cols == 1:
-        return KernelSchedule(Form.FLAT, rows=BLOCK, warps=4)
+        return KernelSchedule(LoopForm.FLAT, rows=BLOCK, warps=4)
     block_r, block_c = _tile(kernel)
-    return KernelSchedule(Form.TILED, block_r, block_c, warps=warps(block_r * block_c))
+    return KernelSchedule(LoopForm.TILED, block_r, block_c, warps=warps(block_r * block_c))
 
 
 def _tile(kernel: Kernel) -> tuple[int, int]:
@@ -150,7 +150,13 @@ def _reducing(kernel: Kernel) -> KernelSchedule:
         across = min(power_of_two(parallel), 64)
         along = min(power_of_two(reduced), lanes // across)
     parts = 1 if along >= reduced else _parts(kernel, parallel, reduced, across, along)
-    form = Form.PERSISTENT if along >= reduced else Form.SPLIT if parts > 1 else Form.LOOPED
+    form = (
+        LoopForm.PERSISTENT
+        if along >= reduced
+        else LoopForm.SPLIT
+        if parts > 1
+        else LoopForm.LOOPED
+    )
     tile = (across, along) if is_rows else (along, across)
     return KernelSchedule(form, *tile, parts=parts, warps=warps(across * along))
 
@@ -193,14 +199,14 @@ def alternatives(kernel: Kernel) -> tuple[KernelSchedule, ...]:
         for divided in (chosen.warps // 2, chosen.warps, chosen.warps * 2):
             found.append(_scaled(kernel, chosen, block, divided))
     found.append(_scaled(kernel, chosen, 0, chosen.warps))
-    found += [replace(chosen, stages=n) for n in (2, 4) if chosen.form is Form.LOOPED]
+    found += [replace(chosen, stages=n) for n in (2, 4) if chosen.form is LoopForm.LOOPED]
     return tuple(dict.fromkeys(found))
 
 
 def _scaled(kernel: Kernel, how: KernelSchedule, block: int, count: int) -> KernelSchedule:
     """``block``: 0 halves, 1 keeps and 2 doubles the block of the parallel axis, or of the only
     one."""
-    by_rows = how.cols <= 1 if how.form is Form.FLAT else kernel.kind is KernelKind.ROWS
+    by_rows = how.cols <= 1 if how.form is LoopForm.FLAT else kernel.kind is KernelKind.ROWS
     size = how.rows if by_rows else how.cols
     scaled = size * block if block else max(1, size // 2)
     limited = min(32, max(1, count))

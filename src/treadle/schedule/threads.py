@@ -16,7 +16,7 @@ import torch
 
 from treadle.loop.expr import Apply, Expr
 from treadle.loop.functions import WORTH_KEEPING
-from treadle.loop.kernel import Form, Kernel, KernelKind, KernelSchedule
+from treadle.loop.kernel import Kernel, KernelKind, KernelSchedule, LoopForm
 from treadle.loop.nest import (
     divisors,
     indices,
@@ -64,15 +64,17 @@ def choose(kernel: Kernel) -> KernelSchedule:
     if kernel.kind is KernelKind.COLUMNS:
         return _columns(kernel)
     if same(kernel.rows.extent, 1) and not reductions_of(kernel):
-        return KernelSchedule(Form.FLAT, serial_below=SERIAL)
+        return KernelSchedule(LoopForm.FLAT, serial_below=SERIAL)
     width = _width(kernel)
     small = min(sample_of(kernel.rows.extent), sample_of(kernel.cols.extent))
     if not width and small >= 8 and transposed_loads(kernel):
-        return KernelSchedule(Form.TILED, rows=TILE, cols=TILE, serial_below=SERIAL)
+        return KernelSchedule(LoopForm.TILED, rows=TILE, cols=TILE, serial_below=SERIAL)
     if not width and _is_long(kernel):
-        return KernelSchedule(Form.SPLIT, parts=_CHUNKS, piece=_PIECE_OF_ROW, serial_below=SERIAL)
+        return KernelSchedule(
+            LoopForm.SPLIT, parts=_CHUNKS, piece=_PIECE_OF_ROW, serial_below=SERIAL
+        )
     return KernelSchedule(
-        Form.LOOPED,
+        LoopForm.LOOPED,
         cols=0,
         width=width,
         piece=_PIECE_OF_ROW,
@@ -84,7 +86,7 @@ def choose(kernel: Kernel) -> KernelSchedule:
 def scratch_of(kernel: Kernel, how: KernelSchedule) -> tuple[Scratch, ...]:
     """Of a columns kernel in parts, one accumulator of 64 bits for each part and column. Parts of
     rows are few, and stand on the stack of the thread that starts the others."""
-    if kernel.kind is KernelKind.ROWS or how.form is not Form.SPLIT:
+    if kernel.kind is KernelKind.ROWS or how.form is not LoopForm.SPLIT:
         return ()
     count = how.parts * kernel.cols.extent
     return tuple(Scratch(torch.float64, count) for _ in reductions_of(kernel))
@@ -102,7 +104,7 @@ def _columns(kernel: Kernel) -> KernelSchedule:
     block = width or (0 if surely_less(cols, BLOCK) else BLOCK)
     parts = _parts(kernel, block or cols)
     return KernelSchedule(
-        Form.SPLIT if parts > 1 else Form.LOOPED,
+        LoopForm.SPLIT if parts > 1 else LoopForm.LOOPED,
         rows=0,
         cols=block,
         parts=parts,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.build_graph import Captured
 from treadle.capture.eager import run_eagerly
-from treadle.capture.finish import Captured
 from treadle.capture.flatten import flatten, unflatten
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.run import fill, slots_in

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from treadle.capture.dynamic import Dims
-from treadle.capture.given import Call
+from treadle.capture.given import GivenCall
 from treadle.capture.reads import Place, argument_place
 from treadle.capture.step import capture
 from treadle.compiler.compiled import Compiled
@@ -37,7 +37,7 @@ class Dispatcher:
     ) -> None:
         self.recompiles: list[str] = []
         self.last: Compiled | None = None
-        self.call = Call()
+        self.call = GivenCall()
         self.variants = Variants(options.max_cached)
         self._step = step
         self._options = options

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from treadle.capture.words import OURS, show_line
+from treadle.capture.explain_errors import OURS, show_line
 from treadle.compat.fake import fake_mode_of
 from treadle.util.errors import PlanError, TreadleError
 

@@ -26,6 +26,7 @@ from treadle.capture.averaging import update_parameters
 from treadle.capture.communication import refuse_wrapper
 from treadle.capture.eager import why_eager
 from treadle.capture.expected import Conditions, constraint_checks
+from treadle.capture.explain_errors import Line, here, looks_at_value, running_line
 from treadle.capture.flatten import flatten_containers, unflatten
 from treadle.capture.frames import Whose, whose
 from treadle.capture.numbers import Number, Uses, is_stand_in
@@ -33,7 +34,6 @@ from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.rng_guard import RngGuard
 from treadle.capture.scalar_index import ScalarIndices
 from treadle.capture.scaled import scaled
-from treadle.capture.words import Line, here, looks_at_value, running_line
 from treadle.compat.checkpointing import watched_checkpointing
 from treadle.compat.fake import FakeTensor
 from treadle.compat.hooks import OURS, global_step_hooks, reducer_methods

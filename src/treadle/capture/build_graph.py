@@ -10,12 +10,13 @@ from torch import Tensor, fx, nn
 
 from treadle.capture.eager import EagerStep, drop_lost, refuse_lost
 from treadle.capture.expected import join_conditions
+from treadle.capture.explain_errors import looks_at_value, show_line
 from treadle.capture.foreign import refuse_foreign_writes, refuse_undense, refuse_without_memory
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.numbers import Uses
 from treadle.capture.reads import Place, Reads
 from treadle.capture.rng_guard import seeds
-from treadle.capture.run import Call, Left, Run, Toggle, Trace, slots_in
+from treadle.capture.run import GivenCall, Left, Run, Toggle, Trace, slots_in
 from treadle.capture.sizes import refuse_unsized, wrap_unsized
 from treadle.capture.sources import (
     Clusters,
@@ -29,7 +30,6 @@ from treadle.capture.sources import (
     Source,
 )
 from treadle.capture.watching import Watches
-from treadle.capture.words import looks_at_value, show_line
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.tracing import hold_constants
 from treadle.graph.operators import (
@@ -66,7 +66,7 @@ class Captured:
     result_tree: TreeSpec
     result_leaves: tuple[Any, ...]  # ``_TENSOR`` where a result tensor goes
     reads: Reads
-    call: Call  # where the arguments of a call are found
+    call: GivenCall  # where the arguments of a call are found
     free: frozenset[int]  # leaves of the arguments whose values decide nothing
     left: tuple[Left, ...]
     toggled: tuple[Toggle, ...]
@@ -110,7 +110,7 @@ def finish(
     module: fx.GraphModule,
     run: Run,
     reads: Reads,
-    call: Call,
+    call: GivenCall,
     device: torch.device,
     *,
     symbolic: bool = False,
