@@ -4,7 +4,7 @@
 
     python benchmarks/gpt2_h200.py [--batch 16] [--length 1024] [--steps 20] [--timed 30]
                                    [--budget 7GiB] [--only eager,compile,treadle,budget] [--graphs]
-                                   [--dropout 0.1]
+                                   [--dropout 0.1] [--tune]
 
 All variants start from the same weights and see the same batches: bf16 autocast, float32
 parameters, AdamW (fused in eager and ``torch.compile``). Losses are compared with eager's. Memory
@@ -114,7 +114,7 @@ def _treadle(
     rng: str = "eager",
 ) -> Step:
     optimizer = make_optimizer(model, fused=False)
-    options = treadle.Options(memory=budget, rng=rng, cache_dir=Path(args.cache))
+    options = treadle.Options(memory=budget, rng=rng, tune=args.tune, cache_dir=Path(args.cache))
     step = treadle.compile(
         make_step(model, optimizer, model), model=model, optimizer=optimizer, options=options
     )
@@ -253,6 +253,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(VARIANTS))
     parser.add_argument("--graphs", action="store_true", help="CUDA graphs in torch.compile")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--tune", action="store_true", help="try other schedules")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--cache", default="/tmp/treadle-benchmark")
     args = parser.parse_args()

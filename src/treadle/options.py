@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +105,20 @@ class Options:
     def __post_init__(self) -> None:
         if isinstance(self.memory, float):
             _require_ratio(self.memory)
-        elif self.memory is not None:
-            parse_bytes(self.memory)
+        _ = self.budget  # a text that is no size is refused here
         _require_flags(strict=self.strict, codegen=self.codegen, fuse=self.fuse, tune=self.tune)
         _require_flags(measure=self.measure)
         if self.max_cached < 1:
             raise TreadleError("max_cached must be at least 1", code="TR-001")
         _require_one_of("numerics", self.numerics, NUMERICS)
         _require_one_of("rng", self.rng, STREAMS)
+
+    @cached_property
+    def budget(self) -> int | float | None:
+        """``memory`` as bytes, or as a ratio; ``None`` for the fastest plan."""
+        if self.memory is None or isinstance(self.memory, float):
+            return self.memory
+        return parse_bytes(self.memory)
 
     def decisive(self) -> "Options":
         """These options with every one that decides nothing of what is compiled at its default."""

@@ -20,7 +20,6 @@ from treadle.runtime.cache import Cache
 from treadle.schedule.frame import Frames
 from treadle.schedule.plan import schedule
 from treadle.schedule.workers import WORKERS
-from treadle.util.sizes import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +99,11 @@ class PeakEvaluator:
 def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled | None]:
     """The fastest plan; with a budget, of those whose exact peak, after fusion and packing, is
     within it: then it has been scheduled already."""
-    budget = target.options.memory
+    budget = target.options.budget
     if budget is None:
         return fastest_plan(step, target.hardware), None
-    size = budget if isinstance(budget, float) else parse_bytes(budget)
     evaluator = PeakEvaluator(target, known_of(step))
-    memory = plan_memory(step, size, target.hardware, evaluator)
+    memory = plan_memory(step, budget, target.hardware, evaluator)
     return memory, evaluator.scheduled(memory.step)
 
 

@@ -37,7 +37,6 @@ from treadle.schedule.launches import launches_of
 from treadle.util.collector import without_collector
 from treadle.util.errors import internal_errors
 from treadle.util.extents import GuardSet
-from treadle.util.sizes import parse_bytes
 
 _ROOM = 1 << 20
 """Bytes that copies of the batch and of results may always take, where no budget is given."""
@@ -124,13 +123,13 @@ def _terms(step: StepGraph, artifact: Artifact, options: Options) -> Terms | Non
     signature = step.signature
     batch = {at for at, each in enumerate(signature.inputs) if each.role is Role.BATCH}
     written = {each.writes for each in signature.outputs if each.writes is not None}
-    match options.memory:
+    match options.budget:
         case None:
             room = _ROOM + artifact.peak_bytes // 16
         case float():
             room = 0  # a ratio leaves none by its meaning
         case budget:
-            room = parse_bytes(budget) - artifact.peak_bytes
+            room = budget - artifact.peak_bytes
     return Terms(frozenset(batch), frozenset(written), room, clear_workspaces, watch_tensors)
 
 

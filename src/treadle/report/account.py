@@ -19,7 +19,6 @@ from treadle.runtime.bindings import spec_bytes
 from treadle.schedule.timeline import Timeline
 from treadle.targets.model import DeviceModel
 from treadle.targets.registry import model_for
-from treadle.util.sizes import parse_bytes
 from treadle.util.software import VERSION
 
 T = TypeVar("T")
@@ -254,14 +253,13 @@ def _inputs(seen: Observed) -> tuple[RoleInputs, ...]:
 
 
 def _memory(seen: Observed) -> Memory:
-    budget, notes = seen.options.memory, seen.log.notes
-    sized = isinstance(budget, str | int)
+    asked, budget, notes = seen.options.memory, seen.options.budget, seen.log.notes
     return Memory(
         seen.artifact.peak_bytes,
         seen.measured_peak,
         seen.artifact.arena_bytes,
-        "" if budget is None else str(budget),
-        parse_bytes(budget) if sized else None,
+        "" if asked is None else str(asked),
+        budget if isinstance(budget, int) else None,
         tuple(rows(notes.decisions)),
         notes.timeline,
     )

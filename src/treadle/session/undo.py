@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from treadle.capture.snapshot import Snapshot
 from treadle.compiler.compiled import Compiled
 from treadle.targets.registry import target_for
-from treadle.util.sizes import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +66,10 @@ def _written(compiled: Compiled, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 def _has_room(compiled: Compiled, inputs: Sequence[Tensor]) -> bool:
     """Whether copies beside the planned peak stay within the budget; a GPU's are on the host."""
-    budget = compiled.options.memory
+    budget = compiled.options.budget
     if budget is None or not target_for(compiled.artifact.device).on_host:
         return True
     if isinstance(budget, float):  # a ratio leaves no room by its meaning
         return False
     size = sum(t.untyped_storage().nbytes() for t in _written(compiled, inputs))
-    return compiled.artifact.peak_bytes + size <= parse_bytes(budget)
+    return compiled.artifact.peak_bytes + size <= budget
