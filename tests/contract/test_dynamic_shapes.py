@@ -262,3 +262,20 @@ def test_buckets_are_compiled_apart_and_planned_for_their_largest():
 def test_ranges_that_are_none(sizes):
     with pytest.raises(treadle.TreadleError, match="TR-001"):
         treadle.dynamic({"x": ("n",)}, n=sizes)
+
+
+def test_sizes_of_what_is_no_input_are_guarded():
+    """Only the size of ``x`` is read: it is no input of the graph, and what was asked counts."""
+    model = nn.Linear(4, 2)
+
+    def step(x, y):
+        many = torch.zeros(x.shape[0]) + 1 if x.shape[0] > 4 else torch.ones(3)
+        return many.sum() + model(y).sum(), x.shape[0] * 2
+
+    shapes = treadle.dynamic({"x": ("rows", None)}, rows=(1, 16))
+    compiled = treadle.compile(step, model=model, shapes=shapes)
+    y = torch.randn(3, 4)
+    for rows in (7, 3, 5, 4, 9, 1):
+        found, expected = compiled(torch.ones(rows, 4), y), step(torch.ones(rows, 4), y)
+        torch.testing.assert_close(found[0], expected[0].detach())
+        assert found[1] == expected[1]

@@ -45,6 +45,7 @@ from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.types import tensors_in
 from treadle.graph.values import gather_results, refresh
 from treadle.util.expected import expect
+from treadle.util.extents import GuardSet
 from treadle.util.generators import GeneratorRef
 
 T = TypeVar("T")
@@ -82,6 +83,7 @@ class Captured:
     scalars: Scalars
     inputs: Inputs
     pending: dict[tuple[int, str], Tensor] = field(default_factory=dict[tuple[int, str], Tensor])
+    guards: GuardSet = field(default_factory=GuardSet)  # of declared sizes, also of no input's
 
     @property
     def kept_bytes(self) -> int:

@@ -41,3 +41,4 @@ def take_samples(captured: Captured, symbols: Symbols) -> None:
     """From symbols to samples with twins; what the trace asked of sizes is guarded."""
     sampled(captured.step.graph, SampleMode(symbols))
     symbols.note()
+    captured.guards = symbols.guards

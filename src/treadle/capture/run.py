@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import SymInt, Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.arrays import ArrayLeaf, is_numeric
@@ -544,7 +544,10 @@ class Run:
                 self.trace.changed.append(None)
 
     def _own(self, leaf: Any) -> Any:
-        """A parameter, buffer or argument that is returned or left somewhere is that object."""
+        """A parameter, buffer or argument that is returned or left somewhere is that object; a
+        size that was declared is the number it is for the sizes that this variant is for."""
+        if isinstance(leaf, SymInt):
+            return int(leaf)
         if is_stand_in(leaf):
             return Later(leaf.compute)
         if isinstance(leaf, Whole):

@@ -54,6 +54,7 @@ def compile_graph(
         clock=clock,
         generators=captured.generators,
         kept=captured.kept_bytes,
+        guards=captured.guards,
     )
     draws = captured.draws or bool(registered())
     return Compiled(captured, options, draws=draws, **vars(built))
@@ -68,9 +69,12 @@ def compile_step(
     clock: Clock | None = None,
     generators: Sequence[torch.Generator] = (),
     kept: int = 0,
+    guards: GuardSet | None = None,
 ) -> Built:
     """A graph to something that runs on ``device``. ``generators``: the user's that it draws from;
-    ``kept``: bytes beside its own."""
+    ``kept``: bytes beside its own; ``guards``: of the sizes of its trace, which the graph may not
+    know where no value of it has them."""
+    guards = guards_of(step.graph) if guards is None else guards
     clock = clock or Clock()
     step = extended(step, clock.watcher)
     dims = dims_of_graph(step.graph)
@@ -79,7 +83,7 @@ def compile_step(
         checks.require_fixed()
     with clock.stage("look up"):
         build_ = build_for(device, options, cache)
-        request = request_of(step, device, options, build_, cache=cache, kept=kept)
+        request = request_of(step, device, options, build_, cache=cache, kept=kept, guards=guards)
         facts = request.facts
         key = key_of(facts)
         entry = None if options.watched else cache.get(key)
@@ -89,8 +93,7 @@ def compile_step(
         internal = internal_errors("compiling the step")
         with lines.in_errors(), internal, without_collector():
             made = _generate(request, clock)
-        guards = tuple(guards_of(request.step.graph).guards)
-        found = replace(made[0], guards=guards), made[1]
+        found = replace(made[0], guards=tuple(guards.guards)), made[1]
         entry = saved_bytes(*found)
         from_cache = False
     else:

@@ -26,7 +26,7 @@ from treadle.targets.measure import to_words
 from treadle.targets.model import DeviceModel
 from treadle.targets.record import DeviceTarget
 from treadle.targets.registry import model_for, target_for
-from treadle.util.extents import Guard
+from treadle.util.extents import Guard, GuardSet
 from treadle.util.formulas import to_data
 
 
@@ -109,8 +109,10 @@ def request_of(
     *,
     cache: Cache,
     kept: int = 0,
+    guards: GuardSet | None = None,
 ) -> CompileRequest:
-    """The request for ``step`` on ``device``; ``kept``: as of the target."""
+    """The request for ``step`` on ``device``; ``kept``: as of the target; ``guards``: what its
+    sizes were taken to be, where the graph does not know."""
     here = machine(torch.device(device), switches(), build.identity)
     target = Target(
         device,
@@ -123,7 +125,8 @@ def request_of(
         target = replace(target, ceilings=ceilings(target.record, device, cache, here))
     if options.tune and not target.library:
         target = replace(target, trials=Trials(build, cache, here.identity))
-    return CompileRequest(canonical(step), tuple(guards_of(step.graph).guards), target, here)
+    known = guards_of(step.graph) if guards is None else guards
+    return CompileRequest(canonical(step), tuple(known.guards), target, here)
 
 
 def build_for(device: str, options: Options, cache: Cache) -> Build:

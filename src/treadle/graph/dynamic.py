@@ -227,8 +227,9 @@ def symbols_of(values: Any) -> Symbols | None:
 
 
 def symbols_of_graph(graph: fx.Graph) -> Symbols | None:
-    """The symbols behind a graph of samples; ``None`` where all shapes are known."""
-    return symbols_of([node.meta.get("val") for node in graph.find_nodes(op="placeholder")])
+    """The symbols behind a graph of samples; ``None`` where all shapes are known. A size may have
+    come from an argument that is no input, since nothing reads its elements."""
+    return symbols_of([node.meta.get("val") for node in graph.nodes])
 
 
 def guards_of(graph: fx.Graph) -> GuardSet:
@@ -353,7 +354,9 @@ def resampled(graph: fx.Graph, symbols: Symbols, sizes: Mapping[str, Size]) -> f
 
 
 def dims_of_graph(graph: fx.Graph) -> list[Dim]:
-    """The dims of the inputs of a graph, by name; none where all shapes are known."""
-    values = [node.meta.get("val") for node in graph.find_nodes(op="placeholder")]
+    """The dims of the values of a graph, by name; none where all shapes are known."""
+    if symbols_of_graph(graph) is None:
+        return []
+    values = [node.meta.get("val") for node in graph.nodes]
     sizes = [size for value in _tensors(values) for size in layout_of(value)[0]]
     return [dim for size in dims_in(sizes) for dim in size.formula.dims]

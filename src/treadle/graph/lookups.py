@@ -22,6 +22,7 @@ from torch.fx.node import map_arg
 from treadle.graph.dynamic import layout_of
 from treadle.graph.operators import OpOverload, arguments, is_mutable, is_random
 from treadle.graph.signature import StepGraph
+from treadle.graph.types import type_of
 from treadle.targets.registry import target_for
 from treadle.util.errors import BadIndex
 from treadle.util.expected import expect
@@ -134,6 +135,11 @@ def _cone(node: fx.Node) -> list[fx.Node]:
     return list(seen)
 
 
+def _is_on_host(node: fx.Node) -> bool:
+    """Whether what ``node`` gives can be looked at without waiting for a device."""
+    return target_for(type_of(node).device).on_host
+
+
 def _asked_before(graph: fx.Graph, lookups: Sequence[Lookup]) -> list[Lookup]:
     """Those whose numbers a condition of the step speaks of as well, without looking them up:
     eager raises there, and never reaches the operation."""
@@ -189,7 +195,8 @@ class IndexCheck:
     def _take(self, lookups: Sequence[Lookup]) -> None:
         """These are the checks from now on."""
         self._lookups = lookups
-        self._waits = {id(each) for each in _asked_before(self._step.graph, lookups)}
+        waits = {id(each) for each in _asked_before(self._step.graph, lookups)}
+        self._waits = waits | {id(each) for each in lookups if _is_on_host(each.value)}
         needed = {node for each in lookups for node in _cone(each.value)}
         self._inputs = {n: at for at, n in enumerate(self._step.placeholders) if n in needed}
         self._fixed = any(self._is_fixed(each) for each in lookups)
@@ -231,7 +238,7 @@ class IndexCheck:
     def _require(self, each: Lookup, value: Tensor, low: int, high: int) -> None:
         if value.numel() == 0:
             return
-        if not target_for(value.device).on_host and id(each) not in self._waits:
+        if id(each) not in self._waits:
             _assert_on_device(each, value, low, high)
         elif not _is_inside(value, low, high, each.ignored):
             raise self._error(each, value, low, high)

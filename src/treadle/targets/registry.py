@@ -34,7 +34,7 @@ def target_for(device: str | torch.device, name: str = "") -> DeviceTarget:
 
     ``TreadleError`` TR-001 for a name that there is not, or one for another device.
     """
-    kind = torch.device(device).type
+    kind = device.type if isinstance(device, torch.device) else torch.device(device).type
     if not name:
         return _DEFAULTS.get(kind, CUDA)
     found = _TARGETS.get(name)
