@@ -20,12 +20,14 @@ import treadle
 WANTED_US = 100.0
 
 
-def gpt2() -> tuple[Callable[..., Tensor], nn.Module, torch.optim.Optimizer, tuple[Tensor, ...]]:
-    """12 layers of tiny width: many modules, little arithmetic."""
+def gpt2(
+    layers: int = 12, *, width: int = 16, vocabulary: int = 61, length: int = 8
+) -> tuple[Callable[..., Tensor], nn.Module, torch.optim.Optimizer, tuple[Tensor, ...]]:
+    """Layers of tiny width: many modules, little arithmetic."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        n_layer=12, n_embd=16, n_head=2, vocab_size=61, n_positions=16,
+        n_layer=layers, n_embd=width, n_head=2, vocab_size=vocabulary, n_positions=length,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
@@ -38,7 +40,7 @@ def gpt2() -> tuple[Callable[..., Tensor], nn.Module, torch.optim.Optimizer, tup
         optimizer.zero_grad()
         return loss.detach()
 
-    return step, model, optimizer, (torch.randint(61, (2, 8)),)
+    return step, model, optimizer, (torch.randint(vocabulary, (2, length)),)
 
 
 def small() -> tuple[Callable[..., Tensor], nn.Module, torch.optim.Optimizer, tuple[Tensor, ...]]:

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import guards
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -39,8 +40,6 @@ from treadle.report.stages import ORDER, Clock, Watcher
 from treadle.runtime.cache import Cache
 
 Setup = tuple[Callable[..., Tensor], nn.Module, torch.optim.Optimizer, tuple[Tensor, ...]]
-_VOCABULARY = 211
-_LENGTH = 32
 _AFTER = tuple(each.name for each in ORDER[1:])
 
 
@@ -60,23 +59,7 @@ class ProcessorTime(Watcher):
 
 def gpt2(layers: int) -> Setup:
     """GPT-2 of width 64 with 2 heads, 2 x 32 tokens, AdamW."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        n_layer=layers, n_embd=64, n_head=2, vocab_size=_VOCABULARY, n_positions=_LENGTH,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def step(tokens: Tensor) -> Tensor:
-        loss = model(tokens, labels=tokens).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step, model, optimizer, (torch.randint(_VOCABULARY, (2, _LENGTH)),)
+    return guards.gpt2(layers, width=64, vocabulary=211, length=32)
 
 
 def small() -> Setup:

@@ -68,3 +68,23 @@ def test_plans_ask_for_what_was_measured(tmp_path, monkeypatch):
     assert requested(measure=False).target.hardware == CPU.model
     assert requested(target="").target.hardware == CPU.model, "a CPU has other work"
     assert requested().facts["ceilings"] != requested(measure=False).facts["ceilings"]
+
+
+def test_without_room_the_described_model_serves(tmp_path, monkeypatch):
+    def full(target, device):
+        raise torch.OutOfMemoryError("no room")
+
+    here = machine(torch.device("cpu"), {}, "")
+    monkeypatch.setattr(kept, "measured", full)
+    assert ceilings(CPU, "cpu", Cache(tmp_path), here) == CPU.model
+    monkeypatch.undo()
+    assert ceilings(CPU, "cpu", Cache(tmp_path), here).flops != CPU.model.flops, "measured later"
+
+
+def test_another_way_to_compute_is_measured_anew(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(kept, "measured", lambda *given: calls.append(given) or CPU.model)
+    for precision in ("highest", "high", "highest"):
+        here = machine(torch.device("cpu"), {"float32_matmul_precision": precision}, "")
+        ceilings(CPU, "cpu", Cache(tmp_path), here)
+    assert len(calls) == 2

@@ -33,13 +33,6 @@ typedef uint16_t bf16;
 typedef _Float16 f16;
 
 TR int64_t lesser(int64_t a, int64_t b) {{ return a < b ? a : b; }}
-template <class T> struct Scratch {{
-  T* at;
-  explicit Scratch(int64_t n) : at(new T[n]) {{}}
-  Scratch(const Scratch&) = delete;
-  ~Scratch() {{ delete[] at; }}
-  T& operator[](int64_t i) const {{ return at[i]; }}
-}};
 
 TR float as_float(int32_t x) {{ float y; __builtin_memcpy(&y, &x, 4); return y; }}
 TR int32_t as_int(float x) {{ int32_t y; __builtin_memcpy(&y, &x, 4); return y; }}

@@ -11,8 +11,6 @@ import torch
 from treadle.codegen.cpp_expr import VALUE_TYPES, literal, stored
 from treadle.loop.expr import Reduce, ReduceKind
 
-_ARG = (ReduceKind.ARGMAX, ReduceKind.ARGMIN)
-
 
 @dataclass(frozen=True, slots=True)
 class Fold:

@@ -12,12 +12,17 @@ from treadle.targets.record import DeviceTarget
 
 
 def ceilings(target: DeviceTarget, device: str, cache: Cache, here: Machine) -> DeviceModel:
-    """What ``device`` reaches, as part of ``here``. Another GPU or PyTorch is measured anew."""
-    key = content_key("ceilings", target.name, here.hardware, str(here.threads), here.torch)
+    """What ``device`` reaches, as part of ``here``. Another GPU, PyTorch, or way to compute (TF32)
+    is measured anew. Where there is no room for that, what is told of such devices."""
+    facts = (here.hardware, str(here.threads), here.torch, repr(here.switches))
+    key = content_key("ceilings", target.name, *facts)
     known = cache.get(key)
     if known is not None:
         return from_words(json.loads(known), target.model)
-    with torch.no_grad():
-        found = measured(target, torch.device(device))
+    try:
+        with torch.no_grad():
+            found = measured(target, torch.device(device))
+    except torch.OutOfMemoryError:
+        return target.model
     cache.put(key, json.dumps(to_words(found)).encode())
     return found

@@ -13,26 +13,9 @@ from treadle.runtime.execute import Executable
 from treadle.targets.model import DeviceModel
 
 
-@dataclass(frozen=True)
+@dataclass
 class Built:
-    """What the stages make of a step; the fields are those of ``Compiled``."""
-
-    key: str
-    facts: Mapping[str, str]
-    entry: bytes
-    artifact: Artifact
-    executable: Executable
-    log: CompileLog
-    seconds: Mapping[str, float]
-    from_cache: bool
-    library: bool
-    checks: IndexCheck
-    hardware: DeviceModel
-
-
-@dataclass(slots=True)
-class Compiled:
-    """One compiled variant of a step, and how it came about.
+    """What the stages make of a step.
 
     ``key`` names the artifact in the cache; ``facts`` are what the key is made of, and ``entry`` is
     what the cache holds: the artifact and its log without this run's source lines. ``library``:
@@ -40,8 +23,6 @@ class Compiled:
     be before anything runs. ``hardware``: what its times were estimated with.
     """
 
-    captured: Captured
-    options: Options
     key: str
     facts: Mapping[str, str]
     entry: bytes
@@ -53,6 +34,14 @@ class Compiled:
     library: bool
     checks: IndexCheck
     hardware: DeviceModel
+
+
+@dataclass(kw_only=True)
+class Compiled(Built):
+    """One compiled variant of a step, and how it came about."""
+
+    captured: Captured
+    options: Options
     measured_peak: int | None = None
     has_run: bool = False
     draws: bool = True  # whether a call may take random numbers of the process'

@@ -57,7 +57,7 @@ def compile_graph(
         guards=captured.guards,
     )
     draws = captured.draws or bool(registered())
-    return Compiled(captured, options, draws=draws, **vars(built))
+    return Compiled(**vars(built), captured=captured, options=options, draws=draws)
 
 
 def compile_step(

@@ -75,8 +75,7 @@ class Tuner:
         return found
 
     def _can_be_tried(self, kernel: Kernel) -> bool:
-        """Large enough, of known sizes, and safe to run on zeros: so is every index that data
-        decides, where zero is among its values."""
+        """Large enough, of known sizes, and safe to run on zeros: no index depends on data."""
         sizes = (kernel.rows.extent, kernel.cols.extent)
         if any(isinstance(size, Size) for size in sizes) or 0 in sizes:
             return False

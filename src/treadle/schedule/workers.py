@@ -54,8 +54,5 @@ def scratch_buffers(
 
 
 def _buffer(name: str, scratch: Scratch, device: str) -> Buffer:
-    kind = BufferKind.TEMPORARY
-    shape, strides = (scratch.count,), (1,)
-    if not device:
-        return Buffer(name, scratch.dtype, shape, strides, kind)
-    return Buffer(name, scratch.dtype, shape, strides, kind, device)
+    made = Buffer(name, scratch.dtype, (scratch.count,), (1,), BufferKind.TEMPORARY)
+    return replace(made, device=device) if device else made

@@ -23,7 +23,7 @@ _SECONDS = 0.1
 
 def measured(target: DeviceTarget, device: torch.device) -> DeviceModel:
     """The model of ``device``: its own memory and ceilings, and what ``target`` knows besides."""
-    side, elements = (256, 1 << 22) if target.on_host else (4096, 1 << 26)
+    side, elements = (256, 1 << 22) if target.on_host else (4096, 1 << 25)
 
     def seconds(run: Callable[[], object]) -> float:
         return _least(run, lambda: target.driver.synchronize(device))

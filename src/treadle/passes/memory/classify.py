@@ -77,8 +77,3 @@ def can_keep(facts: Facts, i: int) -> bool:
 def is_result(facts: Facts, i: int) -> bool:
     """One unpacked result of an operation with several."""
     return is_item(facts.nodes[i])
-
-
-def is_free(facts: Facts, i: int) -> bool:
-    """Whether computing ``i`` again is nothing: a view, or one result of several."""
-    return facts.kinds[i] is Kind.VIEW
