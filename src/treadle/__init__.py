@@ -1,7 +1,7 @@
 """treadle compiles whole PyTorch training steps."""
 
 from treadle.api import Difference, Step, compile, load
-from treadle.capture.optimizers.registry import ZEROS, Form, Start, register_optimizer
+from treadle.capture.optimizers.registry import ZEROS, OptimizerUpdate, Start, register_optimizer
 from treadle.compiler.planning import Plan, Point, plan
 from treadle.graph.passes import GraphPass
 from treadle.graph.rewrite import NoMatch, Rewrite, Rule
@@ -27,10 +27,10 @@ __all__ = [
     "CaptureError",
     "Difference",
     "Dynamic",
-    "Form",
     "GraphPass",
     "LoweringError",
     "NoMatch",
+    "OptimizerUpdate",
     "Options",
     "PhaseSummary",
     "Plan",

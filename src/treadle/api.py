@@ -13,10 +13,10 @@ from treadle.capture.refuse import check_call, check_models, named_models, named
 from treadle.compiler.compiled import Compiled, observed_of
 from treadle.compiler.memory import frontier_points
 from treadle.options import Options, from_environment
-from treadle.report.account import Account, account_of
 from treadle.report.explain import explain, explain_stages
 from treadle.report.html import page
 from treadle.report.stages import STAGES, text_of
+from treadle.report.step_report import StepReport, report_of
 from treadle.report.summary import Summary, summary_of
 from treadle.report.trace import trace_of
 from treadle.runtime.cache import Cache
@@ -95,22 +95,22 @@ class Step:
         """Why the step takes what it takes: what to do next, time by phase and kernel, fallbacks
         and why, what is alive at the peak. ``profile`` and ``measure`` first add what is measured.
         """
-        return explain(self._account())
+        return explain(self._step_report())
 
     def stages(self) -> str:
         """The stages of the compile in their order, with seconds and why each stands there, and
         what each pass made of the nodes of the graph."""
-        return explain_stages(self._account())
+        return explain_stages(self._step_report())
 
     def summary(self) -> Summary:
         """The numbers of ``explain`` as an object: peaks, kernels, fallbacks, phases, seconds."""
-        return summary_of(self._account())
+        return summary_of(self._step_report())
 
     def trace(self, path: str | Path) -> Path:
         """Write a trace for ``chrome://tracing`` or Perfetto: kernels, phases and bytes alive.
 
         Times are those of ``profile``, or floors before it. TR-004 if it cannot be written."""
-        chosen, text = Path(path), trace_of(self._account())
+        chosen, text = Path(path), trace_of(self._step_report())
         write_output(chosen, text)
         return chosen
 
@@ -122,17 +122,17 @@ class Step:
         captured = compiled.captured
         return frontier_points(captured.step, captured.device, self.options, self._cache)
 
-    def _account(self) -> Account:
+    def _step_report(self) -> StepReport:
         """Of the variant that ran last."""
-        return account_of(observed_of(self.compiled, self._step.name, self.recompiles))
+        return report_of(observed_of(self.compiled, self._step.name, self.recompiles))
 
     def report(self, path: str | Path, *, frontier: bool = True) -> Path:
         """Write what ``explain`` says and more as one HTML file; TR-004 if that cannot be done.
 
         ``frontier``: with plans for other budgets, which takes about as long as planning did."""
-        chosen, account = Path(path), self._account()
+        chosen, report = Path(path), self._step_report()
         check_output(chosen)
-        write_output(chosen, page(account, self._frontier() if frontier else ()))
+        write_output(chosen, page(report, self._frontier() if frontier else ()))
         return chosen
 
     def graph(self, stage: str = "planned") -> str:

@@ -38,9 +38,9 @@ from treadle.options import Options, from_environment
 from treadle.passes.memory.choose import fastest_plan
 from treadle.passes.memory.split import Halves, extract, split
 from treadle.passes.memory_order import DrawInMemoryOrder
-from treadle.report.account import Account, Observed, account_of
 from treadle.report.explain import explain, explain_stages
 from treadle.report.html import page
+from treadle.report.step_report import Observed, StepReport, report_of
 from treadle.report.summary import Summary, summary_of
 from treadle.report.trace import trace_of
 from treadle.runtime.cache import Cache
@@ -103,28 +103,28 @@ class CompiledGraph:
 
     def explain(self) -> str:
         """As ``Step.explain``: why the graph takes what it takes."""
-        return explain(self._account())
+        return explain(self._step_report())
 
     def stages(self) -> str:
         """The stages of the compile in their order, with seconds and why each stands there, and
         what each pass made of the nodes of the graph."""
-        return explain_stages(self._account())
+        return explain_stages(self._step_report())
 
     def summary(self) -> Summary:
         """As ``Step.summary``: the numbers of ``explain`` as an object."""
-        return summary_of(self._account())
+        return summary_of(self._step_report())
 
     def report(self, path: str | Path) -> Path:
         """As ``Step.report``, without other budgets: one HTML file. TR-004 if it cannot be."""
-        write_output(Path(path), page(self._account()))
+        write_output(Path(path), page(self._step_report()))
         return Path(path)
 
     def trace(self, path: str | Path) -> Path:
         """As ``Step.trace``: a trace for ``chrome://tracing`` or Perfetto."""
-        write_output(Path(path), trace_of(self._account()))
+        write_output(Path(path), trace_of(self._step_report()))
         return Path(path)
 
-    def _account(self) -> Account:
+    def _step_report(self) -> StepReport:
         built = self._built
         observed = Observed(
             name=f"graph {self.name}",
@@ -142,7 +142,7 @@ class CompiledGraph:
             whole=False,
             hardware=built.hardware,
         )
-        return account_of(observed)
+        return report_of(observed)
 
 
 _GRAPHS: "weakref.WeakSet[CompiledGraph]" = weakref.WeakSet()

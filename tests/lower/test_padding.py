@@ -9,8 +9,8 @@ from lower.lowering_help import calls_of, run, trace
 from schedule.test_schedule_fuzz import run_in_arena
 from treadle.loop.program import Call, TensorRef
 from treadle.lower import lower, padding
+from treadle.lower.context import margins
 from treadle.lower.padding import aligned_strides
-from treadle.lower.site import margins
 from treadle.schedule.plan import schedule
 
 BF16 = torch.bfloat16

@@ -12,7 +12,7 @@ from treadle.lower.graph import lower
 from treadle.lower.reuse import LoweredNodes
 from treadle.passes.memory.order import facts_of
 from treadle.passes.memory.rematerialise import build, recompute
-from treadle.schedule.frame import Frames
+from treadle.schedule.loop_nest import LoopNests
 from treadle.schedule.plan import schedule
 
 
@@ -43,12 +43,12 @@ def candidates() -> list[StepGraph]:
 
 @pytest.mark.parametrize("library", [False, True])
 def test_programs_and_plans_are_those_of_each_alone(library):
-    known, small, frames = LoweredNodes(), {}, Frames()
+    known, small, nests = LoweredNodes(), {}, LoopNests()
     for step in candidates():
         alone = simplify_program(lower(step, library=library))
         shared = simplify_program(lower(step, library=library, known=known), small)
         assert show_program(shared) == show_program(alone)
-        plan = schedule(shared, frames=frames)
+        plan = schedule(shared, nests=nests)
         assert plan.peak_bytes == schedule(alone).peak_bytes
         assert plan.offsets == schedule(alone).offsets
 

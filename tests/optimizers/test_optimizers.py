@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import treadle
-from treadle.capture.optimizers.registry import ZEROS, Form
+from treadle.capture.optimizers.registry import ZEROS, OptimizerUpdate
 
 OPTIM = torch.optim
 CASES = {
@@ -167,7 +167,7 @@ class Lion(OPTIM.Optimizer):
                 m.mul_(beta2).add_(p.grad, alpha=1 - beta2)
 
 
-class LionForm(Form):
+class LionForm(OptimizerUpdate):
     @property
     def counters(self):
         return {}

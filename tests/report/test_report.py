@@ -13,7 +13,7 @@ import treadle
 from treadle import Options
 from treadle.compiler.compiled import observed_of
 from treadle.compiler.entry import read_saved, saved_bytes
-from treadle.report import account
+from treadle.report import step_report
 from treadle.report.chart import HEIGHT, WIDTH, chart, frontier_chart, series
 from treadle.report.stages import ORDER
 from treadle.runtime.artifact import CallStep, Launch
@@ -57,8 +57,8 @@ class Page(HTMLParser):
         return re.sub(r"\s+", " ", "".join(self.words))
 
 
-def account_of(compiled):
-    return account.account_of(observed_of(compiled, "train"))
+def report_of(compiled):
+    return step_report.report_of(observed_of(compiled, "train"))
 
 
 def heights(path):
@@ -144,7 +144,7 @@ def test_an_account_adds_up(tmp_path):
     step, batch = made(tmp_path), torch.randn(77, 33)
     step(batch)
     step.profile(batch)
-    told = account_of(step.compiled)
+    told = report_of(step.compiled)
     uses = [*told.kernels, *told.calls, *told.fallbacks]
     assert sum(use.seconds for use in uses) == pytest.approx(told.profiled_seconds)
     steps = step.compiled.artifact.steps
@@ -171,7 +171,7 @@ def test_the_timeline_sums_to_the_peak(tmp_path, options):
     alive = [sum(each) for each in zip(*line.temporaries.values(), strict=True)]
     assert max(alive, default=0) <= line.arena
     assert {len(each) for each in line.temporaries.values()} <= {len(line.names)}
-    told = account_of(compiled)
+    told = report_of(compiled)
     parts = series(line, told.roles)
     totals = [sum(each) for each in zip(*(sizes for _, _, sizes in parts), strict=True)]
     drawn = chart(told)
@@ -206,7 +206,7 @@ def test_a_step_from_the_cache_tells_as_much(tmp_path):
     first(batch)
     second(batch)
     assert second.compiled.from_cache
-    one, two = account_of(first.compiled), account_of(second.compiled)
+    one, two = report_of(first.compiled), report_of(second.compiled)
     assert (one.memory, one.kernels, one.calls) == (two.memory, two.kernels, two.calls)
     assert one.passes == two.passes
     assert [line.split("  ")[0] for line in first.stages().splitlines() if line[0] != " "] == [
@@ -260,7 +260,7 @@ def test_dynamic_shapes_recompiles_and_largest_sizes(tmp_path):
     assert "rows" in page.text
     for why in step.recompiles:
         assert why in page.text
-    batch = next(e for e in account_of(compiled).inputs if e.role == "batch")
+    batch = next(e for e in report_of(compiled).inputs if e.role == "batch")
     assert batch.size_bytes == 53 * 33 * 4
     line = compiled.log.notes.timeline
     assert 300 * 33 * 4 in line.inputs
@@ -328,7 +328,7 @@ def test_an_optimizer_that_steps_after_the_graph_is_a_fallback(tmp_path):
 
 def test_many_steps_share_columns_and_the_peak_keeps_its_own(tmp_path):
     compiled = made(tmp_path).prepare(torch.randn(9, 33))
-    told = account_of(compiled)
+    told = report_of(compiled)
     line = told.memory.timeline
     count, at = 5003, 3777
     long = replace(
@@ -368,7 +368,7 @@ def test_phases_add_up_and_the_optimizer_has_its_line(tmp_path):
     step, batch = made(tmp_path), torch.randn(77, 33)
     step(batch)
     step.profile(batch)
-    told = account_of(step.compiled)
+    told = report_of(step.compiled)
     assert [phase.name for phase in told.phases] == ["forward", "backward", "optimizer"]
     assert sum(p.seconds for p in told.phases) == pytest.approx(told.profiled_seconds)
     assert sum(p.floor_seconds for p in told.phases) == pytest.approx(told.floor_seconds)

@@ -14,9 +14,9 @@ from treadle.capture.explain_errors import looks_at_value, show_line
 from treadle.capture.foreign import refuse_foreign_writes, refuse_undense, refuse_without_memory
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.numbers import Uses
-from treadle.capture.reads import Place, Reads
+from treadle.capture.reads import Location, Reads
 from treadle.capture.rng_guard import seeds
-from treadle.capture.run import GivenCall, Left, Run, Toggle, Trace, slots_in
+from treadle.capture.run import GivenCall, Run, SideEffect, Toggle, Trace, slots_in
 from treadle.capture.sizes import refuse_unsized, wrap_unsized
 from treadle.capture.sources import (
     Clusters,
@@ -69,7 +69,7 @@ class Captured:
     reads: Reads
     call: GivenCall  # where the arguments of a call are found
     free: frozenset[int]  # leaves of the arguments whose values decide nothing
-    left: tuple[Left, ...]
+    left: tuple[SideEffect, ...]
     toggled: tuple[Toggle, ...]
     fresh: tuple[nn.Parameter, ...]  # what is in ``.grad`` at first does not matter
     kept: tuple[nn.Parameter, ...]  # of these it does, until the conditions are known to hold
@@ -340,7 +340,7 @@ def _is_second_run(original: fx.Node, node: fx.Node) -> bool:
 def _constants_to_inputs(
     module: fx.GraphModule,
     sources: list[tuple[Input, Source]],
-    held: Mapping[int, Place],
+    held: Mapping[int, Location],
     seen: Trace,
 ) -> None:
     """Tensors that the step reads from outside the model become inputs, read at every call."""
@@ -366,7 +366,7 @@ def _constants_to_inputs(
 
 
 def _outside(
-    tensor: Tensor, held: Mapping[int, Place], uses: Uses, name: str
+    tensor: Tensor, held: Mapping[int, Location], uses: Uses, name: str
 ) -> tuple[Input, Source]:
     """``held``: by its id, where a tensor was found when the step was captured."""
     if id(tensor) in uses.inputs:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from treadle.capture.object_pytrees import (
+    ObjectSpec,
     Opened,
-    Shell,
     Sized,
     has_own,
     is_value,
@@ -88,7 +88,7 @@ pytree.register_pytree_node(
 )
 
 
-def _keys(node: Opened) -> tuple[list[tuple[Any, Any]], Shell]:
+def _keys(node: Opened) -> tuple[list[tuple[Any, Any]], ObjectSpec]:
     named = issubclass(node.shell.kind, dict | list | tuple | UserDict)
     key: Any = pytree.MappingKey if named else pytree.GetAttrKey
     pairs = zip(node.shell.names, node.values, strict=True)

@@ -41,7 +41,7 @@ class Sized:
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
-class Shell:
+class ObjectSpec:
     """An object without its parts: equal to another that takes the same parts."""
 
     kind: type
@@ -56,9 +56,9 @@ class Shell:
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Opened:
-    """``Batch(x=tensor, n=3)  ->  Opened(Shell(Batch, ("x", "n")), (tensor, 3))``."""
+    """``Batch(x=tensor, n=3)  ->  Opened(ObjectSpec(Batch, ("x", "n")), (tensor, 3))``."""
 
-    shell: Shell
+    shell: ObjectSpec
     values: tuple[Any, ...]
 
 
@@ -82,7 +82,7 @@ def opened(value: Any, flatten: Flatten) -> Opened | None:
         if not any(isinstance(leaf, Tensor) for name in parts for leaf in leaves[name]):
             return None
     blank = _with_parts(value, dict.fromkeys(parts))
-    return Opened(Shell(type(value), tuple(parts), blank), tuple(parts.values()))
+    return Opened(ObjectSpec(type(value), tuple(parts), blank), tuple(parts.values()))
 
 
 def has_own(value: Any) -> bool:

@@ -104,7 +104,7 @@ def _arguments(
     return leaves, lambda new: unflatten(new, spec)
 
 
-class StandIns(TorchFunctionMode):
+class TensorPatcher(TorchFunctionMode):
     """Every use of one of the user's own tensors becomes a use of the traced one.
 
     Modules hold the traced tensors already; this finds those that the user's code holds itself:
@@ -112,7 +112,7 @@ class StandIns(TorchFunctionMode):
     """
 
     def __init__(
-        self, table: Mapping[int, Tensor], watch: "Watch", layers: RecurrentLayers
+        self, table: Mapping[int, Tensor], watch: "TraceRecorder", layers: RecurrentLayers
     ) -> None:
         super().__init__()
         self._table = table
@@ -247,7 +247,7 @@ def swapped(
     optimizers: Mapping[str, Optimizer],
     table: Mapping[int, Tensor],
     stepper: Stepper,
-    watch: "Watch",
+    watch: "TraceRecorder",
     layers: RecurrentLayers,
     uses: Uses | None,
 ) -> Iterator[None]:
@@ -274,7 +274,7 @@ def swapped(
                 _put(undo, vars(optimizer), "state", _NoState(optimizer.state))
         stranger = _traced_only(_refuse_stranger, _nothing)
         _put(undo, global_step_hooks(), OURS, stranger)
-        watch.mode = functools.partial(StandIns, table, watch, layers)
+        watch.mode = functools.partial(TensorPatcher, table, watch, layers)
         mode = watch.mode()
         for owner, name in tensor_entries():
             original = vars(owner)[name]
@@ -356,7 +356,7 @@ def _put(undo: contextlib.ExitStack, target: Any, key: Any, value: Any) -> None:
     target[key] = value
 
 
-class Watch:
+class TraceRecorder:
     """What happens from which traced node on: a backward, a module, a line of the user's, and
     random numbers that are drawn a second time from a state that was kept."""
 

@@ -68,7 +68,7 @@ def first_of_each(tensors: Iterable[Tensor]) -> tuple[int, ...]:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class Location:
     """Where Python keeps a value between calls: ``node``'s part ``at`` under ``name``."""
 
     node: "Node"
@@ -187,7 +187,7 @@ class Node:
     kind: type
     label: str
     value: Any
-    place: Place | None = None
+    place: Location | None = None
     loose: bool = False
     only: Any = None  # the one object that may be there
     ordered: bool = True  # whether the order of its entries counts
@@ -239,7 +239,7 @@ class Fact:
     """A tensor, by its type; its numbers are read at every call."""
 
     fact: TensorFact
-    place: Place
+    place: Location
 
 
 @final
@@ -388,7 +388,7 @@ class Reads:
             node = self._queue.pop(0)
             self._expand(node)
 
-    def _node(self, label: str, value: Any, place: Place | None) -> Node:
+    def _node(self, label: str, value: Any, place: Location | None) -> Node:
         found = self._nodes.get(id(value))
         if found is None:
             ordered = id(value) not in self._unordered
@@ -458,14 +458,14 @@ class Reads:
                 continue
             if part.entries and not is_plain(name) and not isinstance(part, Members):
                 self._node(part.where(name), name, None)  # keys may change inside
-            place = Place(node, at, name, part.where(name))
+            place = Location(node, at, name, part.where(name))
             if _is_memory(place) or (place.owner, name) in self._free:
                 held[name] = Any_(type(value))
             else:
                 held[name] = self._entry(place, value, deep=deep)
         node.watched.append(Watched(part, names, held))
 
-    def _entry(self, place: Place, value: Any, *, deep: bool) -> Entry:
+    def _entry(self, place: Location, value: Any, *, deep: bool) -> Entry:
         if is_plain(value):
             return ReadValue(plain_fact(value))
         if isinstance(value, Tensor) and id(value) not in self._bound:
@@ -489,7 +489,7 @@ class Reads:
             found.asked = False
         return found
 
-    def _is_state(self, place: Place, value: Any) -> bool:
+    def _is_state(self, place: Location, value: Any) -> bool:
         """Whether a variable of the library's holds what others may have put there: their objects
         and functions, the environment, hooks of all modules, the library's own modules. Dicts and
         lists of torch's do not count: those that users set are switches or ordered, the others are
@@ -595,7 +595,7 @@ class Reads:
     def _are_facts_same(self) -> bool:
         return not any(True for _ in self._other_facts())
 
-    def _other_facts(self) -> Iterator[tuple[str, Place | None]]:
+    def _other_facts(self) -> Iterator[tuple[str, Location | None]]:
         """Tensors that are no longer of the same type, or not the same ones as others."""
         for fact in self._facts:
             now = fact.place.get()
@@ -606,12 +606,12 @@ class Reads:
         if self._aliases() != self._same:
             yield _OTHER_ALIASES, None
 
-    def changed(self) -> list[tuple[str, Place | None]]:
+    def changed(self) -> list[tuple[str, Location | None]]:
         """What is different now, in words, and where another number of the same kind stands;
         empty if nothing is."""
         return list(self._differences(_Matched(self._nodes)))
 
-    def _differences(self, match: "_Matched") -> Iterator[tuple[str, Place | None]]:
+    def _differences(self, match: "_Matched") -> Iterator[tuple[str, Location | None]]:
         written: list[tuple[Node, int]] = []
         if not self._sweep.is_same():
             for value, kind in self._sweep.other_types():
@@ -671,9 +671,9 @@ class Reads:
 
     # -- what was found
 
-    def places(self) -> dict[int, Place]:
+    def places(self) -> dict[int, Location]:
         """By its id, where a tensor was found."""
-        found: dict[int, Place] = {}
+        found: dict[int, Location] = {}
         for fact in self._facts:
             found.setdefault(id(fact.place.get()), fact.place)
         return found
@@ -683,18 +683,18 @@ class Reads:
         spans = (span_of(node.current()) for node in self._order)
         return any(span is not None and span[0] < end and start < span[1] for span in spans)
 
-    def place_of(self, owner: Any, at: int, name: Any, label: str) -> Place | None:
+    def place_of(self, owner: Any, at: int, name: Any, label: str) -> Location | None:
         """A place of an object that is part of the snapshot."""
         node = self._nodes.get(id(owner))
         if node is None or at >= max(1, len(node.watched)):
             return None
-        return Place(node, at, name, label)
+        return Location(node, at, name, label)
 
     def __len__(self) -> int:
         return sum(len(each.held) for node in self._order for each in node.watched)
 
 
-def _is_memory(place: Place) -> bool:
+def _is_memory(place: Location) -> bool:
     """Whether a variable or an attribute decides nothing: of the library's the known ones. One that
     is not known costs a variant, and says so."""
     owner = place.node.value
@@ -704,9 +704,9 @@ def _is_memory(place: Place) -> bool:
     return type(module) is str and place.name in _MEMORIES.get(module, ())
 
 
-def argument_place(label: str) -> Place:
+def argument_place(label: str) -> Location:
     """Stands for a leaf of the arguments, which has a place only during a call."""
-    return Place(Node(dict, label, {}), 0, label, label)
+    return Location(Node(dict, label, {}), 0, label, label)
 
 
 class _Space:
@@ -723,11 +723,11 @@ class _Matched:
     nodes: Mapping[int, Node]
     moved: dict[int, tuple[Node, Any]] = field(default_factory=dict[int, tuple[Node, Any]])
     words: str = ""
-    number: Place | None = None
+    number: Location | None = None
     renewed: list[tuple[Node, int]] = field(default_factory=list[tuple[Node, int]])
     _taken: dict[int, Node] = field(default_factory=dict[int, Node])
 
-    def said(self) -> tuple[str, Place | None]:
+    def said(self) -> tuple[str, Location | None]:
         """The words of the last refusal, once."""
         words, number = self.words, self.number
         self.words, self.number = "", None
@@ -785,7 +785,7 @@ class _Matched:
             )
             # (Of what is taken apart the step has a copy, in which nothing is put.)
             if is_number and watched.part.settable and node.parts is None:
-                self.number = Place(node, at, name, label)
+                self.number = Location(node, at, name, label)
             return False
         return True
 

@@ -26,21 +26,21 @@ from treadle.capture.flatten import flatten, flatten_with_paths, unflatten
 from treadle.capture.frames import Whose
 from treadle.capture.given import Copies, GivenCall, InArgument, Whole
 from treadle.capture.numbers import Number, Text, Uses, is_number, is_stand_in
-from treadle.capture.optimizers.registry import Form, Values, check_step, form_of
+from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
 from treadle.capture.parts import MISSING, is_plain
-from treadle.capture.patching import Watch, swapped
-from treadle.capture.reads import Node, Place, Reads, Watched
+from treadle.capture.patching import TraceRecorder, swapped
+from treadle.capture.reads import Location, Node, Reads, Watched
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.refuse import refuse_unfinished
 from treadle.capture.sources import (
     Batch,
     BufferSlot,
-    Cluster,
     Clusters,
     Fixed,
     Grad,
     Held,
     Parameter,
+    ParamGroup,
     RunTimeArray,
     RunTimeNumber,
     Scalar,
@@ -96,10 +96,10 @@ class _Gradient:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Left:
+class SideEffect:
     """What the step leaves in a place outside of it. ``leaves``: ``ResultSlot`` for a tensor."""
 
-    place: Place | _Gradient | InArgument
+    place: Location | _Gradient | InArgument
     leaves: tuple[Any, ...]
     tree: TreeSpec
 
@@ -164,7 +164,7 @@ def _named_once(leaves: list[Any]) -> list[Any]:
 class Trace:
     """What the traced run leaves behind, in terms of the traced tensors."""
 
-    watch: Watch
+    watch: TraceRecorder
     leaves: list[Any] = field(default_factory=list[Any])
     tree: TreeSpec | None = None
     grads: list[tuple[nn.Parameter, Tensor]] = field(
@@ -179,7 +179,7 @@ class Trace:
     changed: list[Change | None] = field(
         default_factory=list[Change | None]
     )  # beside each of ``left``; none for the gradients of arguments
-    left: list[Left] = field(default_factory=list[Left])
+    left: list[SideEffect] = field(default_factory=list[SideEffect])
     toggled: list[Toggle] = field(default_factory=list[Toggle])
     fresh: list[nn.Parameter] = field(default_factory=list[nn.Parameter])
     kept: list[nn.Parameter] = field(default_factory=list[nn.Parameter])  # of these
@@ -214,7 +214,7 @@ class Run:
         update: bool = True,
         plans: bool = False,
         call: GivenCall | None = None,
-        numbers: Sequence[Place] = (),
+        numbers: Sequence[Location] = (),
         stand_in: bool = True,
     ) -> None:
         """``call``: where the arguments of later calls are found. ``numbers``: places whose numbers
@@ -229,7 +229,7 @@ class Run:
         self.sources = sources
         self.leaves = leaves
         self.spec = spec
-        self.trace = Trace(Watch(models))
+        self.trace = Trace(TraceRecorder(models))
         self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
         self._updates = update
         self._plans = plans
@@ -338,7 +338,7 @@ class Run:
     @contextlib.contextmanager
     def _changing_numbers(self) -> Iterator[None]:
         """Numbers in Python's places that were others before stand in for what they will be."""
-        undo: list[tuple[Place, Any]] = []
+        undo: list[tuple[Location, Any]] = []
         try:
             for place in self._numbers if self._stands_in else ():
                 value = place.get()
@@ -435,7 +435,7 @@ class Run:
                 continue
             place = reads.place_of(change.owner, change.at, change.name, change.label)
             if place is not None:
-                self.trace.left[at] = Left(place, left.leaves, left.tree)
+                self.trace.left[at] = SideEffect(place, left.leaves, left.tree)
 
     def _note_left(self, external: ExternalState, stand_ins: Mapping[int, Tensor]) -> None:
         """``self.mean = 0.9 * self.mean + ...`` of a buffer is a write to the buffer that was
@@ -456,7 +456,7 @@ class Run:
                 raise refused(change.label, type(new).__name__)
             if len(others) == len(leaves) and not isinstance(new, list | dict | tuple):
                 leaves, tree = [external.again(new, change.label)], flatten(None)[1]
-            self.trace.left.append(Left(place or _direct(change), tuple(leaves), tree))
+            self.trace.left.append(SideEffect(place or _direct(change), tuple(leaves), tree))
             self.trace.changed.append(None if place else change)
         for old, new in rebound:  # all are read before one is written
             old.detach().copy_(new)
@@ -510,11 +510,11 @@ class Run:
             leaves = [self._own(leaf) for leaf in each.leaves]
             made = [leaf.detach() for leaf in leaves if isinstance(leaf, FakeTensor)]
             slots = [ResultSlot if isinstance(leaf, FakeTensor) else leaf for leaf in leaves]
-            self.trace.left[at] = Left(each.place, tuple(slots), each.tree)
+            self.trace.left[at] = SideEffect(each.place, tuple(slots), each.tree)
             found += made
         return found
 
-    def _refuse_changed(self, cluster: Cluster) -> None:
+    def _refuse_changed(self, cluster: ParamGroup) -> None:
         """TR-139 for a hyper-parameter that the step sets before the update that reads it."""
         before = self._stood.get(id(cluster.group), {})
         for key, value in cluster.group.items():
@@ -540,7 +540,7 @@ class Run:
             if each.is_leaf and each.grad is not None:
                 leaves, tree = flatten(each.grad)
                 place = _Gradient(self._inputs[id(each)], self._call)
-                self.trace.left.append(Left(place, tuple(leaves), tree))
+                self.trace.left.append(SideEffect(place, tuple(leaves), tree))
                 self.trace.changed.append(None)
 
     def _own(self, leaf: Any) -> Any:
@@ -635,7 +635,7 @@ class Run:
         sources = [source for _, source in self.sources]
         return [each.parameter for each in sources if isinstance(each, Parameter)]
 
-    def _update(self, form: Form, cluster: Cluster) -> None:
+    def _update(self, form: OptimizerUpdate, cluster: ParamGroup) -> None:
         """A step of those that have gradients. In each call each of them counts its own."""
         with_grad = [p for p in cluster.parameters if self._stand_ins[id(p)].grad is not None]
         if not with_grad:
@@ -648,14 +648,16 @@ class Run:
         finally:
             self.trace.uses.ours = False
 
-    def _aside(self, form: Form, function: Callable[..., None]) -> Callable[..., None]:
+    def _aside(self, form: OptimizerUpdate, function: Callable[..., None]) -> Callable[..., None]:
         """Nobody looks at what our own forms call: they take traced tensors alone."""
         external = self.trace.external
         if external is None or owner_of(type(form)) is not Whose.OURS:
             return function
         return external.unseen(without_functions(function))
 
-    def _step(self, form: Form, cluster: Cluster, with_grad: list[nn.Parameter]) -> None:
+    def _step(
+        self, form: OptimizerUpdate, cluster: ParamGroup, with_grad: list[nn.Parameter]
+    ) -> None:
         group = self._groups[id(cluster)]
         self.trace.stepped.add(self.clusters.index(cluster))
         if not cluster.taken:
@@ -670,7 +672,7 @@ class Run:
                 cluster.taken[id(parameter)] = nth + 1
 
     def _update_one(
-        self, form: Form, group: dict[str, Any], parameter: nn.Parameter, shared: Values
+        self, form: OptimizerUpdate, group: dict[str, Any], parameter: nn.Parameter, shared: Values
     ) -> None:
         leaf = self._stand_ins[id(parameter)]
         names = form.states(parameter, group)
@@ -682,7 +684,7 @@ class Run:
             state = {key: _parts(each) for key, each in state.items()}
         form.update(value, grad, state, shared, group)
 
-    def _scalar(self, cluster: Cluster, name: str, nth: int) -> Tensor:
+    def _scalar(self, cluster: ParamGroup, name: str, nth: int) -> Tensor:
         """A scalar of the ``nth`` step of a call. Those of later steps are known when they are
         met: they enter as constants, which become inputs when the trace is finished."""
         first = self._values[id(cluster), name]
@@ -714,11 +716,11 @@ def _itself(value: Any) -> Any:
     return value
 
 
-def _direct(change: Change) -> Place:
+def _direct(change: Change) -> Location:
     """The place of a change, by the object that holds it."""
     node = Node(type(change.owner), change.part.label, change.owner)
     node.watched.extend([Watched(change.part, None, {})] * (change.at + 1))
-    return Place(node, change.at, change.name, change.label)
+    return Location(node, change.at, change.name, change.label)
 
 
 def _counts(before: Any, now: Any) -> bool:
@@ -733,11 +735,11 @@ def _is_alike(old: Any, new: Any) -> bool:
     return alike and (old.shape, old.dtype) == (new.shape, new.dtype)
 
 
-def _hyper_parameters(cluster: Cluster) -> dict[str, float]:
+def _hyper_parameters(cluster: ParamGroup) -> dict[str, float]:
     return form_of(cluster.optimizer).scalars(cluster.group)
 
 
-def _changes_hyper_parameters(cluster: Cluster) -> CaptureError:
+def _changes_hyper_parameters(cluster: ParamGroup) -> CaptureError:
     return CaptureError(
         f"the step changes a hyper-parameter of {type(cluster.optimizer).__name__} before an "
         "update, which reads those that are there when it is called",

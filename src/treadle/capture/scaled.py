@@ -14,7 +14,7 @@ from torch import Tensor
 from treadle.capture.numbers import Number, is_number, plain
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-Form = Callable[..., Tensor]
+OptimizerUpdate = Callable[..., Tensor]
 
 
 def scaled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
@@ -61,7 +61,7 @@ def _beside(tensor: Tensor, value: Any) -> Any:
     return value.tensor(tensor) if is_number(value) else value
 
 
-def _computed(form: Form, *, in_place: bool) -> Callable[..., Tensor]:
+def _computed(form: OptimizerUpdate, *, in_place: bool) -> Callable[..., Tensor]:
     """``form`` at the precision at which PyTorch's kernels compute with a number: float32 for
     halves; written to its first operand if ``in_place``."""
 
@@ -144,7 +144,7 @@ def _fill(input: Tensor, value: Any) -> Tensor:
     return value.expand(input.shape) if isinstance(value, Tensor) else torch.full_like(input, value)
 
 
-_FORMS: dict[str, Form] = {
+_FORMS: dict[str, OptimizerUpdate] = {
     "add": _add,
     "sub": _sub,
     "subtract": _sub,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.parts import Entries
-from treadle.capture.reads import Node, Place, Watched
+from treadle.capture.reads import Location, Node, Watched
 
 
 class Snapshot:
@@ -21,7 +21,7 @@ class Snapshot:
         models: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
         others: Sequence[Tensor] = (),
-        places: Sequence[Place] = (),
+        places: Sequence[Location] = (),
         generators: Sequence[torch.Generator] = (),
     ) -> None:
         slots = [
@@ -79,10 +79,10 @@ class Snapshot:
             torch.cuda.set_rng_state_all(self._cuda)
 
 
-def _buffer(module: nn.Module, name: str) -> Place:
+def _buffer(module: nn.Module, name: str) -> Location:
     node = Node(dict, name, module._buffers)
     node.watched.append(Watched(Entries(name, module._buffers), None, {}))
-    return Place(node, 0, name, name)
+    return Location(node, 0, name, name)
 
 
 def _state_of(optimizer: Optimizer) -> dict[Any, dict[str, Any]]:

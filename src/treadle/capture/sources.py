@@ -12,7 +12,7 @@ from treadle.capture.arrays import ArrayLeaf
 from treadle.capture.counters import SharedCounters
 from treadle.capture.numbers import Number, is_exact
 from treadle.capture.optimizers.registry import Start, form_of
-from treadle.capture.reads import Place
+from treadle.capture.reads import Location
 from treadle.capture.watching import Unchanged, Watches, watch_dicts
 from treadle.compat.hooks import note_stepped
 from treadle.targets.registry import target_for
@@ -23,7 +23,7 @@ Pending = dict[tuple[int, str], Tensor]
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Cluster:
+class ParamGroup:
     """Parameters of one group of one optimizer whose step counters agree."""
 
     optimizer: Optimizer
@@ -119,7 +119,7 @@ class Cluster:
                     state[name].fill_(value)
 
 
-Clusters = list[Cluster]
+Clusters = list[ParamGroup]
 
 
 def clusters_of(optimizers: Mapping[str, Optimizer]) -> Clusters:
@@ -135,7 +135,7 @@ def clusters_of(optimizers: Mapping[str, Optimizer]) -> Clusters:
                 by_count.setdefault((count, first), []).append(parameter)
             label = f"{name}.{type(optimizer).__name__.lower()}".lstrip(".")
             found += [
-                Cluster(optimizer, at, tuple(each), label, each) for each in by_count.values()
+                ParamGroup(optimizer, at, tuple(each), label, each) for each in by_count.values()
             ]
     return found
 
@@ -197,7 +197,7 @@ class State:
 class Scalar:
     """A number of an optimizer's group, or of its step counters: a 0-dim float64."""
 
-    cluster: Cluster
+    cluster: ParamGroup
     key: str
     device: torch.device
     nth: int = 0  # of the steps in one call
@@ -250,7 +250,7 @@ class Held:
     """A tensor that an object, a container or a variable outside of the step holds: the one that
     is there at a call."""
 
-    place: Place
+    place: Location
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
         return self.place.get()

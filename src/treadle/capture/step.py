@@ -19,7 +19,7 @@ from treadle.capture.failures import raise_told
 from treadle.capture.flatten import Given, flatten
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.place import autocast_on, check_values, described
-from treadle.capture.reads import Place
+from treadle.capture.reads import Location
 from treadle.capture.recurrent import weights_in_place
 from treadle.capture.refuse import check_models, device_of
 from treadle.capture.run import GivenCall, Run
@@ -61,7 +61,7 @@ def capture(
     dims: Dims | None = None,
     update: bool = True,
     call: GivenCall | None = None,
-    numbers: Sequence[Place] = (),
+    numbers: Sequence[Location] = (),
 ) -> Captured:
     """Run ``function`` once on fake tensors; nothing of the user's changes.
 
@@ -134,7 +134,7 @@ def _values(
 def _traced(
     make: Callable[..., Run],
     inputs: list[Tensor],
-    numbers: Sequence[Place],
+    numbers: Sequence[Location],
     *,
     stand_in: bool,
     symbolic: bool,

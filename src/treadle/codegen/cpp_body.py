@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from treadle.codegen.cpp_expr import Writer, stored
-from treadle.codegen.cpp_reduce import Fold
+from treadle.codegen.cpp_reduce import Accumulator
 from treadle.loop.expr import Load, Reduce
 from treadle.loop.index import Axis
 from treadle.loop.kernel import Definition, Kernel, Store
@@ -78,7 +78,7 @@ class Body:
         return kernel_loads(self.kernel)
 
 
-def simd(folds: Sequence[tuple[str, Fold]]) -> list[str]:
+def simd(folds: Sequence[tuple[str, Accumulator]]) -> list[str]:
     """The pragma for a loop with these accumulators; none where one of them has an order."""
     if any(not fold.clause for _, fold in folds):
         return []

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from treadle.codegen.cpp_body import Body
 from treadle.codegen.cpp_expr import VALUE_TYPES, Writer
-from treadle.codegen.cpp_reduce import Fold, fold_of
+from treadle.codegen.cpp_reduce import Accumulator, fold_of
 from treadle.loop.expr import Reduce
 from treadle.loop.index import Axis
 from treadle.loop.kernel import Definition, LoopForm, Store
@@ -34,7 +34,7 @@ class Columns(Body):
         return 2
 
     @property
-    def folds(self) -> Mapping[str, Fold]:
+    def folds(self) -> Mapping[str, Accumulator]:
         found = self.levels.definitions.items()
         return {name: fold_of(d.expr) for name, d in found if isinstance(d.expr, Reduce)}
 
@@ -144,7 +144,7 @@ class Columns(Body):
         many = sample_of(rows) > self.schedule.piece
         return [name for name, fold in self.folds.items() if many and fold.long]
 
-    def _start(self, name: str, fold: Fold, kind: str = "") -> list[str]:
+    def _start(self, name: str, fold: Accumulator, kind: str = "") -> list[str]:
         lines = [f"{kind or fold.type} a_{name}[{self.block}];"]
         set_ = f"a_{name}[l] = {fold.start};"
         if not fold.clause and fold.kind.startswith("arg"):
@@ -152,7 +152,7 @@ class Columns(Body):
             set_ += f" at_{name}[l] = -1;"
         return [*lines, f"for (int64_t l = 0; l < w; ++l) {{ {set_} }}"]
 
-    def _finish(self, name: str, fold: Fold, found: str = "a") -> list[str]:
+    def _finish(self, name: str, fold: Accumulator, found: str = "a") -> list[str]:
         if fold.kind.startswith("arg"):
             self.outer[name] = f"at_{name}[l]"
             return []

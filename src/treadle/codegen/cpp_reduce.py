@@ -13,7 +13,7 @@ from treadle.loop.expr import Reduce, ReduceKind
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class Accumulator:
     """The accumulator of one reduction, as text.
 
     ``clause`` is the OpenMP operator that may split the loop into lanes, or empty.
@@ -89,7 +89,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _EXTREME = (ReduceKind.MAX, ReduceKind.MIN)
 
 
-def fold_of(reduce: Reduce) -> Fold:
+def fold_of(reduce: Reduce) -> Accumulator:
     """The accumulator that suits a reduction."""
     source = reduce.body.dtype
     kind = VALUE_TYPES[source]
@@ -111,7 +111,7 @@ def fold_of(reduce: Reduce) -> Fold:
         type_, start = "int32_t", f"std::numeric_limits<int32_t>::{word}()"
     elif reduce.kind in _EXTREME and source is torch.float64:
         clause = ""
-    return Fold(reduce.kind, source, reduce.dtype, type_, start, clause)
+    return Accumulator(reduce.kind, source, reduce.dtype, type_, start, clause)
 
 
 def _lowest(dtype: torch.dtype) -> str:
@@ -126,4 +126,4 @@ def _highest(dtype: torch.dtype) -> str:
     return f"std::numeric_limits<{VALUE_TYPES[dtype]}>::max()"
 
 
-__all__ = ["Fold", "fold_of", "stored"]
+__all__ = ["Accumulator", "fold_of", "stored"]

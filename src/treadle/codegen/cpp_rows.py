@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from treadle.codegen.cpp_body import Body, simd
 from treadle.codegen.cpp_expr import STORED_TYPES, VALUE_TYPES, Scope, Writer, stored, wide
-from treadle.codegen.cpp_reduce import Fold, fold_of
+from treadle.codegen.cpp_reduce import Accumulator, fold_of
 from treadle.loop.expr import Expr, Local, Reduce
 from treadle.loop.index import Axis, Index
 from treadle.loop.kernel import Definition, LoopForm, Store
@@ -139,7 +139,7 @@ class RowLoops(Body):
         roots = known.roots(level)
         held = frozenset(name for name in kept if known.of[name] < level)
         needed = set(known.closure([*known.wanted(level), *self._to_keep(level, kept)], held))
-        folds: dict[str, Fold] = {}
+        folds: dict[str, Accumulator] = {}
         for item in self.kernel.body:
             if isinstance(item, Store):
                 if item in roots:
@@ -164,7 +164,7 @@ class RowLoops(Body):
             if known.of[name] == level
         ]
 
-    def _fold(self, name: str, reduce: Reduce, writer: Writer) -> Fold:
+    def _fold(self, name: str, reduce: Reduce, writer: Writer) -> Accumulator:
         """Adds the step of a reduction to the loop and names its result."""
         fold = fold_of(reduce)
         value = writer.value(reduce.body)
@@ -180,7 +180,7 @@ class RowLoops(Body):
             self.outer[name] = f"y_{name}"
         return fold
 
-    def _own_loop(self, writer: Writer, folds: Mapping[str, Fold]) -> list[str]:
+    def _own_loop(self, writer: Writer, folds: Mapping[str, Accumulator]) -> list[str]:
         """The loop of a pass, run by one thread."""
         lines = [f"{fold.type} a_{name} = {fold.start};" for name, fold in folds.items()]
         lines += [f"int64_t at_{name} = -1;" for name in folds if self.outer[name][0] == "a"]
@@ -208,7 +208,7 @@ class RowLoops(Body):
             ]
         return [*lines, *self._finished(folds, long)]
 
-    def _long(self, folds: Mapping[str, Fold], cols: int) -> list[str]:
+    def _long(self, folds: Mapping[str, Accumulator], cols: int) -> list[str]:
         """Sums of so many columns that pieces of them are added up first."""
         return [
             name
@@ -233,7 +233,7 @@ class RowLoops(Body):
             "}",
         ]
 
-    def _finished(self, folds: Mapping[str, Fold], long: Sequence[str]) -> list[str]:
+    def _finished(self, folds: Mapping[str, Accumulator], long: Sequence[str]) -> list[str]:
         return [
             f"const {VALUE_TYPES[fold.dtype]} y_{name} = "
             f"{fold.finish(f't_{name}' if name in long else f'a_{name}')};"
@@ -241,7 +241,7 @@ class RowLoops(Body):
             if self.outer[name][0] == "y"
         ]
 
-    def _shared_loop(self, writer: Writer, folds: Mapping[str, Fold]) -> list[str]:
+    def _shared_loop(self, writer: Writer, folds: Mapping[str, Accumulator]) -> list[str]:
         """The loop of a pass in pieces that threads share, joined in the order of the pieces."""
         parts = self.schedule.parts
         size = ceil_div(self.cols, parts)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from treadle.capture.step import Captured
 from treadle.graph.lookups import IndexCheck
 from treadle.options import Options
-from treadle.report.account import Observed
 from treadle.report.log import CompileLog
+from treadle.report.step_report import Observed
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.execute import Executable
 from treadle.targets.model import DeviceModel

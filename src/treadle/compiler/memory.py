@@ -17,7 +17,7 @@ from treadle.options import Options
 from treadle.passes.memory.choose import MemoryPlan, fastest_plan, plan_memory
 from treadle.passes.memory.search import frontier
 from treadle.runtime.cache import Cache
-from treadle.schedule.frame import Frames
+from treadle.schedule.loop_nest import LoopNests
 from treadle.schedule.plan import schedule
 from treadle.schedule.workers import WORKERS
 
@@ -36,7 +36,7 @@ class Known:
 
     nodes: LoweredNodes = field(default_factory=LoweredNodes)
     formulas: dict[Array, Array] = field(default_factory=dict[Array, Array])
-    frames: Frames = field(default_factory=Frames)
+    nests: LoopNests = field(default_factory=LoopNests)
 
 
 def known_of(step: StepGraph) -> Known | None:
@@ -57,7 +57,7 @@ def planned(step: StepGraph, target: Target, known: Known | None = None) -> Sche
         fuse=target.options.fuse,
         allocator=allocator,
         workers=WORKERS[target.record.workers],
-        frames=known.frames if known else None,
+        nests=known.nests if known else None,
     )
     return Scheduled(program, plan)
 

@@ -8,7 +8,7 @@ from treadle.codegen.host import call_step, spec_of
 from treadle.compat.operator_facts import CostClass, facts_of, follows_seed
 from treadle.graph.operators import arguments_of
 from treadle.loop.program import Call, Program, TensorRef
-from treadle.lower.site import buffers_read
+from treadle.lower.context import buffers_read
 from treadle.runtime.artifact import call_at, spec_at
 from treadle.runtime.execute import resolve
 from treadle.runtime.workspace import Workspaces

@@ -5,10 +5,10 @@ import math
 import torch
 
 from treadle.loop.expr import Array
+from treadle.lower.context import LoweringContext
 from treadle.lower.pointwise import pointwise, register_unary
 from treadle.lower.registry import Value, lowers
-from treadle.lower.scalars import Number, Term, const
-from treadle.lower.site import Site
+from treadle.lower.scalars import Number, ScalarExpr, const
 
 aten = torch.ops.aten
 
@@ -17,11 +17,11 @@ SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 CUBIC = 0.044715
 
 
-def _clamped(x: Term, low: Number, high: Number) -> Term:
+def _clamped(x: ScalarExpr, low: Number, high: Number) -> ScalarExpr:
     return x.fn("maximum", low).fn("minimum", high)
 
 
-def softplus_of(x: Term) -> Term:
+def softplus_of(x: ScalarExpr) -> ScalarExpr:
     """``log(1 + e^x) = max(x, 0) + log1p(e^-|x|)``, which cannot overflow."""
     return x.fn("maximum", 0) + (-x.fn("abs")).fn("exp").fn("log1p")
 
@@ -32,152 +32,162 @@ register_unary(aten.hardsigmoid.default, lambda x: _clamped(x + 3, 0, 6) / 6)
 register_unary(aten.hardswish.default, lambda x: x * _clamped(x + 3, 0, 6) / 6)
 
 
-def _gelu_tanh_inner(x: Term) -> Term:
+def _gelu_tanh_inner(x: ScalarExpr) -> ScalarExpr:
     return SQRT_2_OVER_PI * (x + CUBIC * (x * x * x))
 
 
 @lowers(aten.gelu.default)
-def gelu(site: Site, x: Value, approximate: str = "none") -> Array:
+def gelu(context: LoweringContext, x: Value, approximate: str = "none") -> Array:
     """``x * Phi(x)``, or its tanh approximation."""
     if approximate == "tanh":
-        return pointwise(site, lambda x: 0.5 * x * (1 + _gelu_tanh_inner(x).fn("tanh")), x)
-    return pointwise(site, lambda x: x * 0.5 * (1 + (x * SQRT_HALF).fn("erf")), x)
+        return pointwise(context, lambda x: 0.5 * x * (1 + _gelu_tanh_inner(x).fn("tanh")), x)
+    return pointwise(context, lambda x: x * 0.5 * (1 + (x * SQRT_HALF).fn("erf")), x)
 
 
 @lowers(aten.gelu_backward.default)
-def gelu_backward(site: Site, grad: Value, x: Value, approximate: str = "none") -> Array:
+def gelu_backward(
+    context: LoweringContext, grad: Value, x: Value, approximate: str = "none"
+) -> Array:
     """``grad * (Phi(x) + x * phi(x))``, or the derivative of the tanh approximation."""
 
-    def exact(grad: Term, x: Term) -> Term:
+    def exact(grad: ScalarExpr, x: ScalarExpr) -> ScalarExpr:
         cdf = 0.5 * (1 + (x * SQRT_HALF).fn("erf"))
         pdf = (x * x * -0.5).fn("exp") * (1 / math.sqrt(2 * math.pi))
         return grad * (cdf + x * pdf)
 
-    def by_tanh(grad: Term, x: Term) -> Term:
+    def by_tanh(grad: ScalarExpr, x: ScalarExpr) -> ScalarExpr:
         inner = _gelu_tanh_inner(x).fn("tanh")
         slope = SQRT_2_OVER_PI * (1 + (3 * CUBIC) * (x * x))
         return grad * (0.5 * (1 + inner) + 0.5 * x * (1 - inner * inner) * slope)
 
-    return pointwise(site, by_tanh if approximate == "tanh" else exact, grad, x)
+    return pointwise(context, by_tanh if approximate == "tanh" else exact, grad, x)
 
 
 @lowers(aten.silu_backward.default)
-def silu_backward(site: Site, grad: Value, x: Value) -> Array:
+def silu_backward(context: LoweringContext, grad: Value, x: Value) -> Array:
     """``grad * s * (1 + x * (1 - s))`` where ``s = sigmoid(x)``."""
 
-    def formula(grad: Term, x: Term) -> Term:
+    def formula(grad: ScalarExpr, x: ScalarExpr) -> ScalarExpr:
         gate = x.fn("sigmoid")
         return grad * gate * (1 + x * (1 - gate))
 
-    return pointwise(site, formula, grad, x)
+    return pointwise(context, formula, grad, x)
 
 
 @lowers(aten.sigmoid_backward.default)
-def sigmoid_backward(site: Site, grad: Value, y: Value) -> Array:
-    return pointwise(site, lambda grad, y: grad * (1 - y) * y, grad, y)
+def sigmoid_backward(context: LoweringContext, grad: Value, y: Value) -> Array:
+    return pointwise(context, lambda grad, y: grad * (1 - y) * y, grad, y)
 
 
 @lowers(aten.tanh_backward.default)
-def tanh_backward(site: Site, grad: Value, y: Value) -> Array:
-    return pointwise(site, lambda grad, y: grad * (1 - y * y), grad, y)
+def tanh_backward(context: LoweringContext, grad: Value, y: Value) -> Array:
+    return pointwise(context, lambda grad, y: grad * (1 - y * y), grad, y)
 
 
 @lowers(aten.threshold_backward.default)
-def threshold_backward(site: Site, grad: Value, x: Value, threshold: Number) -> Array:
+def threshold_backward(context: LoweringContext, grad: Value, x: Value, threshold: Number) -> Array:
     """``grad`` where ``x > threshold``, else zero."""
-    return pointwise(site, lambda grad, x: x.fn("le", threshold).choose(0, grad), grad, x)
+    return pointwise(context, lambda grad, x: x.fn("le", threshold).choose(0, grad), grad, x)
 
 
 @lowers(aten.threshold.default)
-def threshold(site: Site, x: Value, at: Number, value: Number) -> Array:
-    return pointwise(site, lambda x, other: x.fn("le", at).choose(other, x), x, value)
+def threshold(context: LoweringContext, x: Value, at: Number, value: Number) -> Array:
+    return pointwise(context, lambda x, other: x.fn("le", at).choose(other, x), x, value)
 
 
 @lowers(aten.hardtanh.default)
-def hardtanh(site: Site, x: Value, low: Number = -1, high: Number = 1) -> Array:
-    return pointwise(site, lambda x: _clamped(x, low, high), x)
+def hardtanh(context: LoweringContext, x: Value, low: Number = -1, high: Number = 1) -> Array:
+    return pointwise(context, lambda x: _clamped(x, low, high), x)
 
 
 @lowers(aten.hardtanh_backward.default)
-def hardtanh_backward(site: Site, grad: Value, x: Value, low: Number, high: Number) -> Array:
-    def formula(grad: Term, x: Term) -> Term:
+def hardtanh_backward(
+    context: LoweringContext, grad: Value, x: Value, low: Number, high: Number
+) -> Array:
+    def formula(grad: ScalarExpr, x: ScalarExpr) -> ScalarExpr:
         outside = x.fn("le", low).fn("or", x.fn("ge", high))
         return outside.choose(0, grad)
 
-    return pointwise(site, formula, grad, x)
+    return pointwise(context, formula, grad, x)
 
 
 @lowers(aten.log_sigmoid_forward.default)
-def log_sigmoid_forward(site: Site, x: Value) -> tuple[Array, Array]:
+def log_sigmoid_forward(context: LoweringContext, x: Value) -> tuple[Array, Array]:
     """``-log(1 + e^-x)``, and ``e^-|x|`` where eager keeps it for the backward."""
-    kept = site.element_site(1)
-    out = pointwise(site.element_site(0), lambda x: -softplus_of(-x), x)
+    kept = context.element_context(1)
+    out = pointwise(context.element_context(0), lambda x: -softplus_of(-x), x)
     if kept.shape != x.shape:
         return out, Array(kept.axes(), const(0, kept.dtype))
     return out, pointwise(kept, lambda x: (-x.fn("abs")).fn("exp"), x)
 
 
 @lowers(aten.log_sigmoid_backward.default)
-def log_sigmoid_backward(site: Site, grad: Value, x: Value, kept: Value) -> Array:
-    return pointwise(site, lambda grad, x: grad * (-x).fn("sigmoid"), grad, x)
+def log_sigmoid_backward(context: LoweringContext, grad: Value, x: Value, kept: Value) -> Array:
+    return pointwise(context, lambda grad, x: grad * (-x).fn("sigmoid"), grad, x)
 
 
 @lowers(aten.leaky_relu.default)
-def leaky_relu(site: Site, x: Value, slope: Number = 0.01) -> Array:
-    return pointwise(site, lambda x: x.fn("gt", 0).choose(x, x * slope), x)
+def leaky_relu(context: LoweringContext, x: Value, slope: Number = 0.01) -> Array:
+    return pointwise(context, lambda x: x.fn("gt", 0).choose(x, x * slope), x)
 
 
 @lowers(aten.leaky_relu_backward.default)
 def leaky_relu_backward(
-    site: Site, grad: Value, x: Value, slope: Number, self_is_result: bool
+    context: LoweringContext, grad: Value, x: Value, slope: Number, self_is_result: bool
 ) -> Array:
-    return pointwise(site, lambda grad, x: x.fn("gt", 0).choose(grad, grad * slope), grad, x)
+    return pointwise(context, lambda grad, x: x.fn("gt", 0).choose(grad, grad * slope), grad, x)
 
 
 @lowers(aten.elu.default)
 def elu(
-    site: Site, x: Value, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1
+    context: LoweringContext,
+    x: Value,
+    alpha: Number = 1,
+    scale: Number = 1,
+    input_scale: Number = 1,
 ) -> Array:
-    def formula(x: Term) -> Term:
+    def formula(x: ScalarExpr) -> ScalarExpr:
         below = (x * input_scale).fn("expm1") * (alpha * scale)
         return x.fn("gt", 0).choose(x * scale, below)
 
-    return pointwise(site, formula, x)
+    return pointwise(context, formula, x)
 
 
 @lowers(aten.softplus.default)
-def softplus(site: Site, x: Value, beta: Number = 1, threshold: Number = 20) -> Array:
+def softplus(context: LoweringContext, x: Value, beta: Number = 1, threshold: Number = 20) -> Array:
     """``log(1 + e^(beta x)) / beta``, and ``x`` itself beyond the threshold."""
 
-    def formula(x: Term) -> Term:
+    def formula(x: ScalarExpr) -> ScalarExpr:
         scaled = x * beta
         return scaled.fn("gt", threshold).choose(x, scaled.fn("exp").fn("log1p") / beta)
 
-    return pointwise(site, formula, x)
+    return pointwise(context, formula, x)
 
 
 @lowers(aten.softplus_backward.default)
-def softplus_backward(site: Site, grad: Value, x: Value, beta: Number, threshold: Number) -> Array:
-    def formula(grad: Term, x: Term) -> Term:
+def softplus_backward(
+    context: LoweringContext, grad: Value, x: Value, beta: Number, threshold: Number
+) -> Array:
+    def formula(grad: ScalarExpr, x: ScalarExpr) -> ScalarExpr:
         scaled = x * beta
         return scaled.fn("gt", threshold).choose(grad, grad * scaled.fn("sigmoid"))
 
-    return pointwise(site, formula, grad, x)
+    return pointwise(context, formula, grad, x)
 
 
 @lowers(aten.hardshrink.default)
-def hardshrink(site: Site, x: Value, bound: Number = 0.5) -> Array:
+def hardshrink(context: LoweringContext, x: Value, bound: Number = 0.5) -> Array:
     """``x`` where ``|x| > bound``, else zero; NaN stays."""
-    return pointwise(site, lambda x: x.fn("abs").fn("le", bound).choose(0, x), x)
+    return pointwise(context, lambda x: x.fn("abs").fn("le", bound).choose(0, x), x)
 
 
 @lowers(aten.hardshrink_backward.default, aten.softshrink_backward.default)
-def shrink_backward(site: Site, grad: Value, x: Value, bound: Number) -> Array:
+def shrink_backward(context: LoweringContext, grad: Value, x: Value, bound: Number) -> Array:
     """``grad`` where ``|x| > bound``, else zero."""
-    return pointwise(site, lambda g, x: x.fn("abs").fn("le", bound).choose(0, g), grad, x)
+    return pointwise(context, lambda g, x: x.fn("abs").fn("le", bound).choose(0, g), grad, x)
 
 
 @lowers(aten.native_dropout_backward.default)
-def dropout_backward(site: Site, grad: Value, mask: Value, scale: Number) -> Array:
+def dropout_backward(context: LoweringContext, grad: Value, mask: Value, scale: Number) -> Array:
     """``grad * mask * scale``."""
-    return pointwise(site, lambda g, m: g * m * scale, grad, mask)
+    return pointwise(context, lambda g, m: g * m * scale, grad, mask)

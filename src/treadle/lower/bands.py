@@ -18,9 +18,9 @@ import torch
 
 from treadle.loop.expr import Array, Expr, Load, Position, Reduce, ReduceKind
 from treadle.loop.index import Axis, Index, unflatten
-from treadle.lower.registry import Decline, Value
-from treadle.lower.scalars import Term, cast, compute_dtype
-from treadle.lower.site import Site, element
+from treadle.lower.context import LoweringContext, element
+from treadle.lower.registry import Unsupported, Value
+from treadle.lower.scalars import ScalarExpr, cast, compute_dtype
 from treadle.util.extents import GuardSet
 
 UNROLLED = 8
@@ -96,32 +96,34 @@ class Band:
         return weights.pop() if len(weights) == 1 and not holes else None
 
 
-def resampled(site: Site, x: Value, bands: Sequence[Band], factor: float = 1.0) -> Array:
+def resampled(
+    context: LoweringContext, x: Value, bands: Sequence[Band], factor: float = 1.0
+) -> Array:
     """``out[i, j...] = factor * sum{k...} weight[j, k]... * x[i, first(j) + k, ...]`` over the
     last dims of ``x``, one band for each."""
-    axes = site.axes()
-    wide = compute_dtype(site.dtype)
+    axes = context.axes()
+    wide = compute_dtype(context.dtype)
     if not wide.is_floating_point:
-        raise Decline(f"weights of {wide} would be rounded")
+        raise Unsupported(f"weights of {wide} would be rounded")
     if 0 in x.shape:
-        return Array(axes, cast(Term(Position(Index.of(0))).expr, site.dtype))
+        return Array(axes, cast(ScalarExpr(Position(Index.of(0))).expr, context.dtype))
     sizes = [band.width for band in bands]
     window = Axis(_product(sizes))
     if window.extent > _WIDEST:
-        raise Decline("a window this wide is the library's")
-    taps = _Taps(site, x, bands, wide)
+        raise Unsupported("a window this wide is the library's")
+    taps = _Taps(context, x, bands, wide)
     if window.extent <= UNROLLED:
         cells = itertools.product(*(range(size) for size in sizes))
         parts = [taps.at(axes, [Index.of(k) for k in cell]) for cell in cells]
         total = parts[0]
         for part in parts[1:]:
             total = total + part
-        return Array(axes, cast((total * factor if factor != 1 else total).expr, site.dtype))
+        return Array(axes, cast((total * factor if factor != 1 else total).expr, context.dtype))
     body = taps.at(axes, unflatten(Index.of(window), sizes))
-    total = site.temp("sum", Array(axes, Reduce(ReduceKind.SUM, (window,), body.expr)))
-    fresh = site.axes()
-    scaled = Term(element(total, fresh))
-    return Array(fresh, cast((scaled * factor if factor != 1 else scaled).expr, site.dtype))
+    total = context.temp("sum", Array(axes, Reduce(ReduceKind.SUM, (window,), body.expr)))
+    fresh = context.axes()
+    scaled = ScalarExpr(element(total, fresh))
+    return Array(fresh, cast((scaled * factor if factor != 1 else scaled).expr, context.dtype))
 
 
 def _product(sizes: Sequence[int]) -> int:
@@ -136,21 +138,21 @@ def _product(sizes: Sequence[int]) -> int:
 class _Taps:
     """One term of the sum: a weighted element of ``x``."""
 
-    site: Site
+    context: LoweringContext
     x: Value
     bands: Sequence[Band]
     wide: torch.dtype
 
-    def at(self, axes: Sequence[Axis], cell: Sequence[Index]) -> Term:
+    def at(self, axes: Sequence[Axis], cell: Sequence[Index]) -> ScalarExpr:
         lead = len(axes) - len(self.bands)
         places: list[Index | Axis] = list(axes[:lead])
-        inside: Term | None = None
-        weight: Term | None = None
+        inside: ScalarExpr | None = None
+        weight: ScalarExpr | None = None
         factor = 1.0
         for band, axis, k in zip(self.bands, axes[lead:], cell, strict=True):
             place = band.first(axis) + k
             places.append(place)
-            held = within(place, band.extent, self.site.builder.guards)
+            held = within(place, band.extent, self.context.builder.guards)
             if band.constant is None:
                 found = self._weight(band, axis, k)
                 held = found.fn("ne", 0)
@@ -159,32 +161,32 @@ class _Taps:
                 factor *= band.constant
             if held is not None:
                 inside = held if inside is None else inside.fn("and", held)
-        read = Term(cast(self._read(places, inside), self.wide))
+        read = ScalarExpr(cast(self._read(places, inside), self.wide))
         if weight is not None:
             read = read * weight
         return read * factor if factor != 1 else read
 
-    def _read(self, places: Sequence[Index | Axis], inside: Term | None) -> Expr:
+    def _read(self, places: Sequence[Index | Axis], inside: ScalarExpr | None) -> Expr:
         read = element(self.x, places)
         if inside is None:
             return read
         if isinstance(read, Load):
             return Load(read.buffer, read.index, read.dtype, inside.expr)
-        return inside.choose(Term(read), 0).expr
+        return inside.choose(ScalarExpr(read), 0).expr
 
-    def _weight(self, band: Band, axis: Axis, k: Index) -> Term:
+    def _weight(self, band: Band, axis: Axis, k: Index) -> ScalarExpr:
         """The entry of the band, from a small table."""
         table = torch.tensor(band.table(), dtype=self.wide)
-        ref = self.site.builder.constant(f"{self.site.name}_weights", table)
-        return Term(element(ref, (axis, k)))
+        ref = self.context.builder.constant(f"{self.context.name}_weights", table)
+        return ScalarExpr(element(ref, (axis, k)))
 
 
-def within(place: Index, extent: int, guards: GuardSet) -> Term | None:
+def within(place: Index, extent: int, guards: GuardSet) -> ScalarExpr | None:
     """``0 <= place < extent``; ``None`` where the range of ``place`` says so, for the sizes of
     ``guards`` where these decide it."""
     low, high = place.bounds
-    at = Term(Position(place))
-    checks: list[Term] = []
+    at = ScalarExpr(Position(place))
+    checks: list[ScalarExpr] = []
     if guards.less(low, 0):
         checks.append(at.fn("ge", 0))
     if not guards.less(high, extent):

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import torch
 
 from treadle.loop.expr import Array, ReduceKind
+from treadle.lower.context import LoweringContext
 from treadle.lower.norms import per_channel
 from treadle.lower.pointwise import pointwise
 from treadle.lower.reductions import finish, mean_and_spread, reduced, step
-from treadle.lower.registry import Decline, Value, lowers
-from treadle.lower.scalars import Term, compute_dtype, const, times_ratio
-from treadle.lower.site import Site
+from treadle.lower.registry import Unsupported, Value, lowers
+from treadle.lower.scalars import ScalarExpr, compute_dtype, const, times_ratio
 from treadle.lower.views import reshaped
 
 aten = torch.ops.aten
@@ -20,7 +20,7 @@ SUM = ReduceKind.SUM
 
 @lowers(aten._native_batch_norm_legit_functional.default)
 def batch_norm_functional(
-    site: Site,
+    context: LoweringContext,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -32,26 +32,26 @@ def batch_norm_functional(
 ) -> tuple[Value, ...]:
     """Normalised over all dims but the channel, and the running statistics moved along."""
     if not training:
-        results = _with_statistics(site, x, weight, bias, running_mean, running_var, eps)
+        results = _with_statistics(context, x, weight, bias, running_mean, running_var, eps)
         return *results, running_mean, running_var
-    average, spread, count, rstd = _channel_statistics(site, x, eps)
-    results = _normalised(site, x, weight, bias, average, rstd)
+    average, spread, count, rstd = _channel_statistics(context, x, eps)
+    results = _normalised(context, x, weight, bias, average, rstd)
     freedom = max(count - 1, 1)
     new_mean = pointwise(
-        site.element_site(3), lambda old, now: old * (1 - momentum) + now * momentum,
-        running_mean, reshaped(site, average, running_mean.shape),
+        context.element_context(3), lambda old, now: old * (1 - momentum) + now * momentum,
+        running_mean, reshaped(context, average, running_mean.shape),
     )  # fmt: skip
     new_var = pointwise(
-        site.element_site(4),
+        context.element_context(4),
         lambda old, now: old * (1 - momentum) + times_ratio(now, momentum, freedom),
-        running_var, reshaped(site, spread, running_var.shape),
+        running_var, reshaped(context, spread, running_var.shape),
     )  # fmt: skip
     return *results, new_mean, new_var
 
 
 @lowers(aten._native_batch_norm_legit.no_stats)
 def batch_norm_no_stats(
-    site: Site,
+    context: LoweringContext,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -59,13 +59,13 @@ def batch_norm_no_stats(
     momentum: float,
     eps: float,
 ) -> tuple[Value, ...]:
-    average, _, _, rstd = _channel_statistics(site, x, eps)
-    return _normalised(site, x, weight, bias, average, rstd)
+    average, _, _, rstd = _channel_statistics(context, x, eps)
+    return _normalised(context, x, weight, bias, average, rstd)
 
 
 @lowers(aten._native_batch_norm_legit_no_training.default)
 def batch_norm_no_training(
-    site: Site,
+    context: LoweringContext,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -74,12 +74,12 @@ def batch_norm_no_training(
     momentum: float,
     eps: float,
 ) -> tuple[Value, ...]:
-    return _with_statistics(site, x, weight, bias, running_mean, running_var, eps)
+    return _with_statistics(context, x, weight, bias, running_mean, running_var, eps)
 
 
 @lowers(aten.native_batch_norm.default)
 def batch_norm(
-    site: Site,
+    context: LoweringContext,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -91,15 +91,15 @@ def batch_norm(
 ) -> tuple[Value, ...]:
     """Without running statistics to move: those of the batch, or the given ones."""
     if not training and running_mean is not None and running_var is not None:
-        return _with_statistics(site, x, weight, bias, running_mean, running_var, eps)
+        return _with_statistics(context, x, weight, bias, running_mean, running_var, eps)
     if running_mean is not None or running_var is not None:
-        raise Decline("it writes to running statistics without saying so")
-    average, _, _, rstd = _channel_statistics(site, x, eps)
-    return _normalised(site, x, weight, bias, average, rstd)
+        raise Unsupported("it writes to running statistics without saying so")
+    average, _, _, rstd = _channel_statistics(context, x, eps)
+    return _normalised(context, x, weight, bias, average, rstd)
 
 
 def _with_statistics(
-    site: Site,
+    context: LoweringContext,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -111,39 +111,50 @@ def _with_statistics(
     rank = len(x.shape)
     wide = compute_dtype(x.dtype)
     rstd = step(
-        site, "rstd", wide, lambda v: (v + eps).fn("rsqrt"), per_channel(site, variance, rank)
+        context, "rstd", wide, lambda v: (v + eps).fn("rsqrt"), per_channel(context, variance, rank)
     )
-    out, _, _ = _normalised(site, x, weight, bias, per_channel(site, average, rank), rstd)
+    out, _, _ = _normalised(context, x, weight, bias, per_channel(context, average, rank), rstd)
     saved: list[Value] = []
     for position, value in ((1, average), (2, rstd)):
-        place = site.element_site(position)
+        place = context.element_context(position)
         empty = math.prod(place.shape) == 0
         saved.append(Array(place.axes(), const(0, place.dtype)) if empty else finish(place, value))
     return out, saved[0], saved[1]
 
 
-def _channel_statistics(site: Site, x: Value, eps: float) -> tuple[Value, Value, int, Value]:
+def _channel_statistics(
+    context: LoweringContext, x: Value, eps: float
+) -> tuple[Value, Value, int, Value]:
     wide = compute_dtype(x.dtype)
     dims = tuple(dim for dim in range(len(x.shape)) if dim != 1)
-    average, spread, count = mean_and_spread(site, x, dims, wide)
-    rstd = step(site, "rstd", wide, lambda s: (s / max(count, 1) + eps).fn("rsqrt"), spread)
+    average, spread, count = mean_and_spread(context, x, dims, wide)
+    rstd = step(context, "rstd", wide, lambda s: (s / max(count, 1) + eps).fn("rsqrt"), spread)
     return average, spread, count, rstd
 
 
 def _normalised(
-    site: Site, x: Value, weight: Value | None, bias: Value | None, average: Value, rstd: Value
+    context: LoweringContext,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    average: Value,
+    rstd: Value,
 ) -> tuple[Value, Value, Value]:
     rank = len(x.shape)
-    affine = [per_channel(site, each, rank) for each in (weight, bias) if each is not None]
+    affine = [per_channel(context, each, rank) for each in (weight, bias) if each is not None]
 
-    def formula(x: Term, average: Term, rstd: Term, *affine: Term) -> Term:
+    def formula(
+        x: ScalarExpr, average: ScalarExpr, rstd: ScalarExpr, *affine: ScalarExpr
+    ) -> ScalarExpr:
         result = (x - average) * rstd
         if weight is not None:
             result = result * affine[0]
         return result + affine[-1] if bias is not None else result
 
-    value = pointwise(site.element_site(0), formula, x, average, rstd, *affine, common=x.dtype)
-    saved = [site.element_site(i) for i in (1, 2)]
+    value = pointwise(
+        context.element_context(0), formula, x, average, rstd, *affine, common=x.dtype
+    )
+    saved = [context.element_context(i) for i in (1, 2)]
     if math.prod(saved[0].shape) == 0:
         return value, average, rstd
     return value, finish(saved[0], average), finish(saved[1], rstd)
@@ -151,7 +162,7 @@ def _normalised(
 
 @lowers(aten.native_batch_norm_backward.default)
 def batch_norm_backward(
-    site: Site,
+    context: LoweringContext,
     grad: Value,
     x: Value,
     weight: Value | None,
@@ -165,23 +176,27 @@ def batch_norm_backward(
 ) -> tuple[Value | None, ...]:
     """As layer norm's, over every dim but the channel."""
     if not training or average is None or rstd is None:
-        raise Decline("in evaluation mode its parts are enough")
+        raise Unsupported("in evaluation mode its parts are enough")
     wide, rank = compute_dtype(x.dtype), len(x.shape)
     dims = tuple(dim for dim in range(rank) if dim != 1)
-    centre, scale = per_channel(site, average, rank), per_channel(site, rstd, rank)
-    xhat = step(site, "xhat", wide, lambda x, m, r: (x - m) * r, x, centre, scale)
-    product = step(site, "product", wide, lambda g, x: g * x, grad, xhat)
-    aligned = reduced(site, "dweight", SUM, product, dims, wide)
-    total = reduced(site, "dbias", SUM, grad, dims, wide)
+    centre, scale = per_channel(context, average, rank), per_channel(context, rstd, rank)
+    xhat = step(context, "xhat", wide, lambda x, m, r: (x - m) * r, x, centre, scale)
+    product = step(context, "product", wide, lambda g, x: g * x, grad, xhat)
+    aligned = reduced(context, "dweight", SUM, product, dims, wide)
+    total = reduced(context, "dbias", SUM, grad, dims, wide)
     count = max(math.prod(x.shape[dim] for dim in dims), 1)
     gain = scale if weight is None else step(
-        site, "gain", wide, lambda r, w: r * w, scale, per_channel(site, weight, rank)
+        context, "gain", wide, lambda r, w: r * w, scale, per_channel(context, weight, rank)
     )  # fmt: skip
 
-    def formula(g: Term, xhat: Term, gain: Term, total: Term, aligned: Term) -> Term:
+    def formula(
+        g: ScalarExpr, xhat: ScalarExpr, gain: ScalarExpr, total: ScalarExpr, aligned: ScalarExpr
+    ) -> ScalarExpr:
         return gain * (g - total / count - xhat * (aligned / count))
 
-    dx = pointwise(site.element_site(0), formula, grad, xhat, gain, total, aligned, common=wide)
-    dweight = finish(site.element_site(1), aligned) if wanted[1] else None
-    dbias = finish(site.element_site(2), total) if wanted[2] else None
+    dx = pointwise(
+        context.element_context(0), formula, grad, xhat, gain, total, aligned, common=wide
+    )
+    dweight = finish(context.element_context(1), aligned) if wanted[1] else None
+    dbias = finish(context.element_context(2), total) if wanted[2] else None
     return (dx if wanted[0] else None), dweight, dbias

@@ -16,9 +16,9 @@ from treadle.graph.dynamic import layout_of, offset_of
 from treadle.graph.operators import effects_of, is_in_order
 from treadle.loop.expr import Array
 from treadle.loop.program import Call, TensorRef
+from treadle.lower.context import LoweringContext, is_dense
 from treadle.lower.library import OUT_VARIANTS
 from treadle.lower.registry import Value
-from treadle.lower.site import Site, is_dense
 from treadle.lower.workspace import workspace_of
 from treadle.runtime.draws import OPERATOR, STATE_BYTES, can_draw
 from treadle.util.extents import same, surely_less
@@ -32,116 +32,133 @@ def qualified(op: OpOverload) -> str:
     return str(op)
 
 
-def call(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reason: str) -> Any:
+def call(
+    context: LoweringContext, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reason: str
+) -> Any:
     """``op`` as a library call; its tensor results are buffers of ours."""
     if op is aten.as_strided_scatter.default:
-        args = _with_own_storage(site, *args)
-    in_order = is_in_order(site.node)
-    drawn = _own_draw(site)
+        args = _with_own_storage(context, *args)
+    in_order = is_in_order(context.node)
+    drawn = _own_draw(context)
     if drawn is not None:
-        args, kwargs = (_no_numbers(site), drawn.p), {}
+        args, kwargs = (_no_numbers(context), drawn.p), {}
     elif in_order:
-        args = tuple(map(partial(_as_eager, site), args, site.node.args))
-        kwargs = {key: _as_eager(site, each, site.node.kwargs[key]) for key, each in kwargs.items()}
-    plain_args = _with_margins(site, tuple(_plain(site, arg) for arg in args))
+        args = tuple(map(partial(_as_eager, context), args, context.node.args))
+        kwargs = {
+            key: _as_eager(context, each, context.node.kwargs[key]) for key, each in kwargs.items()
+        }
+    plain_args = _with_margins(context, tuple(_plain(context, arg) for arg in args))
     plain_kwargs = {
-        key: _plain(site, value) for key, value in kwargs.items() if key not in _DROPPED
+        key: _plain(context, value) for key, value in kwargs.items() if key not in _DROPPED
     }
-    single = isinstance(site.val, torch.Tensor)
-    used = _used_results(site)
-    sites = [site] if single else [site.element_site(i) for i in range(len(site.val))]
+    single = isinstance(context.val, torch.Tensor)
+    used = _used_results(context)
+    contexts = (
+        [context] if single else [context.element_context(i) for i in range(len(context.val))]
+    )
     results: list[Value | int | None] = []
     out = OUT_VARIANTS.get(op, "") if drawn is None else OPERATOR
-    for position, each in enumerate(sites):
+    for position, each in enumerate(contexts):
         results.append(_result(each, bool(out)) if single or position in used else None)
-    if out and not site.layout and not is_dense(site.shape, site.strides):
+    if out and not context.layout and not is_dense(context.shape, context.strides):
         out = ""
     names = tuple(r.buffer if isinstance(r, TensorRef) else None for r in results)
-    site.builder.steps.append(
+    context.builder.steps.append(
         Call(
             qualified(op),
             plain_args,
             plain_kwargs,
             names,
-            site.origin,
+            context.origin,
             out,
             reason,
-            STATE_BYTES if out == OPERATOR else workspace_of(op, plain_args, site.builder.target),
-            effects=effects_of(site.node),
+            STATE_BYTES
+            if out == OPERATOR
+            else workspace_of(op, plain_args, context.builder.target),
+            effects=effects_of(context.node),
         )
     )
     return results[0] if single else tuple(results)
 
 
-def at_run_time(site: Site, target: AtRunTime, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def at_run_time(
+    context: LoweringContext, target: AtRunTime, args: Any, kwargs: Mapping[str, Any]
+) -> Any:
     """A call whose operands or results have sizes that are known when it runs."""
-    plain_args = tuple(_plain(site, arg) for arg in args)
-    plain = {key: _plain(site, value) for key, value in kwargs.items() if key not in _DROPPED}
-    several = isinstance(site.val, tuple | list)
-    used = _used_results(site) if several else {0}
+    plain_args = tuple(_plain(context, arg) for arg in args)
+    plain = {key: _plain(context, value) for key, value in kwargs.items() if key not in _DROPPED}
+    several = isinstance(context.val, tuple | list)
+    used = _used_results(context) if several else {0}
     results: list[Any] = []
-    for at, value in enumerate(site.val if several else (site.val,)):
-        name = f"{site.name}_{at}" if several else site.name
-        results.append(_at_run_time(site, name, value, target.unsized[at]) if at in used else None)
+    for at, value in enumerate(context.val if several else (context.val,)):
+        name = f"{context.name}_{at}" if several else context.name
+        results.append(
+            _at_run_time(context, name, value, target.unsized[at]) if at in used else None
+        )
     names = tuple(r.buffer if isinstance(r, TensorRef) else None for r in results)
-    outputs = () if site.val is None else names
+    outputs = () if context.val is None else names
     reason = "TR-150: a size depends on values"
-    site.builder.steps.append(
+    context.builder.steps.append(
         Call(
             target.op_name,
             plain_args,
             plain,
             outputs,
-            site.origin,
+            context.origin,
             reason=reason,
-            effects=effects_of(site.node),
+            effects=effects_of(context.node),
         )
     )
     return tuple(results) if several else results[0]
 
 
-def _at_run_time(site: Site, name: str, value: Any, unsized: bool) -> Any:
+def _at_run_time(context: LoweringContext, name: str, value: Any, unsized: bool) -> Any:
     if isinstance(value, torch.Tensor):
-        shape, strides, device = value.shape, value.stride(), site.builder.device_of(value)
-        return site.builder.buffer(
+        shape, strides, device = value.shape, value.stride(), context.builder.device_of(value)
+        return context.builder.buffer(
             name, value.dtype, shape, strides, device=device, unsized=unsized
         )
-    return site.builder.buffer(name, torch.int64, (), unsized=True) if unsized else value
+    return context.builder.buffer(name, torch.int64, (), unsized=True) if unsized else value
 
 
 def _with_own_storage(
-    site: Site, x: Value, source: Value, size: Any, stride: Any, offset: int | None = None
+    context: LoweringContext,
+    x: Value,
+    source: Value,
+    size: Any,
+    stride: Any,
+    offset: int | None = None,
 ) -> tuple[Any, ...]:
     """The arguments of a call that counts in the storage of ``x``: that of a copy made by PyTorch,
     since buffers here share one."""
-    base = site.node.all_input_nodes[0].meta["val"]
+    base = context.node.all_input_nodes[0].meta["val"]
     shape, strides = layout_of(base)
     if not is_dense(shape, strides):
-        raise site.fault(
+        raise context.fault(
             "it counts in a storage that has gaps",
             remedy="use slices or views instead of as_strided, or write out of place",
         )
-    copy = site.builder.buffer(f"{site.name}_base", x.dtype, shape, strides)
-    call = Call("aten.clone.default", (_plain(site, x),), {}, (copy.buffer,), site.origin)
-    site.builder.steps.append(call)
+    copy = context.builder.buffer(f"{context.name}_base", x.dtype, shape, strides)
+    call = Call("aten.clone.default", (_plain(context, x),), {}, (copy.buffer,), context.origin)
+    context.builder.steps.append(call)
     moved = 0 if offset is None else offset - offset_of(base)
     return copy, source, size, stride, moved
 
 
-def _own_draw(site: Site) -> ZeroOneDraw | None:
+def _own_draw(context: LoweringContext) -> ZeroOneDraw | None:
     """What our own operator is to draw, on CPUs, where it gives PyTorch's numbers."""
-    draw = zero_one_draw(site.node)
+    draw = zero_one_draw(context.node)
     if draw is None or draw.generator is not None or not is_dense(draw.size, draw.stride):
         return None
-    ours = site.builder.target.draws and not site.builder.library
-    return draw if ours and can_draw(site.dtype) else None
+    ours = context.builder.target.draws and not context.builder.library
+    return draw if ours and can_draw(context.dtype) else None
 
 
-def _as_eager(site: Site, value: Any, like: Any) -> Any:
+def _as_eager(context: LoweringContext, value: Any, like: Any) -> Any:
     """An argument of something that draws, with eager's strides: where its numbers go, and some of
     the numbers, depend on them. ``like``: the argument in the graph."""
     if isinstance(like, tuple | list):
-        return tuple(map(partial(_as_eager, site), value, like))
+        return tuple(map(partial(_as_eager, context), value, like))
     if not isinstance(like, fx.Node) or not isinstance(value, Array | TensorRef):
         return value
     shape, strides = layout_of(like.meta["val"])
@@ -149,52 +166,54 @@ def _as_eager(site: Site, value: Any, like: Any) -> Any:
         triples = zip(shape, value.strides, strides, strict=True)
         if all(same(mine, eager) for size, mine, eager in triples if not surely_less(size, 2)):
             return value
-    return site.builder.laid_out(f"{site.name}_operand", value, strides, site.origin)
+    return context.builder.laid_out(f"{context.name}_operand", value, strides, context.origin)
 
 
-def _no_numbers(site: Site) -> TensorRef:
+def _no_numbers(context: LoweringContext) -> TensorRef:
     """The tensor that a draw looks like, without bytes of its own: its numbers are not read."""
-    one = site.builder.constant(f"{site.name}_like", torch.zeros((), dtype=site.dtype))
-    return replace(one, shape=site.shape, strides=(0,) * len(site.shape))
+    one = context.builder.constant(f"{context.name}_like", torch.zeros((), dtype=context.dtype))
+    return replace(one, shape=context.shape, strides=(0,) * len(context.shape))
 
 
-def check(site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> None:
+def check(context: LoweringContext, op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> None:
     """An operation without results, called for its effect: it may raise."""
-    plain = tuple(_plain(site, arg) for arg in args)
-    named = {key: _plain(site, value) for key, value in kwargs.items()}
-    steps = site.builder.steps
-    steps.append(Call(qualified(op), plain, named, (), site.origin, effects=effects_of(site.node)))
+    plain = tuple(_plain(context, arg) for arg in args)
+    named = {key: _plain(context, value) for key, value in kwargs.items()}
+    steps = context.builder.steps
+    steps.append(
+        Call(qualified(op), plain, named, (), context.origin, effects=effects_of(context.node))
+    )
 
 
-def _with_margins(site: Site, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_margins(context: LoweringContext, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The factors of a product with the zeros around them, where it is to be a larger one."""
-    shapes = site.builder.layouts.factors.get(site.node)
+    shapes = context.builder.layouts.factors.get(context.node)
     if shapes is None:
         return args
     return tuple(replace(arg, shape=shape) for arg, shape in zip(args, shapes, strict=True))
 
 
-def _result(site: Site, ours: bool) -> Value | int | None:
+def _result(context: LoweringContext, ours: bool) -> Value | int | None:
     """The buffer of one result; numbers among the results are known from the trace."""
-    if not isinstance(site.val, torch.Tensor):
-        return site.val
-    strides, place = site.strides, site.builder.device_of(site.val)
-    layout = site.layout if ours else None
-    return site.builder.buffer(
-        site.name, site.dtype, site.shape, strides, device=place, layout=layout
+    if not isinstance(context.val, torch.Tensor):
+        return context.val
+    strides, place = context.strides, context.builder.device_of(context.val)
+    layout = context.layout if ours else None
+    return context.builder.buffer(
+        context.name, context.dtype, context.shape, strides, device=place, layout=layout
     )
 
 
-def _used_results(site: Site) -> set[int]:
+def _used_results(context: LoweringContext) -> set[int]:
     """Which of many results anyone reads."""
-    places = [user.args[1] for user in site.node.users if user.target is operator.getitem]
+    places = [user.args[1] for user in context.node.users if user.target is operator.getitem]
     return {place for place in places if isinstance(place, int)}
 
 
-def _plain(site: Site, arg: Any) -> Any:
+def _plain(context: LoweringContext, arg: Any) -> Any:
     """An argument as a call may hold it: formulas get a buffer, lists become tuples."""
     if isinstance(arg, Array):
-        return site.stored(arg)
+        return context.stored(arg)
     if isinstance(arg, tuple | list):
-        return tuple(_plain(site, item) for item in arg)
+        return tuple(_plain(context, item) for item in arg)
     return str(arg) if isinstance(arg, torch.device) else arg

@@ -9,56 +9,60 @@ from treadle.graph.masks import LOW, ROUNDS, WORD, counted_mask, limit
 from treadle.loop.expr import Array, Position
 from treadle.loop.index import Index
 from treadle.loop.program import TensorRef
+from treadle.lower.context import LoweringContext, element
 from treadle.lower.registry import Value, lowers
-from treadle.lower.scalars import Number, Operand, Term, cast, const
-from treadle.lower.site import Site, element
+from treadle.lower.scalars import Number, Operand, ScalarExpr, cast, const
 
 aten = torch.ops.aten
 
 
 @lowers(counted_mask)
-def counted(site: Site, keys: Value, at: int, _size: Any, p: float, _dtype: torch.dtype) -> Array:
+def counted(
+    context: LoweringContext, keys: Value, at: int, _size: Any, p: float, _dtype: torch.dtype
+) -> Array:
     """``out[i] = squares(position of i, keys[at]) < p * 2^32``."""
-    axes = site.axes()
-    key = Term(element(keys, (at,)))
+    axes = context.axes()
+    key = ScalarExpr(element(keys, (at,)))
     place = Index.of(0)
     for axis in axes:
         place = place * axis.extent + axis
-    first = Term(Position(place)) * key
+    first = ScalarExpr(Position(place)) * key
     x, terms = first, (first, first + key)
     for number in range(ROUNDS):
         x = x * x + terms[number % 2]
         high = x.fn("floordiv", 1 << WORD).fn("bitand", LOW)
         x = high if number == ROUNDS - 1 else (x * (1 << WORD)).fn("bitor", high)
-    return Array(axes, x.fn("lt", limit(p)).to(site.dtype).expr)
+    return Array(axes, x.fn("lt", limit(p)).to(context.dtype).expr)
 
 
-def _filled(site: Site, value: Operand) -> Array:
-    axes = site.axes()
+def _filled(context: LoweringContext, value: Operand) -> Array:
+    axes = context.axes()
     if isinstance(value, Number):
-        return Array(axes, const(value, site.dtype))
-    return Array(axes, cast(site.term(value, axes, site.dtype).expr, site.dtype))
+        return Array(axes, const(value, context.dtype))
+    return Array(axes, cast(context.term(value, axes, context.dtype).expr, context.dtype))
 
 
 @lowers(aten.full.default, aten.full_like.default)
-def full(site: Site, _like: Any, value: Operand, **_kwargs: Any) -> Array:
+def full(context: LoweringContext, _like: Any, value: Operand, **_kwargs: Any) -> Array:
     """``out[i] = value``."""
-    return _filled(site, value)
+    return _filled(context, value)
 
 
 @lowers(aten.new_full.default)
-def new_full(site: Site, _like: Any, _size: Any, value: Operand, **_kwargs: Any) -> Array:
-    return _filled(site, value)
+def new_full(
+    context: LoweringContext, _like: Any, _size: Any, value: Operand, **_kwargs: Any
+) -> Array:
+    return _filled(context, value)
 
 
 @lowers(aten.fill.Scalar, aten.fill.Tensor)
-def fill(site: Site, _like: Any, value: Operand) -> Array:
-    return _filled(site, value)
+def fill(context: LoweringContext, _like: Any, value: Operand) -> Array:
+    return _filled(context, value)
 
 
 @lowers(aten.scalar_tensor.default)
-def scalar_tensor(site: Site, value: Number, **_kwargs: Any) -> Array:
-    return _filled(site, value)
+def scalar_tensor(context: LoweringContext, value: Number, **_kwargs: Any) -> Array:
+    return _filled(context, value)
 
 
 @lowers(
@@ -73,89 +77,95 @@ def scalar_tensor(site: Site, value: Number, **_kwargs: Any) -> Array:
     aten.new_empty_strided.default,
     aten._efficientzerotensor.default,
 )
-def zeros(site: Site, *_args: Any, **_kwargs: Any) -> Array:
+def zeros(context: LoweringContext, *_args: Any, **_kwargs: Any) -> Array:
     """``out[i] = 0``; what nobody wrote may as well be zero."""
-    return _filled(site, 0)
+    return _filled(context, 0)
 
 
 @lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
-def ones(site: Site, *_args: Any, **_kwargs: Any) -> Array:
-    return _filled(site, 1)
+def ones(context: LoweringContext, *_args: Any, **_kwargs: Any) -> Array:
+    return _filled(context, 1)
 
 
 @lowers(aten._foreach_zero.default)
-def foreach_zero(site: Site, tensors: Sequence[Value]) -> tuple[Array, ...]:
-    return tuple(_filled(site.element_site(i), 0) for i in range(len(tensors)))
+def foreach_zero(context: LoweringContext, tensors: Sequence[Value]) -> tuple[Array, ...]:
+    return tuple(_filled(context.element_context(i), 0) for i in range(len(tensors)))
 
 
-def _range(site: Site, start: Number, step: Number) -> Array:
+def _range(context: LoweringContext, start: Number, step: Number) -> Array:
     """``out[i] = start + step * i``."""
-    (axis,) = site.axes()
+    (axis,) = context.axes()
     if isinstance(start, int) and isinstance(step, int):
-        return Array((axis,), cast(Position(Index.of(axis) * step + start), site.dtype))
-    wide = Term(cast(Position(Index.of(axis)), torch.float64))
-    return Array((axis,), cast((wide * step + start).expr, site.dtype))
+        return Array((axis,), cast(Position(Index.of(axis) * step + start), context.dtype))
+    wide = ScalarExpr(cast(Position(Index.of(axis)), torch.float64))
+    return Array((axis,), cast((wide * step + start).expr, context.dtype))
 
 
 @lowers(aten.arange.default)
-def arange(site: Site, end: Number, **_kwargs: Any) -> Array:
-    return _range(site, 0, 1 if isinstance(end, int) else 1.0)
+def arange(context: LoweringContext, end: Number, **_kwargs: Any) -> Array:
+    return _range(context, 0, 1 if isinstance(end, int) else 1.0)
 
 
 @lowers(aten.arange.start)
-def arange_start(site: Site, start: Number, end: Number, **_kwargs: Any) -> Array:
-    return _range(site, start, 1)
+def arange_start(context: LoweringContext, start: Number, end: Number, **_kwargs: Any) -> Array:
+    return _range(context, start, 1)
 
 
 @lowers(aten.arange.start_step)
-def arange_step(site: Site, start: Number, end: Number, step: Number = 1, **_kwargs: Any) -> Array:
-    return _range(site, start, step)
+def arange_step(
+    context: LoweringContext, start: Number, end: Number, step: Number = 1, **_kwargs: Any
+) -> Array:
+    return _range(context, start, step)
 
 
 @lowers(aten.linspace.default)
-def linspace(site: Site, start: Number, end: Number, steps: int, **_kwargs: Any) -> Array:
+def linspace(
+    context: LoweringContext, start: Number, end: Number, steps: int, **_kwargs: Any
+) -> Array:
     """``start + i * step`` from the nearer end, as eager does; whole numbers are cut off."""
-    (axis,) = site.axes()
-    place = Term(cast(Position(Index.of(axis)), torch.float64))
+    (axis,) = context.axes()
+    place = ScalarExpr(cast(Position(Index.of(axis)), torch.float64))
     step = (end - start) / max(steps - 1, 1)
     low = place * step + float(start)
     high = (place * -1 + float(steps - 1)) * -step + float(end)
     value = place.fn("lt", steps // 2).choose(low, high) if steps > 1 else low
-    return Array((axis,), cast(value.expr, site.dtype))
+    return Array((axis,), cast(value.expr, context.dtype))
 
 
 @lowers(aten.tril_indices.default, aten.triu_indices.default)
 def triangle_indices(
-    site: Site, rows: int, columns: int, offset: int = 0, **_kwargs: Any
+    context: LoweringContext, rows: int, columns: int, offset: int = 0, **_kwargs: Any
 ) -> TensorRef:
     """A table of constants."""
-    is_lower = site.node.target is aten.tril_indices.default
+    is_lower = context.node.target is aten.tril_indices.default
     make = torch.tril_indices if is_lower else torch.triu_indices
-    return site.builder.constant(site.name, make(rows, columns, offset, dtype=site.dtype))
+    return context.builder.constant(context.name, make(rows, columns, offset, dtype=context.dtype))
 
 
 @lowers(aten.eye.default, aten.eye.m)
-def eye(site: Site, *_args: Any, **_kwargs: Any) -> Array:
+def eye(context: LoweringContext, *_args: Any, **_kwargs: Any) -> Array:
     """``out[i, j] = 1 if i == j else 0``."""
-    row, column = site.axes()
-    on_diagonal = Term(Position(Index.of(row))).fn("eq", Term(Position(Index.of(column))))
-    return Array((row, column), cast(on_diagonal.expr, site.dtype))
+    row, column = context.axes()
+    on_diagonal = ScalarExpr(Position(Index.of(row))).fn(
+        "eq", ScalarExpr(Position(Index.of(column)))
+    )
+    return Array((row, column), cast(on_diagonal.expr, context.dtype))
 
 
-def _triangle(site: Site, x: Value, comparison: str, diagonal: int) -> Array:
-    axes = site.axes()
-    kept = Term(Position(Index.of(axes[-1]) - axes[-2])).fn(comparison, diagonal)
-    term = site.term(x, axes, site.dtype)
-    return Array(axes, cast(kept.choose(term, 0).expr, site.dtype))
+def _triangle(context: LoweringContext, x: Value, comparison: str, diagonal: int) -> Array:
+    axes = context.axes()
+    kept = ScalarExpr(Position(Index.of(axes[-1]) - axes[-2])).fn(comparison, diagonal)
+    term = context.term(x, axes, context.dtype)
+    return Array(axes, cast(kept.choose(term, 0).expr, context.dtype))
 
 
 @lowers(aten.tril.default)
-def tril(site: Site, x: Value, diagonal: int = 0) -> Array:
+def tril(context: LoweringContext, x: Value, diagonal: int = 0) -> Array:
     """``out[i, j] = x[i, j] if j - i <= diagonal else 0``."""
-    return _triangle(site, x, "le", diagonal)
+    return _triangle(context, x, "le", diagonal)
 
 
 @lowers(aten.triu.default)
-def triu(site: Site, x: Value, diagonal: int = 0) -> Array:
+def triu(context: LoweringContext, x: Value, diagonal: int = 0) -> Array:
     """``out[i, j] = x[i, j] if j - i >= diagonal else 0``."""
-    return _triangle(site, x, "ge", diagonal)
+    return _triangle(context, x, "ge", diagonal)

@@ -7,6 +7,7 @@ import torch
 
 from treadle.compat.operators import OpOverload
 from treadle.loop.expr import Array
+from treadle.lower.context import LoweringContext
 from treadle.lower.pointwise import (
     Formula,
     add,
@@ -26,7 +27,6 @@ from treadle.lower.pointwise import (
 from treadle.lower.reductions import max_all, vector_norm
 from treadle.lower.registry import Value, aten_op, lowers
 from treadle.lower.scalars import Number
-from treadle.lower.site import Site
 
 aten = torch.ops.aten
 
@@ -35,14 +35,14 @@ def _register_foreach(op: OpOverload, single: Callable[..., Array]) -> None:
     """``_foreach_f(xs, ys, k)`` is ``[f(x, y, k) for x, y in zip(xs, ys)]``."""
 
     @lowers(op)
-    def rule(site: Site, *args: Any, **kwargs: Any) -> tuple[Value, ...]:
+    def rule(context: LoweringContext, *args: Any, **kwargs: Any) -> tuple[Value, ...]:
         results: list[Value] = []
         for i in range(len(args[0])):
             each = [arg[i] if isinstance(arg, tuple | list) else arg for arg in args]
             named = {
                 key: arg[i] if isinstance(arg, tuple | list) else arg for key, arg in kwargs.items()
             }
-            results.append(single(site.element_site(i), *each, **named))
+            results.append(single(context.element_context(i), *each, **named))
         return tuple(results)
 
 
@@ -71,22 +71,22 @@ _FOREACH_UNARY = (
 )
 
 
-def _unary(formula: Formula) -> Callable[[Site, Value], Array]:
-    return lambda site, x: pointwise(site, formula, x)
+def _unary(formula: Formula) -> Callable[[LoweringContext, Value], Array]:
+    return lambda context, x: pointwise(context, formula, x)
 
 
 _foreach_rules()
 
 
 @lowers(aten._foreach_max.default)
-def foreach_max(site: Site, tensors: Sequence[Value]) -> tuple[Value, ...]:
-    return tuple(max_all(site.element_site(i), tensor) for i, tensor in enumerate(tensors))
+def foreach_max(context: LoweringContext, tensors: Sequence[Value]) -> tuple[Value, ...]:
+    return tuple(max_all(context.element_context(i), tensor) for i, tensor in enumerate(tensors))
 
 
 @lowers(aten._foreach_norm.Scalar)
 def foreach_norm(
-    site: Site, tensors: Sequence[Value], order: Number = 2, **_dtype: Any
+    context: LoweringContext, tensors: Sequence[Value], order: Number = 2, **_dtype: Any
 ) -> tuple[Value, ...]:
     return tuple(
-        vector_norm(site.element_site(i), tensor, order) for i, tensor in enumerate(tensors)
+        vector_norm(context.element_context(i), tensor, order) for i, tensor in enumerate(tensors)
     )

@@ -34,11 +34,11 @@ from treadle.lower import (
     softmax,
     views,
 )
+from treadle.lower.context import Builder, Layouts, LoweringContext, contiguous_strides, is_dense
 from treadle.lower.node import Environment, error_at, lower_constant, lower_node, origin_of
 from treadle.lower.padding import layouts_for
 from treadle.lower.registry import Value
 from treadle.lower.reuse import LoweredNodes
-from treadle.lower.site import Builder, Layouts, Site, contiguous_strides, is_dense
 from treadle.lower.write_back import drop_dead_steps, place_write_backs
 from treadle.targets.record import DeviceTarget
 from treadle.targets.registry import target_for
@@ -149,15 +149,15 @@ def _returned(builder: Builder, node: fx.Node, value: Any) -> TensorRef:
     )
     if is_own and isinstance(value, TensorRef):
         return value
-    site = Site(builder, node, origin_of(node), val, f"{node.name}_result")
+    context = LoweringContext(builder, node, origin_of(node), val, f"{node.name}_result")
     if isinstance(value, TensorRef):
-        value = builder.local(value, site.origin)
+        value = builder.local(value, context.origin)
     if not builder.has_formulas(value.dtype):
         if isinstance(value, Array):
-            return site.stored(value)
-        dense = is_dense(site.shape, site.strides)
-        kept = site.strides if dense else contiguous_strides(site.shape)
-        return builder.relaid(site.name, value, kept, site.origin)
-    copy = site.output()
-    builder.steps.append(Compute(copy, pointwise.to_copy(site, value), site.origin))
+            return context.stored(value)
+        dense = is_dense(context.shape, context.strides)
+        kept = context.strides if dense else contiguous_strides(context.shape)
+        return builder.relaid(context.name, value, kept, context.origin)
+    copy = context.output()
+    builder.steps.append(Compute(copy, pointwise.to_copy(context, value), context.origin))
     return copy

@@ -8,19 +8,19 @@ import torch
 from treadle.loop.expr import Array, Expr, Load, Position
 from treadle.loop.index import Axis, Index, linear, unflatten
 from treadle.loop.traverse import value_index
-from treadle.lower.registry import Decline, Value, lowers
-from treadle.lower.scalars import Number, Term, cast, const, where
-from treadle.lower.site import Site, broadcast_shapes, contiguous_strides, element
+from treadle.lower.context import LoweringContext, broadcast_shapes, contiguous_strides, element
+from treadle.lower.registry import Unsupported, Value, lowers
+from treadle.lower.scalars import Number, ScalarExpr, cast, const, where
 from treadle.lower.views import reshaped
 from treadle.util.extents import same
 
 aten = torch.ops.aten
-Place = Index | Axis | int
+Coordinate = Index | Axis | int
 
 
-def _looked_up(indices: Value, at: Sequence[Place], extent: int, negative: bool) -> Index:
+def _looked_up(indices: Value, at: Sequence[Coordinate], extent: int, negative: bool) -> Index:
     """``indices[at]`` as an index below ``extent``; negative ones count from the end."""
-    wanted = Term(cast(element(indices, at), torch.int64))
+    wanted = ScalarExpr(cast(element(indices, at), torch.int64))
     if isinstance(wanted.expr, Position) and wanted.expr.index.bounds[0] >= 0:
         return wanted.expr.index  # known places, such as a range
     if negative:
@@ -30,11 +30,11 @@ def _looked_up(indices: Value, at: Sequence[Place], extent: int, negative: bool)
 
 def is_inside(low: Index, extent: int) -> Expr:
     """``0 <= low < extent``."""
-    place = Term(Position(low))
+    place = ScalarExpr(Position(low))
     return place.fn("ge", 0).fn("and", place.fn("lt", extent)).expr
 
 
-def masked(value: Value, at: Sequence[Place], mask: Expr, otherwise: Number) -> Expr:
+def masked(value: Value, at: Sequence[Coordinate], mask: Expr, otherwise: Number) -> Expr:
     """``value[at]`` where ``mask`` holds, else ``otherwise``; nothing is read outside the mask."""
     read = element(value, at)
     if isinstance(read, Load):
@@ -46,7 +46,7 @@ def masked(value: Value, at: Sequence[Place], mask: Expr, otherwise: Number) -> 
 
 @lowers(aten.embedding.default)
 def embedding(
-    site: Site,
+    context: LoweringContext,
     weight: Value,
     indices: Value,
     padding_idx: int = -1,
@@ -54,47 +54,49 @@ def embedding(
     sparse: bool = False,
 ) -> Array:
     """``out[..., c] = weight[indices[...], c]``."""
-    axes = site.axes()
+    axes = context.axes()
     row = _looked_up(indices, axes[:-1], weight.shape[0], negative=False)
     return Array(axes, element(weight, (row, axes[-1])))
 
 
 @lowers(aten.gather.default)
-def gather(site: Site, x: Value, dim: int, indices: Value, sparse_grad: bool = False) -> Array:
+def gather(
+    context: LoweringContext, x: Value, dim: int, indices: Value, sparse_grad: bool = False
+) -> Array:
     """``out[i, j] = x[i, indices[i, j]]`` along ``dim``."""
     if not x.shape:
-        raise Decline("gather of a 0-dim tensor")
-    axes = site.axes()
+        raise Unsupported("gather of a 0-dim tensor")
+    axes = context.axes()
     dim %= len(x.shape)
     place = _looked_up(indices, axes, x.shape[dim], negative=False)
     return Array(axes, element(x, (*axes[:dim], place, *axes[dim + 1 :])))
 
 
 @lowers(aten.index_select.default)
-def index_select(site: Site, x: Value, dim: int, indices: Value) -> Array:
+def index_select(context: LoweringContext, x: Value, dim: int, indices: Value) -> Array:
     """``out[i, j] = x[i, indices[j]]`` along ``dim``."""
     if not x.shape or not indices.shape:
-        raise Decline("index_select of or by a 0-dim tensor")
-    axes = site.axes()
+        raise Unsupported("index_select of or by a 0-dim tensor")
+    axes = context.axes()
     dim %= len(x.shape)
     place = _looked_up(indices, (axes[dim],), x.shape[dim], negative=False)
     return Array(axes, element(x, (*axes[:dim], place, *axes[dim + 1 :])))
 
 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
-def index_tensor(site: Site, x: Value, indices: Sequence[Value | None]) -> Array:
+def index_tensor(context: LoweringContext, x: Value, indices: Sequence[Value | None]) -> Array:
     """``out[i, k, j] = x[i, a[k], b[k], j]``; the looked-up dims come first unless adjacent."""
     given = {dim: index for dim, index in enumerate(indices) if index is not None}
     if any(index.dtype in (torch.bool, torch.uint8) for index in given.values()):
-        raise Decline("indexing by a mask has a shape that depends on data")
-    axes = site.axes()
+        raise Unsupported("indexing by a mask has a shape that depends on data")
+    axes = context.axes()
     shared = len(broadcast_shapes([index.shape for index in given.values()]))
     dims = sorted(given)
     adjacent = dims == list(range(dims[0], dims[-1] + 1))
     start = dims[0] if adjacent else 0
     looked = axes[start : start + shared]
     rest = iter(axes[:start] + axes[start + shared :])
-    places: list[Place] = []
+    places: list[Coordinate] = []
     for dim, extent in enumerate(x.shape):
         if dim not in given:
             places.append(next(rest))
@@ -110,9 +112,9 @@ def index_tensor(site: Site, x: Value, indices: Sequence[Value | None]) -> Array
 
 
 @lowers(aten.cat.default)
-def cat(site: Site, tensors: Sequence[Value], dim: int = 0) -> Array:
+def cat(context: LoweringContext, tensors: Sequence[Value], dim: int = 0) -> Array:
     """``out[i, j] = tensors[k][i, j - start[k]]`` for the ``k`` that ``j`` falls in."""
-    axes = site.axes()
+    axes = context.axes()
     dim %= len(axes)
     pieces = [each for each in tensors if each.shape != (0,)] or list(tensors[:1])
     start = 0
@@ -124,44 +126,46 @@ def cat(site: Site, tensors: Sequence[Value], dim: int = 0) -> Array:
         local = Index.of(axes[dim]) - start
         at = (*axes[:dim], local, *axes[dim + 1 :])
         mask = is_inside(local, extent)
-        read = cast(masked(piece, at, mask, 0), site.dtype)
+        read = cast(masked(piece, at, mask, 0), context.dtype)
         chosen = read if chosen is None else where(mask, read, chosen)
         start += extent
-    if len(pieces) == 1 and pieces[0].shape == site.shape:
-        return Array(axes, cast(element(pieces[0], axes), site.dtype))
-    return Array(axes, const(0, site.dtype) if chosen is None else chosen)
+    if len(pieces) == 1 and pieces[0].shape == context.shape:
+        return Array(axes, cast(element(pieces[0], axes), context.dtype))
+    return Array(axes, const(0, context.dtype) if chosen is None else chosen)
 
 
 @lowers(aten.stack.default)
-def stack(site: Site, tensors: Sequence[Value], dim: int = 0) -> Array:
+def stack(context: LoweringContext, tensors: Sequence[Value], dim: int = 0) -> Array:
     """``out[i, k, j] = tensors[k][i, j]``."""
-    dim %= len(site.shape)
-    lifted = [reshaped(site, t, (*t.shape[:dim], 1, *t.shape[dim:])) for t in tensors]
-    return cat(site, lifted, dim)
+    dim %= len(context.shape)
+    lifted = [reshaped(context, t, (*t.shape[:dim], 1, *t.shape[dim:])) for t in tensors]
+    return cat(context, lifted, dim)
 
 
 @lowers(aten.constant_pad_nd.default)
-def constant_pad(site: Site, x: Value, pad: Sequence[int], value: Number = 0) -> Array:
+def constant_pad(
+    context: LoweringContext, x: Value, pad: Sequence[int], value: Number = 0
+) -> Array:
     """``out[i] = x[i - before]`` inside ``x``, else ``value``; ``pad`` starts at the last dim."""
-    axes = site.axes()
-    places: list[Place] = list(axes)
-    inside: Term | None = None
+    axes = context.axes()
+    places: list[Coordinate] = list(axes)
+    inside: ScalarExpr | None = None
     for count in range(len(pad) // 2):
         dim = len(axes) - 1 - count
         place = Index.of(axes[dim]) - pad[2 * count]
-        here = Term(is_inside(place, x.shape[dim]))
+        here = ScalarExpr(is_inside(place, x.shape[dim]))
         inside = here if inside is None else inside.fn("and", here)
         places[dim] = place
     if inside is None or 0 in x.shape:
-        body = element(x, axes) if inside is None else const(value, site.dtype)
+        body = element(x, axes) if inside is None else const(value, context.dtype)
         return Array(axes, body)
     return Array(axes, masked(x, places, inside.expr, value))
 
 
 @lowers(aten.repeat.default)
-def repeat(site: Site, x: Value, repeats: Sequence[int]) -> Array:
+def repeat(context: LoweringContext, x: Value, repeats: Sequence[int]) -> Array:
     """``out[i] = x[i % n]``."""
-    axes = site.axes()
+    axes = context.axes()
     aligned = axes[len(axes) - len(x.shape) :]
     return Array(
         axes,
@@ -170,9 +174,9 @@ def repeat(site: Site, x: Value, repeats: Sequence[int]) -> Array:
 
 
 @lowers(aten.flip.default)
-def flip(site: Site, x: Value, dims: Sequence[int]) -> Array:
+def flip(context: LoweringContext, x: Value, dims: Sequence[int]) -> Array:
     """``out[i] = x[n - 1 - i]`` along ``dims``."""
-    axes = site.axes()
+    axes = context.axes()
     flipped = {dim % len(axes) for dim in dims}
     at = [
         Index.of(axis) * -1 + (axis.extent - 1) if dim in flipped else axis
@@ -182,10 +186,12 @@ def flip(site: Site, x: Value, dims: Sequence[int]) -> Array:
 
 
 @lowers(aten.roll.default)
-def roll(site: Site, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
+def roll(
+    context: LoweringContext, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()
+) -> Array:
     """``out[i] = x[(i - shift) % n]``."""
-    axes = site.axes()
-    at: list[Place] = list(axes)
+    axes = context.axes()
+    at: list[Coordinate] = list(axes)
     if not dims:
         count = math.prod(x.shape)
         flat = linear(axes, contiguous_strides(x.shape))

@@ -9,11 +9,11 @@ import torch
 from treadle.loop.expr import Array, Position, ReduceKind
 from treadle.loop.index import Index
 from treadle.loop.traverse import value_index
+from treadle.lower.context import LoweringContext, broadcast_shapes, element, fresh_axes
 from treadle.lower.pointwise import pointwise
 from treadle.lower.reductions import finish, reduce_node, reduced
 from treadle.lower.registry import Value, lowers
-from treadle.lower.scalars import Term, cast, compute_dtype, times_ratio
-from treadle.lower.site import Site, broadcast_shapes, element, fresh_axes
+from treadle.lower.scalars import ScalarExpr, cast, compute_dtype, times_ratio
 from treadle.lower.views import reshaped
 
 aten = torch.ops.aten
@@ -25,39 +25,44 @@ def _class_dim(x: Value) -> int:
 
 
 def _target(
-    site: Site, x: Value, target: Value, axes: Sequence[Any], ignore_index: int
-) -> tuple[Term, Index]:
+    context: LoweringContext, x: Value, target: Value, axes: Sequence[Any], ignore_index: int
+) -> tuple[ScalarExpr, Index]:
     """Whether the target at ``axes`` counts, and its class as an index into ``x``."""
-    wanted = Term(element(target, axes))
+    wanted = ScalarExpr(element(target, axes))
     counts = wanted.fn("ne", ignore_index)
     classes = x.shape[_class_dim(x)]
-    safe = Term(cast(counts.choose(wanted, 0).expr, torch.int64))
+    safe = ScalarExpr(cast(counts.choose(wanted, 0).expr, torch.int64))
     return counts, value_index(safe.expr, 0, classes - 1)
 
 
 @lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss_forward(
-    site: Site, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int
+    context: LoweringContext,
+    x: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: int,
 ) -> tuple[Value, Value]:
     """``-w[t] * x[n, t]`` with ``t = target[n]``, summed over targets that count; the mean is that
     over the sum of their weights. Without weights each is one."""
-    loss_site, count_site = site.element_site(0), site.element_site(1)
+    loss_site, count_site = context.element_context(0), context.element_context(1)
     wide = compute_dtype(x.dtype)
     axes = fresh_axes(target.shape)
-    counts, place = _target(site, x, target, axes, ignore_index)
+    counts, place = _target(context, x, target, axes, ignore_index)
     dim = _class_dim(x)
-    picked = -Term(cast(element(x, (*axes[:dim], place, *axes[dim:])), wide))
+    picked = -ScalarExpr(cast(element(x, (*axes[:dim], place, *axes[dim:])), wide))
     if weight is not None:
-        picked = picked * Term(cast(element(weight, (place,)), wide))
+        picked = picked * ScalarExpr(cast(element(weight, (place,)), wide))
     losses = Array(axes, counts.choose(picked, 0).expr)
     if reduction == 0:
         none = Array((), cast(Position(Index.of(0)), count_site.dtype))
         return Array(losses.axes, cast(losses.body, loss_site.dtype)), none
     dims = tuple(range(len(target.shape)))
-    total = reduced(site, "sum", SUM, site.temp("picked", losses), dims, wide)
-    total = reshaped(site, total, ())
-    seen = _seen(site, x, target, weight, ignore_index, wide)
-    number = reshaped(site, reduced(site, "count", SUM, seen, dims, wide), ())
+    total = reduced(context, "sum", SUM, context.temp("picked", losses), dims, wide)
+    total = reshaped(context, total, ())
+    seen = _seen(context, x, target, weight, ignore_index, wide)
+    number = reshaped(context, reduced(context, "count", SUM, seen, dims, wide), ())
     if reduction == 2:
         return finish(loss_site, total), finish(count_site, number)
     loss = pointwise(loss_site, lambda t, n: t / n, total, number, common=wide)
@@ -65,20 +70,25 @@ def nll_loss_forward(
 
 
 def _seen(
-    site: Site, x: Value, target: Value, weight: Value | None, ignore_index: int, wide: torch.dtype
+    context: LoweringContext,
+    x: Value,
+    target: Value,
+    weight: Value | None,
+    ignore_index: int,
+    wide: torch.dtype,
 ) -> Value:
     """The weight of each target; zero for one that does not count."""
     axes = fresh_axes(target.shape)
-    counts, place = _target(site, x, target, axes, ignore_index)
+    counts, place = _target(context, x, target, axes, ignore_index)
     if weight is None:
-        return site.temp("seen", Array(axes, cast(counts.expr, wide)))
-    found = Term(cast(element(weight, (place,)), wide))
-    return site.temp("seen", Array(axes, counts.choose(found, 0).expr))
+        return context.temp("seen", Array(axes, cast(counts.expr, wide)))
+    found = ScalarExpr(cast(element(weight, (place,)), wide))
+    return context.temp("seen", Array(axes, counts.choose(found, 0).expr))
 
 
 @lowers(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def nll_loss_backward(
-    site: Site,
+    context: LoweringContext,
     grad: Value,
     x: Value,
     target: Value,
@@ -88,39 +98,41 @@ def nll_loss_backward(
     total_weight: Value,
 ) -> Array:
     """``-w[c] * grad`` (over the total weight for the mean) where the class is the target."""
-    axes, dim = site.axes(), _class_dim(x)
-    wide = compute_dtype(site.dtype)
+    axes, dim = context.axes(), _class_dim(x)
+    wide = compute_dtype(context.dtype)
     others = (*axes[:dim], *axes[dim + 1 :])
-    wanted = Term(cast(element(target, others), torch.int64))
-    here = wanted.fn("eq", Term(Position(Index.of(axes[dim]))))
+    wanted = ScalarExpr(cast(element(target, others), torch.int64))
+    here = wanted.fn("eq", ScalarExpr(Position(Index.of(axes[dim]))))
     hit = here.fn("and", wanted.fn("ne", ignore_index))
-    slope = -site.term(grad, others if reduction == 0 else (), wide)
+    slope = -context.term(grad, others if reduction == 0 else (), wide)
     if weight is not None:
-        slope = slope * site.term(weight, (axes[dim],), wide)
+        slope = slope * context.term(weight, (axes[dim],), wide)
     if reduction == 1:
-        slope = slope / site.term(total_weight, (), wide)
-    return Array(axes, cast(hit.choose(slope, 0).expr, site.dtype))
+        slope = slope / context.term(total_weight, (), wide)
+    return Array(axes, cast(hit.choose(slope, 0).expr, context.dtype))
 
 
 @lowers(aten.mse_loss.default)
-def mse_loss(site: Site, x: Value, target: Value, reduction: int = 1) -> Value:
+def mse_loss(context: LoweringContext, x: Value, target: Value, reduction: int = 1) -> Value:
     """``(x - target)^2``, summed, averaged or left alone."""
-    wide = compute_dtype(site.dtype)
+    wide = compute_dtype(context.dtype)
     if reduction == 0:
-        return pointwise(site, lambda x, y: (x - y) * (x - y), x, target)
+        return pointwise(context, lambda x, y: (x - y) * (x - y), x, target)
     axes = fresh_axes(broadcast_shapes([x.shape, target.shape]))
-    gap = site.term(x, axes, wide) - site.term(target, axes, wide)
-    squares = site.temp("square", Array(axes, (gap * gap).expr))
+    gap = context.term(x, axes, wide) - context.term(target, axes, wide)
+    squares = context.temp("square", Array(axes, (gap * gap).expr))
     count = math.prod(squares.shape) if reduction == 1 else 1
     dims = tuple(range(len(squares.shape)))
-    return reduce_node(site, ReduceKind.SUM, squares, dims, wide, after=lambda t: t / count)
+    return reduce_node(context, ReduceKind.SUM, squares, dims, wide, after=lambda t: t / count)
 
 
 @lowers(aten.mse_loss_backward.default)
-def mse_loss_backward(site: Site, grad: Value, x: Value, target: Value, reduction: int) -> Array:
+def mse_loss_backward(
+    context: LoweringContext, grad: Value, x: Value, target: Value, reduction: int
+) -> Array:
     """``2 (x - target) grad``, divided by the count for the mean."""
     elements = max(math.prod(x.shape), 1)
     count = elements if reduction == 1 else 1
     return pointwise(
-        site, lambda grad, x, target: times_ratio(x - target, 2.0, count) * grad, grad, x, target
+        context, lambda grad, x, target: times_ratio(x - target, 2.0, count) * grad, grad, x, target
     )

@@ -14,10 +14,10 @@ from treadle.graph.at_run_time import AtRunTime
 from treadle.loop.expr import DTYPES, Array, Const
 from treadle.loop.program import Call, Origin, TensorRef
 from treadle.lower import calls, pointwise, views
+from treadle.lower.context import Builder, LoweringContext
 from treadle.lower.decompose import decomposition_of
 from treadle.lower.library import is_chosen
-from treadle.lower.registry import Decline, Value, rule_for
-from treadle.lower.site import Builder, Site
+from treadle.lower.registry import Unsupported, Value, rule_for
 from treadle.util.errors import LoweringError
 from treadle.util.extents import same, surely_less
 
@@ -28,7 +28,7 @@ Environment = dict[fx.Node, Any]
 
 
 def lower_node(
-    builder: Builder, node: fx.Node, env: Environment, inside: Site | None = None
+    builder: Builder, node: fx.Node, env: Environment, inside: LoweringContext | None = None
 ) -> Any:
     """The value of ``node``; ``inside``: the operation that it is a part of."""
     target = node.target
@@ -36,23 +36,23 @@ def lower_node(
         source, position = node.args
         return env[source][position]  # type: ignore[index]
     if isinstance(target, AtRunTime):
-        site = Site(builder, node, origin_of(node), node.meta["val"], node.name)
-        args, kwargs = _resolved(site, node.args, env), _resolved(site, node.kwargs, env)
-        return calls.at_run_time(site, target, args, kwargs)
+        context = LoweringContext(builder, node, origin_of(node), node.meta["val"], node.name)
+        args, kwargs = _resolved(context, node.args, env), _resolved(context, node.kwargs, env)
+        return calls.at_run_time(context, target, args, kwargs)
     if not isinstance(target, OpOverload):
         raise error_at(node, f"{target} is not an ATen operation")
     val = node.meta.get("val")
     if val is None and schema_of(target).returns:
         raise error_at(node, "the node has no fake value")
     if inside is None:
-        site = Site(builder, node, origin_of(node), val, node.name)
+        context = LoweringContext(builder, node, origin_of(node), val, node.name)
     else:
-        site = Site(builder, node, inside.origin, val, f"{inside.name}_{node.name}")
-    if _is_on_the_host(site, env):
-        return _on_the_host(site, target, env)
-    args = _resolved(site, node.args, env)
-    kwargs = _resolved(site, node.kwargs, env)
-    return _lowered(site, target, args, kwargs, env)
+        context = LoweringContext(builder, node, inside.origin, val, f"{inside.name}_{node.name}")
+    if _is_on_the_host(context, env):
+        return _on_the_host(context, target, env)
+    args = _resolved(context, node.args, env)
+    kwargs = _resolved(context, node.kwargs, env)
+    return _lowered(context, target, args, kwargs, env)
 
 
 def lower_constant(builder: Builder, module: torch.nn.Module | None, node: fx.Node) -> Value:
@@ -67,35 +67,35 @@ def lower_constant(builder: Builder, module: torch.nn.Module | None, node: fx.No
 
 
 def _lowered(
-    site: Site, op: OpOverload, args: Any, kwargs: Mapping[str, Any], env: Environment
+    context: LoweringContext, op: OpOverload, args: Any, kwargs: Mapping[str, Any], env: Environment
 ) -> Any:
-    if site.val is None:
-        return calls.check(site, op, args, kwargs)
-    if not _is_tensors(site.val):
-        raise site.fault("the result is not a tensor", "compute it outside the step")
-    crosses = op is torch.ops.aten._to_copy.default and _leaves(site, args[0])
-    if op is torch.ops.aten._to_copy.default and not crosses and _is_moved(site, args[0]):
+    if context.val is None:
+        return calls.check(context, op, args, kwargs)
+    if not _is_tensors(context.val):
+        raise context.fault("the result is not a tensor", "compute it outside the step")
+    crosses = op is torch.ops.aten._to_copy.default and _leaves(context, args[0])
+    if op is torch.ops.aten._to_copy.default and not crosses and _is_moved(context, args[0]):
         return args[0]
-    strange = _without_formulas(site.val, args, kwargs)
-    only_views = site.builder.library or bool(strange)
+    strange = _without_formulas(context.val, args, kwargs)
+    only_views = context.builder.library or bool(strange)
     has_rule = not only_views or op in views.VIEWS | views.BY_STRIDES
     rule = rule_for(op) if has_rule and not crosses else None
     reason = f"{op} has no lowering rule"
     if only_views:
-        reason = NO_COMPILER if site.builder.library else f"TR-311: {strange} numbers"
+        reason = NO_COMPILER if context.builder.library else f"TR-311: {strange} numbers"
     if rule is not None:
         try:
-            value = rule(site, *args, **kwargs)
+            value = rule(context, *args, **kwargs)
             if not (only_views and _has_formulas(value)):
-                return _results(site, value)
-        except Decline as refusal:
+                return _results(context, value)
+        except Unsupported as refusal:
             reason = f"{op}: {refusal}"
     chosen = crosses or is_chosen(op)
     if not chosen and not only_views:
-        parts = _decomposed(site, env)
+        parts = _decomposed(context, env)
         if parts is not None:
             return parts
-    return calls.call(site, op, args, kwargs, "" if chosen else reason)
+    return calls.call(context, op, args, kwargs, "" if chosen else reason)
 
 
 def _without_formulas(*values: Any) -> str:
@@ -121,53 +121,56 @@ def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _decomposed(site: Site, env: Environment) -> Any:
+def _decomposed(context: LoweringContext, env: Environment) -> Any:
     """The value from the parts of the operation; ``None`` if a part would be a fallback."""
-    module = decomposition_of(site.node)
+    module = decomposition_of(context.node)
     if module is None:
         return None
-    before = site.builder.mark()
+    before = context.builder.mark()
     inner: Environment = {}
-    operands = iter(site.node.all_input_nodes)
+    operands = iter(context.node.all_input_nodes)
     result: Any = None
     for node in module.graph.nodes:
         match node.op:
             case "placeholder":
-                inner[node] = _resolved(site, next(operands), env)
+                inner[node] = _resolved(context, next(operands), env)
             case "get_attr":
-                inner[node] = lower_constant(site.builder, module, node)
+                inner[node] = lower_constant(context.builder, module, node)
             case "call_function":
-                inner[node] = lower_node(site.builder, node, inner, site)
+                inner[node] = lower_node(context.builder, node, inner, context)
             case _:
-                result = _resolved(site, node.args[0], inner)
-    if any(isinstance(step, Call) and step.reason for step in site.builder.since(before)):
-        site.builder.reset(before)
+                result = _resolved(context, node.args[0], inner)
+    if any(isinstance(step, Call) and step.reason for step in context.builder.since(before)):
+        context.builder.reset(before)
         return None
-    if isinstance(site.val, torch.Tensor):
-        return _laid_out(site, result)
+    if isinstance(context.val, torch.Tensor):
+        return _laid_out(context, result)
     return tuple(
-        _laid_out(site.element_site(i), each) if isinstance(val, torch.Tensor) else val
-        for i, (each, val) in enumerate(zip(result, site.val, strict=True))
+        _laid_out(context.element_context(i), each) if isinstance(val, torch.Tensor) else val
+        for i, (each, val) in enumerate(zip(result, context.val, strict=True))
     )
 
 
-def _laid_out(site: Site, value: Any) -> Value | None:
+def _laid_out(context: LoweringContext, value: Any) -> Value | None:
     """The result of a decomposition with eager's strides, where it is stored at all."""
     if not isinstance(value, TensorRef):
         return value
-    pairs = zip(value.shape, value.strides, site.strides, strict=True)
+    pairs = zip(value.shape, value.strides, context.strides, strict=True)
     if all(same(mine, eager) for size, mine, eager in pairs if not surely_less(size, 2)):
         return value
-    return site.result(pointwise.clone(site, value))
+    return context.result(pointwise.clone(context, value))
 
 
 def _has_formulas(value: Any) -> bool:
     return any(isinstance(each, Array) for each in (value if isinstance(value, tuple) else [value]))
 
 
-def _leaves(site: Site, source: Value) -> bool:
+def _leaves(context: LoweringContext, source: Value) -> bool:
     """Whether a conversion ends on another device than the program's."""
-    return isinstance(source, TensorRef) and site.builder.device_of(site.val) != site.builder.device
+    return (
+        isinstance(source, TensorRef)
+        and context.builder.device_of(context.val) != context.builder.device
+    )
 
 
 def _is_tensors(val: Any) -> bool:
@@ -176,58 +179,58 @@ def _is_tensors(val: Any) -> bool:
     return isinstance(val, torch.Tensor)
 
 
-def _results(site: Site, value: Any) -> Any:
+def _results(context: LoweringContext, value: Any) -> Any:
     """What the rule returned, each formula that reads a buffer stored in one of its own."""
     if isinstance(value, tuple):
         if all(isinstance(each, TensorRef) for each in value):
             return value
         return tuple(
-            None if each is None else site.element_site(i).result(each)
+            None if each is None else context.element_context(i).result(each)
             for i, each in enumerate(value)
         )
-    return site.result(value)
+    return context.result(value)
 
 
-def _resolved(site: Site, arg: Any, env: Environment) -> Any:
+def _resolved(context: LoweringContext, arg: Any, env: Environment) -> Any:
     """Arguments with nodes replaced by their values, on the device of the program."""
     if isinstance(arg, fx.Node):
         value = env[arg]
         if not isinstance(value, TensorRef):
             return value
-        return site.builder.local(value, site.origin, may_wait=not _goes_ahead(arg))
+        return context.builder.local(value, context.origin, may_wait=not _goes_ahead(arg))
     if isinstance(arg, tuple | list):
-        return tuple(_resolved(site, item, env) for item in arg)
+        return tuple(_resolved(context, item, env) for item in arg)
     if isinstance(arg, Mapping):
-        return {key: _resolved(site, item, env) for key, item in arg.items()}
+        return {key: _resolved(context, item, env) for key, item in arg.items()}
     return arg
 
 
-def _is_on_the_host(site: Site, env: Environment) -> bool:
+def _is_on_the_host(context: LoweringContext, env: Environment) -> bool:
     """Whether a step on a GPU computes this on the host, from what is there: PyTorch's kernels do
     it there, as they do in eager."""
-    if not isinstance(site.val, torch.Tensor) or not site.node.all_input_nodes:
+    if not isinstance(context.val, torch.Tensor) or not context.node.all_input_nodes:
         return False
-    if site.builder.device_of(site.val) == site.builder.device:
+    if context.builder.device_of(context.val) == context.builder.device:
         return False
-    operands = [env.get(each) for each in site.node.all_input_nodes]
+    operands = [env.get(each) for each in context.node.all_input_nodes]
     places = [
-        site.builder.buffers[each.buffer].device if isinstance(each, TensorRef) else ""
+        context.builder.buffers[each.buffer].device if isinstance(each, TensorRef) else ""
         for each in operands
     ]
-    return all(each and each != site.builder.device for each in places)
+    return all(each and each != context.builder.device for each in places)
 
 
-def _on_the_host(site: Site, op: OpOverload, env: Environment) -> Any:
+def _on_the_host(context: LoweringContext, op: OpOverload, env: Environment) -> Any:
     """A view of what is on the host, or PyTorch's kernel there."""
-    args = map_arg(tuple(site.node.args), env.__getitem__)
-    kwargs = map_arg(dict(site.node.kwargs), env.__getitem__)
+    args = map_arg(tuple(context.node.args), env.__getitem__)
+    kwargs = map_arg(dict(context.node.kwargs), env.__getitem__)
     rule = rule_for(op) if op in views.VIEWS else None
     if rule is not None:
-        with contextlib.suppress(Decline):
-            value = rule(site, *args, **kwargs)
+        with contextlib.suppress(Unsupported):
+            value = rule(context, *args, **kwargs)
             if isinstance(value, TensorRef):
                 return value
-    return calls.call(site, op, args, kwargs, "")
+    return calls.call(context, op, args, kwargs, "")
 
 
 def _goes_ahead(source: fx.Node) -> bool:
@@ -238,12 +241,12 @@ def _goes_ahead(source: fx.Node) -> bool:
     )
 
 
-def _is_moved(site: Site, source: Any) -> bool:
+def _is_moved(context: LoweringContext, source: Any) -> bool:
     """Whether ``source`` is all that ``tensor.to(device)`` gives: it was brought here already."""
-    if not isinstance(source, TensorRef) or source.buffer not in site.builder.moved.values():
+    if not isinstance(source, TensorRef) or source.buffer not in context.builder.moved.values():
         return False
     layout = source.dtype, source.shape, source.strides
-    return layout == (site.dtype, site.shape, site.strides)
+    return layout == (context.dtype, context.shape, context.strides)
 
 
 def origin_of(node: fx.Node) -> Origin:

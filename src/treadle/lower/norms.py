@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 
 from treadle.loop.expr import ReduceKind
+from treadle.lower.context import LoweringContext
 from treadle.lower.pointwise import pointwise
 from treadle.lower.reductions import finish, mean_and_spread, reduced, step
 from treadle.lower.registry import Value, lowers
-from treadle.lower.scalars import Term, compute_dtype
-from treadle.lower.site import Site
+from treadle.lower.scalars import ScalarExpr, compute_dtype
 from treadle.lower.views import reshaped
 
 aten = torch.ops.aten
@@ -19,7 +19,7 @@ SUM = ReduceKind.SUM
 
 @lowers(aten.native_layer_norm.default)
 def layer_norm(
-    site: Site,
+    context: LoweringContext,
     x: Value,
     normalized: Sequence[int],
     weight: Value | None,
@@ -27,26 +27,32 @@ def layer_norm(
     eps: float,
 ) -> tuple[Value, Value, Value]:
     """``(x - mean) * rstd * weight + bias``, with ``rstd = 1 / sqrt(variance + eps)``."""
-    out = site.element_site(0)
+    out = context.element_context(0)
     wide = compute_dtype(x.dtype)
     dims = tuple(range(len(x.shape) - len(normalized), len(x.shape)))
-    average, spread, count = mean_and_spread(site, x, dims, wide)
-    rstd = step(site, "rstd", wide, lambda s: (s / max(count, 1) + eps).fn("rsqrt"), spread)
+    average, spread, count = mean_and_spread(context, x, dims, wide)
+    rstd = step(context, "rstd", wide, lambda s: (s / max(count, 1) + eps).fn("rsqrt"), spread)
     operands = [operand for operand in (weight, bias) if operand is not None]
 
-    def formula(x: Term, average: Term, rstd: Term, *affine: Term) -> Term:
+    def formula(
+        x: ScalarExpr, average: ScalarExpr, rstd: ScalarExpr, *affine: ScalarExpr
+    ) -> ScalarExpr:
         result = (x - average) * rstd
         if weight is not None:
             result = result * affine[0]
         return result + affine[-1] if bias is not None else result
 
     value = pointwise(out, formula, x, average, rstd, *operands, common=x.dtype)
-    return value, finish(site.element_site(1), average), finish(site.element_site(2), rstd)
+    return (
+        value,
+        finish(context.element_context(1), average),
+        finish(context.element_context(2), rstd),
+    )
 
 
 @lowers(aten.native_layer_norm_backward.default)
 def layer_norm_backward(
-    site: Site,
+    context: LoweringContext,
     grad: Value,
     x: Value,
     normalized: Sequence[int],
@@ -60,59 +66,72 @@ def layer_norm_backward(
     wide = compute_dtype(x.dtype)
     first = len(x.shape) - len(normalized)
     inner, outer = tuple(range(first, len(x.shape))), tuple(range(first))
-    xhat = step(site, "xhat", wide, lambda x, m, r: (x - m) * r, x, average, rstd)
+    xhat = step(context, "xhat", wide, lambda x, m, r: (x - m) * r, x, average, rstd)
     results: list[Value | None] = [None, None, None]
     if wanted[0]:
         scaled = grad
         if weight is not None:
-            scaled = step(site, "scaled", wide, lambda g, w: g * w, grad, weight)
-        results[0] = _centred_gradient(site, scaled, xhat, rstd, inner, wide)
+            scaled = step(context, "scaled", wide, lambda g, w: g * w, grad, weight)
+        results[0] = _centred_gradient(context, scaled, xhat, rstd, inner, wide)
     if wanted[1]:
-        product = step(site, "product", wide, lambda g, x: g * x, grad, xhat)
-        total = reduced(site, "dweight", SUM, product, outer, wide)
-        results[1] = finish(site.element_site(1), total)
+        product = step(context, "product", wide, lambda g, x: g * x, grad, xhat)
+        total = reduced(context, "dweight", SUM, product, outer, wide)
+        results[1] = finish(context.element_context(1), total)
     if wanted[2]:
-        total = reduced(site, "dbias", SUM, grad, outer, wide)
-        results[2] = finish(site.element_site(2), total)
+        total = reduced(context, "dbias", SUM, grad, outer, wide)
+        results[2] = finish(context.element_context(2), total)
     return tuple(results)
 
 
 def _centred_gradient(
-    site: Site, scaled: Value, xhat: Value, rstd: Value, dims: Sequence[int], wide: torch.dtype
+    context: LoweringContext,
+    scaled: Value,
+    xhat: Value,
+    rstd: Value,
+    dims: Sequence[int],
+    wide: torch.dtype,
 ) -> Value:
     """``rstd * (g - mean(g) - xhat * mean(g * xhat))`` over ``dims``."""
     count = max(math.prod(scaled.shape[dim] for dim in dims), 1)
-    along = step(site, "along", wide, lambda g, x: g * x, scaled, xhat)
-    total = reduced(site, "sum_grad", SUM, scaled, dims, wide)
-    aligned = reduced(site, "sum_along", SUM, along, dims, wide)
+    along = step(context, "along", wide, lambda g, x: g * x, scaled, xhat)
+    total = reduced(context, "sum_grad", SUM, scaled, dims, wide)
+    aligned = reduced(context, "sum_along", SUM, along, dims, wide)
 
-    def formula(g: Term, xhat: Term, rstd: Term, total: Term, aligned: Term) -> Term:
+    def formula(
+        g: ScalarExpr, xhat: ScalarExpr, rstd: ScalarExpr, total: ScalarExpr, aligned: ScalarExpr
+    ) -> ScalarExpr:
         return rstd * (g - total / count - xhat * (aligned / count))
 
-    return pointwise(site.element_site(0), formula, scaled, xhat, rstd, total, aligned, common=wide)
+    return pointwise(
+        context.element_context(0), formula, scaled, xhat, rstd, total, aligned, common=wide
+    )
 
 
 @lowers(aten._fused_rms_norm.default)
 def rms_norm(
-    site: Site, x: Value, normalized: Sequence[int], weight: Value | None, eps: float | None
+    context: LoweringContext,
+    x: Value,
+    normalized: Sequence[int],
+    weight: Value | None,
+    eps: float | None,
 ) -> tuple[Value, Value]:
     """``x * rstd * weight``, with ``rstd = 1 / sqrt(mean(x^2) + eps)``."""
     wide = compute_dtype(x.dtype)
     dims = tuple(range(len(x.shape) - len(normalized), len(x.shape)))
     count = max(math.prod(normalized), 1)
     small = torch.finfo(wide).eps if eps is None else eps
-    squares = reduced(site, "squares", SUM, x, dims, wide, lambda t: t * t)
-    rstd = step(site, "rstd", wide, lambda s: (s / count + small).fn("rsqrt"), squares)
+    squares = reduced(context, "squares", SUM, x, dims, wide, lambda t: t * t)
+    rstd = step(context, "rstd", wide, lambda s: (s / count + small).fn("rsqrt"), squares)
     if weight is None:
-        value = pointwise(site.element_site(0), lambda x, r: x * r, x, rstd)
+        value = pointwise(context.element_context(0), lambda x, r: x * r, x, rstd)
     else:
-        value = pointwise(site.element_site(0), lambda x, r, w: x * r * w, x, rstd, weight)
-    return value, finish(site.element_site(1), rstd)
+        value = pointwise(context.element_context(0), lambda x, r, w: x * r * w, x, rstd, weight)
+    return value, finish(context.element_context(1), rstd)
 
 
 @lowers(aten._fused_rms_norm_backward.default)
 def rms_norm_backward(
-    site: Site,
+    context: LoweringContext,
     grad: Value,
     x: Value,
     normalized: Sequence[int],
@@ -125,28 +144,30 @@ def rms_norm_backward(
     first = len(x.shape) - len(normalized)
     inner, outer = tuple(range(first, len(x.shape))), tuple(range(first))
     count = max(math.prod(normalized), 1)
-    xhat = step(site, "xhat", wide, lambda x, r: x * r, x, rstd)
+    xhat = step(context, "xhat", wide, lambda x, r: x * r, x, rstd)
     dx: Value | None = None
     dweight: Value | None = None
     if wanted[0]:
         scaled = grad
         if weight is not None:
-            scaled = step(site, "scaled", wide, lambda g, w: g * w, grad, weight)
-        along = step(site, "along", wide, lambda g, x: g * x, scaled, xhat)
-        total = reduced(site, "sum_along", SUM, along, inner, wide)
+            scaled = step(context, "scaled", wide, lambda g, w: g * w, grad, weight)
+        along = step(context, "along", wide, lambda g, x: g * x, scaled, xhat)
+        total = reduced(context, "sum_along", SUM, along, inner, wide)
         dx = pointwise(
-            site.element_site(0), lambda g, x, r, t: r * (g - x * (t / count)),
+            context.element_context(0), lambda g, x, r, t: r * (g - x * (t / count)),
             scaled, xhat, rstd, total, common=wide,
         )  # fmt: skip
     if wanted[1] and weight is not None:
-        product = step(site, "product", wide, lambda g, x: g * x, grad, xhat)
-        dweight = finish(site.element_site(1), reduced(site, "dweight", SUM, product, outer, wide))
+        product = step(context, "product", wide, lambda g, x: g * x, grad, xhat)
+        dweight = finish(
+            context.element_context(1), reduced(context, "dweight", SUM, product, outer, wide)
+        )
     return dx, dweight
 
 
 @lowers(aten.native_group_norm.default)
 def group_norm(
-    site: Site,
+    context: LoweringContext,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -158,41 +179,51 @@ def group_norm(
 ) -> tuple[Value, Value, Value]:
     """As layer norm's, over the ``channels / groups * plane`` elements of each group."""
     wide = compute_dtype(x.dtype)
-    grouped = reshaped(site, x, (batch, groups, channels // max(groups, 1) * plane))
-    average, spread, count = mean_and_spread(site, grouped, (2,), wide)
-    rstd = step(site, "rstd", wide, lambda s: (s / max(count, 1) + eps).fn("rsqrt"), spread)
-    normal = step(site, "xhat", wide, lambda x, m, r: (x - m) * r, grouped, average, rstd)
+    grouped = reshaped(context, x, (batch, groups, channels // max(groups, 1) * plane))
+    average, spread, count = mean_and_spread(context, grouped, (2,), wide)
+    rstd = step(context, "rstd", wide, lambda s: (s / max(count, 1) + eps).fn("rsqrt"), spread)
+    normal = step(context, "xhat", wide, lambda x, m, r: (x - m) * r, grouped, average, rstd)
     rank = len(x.shape)
-    affine = [per_channel(site, each, rank) for each in (weight, bias) if each is not None]
+    affine = [per_channel(context, each, rank) for each in (weight, bias) if each is not None]
 
-    def formula(xhat: Term, *affine: Term) -> Term:
+    def formula(xhat: ScalarExpr, *affine: ScalarExpr) -> ScalarExpr:
         result = xhat * affine[0] if weight is not None else xhat
         return result + affine[-1] if bias is not None else result
 
     out = pointwise(
-        site.element_site(0), formula, reshaped(site, normal, x.shape), *affine, common=x.dtype
+        context.element_context(0),
+        formula,
+        reshaped(context, normal, x.shape),
+        *affine,
+        common=x.dtype,
     )
-    return out, finish(site.element_site(1), average), finish(site.element_site(2), rstd)
+    return (
+        out,
+        finish(context.element_context(1), average),
+        finish(context.element_context(2), rstd),
+    )
 
 
-def per_channel(site: Site, value: Value, rank: int) -> Value:
+def per_channel(context: LoweringContext, value: Value, rank: int) -> Value:
     """``[C]`` as ``[1, C, 1, ...]``."""
-    return reshaped(site, value, (1, value.shape[0], *(1,) * (rank - 2)))
+    return reshaped(context, value, (1, value.shape[0], *(1,) * (rank - 2)))
 
 
 @lowers(aten._weight_norm_interface_backward.default)
 def weight_norm_backward(
-    site: Site, grad: Value, v: Value, g: Value, norms: Value, dim: int
+    context: LoweringContext, grad: Value, v: Value, g: Value, norms: Value, dim: int
 ) -> tuple[Value, Value]:
     """``dg = sum(grad * v) / n``, ``dv = g / n * (grad - v * dg / n)`` with ``n = norm(v)``."""
     wide = compute_dtype(v.dtype)
     dims = tuple(d for d in range(len(v.shape)) if d != dim % len(v.shape))
-    product = step(site, "product", wide, lambda x, y: x * y, grad, v)
-    total = reduced(site, "total", SUM, product, dims, wide)
+    product = step(context, "product", wide, lambda x, y: x * y, grad, v)
+    total = reduced(context, "total", SUM, product, dims, wide)
 
-    def slope(grad: Term, v: Term, g: Term, n: Term, total: Term) -> Term:
+    def slope(
+        grad: ScalarExpr, v: ScalarExpr, g: ScalarExpr, n: ScalarExpr, total: ScalarExpr
+    ) -> ScalarExpr:
         return g / n * (grad - v * (total / (n * n)))
 
-    dv = pointwise(site.element_site(0), slope, grad, v, g, norms, total, common=wide)
-    dg = pointwise(site.element_site(1), lambda t, n: t / n, total, norms, common=wide)
+    dv = pointwise(context.element_context(0), slope, grad, v, g, norms, total, common=wide)
+    dg = pointwise(context.element_context(1), lambda t, n: t / n, total, norms, common=wide)
     return dv, dg

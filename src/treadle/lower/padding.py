@@ -19,9 +19,9 @@ from torch import fx
 from treadle.compat.operators import OpOverload
 from treadle.graph.signature import StepGraph
 from treadle.lower import views
+from treadle.lower.context import Layout, Layouts, contiguous_strides
 from treadle.lower.library import PRODUCTS, is_chosen
 from treadle.lower.registry import rule_for
-from treadle.lower.site import Layout, Layouts, contiguous_strides
 from treadle.targets.record import DeviceTarget
 
 _BYTES = 16

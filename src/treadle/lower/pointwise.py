@@ -11,37 +11,40 @@ import torch
 
 from treadle.compat.operators import OpOverload
 from treadle.loop.expr import Array
-from treadle.lower.registry import Decline, Value, aten_op, lowers
+from treadle.lower.context import LoweringContext, broadcast
+from treadle.lower.registry import Unsupported, Value, aten_op, lowers
 from treadle.lower.scalars import (
     Number,
     Operand,
-    Term,
+    ScalarExpr,
     cast,
     const,
     promoted_dtype,
 )
-from treadle.lower.site import Site, broadcast
 
 aten = torch.ops.aten
-Formula = Callable[..., Term]
+Formula = Callable[..., ScalarExpr]
 
 
 def pointwise(
-    site: Site, formula: Formula, *operands: Operand, common: torch.dtype | None = None
+    context: LoweringContext,
+    formula: Formula,
+    *operands: Operand,
+    common: torch.dtype | None = None,
 ) -> Array:
     """``out[i] = formula(x[i], y[i], ...)`` with operands promoted to ``common``."""
-    axes = site.axes()
-    common = site.dtype if common is None else common
-    result = formula(*(site.term(operand, axes, common) for operand in operands))
-    return Array(axes, cast(result.expr, site.dtype))
+    axes = context.axes()
+    common = context.dtype if common is None else common
+    result = formula(*(context.term(operand, axes, common) for operand in operands))
+    return Array(axes, cast(result.expr, context.dtype))
 
 
 def register_unary(op: OpOverload, formula: Formula) -> None:
     """``out[i] = formula(x[i])`` for ``op``. ``VerifyError`` where it has a rule already."""
 
     @lowers(op)
-    def rule(site: Site, x: Value) -> Array:
-        return pointwise(site, formula, x)
+    def rule(context: LoweringContext, x: Value) -> Array:
+        return pointwise(context, formula, x)
 
 
 def named(name: str) -> Formula:
@@ -81,103 +84,103 @@ register_unary(aten.exp2.default, lambda x: _filled(x, 2).fn("pow", x))
 register_unary(aten.tan.default, lambda x: x.fn("sin") / x.fn("cos"))
 
 
-def _filled(like: Term, value: Number) -> Term:
+def _filled(like: ScalarExpr, value: Number) -> ScalarExpr:
     """``value`` as a term of the dtype of ``like``."""
-    return Term(const(value, like.expr.dtype))
+    return ScalarExpr(const(value, like.expr.dtype))
 
 
 @lowers(
     aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, aten.lift_fresh.default
 )
-def same(site: Site, x: Value) -> Value:
+def same(context: LoweringContext, x: Value) -> Value:
     """The value itself: a functional graph never tells a copy from its source."""
     return x
 
 
 @lowers(aten.clone.default, aten.contiguous.default)
-def clone(site: Site, x: Value, **_format: Any) -> Array:
+def clone(context: LoweringContext, x: Value, **_format: Any) -> Array:
     """``out[i] = x[i]``, in the layout that eager gave."""
-    return pointwise(site, lambda x: x, x)
+    return pointwise(context, lambda x: x, x)
 
 
 @lowers(aten._to_copy.default, aten.to.dtype)
-def to_copy(site: Site, x: Value, *_args: Any, **_kwargs: Any) -> Array:
+def to_copy(context: LoweringContext, x: Value, *_args: Any, **_kwargs: Any) -> Array:
     """``out[i] = cast(x[i])``."""
-    axes = site.axes()
-    return Array(axes, cast(broadcast(x, axes), site.dtype))
+    axes = context.axes()
+    return Array(axes, cast(broadcast(x, axes), context.dtype))
 
 
 @lowers(aten.copy.default)
-def copy(site: Site, x: Value, source: Value, non_blocking: bool = False) -> Array:
+def copy(context: LoweringContext, x: Value, source: Value, non_blocking: bool = False) -> Array:
     """``out[i] = source[i]``, in the shape and dtype of ``x``."""
-    return to_copy(site, source)
+    return to_copy(context, source)
 
 
 @lowers(aten._conj.default, aten._neg_view.default)
-def unsupported_bit(site: Site, x: Value) -> Value:
-    raise Decline("lazily conjugated and negated views have no formula")
+def unsupported_bit(context: LoweringContext, x: Value) -> Value:
+    raise Unsupported("lazily conjugated and negated views have no formula")
 
 
 @lowers(aten.logical_not.default)
-def logical_not(site: Site, x: Value) -> Array:
-    return pointwise(site, lambda x: x.fn("eq", 0), x, common=x.dtype)
+def logical_not(context: LoweringContext, x: Value) -> Array:
+    return pointwise(context, lambda x: x.fn("eq", 0), x, common=x.dtype)
 
 
 @lowers(aten.bitwise_not.default)
-def bitwise_not(site: Site, x: Value) -> Array:
-    return pointwise(site, named("not" if site.dtype is torch.bool else "bitnot"), x)
+def bitwise_not(context: LoweringContext, x: Value) -> Array:
+    return pointwise(context, named("not" if context.dtype is torch.bool else "bitnot"), x)
 
 
 @lowers(aten.isnan.default)
-def isnan(site: Site, x: Value) -> Array:
-    return pointwise(site, lambda x: x.fn("ne", x), x, common=x.dtype)
+def isnan(context: LoweringContext, x: Value) -> Array:
+    return pointwise(context, lambda x: x.fn("ne", x), x, common=x.dtype)
 
 
 @lowers(aten.isinf.default)
-def isinf(site: Site, x: Value) -> Array:
+def isinf(context: LoweringContext, x: Value) -> Array:
     if not x.dtype.is_floating_point:
-        return pointwise(site, lambda x: x.fn("ne", x), x, common=x.dtype)
-    return pointwise(site, lambda x: x.fn("abs").fn("eq", math.inf), x, common=x.dtype)
+        return pointwise(context, lambda x: x.fn("ne", x), x, common=x.dtype)
+    return pointwise(context, lambda x: x.fn("abs").fn("eq", math.inf), x, common=x.dtype)
 
 
 @lowers(aten.isfinite.default)
-def isfinite(site: Site, x: Value) -> Array:
+def isfinite(context: LoweringContext, x: Value) -> Array:
     if not x.dtype.is_floating_point:
-        return pointwise(site, lambda x: x.fn("eq", x), x, common=x.dtype)
-    return pointwise(site, lambda x: x.fn("abs").fn("lt", math.inf), x, common=x.dtype)
+        return pointwise(context, lambda x: x.fn("eq", x), x, common=x.dtype)
+    return pointwise(context, lambda x: x.fn("abs").fn("lt", math.inf), x, common=x.dtype)
 
 
 # --- two operands ---------------------------------------------------------------------------
 
 
-def is_negative(x: Term) -> Term:
+def is_negative(x: ScalarExpr) -> ScalarExpr:
     """The sign bit, but for NaN: ``-0.0`` is told by ``1 / -0.0 < 0``."""
     return x.fn("lt", 0).fn("or", x.fn("eq", 0).fn("and", x.fn("reciprocal").fn("lt", 0)))
 
 
 @lowers(aten.signbit.default)
-def signbit(site: Site, x: Value) -> Array:
+def signbit(context: LoweringContext, x: Value) -> Array:
     """``out[i] = x[i] < 0``, true of ``-0.0``."""
     if not x.dtype.is_floating_point:
-        return pointwise(site, lambda x: x.fn("lt", 0), x, common=x.dtype)
-    return pointwise(site, is_negative, x, common=x.dtype)
+        return pointwise(context, lambda x: x.fn("lt", 0), x, common=x.dtype)
+    return pointwise(context, is_negative, x, common=x.dtype)
 
 
 @lowers(aten.copysign.Tensor, aten.copysign.Scalar)
-def copysign(site: Site, x: Operand, y: Operand) -> Array:
+def copysign(context: LoweringContext, x: Operand, y: Operand) -> Array:
     """``out[i] = -|x[i]| if y[i] < 0 else |x[i]|``."""
 
-    def formula(x: Term, y: Term) -> Term:
+    def formula(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
         return is_negative(y).choose(-x.fn("abs"), x.fn("abs"))
 
-    return pointwise(site, formula, x, y)
+    return pointwise(context, formula, x, y)
 
 
 @lowers(aten.hypot.default)
-def hypot(site: Site, x: Value, y: Value) -> Array:
+def hypot(context: LoweringContext, x: Value, y: Value) -> Array:
     """``sqrt(x^2 + y^2)`` as ``m * sqrt(1 + (n / m)^2)``, which cannot overflow early."""
 
-    def formula(x: Term, y: Term) -> Term:
+    def formula(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
         x, y = x.fn("abs"), y.fn("abs")
         large, small = x.fn("maximum", y), x.fn("minimum", y)
         ratio = small / large
@@ -185,35 +188,35 @@ def hypot(site: Site, x: Value, y: Value) -> Array:
         plain = large.fn("eq", 0).fn("or", large.fn("eq", math.inf))
         return plain.choose(large, scaled)
 
-    return pointwise(site, formula, x, y)
+    return pointwise(context, formula, x, y)
 
 
 @lowers(aten.logaddexp2.default)
-def logaddexp2(site: Site, x: Value, y: Value) -> Array:
+def logaddexp2(context: LoweringContext, x: Value, y: Value) -> Array:
     """``log2(2^x + 2^y) = max + log2(1 + 2^-|x - y|)``."""
 
-    def formula(x: Term, y: Term) -> Term:
+    def formula(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
         large = x.fn("maximum", y)
         gap = (x - y).fn("abs") * -math.log(2)
         total = large + gap.fn("exp").fn("log1p") * (1 / math.log(2))
         same = x.fn("eq", y).fn("and", x.fn("abs").fn("eq", math.inf))
         return same.choose(x, total)
 
-    return pointwise(site, formula, x, y)
+    return pointwise(context, formula, x, y)
 
 
 def _register_ignoring_nan(op: OpOverload, name: str) -> None:
     @lowers(op)
-    def rule(site: Site, x: Value, y: Value) -> Array:
+    def rule(context: LoweringContext, x: Value, y: Value) -> Array:
         """The one that is a number, if one is not."""
-        if not site.dtype.is_floating_point:
-            return (maximum if name == "maximum" else minimum)(site, x, y)
+        if not context.dtype.is_floating_point:
+            return (maximum if name == "maximum" else minimum)(context, x, y)
 
-        def formula(x: Term, y: Term) -> Term:
+        def formula(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
             best = y.fn("ne", y).choose(x, x.fn(name, y))
             return x.fn("ne", x).choose(y, best)
 
-        return pointwise(site, formula, x, y)
+        return pointwise(context, formula, x, y)
 
 
 _register_ignoring_nan(aten.fmax.default, "maximum")
@@ -221,102 +224,104 @@ _register_ignoring_nan(aten.fmin.default, "minimum")
 
 
 @lowers(aten.__lshift__.Scalar, aten.bitwise_left_shift.Tensor_Scalar)
-def left_shift(site: Site, x: Value, places: Number) -> Array:
+def left_shift(context: LoweringContext, x: Value, places: Number) -> Array:
     """``out[i] = x[i] * 2^places``."""
-    _check_shift(site, places)
-    return pointwise(site, lambda x: x * (1 << int(places)), x)
+    _check_shift(context, places)
+    return pointwise(context, lambda x: x * (1 << int(places)), x)
 
 
 @lowers(aten.__rshift__.Scalar, aten.bitwise_right_shift.Tensor_Scalar)
-def right_shift(site: Site, x: Value, places: Number) -> Array:
+def right_shift(context: LoweringContext, x: Value, places: Number) -> Array:
     """``out[i] = x[i] // 2^places``."""
-    _check_shift(site, places)
-    return pointwise(site, lambda x: x.fn("floordiv", 1 << int(places)), x)
+    _check_shift(context, places)
+    return pointwise(context, lambda x: x.fn("floordiv", 1 << int(places)), x)
 
 
-def _check_shift(site: Site, places: Number) -> None:
-    bits = 0 if site.dtype.is_floating_point else torch.iinfo(site.dtype).bits
+def _check_shift(context: LoweringContext, places: Number) -> None:
+    bits = 0 if context.dtype.is_floating_point else torch.iinfo(context.dtype).bits
     if not 0 <= places < bits - 1:
-        raise Decline(f"a shift of {site.dtype} by {places} places has no formula")
+        raise Unsupported(f"a shift of {context.dtype} by {places} places has no formula")
 
 
-def _scaled(x: Term, alpha: Number) -> Term:
+def _scaled(x: ScalarExpr, alpha: Number) -> ScalarExpr:
     return x if alpha == 1 else x * alpha
 
 
 @lowers(aten.add.Tensor, aten.add.Scalar)
-def add(site: Site, x: Operand, y: Operand, alpha: Number = 1) -> Array:
+def add(context: LoweringContext, x: Operand, y: Operand, alpha: Number = 1) -> Array:
     """``out[i] = x[i] + alpha * y[i]``."""
-    if site.dtype is torch.bool:
-        return pointwise(site, lambda x, y: x.fn("or", y), x, y)
-    return pointwise(site, lambda x, y: x + _scaled(y, alpha), x, y)
+    if context.dtype is torch.bool:
+        return pointwise(context, lambda x, y: x.fn("or", y), x, y)
+    return pointwise(context, lambda x, y: x + _scaled(y, alpha), x, y)
 
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
-def sub(site: Site, x: Operand, y: Operand, alpha: Number = 1) -> Array:
+def sub(context: LoweringContext, x: Operand, y: Operand, alpha: Number = 1) -> Array:
     """``out[i] = x[i] - alpha * y[i]``."""
-    return pointwise(site, lambda x, y: x - _scaled(y, alpha), x, y)
+    return pointwise(context, lambda x, y: x - _scaled(y, alpha), x, y)
 
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar)
-def rsub(site: Site, x: Operand, y: Operand, alpha: Number = 1) -> Array:
+def rsub(context: LoweringContext, x: Operand, y: Operand, alpha: Number = 1) -> Array:
     """``out[i] = y[i] - alpha * x[i]``."""
-    return pointwise(site, lambda x, y: y - _scaled(x, alpha), x, y)
+    return pointwise(context, lambda x, y: y - _scaled(x, alpha), x, y)
 
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar)
-def mul(site: Site, x: Operand, y: Operand) -> Array:
+def mul(context: LoweringContext, x: Operand, y: Operand) -> Array:
     """``out[i] = x[i] * y[i]``."""
-    if site.dtype is torch.bool:
-        return pointwise(site, lambda x, y: x.fn("and", y), x, y)
-    return pointwise(site, lambda x, y: x * y, x, y)
+    if context.dtype is torch.bool:
+        return pointwise(context, lambda x, y: x.fn("and", y), x, y)
+    return pointwise(context, lambda x, y: x * y, x, y)
 
 
 @lowers(aten.div.Tensor, aten.div.Scalar)
-def div(site: Site, x: Operand, y: Operand) -> Array:
+def div(context: LoweringContext, x: Operand, y: Operand) -> Array:
     """``out[i] = x[i] / y[i]``, true division."""
-    return pointwise(site, lambda x, y: x / y, x, y)
+    return pointwise(context, lambda x, y: x / y, x, y)
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(site: Site, x: Operand, y: Operand, rounding_mode: str | None = None) -> Array:
+def div_mode(
+    context: LoweringContext, x: Operand, y: Operand, rounding_mode: str | None = None
+) -> Array:
     """``out[i] = round(x[i] / y[i])``, rounded down or to zero."""
     if rounding_mode is None:
-        return div(site, x, y)
+        return div(context, x, y)
     if rounding_mode == "floor":
-        return floor_divide(site, x, y)
-    if not site.dtype.is_floating_point:
-        return pointwise(site, lambda x, y: (x - x.fn("fmod", y)).fn("floordiv", y), x, y)
-    return pointwise(site, lambda x, y: (x / y).fn("trunc"), x, y)
+        return floor_divide(context, x, y)
+    if not context.dtype.is_floating_point:
+        return pointwise(context, lambda x, y: (x - x.fn("fmod", y)).fn("floordiv", y), x, y)
+    return pointwise(context, lambda x, y: (x / y).fn("trunc"), x, y)
 
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(site: Site, x: Operand, y: Operand) -> Array:
-    return pointwise(site, lambda x, y: x.fn("floordiv", y), x, y)
+def floor_divide(context: LoweringContext, x: Operand, y: Operand) -> Array:
+    return pointwise(context, lambda x, y: x.fn("floordiv", y), x, y)
 
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
-def remainder(site: Site, x: Operand, y: Operand) -> Array:
-    return pointwise(site, lambda x, y: x.fn("mod", y), x, y)
+def remainder(context: LoweringContext, x: Operand, y: Operand) -> Array:
+    return pointwise(context, lambda x, y: x.fn("mod", y), x, y)
 
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
-def fmod(site: Site, x: Operand, y: Operand) -> Array:
-    return pointwise(site, lambda x, y: x.fn("fmod", y), x, y)
+def fmod(context: LoweringContext, x: Operand, y: Operand) -> Array:
+    return pointwise(context, lambda x, y: x.fn("fmod", y), x, y)
 
 
 @lowers(aten.maximum.default)
-def maximum(site: Site, x: Operand, y: Operand) -> Array:
-    if site.dtype is torch.bool:
-        return pointwise(site, lambda x, y: x.fn("or", y), x, y)
-    return pointwise(site, lambda x, y: x.fn("maximum", y), x, y)
+def maximum(context: LoweringContext, x: Operand, y: Operand) -> Array:
+    if context.dtype is torch.bool:
+        return pointwise(context, lambda x, y: x.fn("or", y), x, y)
+    return pointwise(context, lambda x, y: x.fn("maximum", y), x, y)
 
 
 @lowers(aten.minimum.default)
-def minimum(site: Site, x: Operand, y: Operand) -> Array:
-    if site.dtype is torch.bool:
-        return pointwise(site, lambda x, y: x.fn("and", y), x, y)
-    return pointwise(site, lambda x, y: x.fn("minimum", y), x, y)
+def minimum(context: LoweringContext, x: Operand, y: Operand) -> Array:
+    if context.dtype is torch.bool:
+        return pointwise(context, lambda x, y: x.fn("and", y), x, y)
+    return pointwise(context, lambda x, y: x.fn("minimum", y), x, y)
 
 
 _SMALL_POWERS: dict[float, Formula] = {
@@ -331,20 +336,20 @@ _SMALL_POWERS: dict[float, Formula] = {
 
 
 @lowers(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.pow.Tensor_Tensor)
-def power(site: Site, x: Operand, y: Operand) -> Array:
+def power(context: LoweringContext, x: Operand, y: Operand) -> Array:
     """``out[i] = x[i] ** y[i]``; small constant exponents become products and roots."""
     if isinstance(y, Number) and float(y) in _SMALL_POWERS:
-        if site.dtype.is_floating_point or y > 0:
-            return pointwise(site, _SMALL_POWERS[float(y)], x)
-        raise Decline("a whole number to a negative power has no formula")
-    return pointwise(site, lambda x, y: x.fn("pow", y), x, y)
+        if context.dtype.is_floating_point or y > 0:
+            return pointwise(context, _SMALL_POWERS[float(y)], x)
+        raise Unsupported("a whole number to a negative power has no formula")
+    return pointwise(context, lambda x, y: x.fn("pow", y), x, y)
 
 
 def _register_comparison(name: str) -> None:
     @lowers(aten_op(f"{name}.Tensor"), aten_op(f"{name}.Scalar"))
-    def rule(site: Site, x: Operand, y: Operand) -> Array:
+    def rule(context: LoweringContext, x: Operand, y: Operand) -> Array:
         common = promoted_dtype((x, y))
-        return pointwise(site, lambda x, y: x.fn(name, y), x, y, common=common)
+        return pointwise(context, lambda x, y: x.fn(name, y), x, y, common=common)
 
 
 for _name in ["eq", "ne", "lt", "le", "gt", "ge"]:
@@ -353,9 +358,9 @@ for _name in ["eq", "ne", "lt", "le", "gt", "ge"]:
 
 def _register_logical(name: str) -> None:
     @lowers(aten_op(f"logical_{name}.default"))
-    def rule(site: Site, x: Value, y: Value) -> Array:
-        axes = site.axes()
-        terms = [site.term(each, axes, each.dtype) for each in (x, y)]
+    def rule(context: LoweringContext, x: Value, y: Value) -> Array:
+        axes = context.axes()
+        terms = [context.term(each, axes, each.dtype) for each in (x, y)]
         held = [t if t.expr.dtype is torch.bool else t.fn("ne", 0) for t in terms]
         return Array(axes, held[0].fn(name, held[1]).expr)
 
@@ -364,9 +369,9 @@ def _register_bitwise(name: str) -> None:
     packets = (f"bitwise_{name}", f"__{name}__")
 
     @lowers(*(aten_op(f"{each}.{kind}") for each in packets for kind in ("Tensor", "Scalar")))
-    def rule(site: Site, x: Operand, y: Operand) -> Array:
-        fn = name if site.dtype is torch.bool else f"bit{name}"
-        return pointwise(site, lambda x, y: x.fn(fn, y), x, y)
+    def rule(context: LoweringContext, x: Operand, y: Operand) -> Array:
+        fn = name if context.dtype is torch.bool else f"bit{name}"
+        return pointwise(context, lambda x, y: x.fn(fn, y), x, y)
 
 
 for _name in ["and", "or", "xor"]:
@@ -378,62 +383,68 @@ for _name in ["and", "or", "xor"]:
 
 
 @lowers(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
-def where_self(site: Site, condition: Value, x: Operand, y: Operand) -> Array:
+def where_self(context: LoweringContext, condition: Value, x: Operand, y: Operand) -> Array:
     """``out[i] = x[i] if condition[i] else y[i]``."""
-    axes = site.axes()
-    chosen = site.term(condition, axes, torch.bool).choose(
-        site.term(x, axes, site.dtype), site.term(y, axes, site.dtype)
+    axes = context.axes()
+    chosen = context.term(condition, axes, torch.bool).choose(
+        context.term(x, axes, context.dtype), context.term(y, axes, context.dtype)
     )
-    return Array(axes, cast(chosen.expr, site.dtype))
+    return Array(axes, cast(chosen.expr, context.dtype))
 
 
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(site: Site, x: Value, mask: Value, value: Operand) -> Array:
+def masked_fill(context: LoweringContext, x: Value, mask: Value, value: Operand) -> Array:
     """``out[i] = value if mask[i] else x[i]``."""
-    return where_self(site, mask, value, x)
+    return where_self(context, mask, value, x)
 
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
-def clamp(site: Site, x: Value, low: Operand | None = None, high: Operand | None = None) -> Array:
+def clamp(
+    context: LoweringContext, x: Value, low: Operand | None = None, high: Operand | None = None
+) -> Array:
     """``out[i] = min(max(x[i], low), high)``."""
     if low is None and high is None:
-        return clone(site, x)
+        return clone(context, x)
     if low is None:
-        return minimum(site, x, high) if high is not None else clone(site, x)
+        return minimum(context, x, high) if high is not None else clone(context, x)
     if high is None:
-        return maximum(site, x, low)
-    return pointwise(site, lambda x, a, b: x.fn("maximum", a).fn("minimum", b), x, low, high)
+        return maximum(context, x, low)
+    return pointwise(context, lambda x, a, b: x.fn("maximum", a).fn("minimum", b), x, low, high)
 
 
 @lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(site: Site, x: Value, low: Operand) -> Array:
-    return maximum(site, x, low)
+def clamp_min(context: LoweringContext, x: Value, low: Operand) -> Array:
+    return maximum(context, x, low)
 
 
 @lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(site: Site, x: Value, high: Operand) -> Array:
-    return minimum(site, x, high)
+def clamp_max(context: LoweringContext, x: Value, high: Operand) -> Array:
+    return minimum(context, x, high)
 
 
 @lowers(aten.addcmul.default)
-def addcmul(site: Site, x: Operand, a: Operand, b: Operand, value: Number = 1) -> Array:
+def addcmul(
+    context: LoweringContext, x: Operand, a: Operand, b: Operand, value: Number = 1
+) -> Array:
     """``out[i] = x[i] + value * a[i] * b[i]``."""
-    return pointwise(site, lambda x, a, b: x + _scaled(a, value) * b, x, a, b)
+    return pointwise(context, lambda x, a, b: x + _scaled(a, value) * b, x, a, b)
 
 
 @lowers(aten.addcdiv.default)
-def addcdiv(site: Site, x: Operand, a: Operand, b: Operand, value: Number = 1) -> Array:
+def addcdiv(
+    context: LoweringContext, x: Operand, a: Operand, b: Operand, value: Number = 1
+) -> Array:
     """``out[i] = x[i] + value * a[i] / b[i]``."""
-    return pointwise(site, lambda x, a, b: x + _scaled(a, value) / b, x, a, b)
+    return pointwise(context, lambda x, a, b: x + _scaled(a, value) / b, x, a, b)
 
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)
-def lerp(site: Site, x: Operand, end: Operand, weight: Operand) -> Array:
+def lerp(context: LoweringContext, x: Operand, end: Operand, weight: Operand) -> Array:
     """``out[i] = x + w * (end - x)``, from the nearer end, as eager does."""
 
-    def formula(x: Term, end: Term, weight: Term) -> Term:
+    def formula(x: ScalarExpr, end: ScalarExpr, weight: ScalarExpr) -> ScalarExpr:
         from_start = x + weight * (end - x)
         from_end = end - (end - x) * (1 - weight)
         return weight.fn("abs").fn("lt", 0.5).choose(from_start, from_end)
 
-    return pointwise(site, formula, x, end, weight)
+    return pointwise(context, formula, x, end, weight)

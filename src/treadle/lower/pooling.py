@@ -10,11 +10,11 @@ import torch
 from treadle.loop.expr import Array, Position, Reduce, ReduceKind
 from treadle.loop.index import Axis, Index, linear, unflatten
 from treadle.lower.bands import Band, Row, within
+from treadle.lower.context import LoweringContext, contiguous_strides, element
 from treadle.lower.indexing import masked
 from treadle.lower.registry import Value, aten_op, lowers
 from treadle.lower.resize import spread
-from treadle.lower.scalars import Term, cast, compute_dtype
-from treadle.lower.site import Site, contiguous_strides, element
+from treadle.lower.scalars import ScalarExpr, cast, compute_dtype
 from treadle.util.extents import GuardSet
 
 aten = torch.ops.aten
@@ -38,13 +38,13 @@ class _Window:
     def place(self, output: Axis, k: Index) -> Index:
         return (Index.of(output) * self.slope + self.shift) // self.unit + k * self.gap
 
-    def holds(self, output: Axis, k: Index, guards: GuardSet) -> Term | None:
+    def holds(self, output: Axis, k: Index, guards: GuardSet) -> ScalarExpr | None:
         place = self.place(output, k)
         inside = within(place, self.extent, guards)
         if not self.adaptive or self.slope % self.unit == 0:
             return inside
         end = ((Index.of(output) + 1) * self.slope + (self.unit - 1)) // self.unit
-        before = Term(Position(place)).fn("lt", Term(Position(end)))
+        before = ScalarExpr(Position(place)).fn("lt", ScalarExpr(Position(end)))
         return before if inside is None else inside.fn("and", before)
 
     def band(self) -> Band:
@@ -82,27 +82,27 @@ def _adaptive(shape: Sequence[int], out: Sequence[int], rank: int) -> list[_Wind
     return windows
 
 
-def _largest(site: Site, x: Value, windows: Sequence[_Window]) -> tuple[Value, Value]:
+def _largest(context: LoweringContext, x: Value, windows: Sequence[_Window]) -> tuple[Value, Value]:
     """``out[j] = max{k} x[place(j, k)]``, and the flat place in the plane of the first one."""
-    values, places = site.element_site(0), site.element_site(1)
+    values, places = context.element_context(0), context.element_context(1)
     axes, rank = values.axes(), len(windows)
     sizes = [window.size for window in windows]
     cell = Axis(math.prod(sizes))
     coordinates = unflatten(Index.of(cell), sizes)
-    at, mask = _cells(axes[-rank:], coordinates, windows, site.builder.guards)
+    at, mask = _cells(axes[-rank:], coordinates, windows, context.builder.guards)
     lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
     spot = (*axes[:-rank], *at)
     read = element(x, spot) if mask is None else masked(x, spot, mask.expr, lowest)
     best = Array(axes, Reduce(ReduceKind.MAX, (cell,), read))
-    winner = site.temp("winner", Array(axes, Reduce(ReduceKind.ARGMAX, (cell,), read)))
+    winner = context.temp("winner", Array(axes, Reduce(ReduceKind.ARGMAX, (cell,), read)))
     return values.result(best), _flat_place(places, x, winner, windows)
 
 
 def _cells(
     axes: Sequence[Axis], cell: Sequence[Index], windows: Sequence[_Window], guards: GuardSet
-) -> tuple[list[Index], Term | None]:
+) -> tuple[list[Index], ScalarExpr | None]:
     places: list[Index] = []
-    mask: Term | None = None
+    mask: ScalarExpr | None = None
     for window, axis, k in zip(windows, axes, cell, strict=True):
         places.append(window.place(axis, k))
         held = window.holds(axis, k, guards)
@@ -111,56 +111,60 @@ def _cells(
     return places, mask
 
 
-def _flat_place(site: Site, x: Value, winner: Value, windows: Sequence[_Window]) -> Array:
+def _flat_place(
+    context: LoweringContext, x: Value, winner: Value, windows: Sequence[_Window]
+) -> Array:
     """The winner of each window as its offset into the plane."""
-    axes, rank = site.axes(), len(windows)
+    axes, rank = context.axes(), len(windows)
     steps = contiguous_strides([window.size for window in windows])
     strides = contiguous_strides(x.shape[-rank:])
-    won = Term(element(winner, axes))
+    won = ScalarExpr(element(winner, axes))
     start = linear(
         [window.place(a, Index.of(0)) for window, a in zip(windows, axes[-rank:], strict=True)],
         strides,
     )
-    flat = Term(Position(start))
+    flat = ScalarExpr(Position(start))
     for window, step, stride in zip(windows, steps, strides, strict=True):
         k = won.fn("floordiv", step).fn("mod", window.size)
         flat = flat + k * (window.gap * stride)
     return Array(axes, flat.expr)
 
 
-def _chosen(site: Site, grad: Value, x: Value, places: Value, windows: Sequence[_Window]) -> Value:
+def _chosen(
+    context: LoweringContext, grad: Value, x: Value, places: Value, windows: Sequence[_Window]
+) -> Value:
     """``out[i] = sum{k} grad[j] if places[j] == i``, over the windows ``j`` that look at ``i``."""
-    axes, rank = site.axes(), len(windows)
+    axes, rank = context.axes(), len(windows)
     bands = [window.band() for window in windows]
     sizes = [band.width for band in bands]
     cover = Axis(math.prod(sizes))
     at: list[Index] = []
-    mask: Term | None = None
+    mask: ScalarExpr | None = None
     for band, axis, k in zip(bands, axes[-rank:], unflatten(Index.of(cover), sizes), strict=True):
         at.append(band.first(axis) + k)
-        held = within(at[-1], band.extent, site.builder.guards)
+        held = within(at[-1], band.extent, context.builder.guards)
         if held is not None:
             mask = held if mask is None else mask.fn("and", held)
     spot = (*axes[:-rank], *at)
-    here = Term(Position(linear(axes[-rank:], contiguous_strides(x.shape[-rank:]))))
+    here = ScalarExpr(Position(linear(axes[-rank:], contiguous_strides(x.shape[-rank:]))))
     if mask is None:
-        chosen, given = Term(element(places, spot)).fn("eq", here), element(grad, spot)
+        chosen, given = ScalarExpr(element(places, spot)).fn("eq", here), element(grad, spot)
     else:
-        chosen = Term(masked(places, spot, mask.expr, -1)).fn("eq", here)
+        chosen = ScalarExpr(masked(places, spot, mask.expr, -1)).fn("eq", here)
         given = masked(grad, spot, mask.expr, 0)
-    wide = compute_dtype(site.dtype)
-    body = chosen.choose(Term(cast(given, wide)), 0).expr
+    wide = compute_dtype(context.dtype)
+    body = chosen.choose(ScalarExpr(cast(given, wide)), 0).expr
     total = Array(axes, Reduce(ReduceKind.SUM, (cover,), body))
-    if wide is site.dtype:
+    if wide is context.dtype:
         return total
-    stored, fresh = site.temp("total", total), site.axes()
-    return Array(fresh, cast(element(stored, fresh), site.dtype))
+    stored, fresh = context.temp("total", total), context.axes()
+    return Array(fresh, cast(element(stored, fresh), context.dtype))
 
 
 def _register(rank: int) -> None:
     @lowers(aten_op(f"max_pool{rank}d_with_indices.default"))
     def forward(
-        site: Site,
+        context: LoweringContext,
         x: Value,
         kernel: Sequence[int],
         stride: Sequence[int] = (),
@@ -169,12 +173,12 @@ def _register(rank: int) -> None:
         ceil_mode: bool = False,
     ) -> tuple[Value, Value]:
         """``out[j] = max{k} x[j * stride - pad + dilation * k]``."""
-        out = site.val[0].shape
-        return _largest(site, x, _strided(x.shape, out, rank, kernel, stride, padding, dilation))
+        out = context.val[0].shape
+        return _largest(context, x, _strided(x.shape, out, rank, kernel, stride, padding, dilation))
 
     @lowers(aten_op(f"max_pool{rank}d_with_indices_backward.default"))
     def backward(
-        site: Site,
+        context: LoweringContext,
         grad: Value,
         x: Value,
         kernel: Sequence[int],
@@ -185,16 +189,16 @@ def _register(rank: int) -> None:
         places: Value,
     ) -> Value:
         windows = _strided(x.shape, grad.shape, rank, kernel, stride, padding, dilation)
-        return _chosen(site, grad, x, places, windows)
+        return _chosen(context, grad, x, places, windows)
 
     @lowers(aten_op(f"adaptive_max_pool{rank}d.default"))
-    def adaptive(site: Site, x: Value, size: Sequence[int]) -> tuple[Value, Value]:
+    def adaptive(context: LoweringContext, x: Value, size: Sequence[int]) -> tuple[Value, Value]:
         """``out[j] = max x[j * n // m ... ceil((j + 1) * n / m)]``."""
-        return _largest(site, x, _adaptive(x.shape, site.val[0].shape, rank))
+        return _largest(context, x, _adaptive(x.shape, context.val[0].shape, rank))
 
     @lowers(aten_op(f"adaptive_max_pool{rank}d_backward.default"))
-    def adaptive_backward(site: Site, grad: Value, x: Value, places: Value) -> Value:
-        return _chosen(site, grad, x, places, _adaptive(x.shape, grad.shape, rank))
+    def adaptive_backward(context: LoweringContext, grad: Value, x: Value, places: Value) -> Value:
+        return _chosen(context, grad, x, places, _adaptive(x.shape, grad.shape, rank))
 
 
 for _rank in (2, 3):

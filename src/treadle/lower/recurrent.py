@@ -13,18 +13,18 @@ from torch import fx
 
 from treadle.graph.recurrent import cudnn_rnn_backward
 from treadle.lower import calls
+from treadle.lower.context import LoweringContext
 from treadle.lower.registry import lowers
-from treadle.lower.site import Site
 
 _RESERVE = 8  # its place among the arguments
 
 
 @lowers(cudnn_rnn_backward)
-def backward(site: Site, *args: Any) -> Any:
+def backward(context: LoweringContext, *args: Any) -> Any:
     """The call, told whether it is the last reader of what the forward kept."""
-    reserve = site.node.args[_RESERVE]
+    reserve = context.node.args[_RESERVE]
     last = isinstance(reserve, fx.Node) and _readers(reserve) == 1
-    return calls.call(site, cudnn_rnn_backward, (*args[:-1], last), {}, "")
+    return calls.call(context, cudnn_rnn_backward, (*args[:-1], last), {}, "")
 
 
 def _readers(item: fx.Node) -> int:

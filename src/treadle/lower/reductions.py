@@ -13,9 +13,9 @@ import torch
 from treadle.loop.expr import Array, Expr, Load, Position, Reduce, ReduceKind
 from treadle.loop.index import Axis, Index, unflatten
 from treadle.loop.program import TensorRef
-from treadle.lower.registry import Decline, Value, lowers
-from treadle.lower.scalars import Number, Operand, Term, cast, compute_dtype, const, where
-from treadle.lower.site import Site, broadcast_shapes, element, fresh_axes, is_dense
+from treadle.lower.context import LoweringContext, broadcast_shapes, element, fresh_axes, is_dense
+from treadle.lower.registry import Unsupported, Value, lowers
+from treadle.lower.scalars import Number, Operand, ScalarExpr, cast, compute_dtype, const, where
 from treadle.lower.views import reshaped
 from treadle.util.extents import ceil_div, divides, same, sample_of, surely_less
 
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 SPLIT_ABOVE = 16384
 """Reductions of more elements than this to one value are split."""
 _CHUNK = 4096
-Map = Callable[[Term], Term]
+Map = Callable[[ScalarExpr], ScalarExpr]
 
 
 def wrapped(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ def _identity(kind: ReduceKind, dtype: torch.dtype) -> Number:
 
 
 def reduced(
-    site: Site,
+    context: LoweringContext,
     tag: str,
     kind: ReduceKind,
     x: Value,
@@ -65,28 +65,28 @@ def reduced(
 
     More than one step where that runs in parallel: see ``_split`` and ``_inner_then_outer``.
     """
-    guards = site.builder.guards
+    guards = context.builder.guards
     if not dims or guards.equal(math.prod(x.shape[dim] for dim in dims), 1):
         axes = fresh_axes(x.shape)
-        body = convert(Term(cast(element(x, axes), dtype))).expr
-        return site.temp(tag, Array(axes, body))
+        body = convert(ScalarExpr(cast(element(x, axes), dtype))).expr
+        return context.temp(tag, Array(axes, body))
     if guards.equal(math.prod(x.shape), 0):
         axes = fresh_axes(kept_shape(x.shape, dims))
         return Array(axes, const(_identity(kind, dtype), dtype))
     whole = all(same(n, 1) for n in kept_shape(x.shape, dims))
     if whole and math.prod(x.shape) > SPLIT_ABOVE and isinstance(x, TensorRef):
-        partials = _partials(site, tag, kind, x, dtype, convert)
-        total = reduced(site, tag, kind, partials, (0,), dtype)
-        return reshaped(site, total, (1,) * len(x.shape))
+        partials = _partials(context, tag, kind, x, dtype, convert)
+        total = reduced(context, tag, kind, partials, (0,), dtype)
+        return reshaped(context, total, (1,) * len(x.shape))
     outer, inner = _groups(x, dims)
     if outer and inner:
-        first = reduced(site, f"{tag}_inner", kind, x, inner, dtype, convert)
-        return reduced(site, tag, kind, first, outer, dtype)
-    return _one_step(site, tag, kind, x, dims, dtype, convert)
+        first = reduced(context, f"{tag}_inner", kind, x, inner, dtype, convert)
+        return reduced(context, tag, kind, first, outer, dtype)
+    return _one_step(context, tag, kind, x, dims, dtype, convert)
 
 
 def _one_step(
-    site: Site,
+    context: LoweringContext,
     tag: str,
     kind: ReduceKind,
     x: Value,
@@ -95,10 +95,10 @@ def _one_step(
     convert: Map,
 ) -> Value:
     axes = fresh_axes(x.shape)
-    body = convert(Term(cast(element(x, axes), dtype))).expr
+    body = convert(ScalarExpr(cast(element(x, axes), dtype))).expr
     summed = tuple(axes[dim] for dim in dims)
     kept = tuple(Axis(1) if dim in dims else axis for dim, axis in enumerate(axes))
-    return site.temp(tag, Array(kept, Reduce(kind, summed, body)))
+    return context.temp(tag, Array(kept, Reduce(kind, summed, body)))
 
 
 def _groups(x: Value, dims: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -123,7 +123,12 @@ def _groups(x: Value, dims: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def _partials(
-    site: Site, tag: str, kind: ReduceKind, x: TensorRef, dtype: torch.dtype, convert: Map
+    context: LoweringContext,
+    tag: str,
+    kind: ReduceKind,
+    x: TensorRef,
+    dtype: torch.dtype,
+    convert: Map,
 ) -> Value:
     """``part[r] = kind{c < chunk} x.flat[r * chunk + c]``, the tail masked."""
     total = x.numel
@@ -131,29 +136,29 @@ def _partials(
     chunk = divisors[0] if divisors else _CHUNK
     row, column = Axis(ceil_div(total, chunk)), Axis(chunk)
     flat = Index.of(row) * chunk + column
-    inside = None if divisors else Term(Position(flat)).fn("lt", total).expr
+    inside = None if divisors else ScalarExpr(Position(flat)).fn("lt", total).expr
     if is_dense(x.shape, x.strides):  # any order will do, so take memory's
         load = Load(x.buffer, flat + x.offset, x.dtype, inside)
     else:
         bare = element(x, unflatten(flat, x.shape))
         assert isinstance(bare, Load)
         load = Load(bare.buffer, bare.index, bare.dtype, inside)
-    body: Expr = convert(Term(cast(load, dtype))).expr
+    body: Expr = convert(ScalarExpr(cast(load, dtype))).expr
     if inside is not None:
         body = where(inside, body, const(_identity(kind, dtype), dtype))
-    return site.temp(f"{tag}_part", Array((row,), Reduce(kind, (column,), body)))
+    return context.temp(f"{tag}_part", Array((row,), Reduce(kind, (column,), body)))
 
 
-def finish(site: Site, total: Value, convert: Map = lambda x: x) -> Value:
+def finish(context: LoweringContext, total: Value, convert: Map = lambda x: x) -> Value:
     """The value of the node from its reduction: converted, cast, and without the reduced dims."""
-    flat = reshaped(site, total, site.shape)
-    axes = site.axes()
-    body = convert(Term(element(flat, axes))).expr
-    return Array(axes, cast(body, site.dtype))
+    flat = reshaped(context, total, context.shape)
+    axes = context.axes()
+    body = convert(ScalarExpr(element(flat, axes))).expr
+    return Array(axes, cast(body, context.dtype))
 
 
 def reduce_node(
-    site: Site,
+    context: LoweringContext,
     kind: ReduceKind,
     x: Value,
     dims: Sequence[int],
@@ -162,112 +167,132 @@ def reduce_node(
     after: Map | None = None,
 ) -> Value:
     """A node that is one reduction, with a map before and a map after."""
-    total = reduced(site, "total", kind, x, dims, dtype, before)
-    if after is None and dtype is site.dtype and isinstance(total, TensorRef):
-        flat = reshaped(site, total, site.shape)
-        if isinstance(flat, TensorRef) and flat.strides == site.strides:
+    total = reduced(context, "total", kind, x, dims, dtype, before)
+    if after is None and dtype is context.dtype and isinstance(total, TensorRef):
+        flat = reshaped(context, total, context.shape)
+        if isinstance(flat, TensorRef) and flat.strides == context.strides:
             return flat
-    return finish(site, total, after if after is not None else lambda x: x)
+    return finish(context, total, after if after is not None else lambda x: x)
 
 
 @lowers(aten.sum.default, aten.sum.dim_IntList)
 def sum_dims(
-    site: Site, x: Value, dims: Sequence[int] | None = None, keepdim: bool = False, **_dtype: Any
+    context: LoweringContext,
+    x: Value,
+    dims: Sequence[int] | None = None,
+    keepdim: bool = False,
+    **_dtype: Any,
 ) -> Value:
     """``out[i] = sum{k} x[i, k]``."""
-    wide = compute_dtype(site.dtype)
-    return reduce_node(site, ReduceKind.SUM, x, wrapped(dims, len(x.shape)), wide)
+    wide = compute_dtype(context.dtype)
+    return reduce_node(context, ReduceKind.SUM, x, wrapped(dims, len(x.shape)), wide)
 
 
 @lowers(aten.mean.default, aten.mean.dim)
 def mean(
-    site: Site, x: Value, dims: Sequence[int] | None = None, keepdim: bool = False, **_dtype: Any
+    context: LoweringContext,
+    x: Value,
+    dims: Sequence[int] | None = None,
+    keepdim: bool = False,
+    **_dtype: Any,
 ) -> Value:
     """``out[i] = sum{k} x[i, k] / n``."""
     where_ = wrapped(dims, len(x.shape))
     count = math.prod(x.shape[dim] for dim in where_)
-    wide = compute_dtype(site.dtype)
-    return reduce_node(site, ReduceKind.SUM, x, where_, wide, after=lambda t: t / count)
+    wide = compute_dtype(context.dtype)
+    return reduce_node(context, ReduceKind.SUM, x, where_, wide, after=lambda t: t / count)
 
 
 @lowers(aten.prod.default)
-def prod(site: Site, x: Value, **_dtype: Any) -> Value:
-    wide = compute_dtype(site.dtype)
-    return reduce_node(site, ReduceKind.PROD, x, wrapped(None, len(x.shape)), wide)
+def prod(context: LoweringContext, x: Value, **_dtype: Any) -> Value:
+    wide = compute_dtype(context.dtype)
+    return reduce_node(context, ReduceKind.PROD, x, wrapped(None, len(x.shape)), wide)
 
 
 @lowers(aten.prod.dim_int)
-def prod_dim(site: Site, x: Value, dim: int, keepdim: bool = False, **_dtype: Any) -> Value:
-    wide = compute_dtype(site.dtype)
-    return reduce_node(site, ReduceKind.PROD, x, wrapped(dim, len(x.shape)), wide)
+def prod_dim(
+    context: LoweringContext, x: Value, dim: int, keepdim: bool = False, **_dtype: Any
+) -> Value:
+    wide = compute_dtype(context.dtype)
+    return reduce_node(context, ReduceKind.PROD, x, wrapped(dim, len(x.shape)), wide)
 
 
 @lowers(aten.amax.default)
-def amax(site: Site, x: Value, dims: Sequence[int] = (), keepdim: bool = False) -> Value:
-    return reduce_node(site, ReduceKind.MAX, x, wrapped(dims, len(x.shape)), site.dtype)
+def amax(
+    context: LoweringContext, x: Value, dims: Sequence[int] = (), keepdim: bool = False
+) -> Value:
+    return reduce_node(context, ReduceKind.MAX, x, wrapped(dims, len(x.shape)), context.dtype)
 
 
 @lowers(aten.amin.default)
-def amin(site: Site, x: Value, dims: Sequence[int] = (), keepdim: bool = False) -> Value:
-    return reduce_node(site, ReduceKind.MIN, x, wrapped(dims, len(x.shape)), site.dtype)
+def amin(
+    context: LoweringContext, x: Value, dims: Sequence[int] = (), keepdim: bool = False
+) -> Value:
+    return reduce_node(context, ReduceKind.MIN, x, wrapped(dims, len(x.shape)), context.dtype)
 
 
 @lowers(aten.max.default)
-def max_all(site: Site, x: Value) -> Value:
-    return amax(site, x)
+def max_all(context: LoweringContext, x: Value) -> Value:
+    return amax(context, x)
 
 
 @lowers(aten.min.default)
-def min_all(site: Site, x: Value) -> Value:
-    return amin(site, x)
+def min_all(context: LoweringContext, x: Value) -> Value:
+    return amin(context, x)
 
 
-def _arg(site: Site, kind: ReduceKind, x: Value, dim: int) -> Value:
+def _arg(context: LoweringContext, kind: ReduceKind, x: Value, dim: int) -> Value:
     """``out[i] = argmax{k} x[i, k]``."""
     if not x.shape:
-        return Array(site.axes(), const(0, torch.int64))
+        return Array(context.axes(), const(0, torch.int64))
     axes = fresh_axes(x.shape)
     body = element(x, axes)
     if body.dtype is torch.bool:
         body = cast(body, torch.int64)
     kept = tuple(Axis(1) if d == dim else axis for d, axis in enumerate(axes))
-    place = site.temp("place", Array(kept, Reduce(kind, (axes[dim],), body)))
-    return reshaped(site, place, site.shape)
+    place = context.temp("place", Array(kept, Reduce(kind, (axes[dim],), body)))
+    return reshaped(context, place, context.shape)
 
 
-def _with_place(site: Site, kind: ReduceKind, place: ReduceKind, x: Value, dim: int) -> Any:
-    values, indices = site.element_site(0), site.element_site(1)
+def _with_place(
+    context: LoweringContext, kind: ReduceKind, place: ReduceKind, x: Value, dim: int
+) -> Any:
+    values, indices = context.element_context(0), context.element_context(1)
     dims = wrapped(dim, len(x.shape))
     best = reduce_node(values, kind, x, dims, values.dtype)
     return best, _arg(indices, place, x, dims[0] if dims else 0)
 
 
 @lowers(aten.max.dim)
-def max_dim(site: Site, x: Value, dim: int, keepdim: bool = False) -> Any:
+def max_dim(context: LoweringContext, x: Value, dim: int, keepdim: bool = False) -> Any:
     """Values and positions of the largest along ``dim``."""
-    return _with_place(site, ReduceKind.MAX, ReduceKind.ARGMAX, x, dim)
+    return _with_place(context, ReduceKind.MAX, ReduceKind.ARGMAX, x, dim)
 
 
 @lowers(aten.min.dim)
-def min_dim(site: Site, x: Value, dim: int, keepdim: bool = False) -> Any:
+def min_dim(context: LoweringContext, x: Value, dim: int, keepdim: bool = False) -> Any:
     """Values and positions of the smallest along ``dim``."""
-    return _with_place(site, ReduceKind.MIN, ReduceKind.ARGMIN, x, dim)
+    return _with_place(context, ReduceKind.MIN, ReduceKind.ARGMIN, x, dim)
 
 
-def _arg_node(site: Site, kind: ReduceKind, x: Value, dim: int | None) -> Value:
+def _arg_node(context: LoweringContext, kind: ReduceKind, x: Value, dim: int | None) -> Value:
     if dim is None:
-        return _arg(site, kind, reshaped(site, x, (math.prod(x.shape),)), 0)
-    return _arg(site, kind, x, dim % max(len(x.shape), 1))
+        return _arg(context, kind, reshaped(context, x, (math.prod(x.shape),)), 0)
+    return _arg(context, kind, x, dim % max(len(x.shape), 1))
 
 
 @lowers(aten.argmax.default)
-def argmax(site: Site, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    return _arg_node(site, ReduceKind.ARGMAX, x, dim)
+def argmax(
+    context: LoweringContext, x: Value, dim: int | None = None, keepdim: bool = False
+) -> Value:
+    return _arg_node(context, ReduceKind.ARGMAX, x, dim)
 
 
 @lowers(aten.argmin.default)
-def argmin(site: Site, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    return _arg_node(site, ReduceKind.ARGMIN, x, dim)
+def argmin(
+    context: LoweringContext, x: Value, dim: int | None = None, keepdim: bool = False
+) -> Value:
+    return _arg_node(context, ReduceKind.ARGMIN, x, dim)
 
 
 def _truth(x: Value) -> Map:
@@ -276,26 +301,32 @@ def _truth(x: Value) -> Map:
 
 @lowers(aten.any.default, aten.any.dim, aten.any.dims)
 def any_dims(
-    site: Site, x: Value, dims: Sequence[int] | int | None = None, keepdim: bool = False
+    context: LoweringContext,
+    x: Value,
+    dims: Sequence[int] | int | None = None,
+    keepdim: bool = False,
 ) -> Value:
     """``out[i] = any{k} x[i, k] != 0``."""
-    if site.dtype is not torch.bool:
-        raise Decline("any of bytes gives bytes")
+    if context.dtype is not torch.bool:
+        raise Unsupported("any of bytes gives bytes")
     where_ = wrapped(dims, len(x.shape))
-    return reduce_node(site, ReduceKind.ANY, x, where_, x.dtype, _truth(x))
+    return reduce_node(context, ReduceKind.ANY, x, where_, x.dtype, _truth(x))
 
 
 @lowers(aten.all.default, aten.all.dim, aten.all.dims)
 def all_dims(
-    site: Site, x: Value, dims: Sequence[int] | int | None = None, keepdim: bool = False
+    context: LoweringContext,
+    x: Value,
+    dims: Sequence[int] | int | None = None,
+    keepdim: bool = False,
 ) -> Value:
     """``out[i] = not any{k} x[i, k] == 0``."""
-    if site.dtype is not torch.bool:
-        raise Decline("all of bytes gives bytes")
+    if context.dtype is not torch.bool:
+        raise Unsupported("all of bytes gives bytes")
     truth = _truth(x)
     where_ = wrapped(dims, len(x.shape))
     return reduce_node(
-        site,
+        context,
         ReduceKind.ANY,
         x,
         where_,
@@ -307,7 +338,7 @@ def all_dims(
 
 @lowers(aten.linalg_vector_norm.default)
 def vector_norm(
-    site: Site,
+    context: LoweringContext,
     x: Value,
     order: Number = 2,
     dims: Sequence[int] | None = None,
@@ -316,9 +347,9 @@ def vector_norm(
 ) -> Value:
     """``(sum |x|^order)^(1/order)`` over ``dims``; the limits of it for 0 and infinities."""
     where_ = wrapped(dims, len(x.shape))
-    wide = compute_dtype(site.dtype)
+    wide = compute_dtype(context.dtype)
     kind, before, after = _norm_parts(order)
-    return reduce_node(site, kind, x, where_, wide, before, after)
+    return reduce_node(context, kind, x, where_, wide, before, after)
 
 
 def _norm_parts(order: Number) -> tuple[ReduceKind, Map, Map | None]:
@@ -340,45 +371,47 @@ def _norm_parts(order: Number) -> tuple[ReduceKind, Map, Map | None]:
     )
 
 
-def _one(like: Term) -> Term:
-    return Term(const(1, like.expr.dtype))
+def _one(like: ScalarExpr) -> ScalarExpr:
+    return ScalarExpr(const(1, like.expr.dtype))
 
 
 def step(
-    site: Site,
+    context: LoweringContext,
     tag: str,
     dtype: torch.dtype,
-    formula: Callable[..., Term],
+    formula: Callable[..., ScalarExpr],
     *operands: Operand,
 ) -> Value:
     """A pointwise intermediate in the compute dtype of ``dtype``, broadcast over its operands."""
     shapes = [operand.shape for operand in operands if not isinstance(operand, Number)]
     axes = fresh_axes(broadcast_shapes(shapes))
-    terms = [site.term(operand, axes, dtype) for operand in operands]
-    return site.temp(tag, Array(axes, formula(*terms).expr))
+    terms = [context.term(operand, axes, dtype) for operand in operands]
+    return context.temp(tag, Array(axes, formula(*terms).expr))
 
 
 def mean_and_spread(
-    site: Site, x: Value, dims: Sequence[int], dtype: torch.dtype
+    context: LoweringContext, x: Value, dims: Sequence[int], dtype: torch.dtype
 ) -> tuple[Value, Value, int]:
     """Mean and sum of squared differences from it, ``dims`` kept, in two passes; and the count."""
     count = math.prod(x.shape[dim] for dim in dims)
-    total = reduced(site, "sum", ReduceKind.SUM, x, dims, dtype)
+    total = reduced(context, "sum", ReduceKind.SUM, x, dims, dtype)
     axes = fresh_axes(total.shape)
-    average = site.temp("mean", Array(axes, (Term(element(total, axes)) / max(count, 1)).expr))
+    average = context.temp(
+        "mean", Array(axes, (ScalarExpr(element(total, axes)) / max(count, 1)).expr)
+    )
     axes = fresh_axes(x.shape)
-    away = Term(cast(element(x, axes), dtype)) - site.term(average, axes, dtype)
-    difference = site.temp("away", Array(axes, away.expr))
-    spread = reduced(site, "spread", ReduceKind.SUM, difference, dims, dtype, lambda t: t * t)
+    away = ScalarExpr(cast(element(x, axes), dtype)) - context.term(average, axes, dtype)
+    difference = context.temp("away", Array(axes, away.expr))
+    spread = reduced(context, "spread", ReduceKind.SUM, difference, dims, dtype, lambda t: t * t)
     return average, spread, count
 
 
 def _variance(
-    site: Site, x: Value, dims: Sequence[int] | None, correction: Number | None
+    context: LoweringContext, x: Value, dims: Sequence[int] | None, correction: Number | None
 ) -> tuple[Value, Value, Map]:
-    first = site.val[0] if isinstance(site.val, tuple | list) else site.val
+    first = context.val[0] if isinstance(context.val, tuple | list) else context.val
     where_ = wrapped(dims, len(x.shape))
-    average, spread, count = mean_and_spread(site, x, where_, compute_dtype(first.dtype))
+    average, spread, count = mean_and_spread(context, x, where_, compute_dtype(first.dtype))
     less = 1 if correction is None else correction
     freedom = max(count - (int(less) if less == int(less) else less), 0)
     return average, spread, lambda t: t / freedom
@@ -386,54 +419,54 @@ def _variance(
 
 @lowers(aten.var.correction)
 def var(
-    site: Site,
+    context: LoweringContext,
     x: Value,
     dims: Sequence[int] | None = None,
     correction: Number | None = None,
     keepdim: bool = False,
 ) -> Value:
     """``sum{k} (x[i, k] - mean[i])^2 / (n - correction)``."""
-    _, spread, divide = _variance(site, x, dims, correction)
-    return finish(site, spread, divide)
+    _, spread, divide = _variance(context, x, dims, correction)
+    return finish(context, spread, divide)
 
 
 @lowers(aten.std.correction)
 def std(
-    site: Site,
+    context: LoweringContext,
     x: Value,
     dims: Sequence[int] | None = None,
     correction: Number | None = None,
     keepdim: bool = False,
 ) -> Value:
-    _, spread, divide = _variance(site, x, dims, correction)
-    return finish(site, spread, lambda t: divide(t).fn("sqrt"))
+    _, spread, divide = _variance(context, x, dims, correction)
+    return finish(context, spread, lambda t: divide(t).fn("sqrt"))
 
 
 @lowers(aten.var_mean.correction)
 def var_mean(
-    site: Site,
+    context: LoweringContext,
     x: Value,
     dims: Sequence[int] | None = None,
     correction: Number | None = None,
     keepdim: bool = False,
 ) -> tuple[Value, Value]:
-    average, spread, divide = _variance(site, x, dims, correction)
+    average, spread, divide = _variance(context, x, dims, correction)
     return (
-        finish(site.element_site(0), spread, divide),
-        finish(site.element_site(1), average),
+        finish(context.element_context(0), spread, divide),
+        finish(context.element_context(1), average),
     )
 
 
 @lowers(aten.std_mean.correction)
 def std_mean(
-    site: Site,
+    context: LoweringContext,
     x: Value,
     dims: Sequence[int] | None = None,
     correction: Number | None = None,
     keepdim: bool = False,
 ) -> tuple[Value, Value]:
-    average, spread, divide = _variance(site, x, dims, correction)
+    average, spread, divide = _variance(context, x, dims, correction)
     return (
-        finish(site.element_site(0), spread, lambda t: divide(t).fn("sqrt")),
-        finish(site.element_site(1), average),
+        finish(context.element_context(0), spread, lambda t: divide(t).fn("sqrt")),
+        finish(context.element_context(1), average),
     )

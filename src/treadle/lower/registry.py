@@ -14,12 +14,12 @@ from treadle.util.errors import VerifyError, require
 Value = TensorRef | Array
 """A tensor while lowering: a view of a buffer, or a formula that reads no buffer."""
 Rule = Callable[..., Any]
-"""``rule(site, *args, **kwargs)``: a ``Value``; for many results a tuple of them and ``None``."""
+"""``rule(context, *args, **kwargs)``: a ``Value``; for many results their tuple, and ``None``."""
 
 _RULES: dict[OpOverload, Rule] = {}
 
 
-class Decline(Exception):
+class Unsupported(Exception):
     """A rule's refusal: the operation becomes a library call with this reason."""
 
 

@@ -7,9 +7,9 @@ import torch
 
 from treadle.loop.expr import Array
 from treadle.lower.bands import Band, Row, resampled
+from treadle.lower.context import LoweringContext
 from treadle.lower.reductions import mean
 from treadle.lower.registry import Value, aten_op, lowers
-from treadle.lower.site import Site
 
 aten = torch.ops.aten
 
@@ -60,7 +60,7 @@ def _average_bands(
 def _register_average(rank: int) -> None:
     @lowers(aten_op(f"avg_pool{rank}d.default"))
     def forward(
-        site: Site,
+        context: LoweringContext,
         x: Value,
         kernel: Sequence[int],
         stride: Sequence[int] = (),
@@ -71,13 +71,13 @@ def _register_average(rank: int) -> None:
     ) -> Array:
         """``out[j] = sum{k} x[j * stride - pad + k] / count``."""
         bands = _average_bands(
-            x.shape, site.shape, rank, kernel, stride, padding, include_pad, divisor
+            x.shape, context.shape, rank, kernel, stride, padding, include_pad, divisor
         )
-        return resampled(site, x, bands, 1.0 / divisor if divisor else 1.0)
+        return resampled(context, x, bands, 1.0 / divisor if divisor else 1.0)
 
     @lowers(aten_op(f"avg_pool{rank}d_backward.default"))
     def backward(
-        site: Site,
+        context: LoweringContext,
         grad: Value,
         x: Value,
         kernel: Sequence[int],
@@ -91,7 +91,7 @@ def _register_average(rank: int) -> None:
             x.shape, grad.shape, rank, kernel, stride, padding, include_pad, divisor
         )
         flipped = [band.transposed() for band in bands]
-        return resampled(site, grad, flipped, 1.0 / divisor if divisor else 1.0)
+        return resampled(context, grad, flipped, 1.0 / divisor if divisor else 1.0)
 
 
 def _adaptive(extent: int, out: int) -> Band:
@@ -107,16 +107,16 @@ def _register_adaptive(rank: int) -> None:
     name = f"_adaptive_avg_pool{rank}d"
 
     @lowers(aten_op(f"{name}.default"))
-    def forward(site: Site, x: Value, size: Sequence[int]) -> Value:
-        if all(m == 1 for m in site.shape[-rank:]):
-            return mean(site, x, tuple(range(len(x.shape) - rank, len(x.shape))), True)
-        pairs = zip(x.shape[-rank:], site.shape[-rank:], strict=True)
-        return resampled(site, x, [_adaptive(n, m) for n, m in pairs])
+    def forward(context: LoweringContext, x: Value, size: Sequence[int]) -> Value:
+        if all(m == 1 for m in context.shape[-rank:]):
+            return mean(context, x, tuple(range(len(x.shape) - rank, len(x.shape))), True)
+        pairs = zip(x.shape[-rank:], context.shape[-rank:], strict=True)
+        return resampled(context, x, [_adaptive(n, m) for n, m in pairs])
 
     @lowers(aten_op(f"{name}_backward.default"))
-    def backward(site: Site, grad: Value, x: Value) -> Array:
+    def backward(context: LoweringContext, grad: Value, x: Value) -> Array:
         pairs = zip(x.shape[-rank:], grad.shape[-rank:], strict=True)
-        return resampled(site, grad, [_adaptive(n, m).transposed() for n, m in pairs])
+        return resampled(context, grad, [_adaptive(n, m).transposed() for n, m in pairs])
 
 
 # --- resizing -------------------------------------------------------------------------------
@@ -204,16 +204,22 @@ def _register_nearest(name: str, rank: int, exact: bool) -> None:
         return _nearest(n, m, scale, exact)
 
     @lowers(aten_op(f"{name}{rank}d.default"))
-    def forward(site: Site, x: Value, size: Sequence[int], *scales: float | None) -> Array:
-        bands = _bands(x.shape[-rank:], site.shape[-rank:], scales, site.dtype, make)
-        return resampled(site, x, bands)
+    def forward(
+        context: LoweringContext, x: Value, size: Sequence[int], *scales: float | None
+    ) -> Array:
+        bands = _bands(x.shape[-rank:], context.shape[-rank:], scales, context.dtype, make)
+        return resampled(context, x, bands)
 
     @lowers(aten_op(f"{name}{rank}d_backward.default"))
     def backward(
-        site: Site, grad: Value, size: Sequence[int], inputs: Sequence[int], *scales: float | None
+        context: LoweringContext,
+        grad: Value,
+        size: Sequence[int],
+        inputs: Sequence[int],
+        *scales: float | None,
     ) -> Array:
-        bands = _bands(site.shape[-rank:], grad.shape[-rank:], scales, site.dtype, make)
-        return resampled(site, grad, [band.transposed() for band in bands])
+        bands = _bands(context.shape[-rank:], grad.shape[-rank:], scales, context.dtype, make)
+        return resampled(context, grad, [band.transposed() for band in bands])
 
 
 def _register_weighted(
@@ -224,22 +230,24 @@ def _register_weighted(
 
     @lowers(aten_op(f"{name}.default"))
     def forward(
-        site: Site, x: Value, size: Sequence[int], align: bool, *scales: float | None
+        context: LoweringContext, x: Value, size: Sequence[int], align: bool, *scales: float | None
     ) -> Array:
-        bands = _bands(x.shape[-rank:], site.shape[-rank:], scales, site.dtype, maker(align))
-        return resampled(site, x, bands)
+        bands = _bands(x.shape[-rank:], context.shape[-rank:], scales, context.dtype, maker(align))
+        return resampled(context, x, bands)
 
     @lowers(aten_op(f"{name}_backward.default"))
     def backward(
-        site: Site,
+        context: LoweringContext,
         grad: Value,
         size: Sequence[int],
         inputs: Sequence[int],
         align: bool,
         *scales: float | None,
     ) -> Array:
-        bands = _bands(site.shape[-rank:], grad.shape[-rank:], scales, site.dtype, maker(align))
-        return resampled(site, grad, [band.transposed() for band in bands])
+        bands = _bands(
+            context.shape[-rank:], grad.shape[-rank:], scales, context.dtype, maker(align)
+        )
+        return resampled(context, grad, [band.transposed() for band in bands])
 
 
 # --- padding --------------------------------------------------------------------------------
@@ -254,10 +262,10 @@ def _replicated(extent: int, before: int, after: int) -> Band:
 
 def _register_replication(rank: int) -> None:
     @lowers(aten_op(f"replication_pad{rank}d_backward.default"))
-    def backward(site: Site, grad: Value, x: Value, pad: Sequence[int]) -> Array:
+    def backward(context: LoweringContext, grad: Value, x: Value, pad: Sequence[int]) -> Array:
         pairs = [(pad[2 * i], pad[2 * i + 1]) for i in reversed(range(rank))]
         sizes = zip(x.shape[-rank:], pairs, strict=True)
-        return resampled(site, grad, [_replicated(n, *pair).transposed() for n, pair in sizes])
+        return resampled(context, grad, [_replicated(n, *pair).transposed() for n, pair in sizes])
 
 
 def _register() -> None:

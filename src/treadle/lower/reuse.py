@@ -20,8 +20,8 @@ from torch import fx
 from treadle.graph.dynamic import layout_of, offset_of
 from treadle.loop.expr import Array
 from treadle.loop.program import Buffer, Step, TensorRef
+from treadle.lower.context import Builder
 from treadle.lower.node import Environment, lower_node, origin_of
-from treadle.lower.site import Builder
 
 _STATIC = (str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 

@@ -1,4 +1,4 @@
-"""Scalar formulas: dtype promotion, casts, and ``Term``, which spells loop IR as arithmetic."""
+"""Scalar formulas: dtype promotion, casts, and ``ScalarExpr``: loop IR spelled as arithmetic."""
 
 import functools
 import math
@@ -44,7 +44,7 @@ def number(value: Number, dtype: torch.dtype) -> Expr:
     return const(value, dtype)
 
 
-def times_ratio(term: "Term", numerator: float, count: int) -> "Term":
+def times_ratio(term: "ScalarExpr", numerator: float, count: int) -> "ScalarExpr":
     """``term * (numerator / count)``."""
     if isinstance(count, Size):
         return term * numerator / count
@@ -110,56 +110,58 @@ def _folded(name: str, operands: Sequence[Expr]) -> Expr | None:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Term:
+class ScalarExpr:
     """An expression with arithmetic: ``(x * 0.5 + y).expr``. Numbers take the term's dtype."""
 
     expr: Expr
 
-    def _operand(self, other: "Term | Number") -> Expr:
-        return other.expr if isinstance(other, Term) else number(other, self.expr.dtype)
+    def _operand(self, other: "ScalarExpr | Number") -> Expr:
+        return other.expr if isinstance(other, ScalarExpr) else number(other, self.expr.dtype)
 
-    def fn(self, name: str, *others: "Term | Number") -> "Term":
+    def fn(self, name: str, *others: "ScalarExpr | Number") -> "ScalarExpr":
         """``name(self, *others)`` as a loop IR function."""
         operands = (self.expr, *(self._operand(other) for other in others))
         folded = _folded(name, operands)
         if folded is not None:
-            return Term(folded)
+            return ScalarExpr(folded)
         is_bool = name in COMPARE or name in BOOLEAN
-        return Term(Apply(name, operands, torch.bool if is_bool else self.expr.dtype))
+        return ScalarExpr(Apply(name, operands, torch.bool if is_bool else self.expr.dtype))
 
-    def __add__(self, other: "Term | Number") -> "Term":
+    def __add__(self, other: "ScalarExpr | Number") -> "ScalarExpr":
         return self.fn("add", other)
 
-    def __sub__(self, other: "Term | Number") -> "Term":
+    def __sub__(self, other: "ScalarExpr | Number") -> "ScalarExpr":
         return self.fn("sub", other)
 
-    def __mul__(self, other: "Term | Number") -> "Term":
+    def __mul__(self, other: "ScalarExpr | Number") -> "ScalarExpr":
         return self.fn("mul", other)
 
-    def __truediv__(self, other: "Term | Number") -> "Term":
+    def __truediv__(self, other: "ScalarExpr | Number") -> "ScalarExpr":
         return self.fn("div", other)
 
-    def __rmul__(self, other: Number) -> "Term":
-        return Term(self._operand(other)).fn("mul", self)
+    def __rmul__(self, other: Number) -> "ScalarExpr":
+        return ScalarExpr(self._operand(other)).fn("mul", self)
 
-    def __radd__(self, other: Number) -> "Term":
-        return Term(self._operand(other)).fn("add", self)
+    def __radd__(self, other: Number) -> "ScalarExpr":
+        return ScalarExpr(self._operand(other)).fn("add", self)
 
-    def __rsub__(self, other: Number) -> "Term":
-        return Term(self._operand(other)).fn("sub", self)
+    def __rsub__(self, other: Number) -> "ScalarExpr":
+        return ScalarExpr(self._operand(other)).fn("sub", self)
 
-    def __rtruediv__(self, other: Number) -> "Term":
-        return Term(self._operand(other)).fn("div", self)
+    def __rtruediv__(self, other: Number) -> "ScalarExpr":
+        return ScalarExpr(self._operand(other)).fn("div", self)
 
-    def __neg__(self) -> "Term":
+    def __neg__(self) -> "ScalarExpr":
         return self.fn("neg")
 
-    def choose(self, yes: "Term | Number", no: "Term | Number") -> "Term":
+    def choose(self, yes: "ScalarExpr | Number", no: "ScalarExpr | Number") -> "ScalarExpr":
         """``yes`` where this boolean term holds, else ``no``; at least one of them is a term."""
-        known = yes if isinstance(yes, Term) else no
-        require(isinstance(known, Term), VerifyError, "a choice between two numbers has no dtype")
-        assert isinstance(known, Term)
-        return Term(where(self.expr, known._operand(yes), known._operand(no)))
+        known = yes if isinstance(yes, ScalarExpr) else no
+        require(
+            isinstance(known, ScalarExpr), VerifyError, "a choice between two numbers has no dtype"
+        )
+        assert isinstance(known, ScalarExpr)
+        return ScalarExpr(where(self.expr, known._operand(yes), known._operand(no)))
 
-    def to(self, dtype: torch.dtype) -> "Term":
-        return Term(cast(self.expr, dtype))
+    def to(self, dtype: torch.dtype) -> "ScalarExpr":
+        return ScalarExpr(cast(self.expr, dtype))

@@ -11,55 +11,57 @@ import torch
 from treadle.graph.dynamic import layout_of, offset_of
 from treadle.loop.expr import Array, Position
 from treadle.loop.index import Axis, Index, linear
-from treadle.lower.indexing import Place, is_inside, masked
-from treadle.lower.registry import Decline, Value, lowers
-from treadle.lower.scalars import Number, Operand, Term, cast, const, where
-from treadle.lower.site import Site, broadcast, element, is_dense
+from treadle.lower.context import LoweringContext, broadcast, element, is_dense
+from treadle.lower.indexing import Coordinate, is_inside, masked
+from treadle.lower.registry import Unsupported, Value, lowers
+from treadle.lower.scalars import Number, Operand, ScalarExpr, cast, const, where
 
 aten = torch.ops.aten
 
 
 def _hit(
-    site: Site, axes: Sequence[Axis], x: Value, dim: int, indices: Value
-) -> tuple[Term, list[Place]]:
+    context: LoweringContext, axes: Sequence[Axis], x: Value, dim: int, indices: Value
+) -> tuple[ScalarExpr, list[Coordinate]]:
     """Whether ``axes`` is the one written place of its line, and where ``indices`` says so."""
     if not x.shape or indices.shape[dim] != 1:
-        raise Decline("scattered writes of more than one element a line have no formula")
+        raise Unsupported("scattered writes of more than one element a line have no formula")
     if any(n != m for d, (n, m) in enumerate(zip(x.shape, indices.shape, strict=True)) if d != dim):
-        raise Decline("scattered writes to part of the lines have no formula")
-    at: list[Place] = [0 if d == dim else axis for d, axis in enumerate(axes)]
-    wanted = Term(cast(element(indices, at), torch.int64))
-    return wanted.fn("eq", Term(Position(Index.of(axes[dim])))), at
+        raise Unsupported("scattered writes to part of the lines have no formula")
+    at: list[Coordinate] = [0 if d == dim else axis for d, axis in enumerate(axes)]
+    wanted = ScalarExpr(cast(element(indices, at), torch.int64))
+    return wanted.fn("eq", ScalarExpr(Position(Index.of(axes[dim])))), at
 
 
 @lowers(aten.scatter.value, aten.scatter.src)
-def scatter(site: Site, x: Value, dim: int, indices: Value, source: Operand) -> Array:
+def scatter(context: LoweringContext, x: Value, dim: int, indices: Value, source: Operand) -> Array:
     """``out[i, j] = source[i] if j == indices[i] else x[i, j]``: one write a line."""
-    axes = site.axes()
+    axes = context.axes()
     dim %= max(len(x.shape), 1)
-    hit, at = _hit(site, axes, x, dim, indices)
-    old = Term(element(x, axes))
+    hit, at = _hit(context, axes, x, dim, indices)
+    old = ScalarExpr(element(x, axes))
     if isinstance(source, Number):
-        return Array(axes, where(hit.expr, const(source, site.dtype), old.expr))
+        return Array(axes, where(hit.expr, const(source, context.dtype), old.expr))
     return Array(axes, where(hit.expr, element(source, at), old.expr))
 
 
 @lowers(aten.scatter_add.default)
-def scatter_add(site: Site, x: Value, dim: int, indices: Value, source: Value) -> Array:
+def scatter_add(
+    context: LoweringContext, x: Value, dim: int, indices: Value, source: Value
+) -> Array:
     """``out[i, j] = x[i, j] + (source[i] if j == indices[i] else 0)``: one write a line."""
-    axes = site.axes()
+    axes = context.axes()
     dim %= max(len(x.shape), 1)
-    hit, at = _hit(site, axes, x, dim, indices)
-    added = where(hit.expr, element(source, at), const(0, site.dtype))
-    total = site.term(x, axes, site.dtype) + Term(cast(added, site.dtype)).to(
-        site.term(x, axes, site.dtype).expr.dtype
+    hit, at = _hit(context, axes, x, dim, indices)
+    added = where(hit.expr, element(source, at), const(0, context.dtype))
+    total = context.term(x, axes, context.dtype) + ScalarExpr(cast(added, context.dtype)).to(
+        context.term(x, axes, context.dtype).expr.dtype
     )
-    return Array(axes, cast(total.expr, site.dtype))
+    return Array(axes, cast(total.expr, context.dtype))
 
 
 @lowers(aten.slice_scatter.default)
 def slice_scatter(
-    site: Site,
+    context: LoweringContext,
     x: Value,
     source: Value,
     dim: int = 0,
@@ -68,7 +70,7 @@ def slice_scatter(
     step: int = 1,
 ) -> Array:
     """``out[i, j] = source[i, (j - start) // step]`` for ``j`` in the slice, else ``x[i, j]``."""
-    axes = site.axes()
+    axes = context.axes()
     dim %= len(axes)
     if 0 in x.shape:
         return Array(axes, element(x, axes))
@@ -76,60 +78,75 @@ def slice_scatter(
     if first >= last:
         return Array(axes, element(x, axes))
     away = Index.of(axes[dim]) - first
-    inside = Term(is_inside(away, last - first))
+    inside = ScalarExpr(is_inside(away, last - first))
     if step != 1:
-        inside = inside.fn("and", Term(Position(away % step)).fn("eq", 0))
+        inside = inside.fn("and", ScalarExpr(Position(away % step)).fn("eq", 0))
     at = (*axes[:dim], away // step, *axes[dim + 1 :])
     aligned = at[len(at) - len(source.shape) :]
-    read = cast(masked(source, aligned, inside.expr, 0), site.dtype)
+    read = cast(masked(source, aligned, inside.expr, 0), context.dtype)
     return Array(axes, where(inside.expr, read, element(x, axes)))
 
 
 @lowers(aten.select_scatter.default)
-def select_scatter(site: Site, x: Value, source: Value, dim: int, index: int) -> Array:
+def select_scatter(
+    context: LoweringContext, x: Value, source: Value, dim: int, index: int
+) -> Array:
     """``out[i, j] = source[i] if j == index else x[i, j]``."""
-    axes = site.axes()
+    axes = context.axes()
     dim %= len(axes)
-    chosen = Term(Position(Index.of(axes[dim]))).fn("eq", index % x.shape[dim])
-    read = cast(broadcast(source, (*axes[:dim], *axes[dim + 1 :])), site.dtype)
+    chosen = ScalarExpr(Position(Index.of(axes[dim]))).fn("eq", index % x.shape[dim])
+    read = cast(broadcast(source, (*axes[:dim], *axes[dim + 1 :])), context.dtype)
     return Array(axes, where(chosen.expr, read, element(x, axes)))
 
 
 @lowers(aten.slice_backward.default)
 def slice_backward(
-    site: Site, grad: Value, sizes: Sequence[int], dim: int, start: int, end: int, step: int
+    context: LoweringContext,
+    grad: Value,
+    sizes: Sequence[int],
+    dim: int,
+    start: int,
+    end: int,
+    step: int,
 ) -> Array:
     """``out[i, j] = grad[i, (j - start) // step]`` for ``j`` in the slice, else zero."""
-    nothing = Array(site.axes(), const(0, site.dtype))
-    return slice_scatter(site, nothing, grad, dim, start, end, step)
+    nothing = Array(context.axes(), const(0, context.dtype))
+    return slice_scatter(context, nothing, grad, dim, start, end, step)
 
 
 @lowers(aten.select_backward.default)
-def select_backward(site: Site, grad: Value, sizes: Sequence[int], dim: int, index: int) -> Array:
+def select_backward(
+    context: LoweringContext, grad: Value, sizes: Sequence[int], dim: int, index: int
+) -> Array:
     """``out[i, j] = grad[i] if j == index else 0``."""
-    return select_scatter(site, Array(site.axes(), const(0, site.dtype)), grad, dim, index)
+    return select_scatter(context, Array(context.axes(), const(0, context.dtype)), grad, dim, index)
 
 
 @lowers(aten.embedding_dense_backward.default)
 def embedding_dense_backward(
-    site: Site, grad: Value, indices: Value, rows: int, padding_idx: int, by_frequency: bool
+    context: LoweringContext,
+    grad: Value,
+    indices: Value,
+    rows: int,
+    padding_idx: int,
+    by_frequency: bool,
 ) -> Array:
     """``out[v, c] = grad[v, c]`` for the rows that a plain range ``0, 1, ...`` looked up."""
-    row, column = site.axes()
+    row, column = context.axes()
     count = indices.shape[-1] if indices.shape else 0
     if not isinstance(indices, Array) or math.prod(indices.shape) != count or padding_idx >= 0:
-        raise Decline("rows that data chooses are summed by the library")
+        raise Unsupported("rows that data chooses are summed by the library")
     place = Axis(max(count, 1))
     looked = cast(element(indices, (*(0,) * (len(indices.shape) - 1), place)), torch.int64)
     if not isinstance(looked, Position) or looked.index != Index.of(place) or by_frequency:
-        raise Decline("rows that data chooses are summed by the library")
+        raise Unsupported("rows that data chooses are summed by the library")
     at = (*(0,) * (len(indices.shape) - 1), row, column)
     return Array((row, column), masked(grad, at, is_inside(Index.of(row), count), 0))
 
 
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(
-    site: Site,
+    context: LoweringContext,
     x: Value,
     indices: Sequence[Value | None],
     values: Value,
@@ -138,42 +155,42 @@ def index_put(
     """``out[i] = value if mask[i] else x[i]``: a mask over the leading dims, and one value."""
     mask = indices[0] if indices else None
     if mask is None or len(indices) != 1 or mask.dtype is not torch.bool or accumulate:
-        raise Decline("writes to places that data chooses have no formula")
+        raise Unsupported("writes to places that data chooses have no formula")
     if math.prod(values.shape) != 1:
-        raise Decline("how many values a mask takes depends on data")
-    axes = site.axes()
+        raise Unsupported("how many values a mask takes depends on data")
+    axes = context.axes()
     chosen = element(mask, axes[: len(mask.shape)])
-    value = cast(element(values, (0,) * len(values.shape)), site.dtype)
+    value = cast(element(values, (0,) * len(values.shape)), context.dtype)
     return Array(axes, where(chosen, value, element(x, axes)))
 
 
 @lowers(aten.diagonal_scatter.default)
 def diagonal_scatter(
-    site: Site, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+    context: LoweringContext, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Array:
     """``out[.., r, c] = source[.., min(r, c)] if c - r == offset else x[.., r, c]``."""
-    axes = site.axes()
+    axes = context.axes()
     row, column = axes[dim1 % len(axes)], axes[dim2 % len(axes)]
     others = [axis for axis in axes if axis is not row and axis is not column]
-    chosen = Term(Position(Index.of(column) - row)).fn("eq", offset)
+    chosen = ScalarExpr(Position(Index.of(column) - row)).fn("eq", offset)
     along = Index.of(row) if offset >= 0 else Index.of(column)
-    held = chosen.fn("and", Term(is_inside(along, source.shape[-1])))
-    read = cast(masked(source, (*others, along), held.expr, 0), site.dtype)
+    held = chosen.fn("and", ScalarExpr(is_inside(along, source.shape[-1])))
+    read = cast(masked(source, (*others, along), held.expr, 0), context.dtype)
     return Array(axes, where(chosen.expr, read, element(x, axes)))
 
 
 @lowers(aten.diagonal_backward.default)
 def diagonal_backward(
-    site: Site, grad: Value, sizes: Sequence[int], offset: int, dim1: int, dim2: int
+    context: LoweringContext, grad: Value, sizes: Sequence[int], offset: int, dim1: int, dim2: int
 ) -> Array:
     """``out[.., r, c] = grad[.., min(r, c)] if c - r == offset else 0``."""
-    nothing = Array(site.axes(), const(0, site.dtype))
-    return diagonal_scatter(site, nothing, grad, offset, dim1, dim2)
+    nothing = Array(context.axes(), const(0, context.dtype))
+    return diagonal_scatter(context, nothing, grad, offset, dim1, dim2)
 
 
 @lowers(aten.as_strided_scatter.default)
 def as_strided_scatter(
-    site: Site,
+    context: LoweringContext,
     x: Value,
     source: Value,
     size: Sequence[int],
@@ -185,21 +202,21 @@ def as_strided_scatter(
     ``flat`` is eager's place of an element. The strides must nest, so that ``k`` is unique:
     ``k[0] = rest // stride[0]``, then the same with ``rest % stride[0]``.
     """
-    base = site.node.all_input_nodes[0].meta["val"]
+    base = context.node.all_input_nodes[0].meta["val"]
     (shape, strides), first = layout_of(base), offset_of(base)
-    axes = site.axes()
+    axes = context.axes()
     order = sorted((d for d, n in enumerate(size) if n != 1), key=lambda d: -stride[d])
     spans = [(size[d] - 1) * stride[d] for d in order]
     nested = all(stride[d] > sum(spans[n + 1 :]) for n, d in enumerate(order))
     if not nested or not is_dense(shape, strides) or 0 in size:
-        raise Decline("as_strided_scatter over places that overlap")
+        raise Unsupported("as_strided_scatter over places that overlap")
     start = first if storage_offset is None else storage_offset
     rest = linear(axes, strides, first - start)
-    inside = Term(Position(rest)).fn("ge", 0)
+    inside = ScalarExpr(Position(rest)).fn("ge", 0)
     at = [Index.of(0)] * len(size)
     for d in order:
         at[d], rest = rest // stride[d], rest % stride[d]
-        inside = inside.fn("and", Term(Position(at[d])).fn("lt", size[d]))
-    inside = inside.fn("and", Term(Position(rest)).fn("eq", 0))
-    read = cast(masked(source, tuple(at), inside.expr, 0), site.dtype)
+        inside = inside.fn("and", ScalarExpr(Position(at[d])).fn("lt", size[d]))
+    inside = inside.fn("and", ScalarExpr(Position(rest)).fn("eq", 0))
+    read = cast(masked(source, tuple(at), inside.expr, 0), context.dtype)
     return Array(axes, where(inside.expr, read, element(x, axes)))

@@ -15,8 +15,8 @@ from treadle.graph.dynamic import layout_of, offset_of
 from treadle.loop.expr import Array
 from treadle.loop.index import linear, unflatten
 from treadle.loop.program import TensorRef
+from treadle.lower.context import LoweringContext, contiguous_strides, element, fresh_axes, is_dense
 from treadle.lower.registry import Value, lowers
-from treadle.lower.site import Site, contiguous_strides, element, fresh_axes, is_dense
 from treadle.util.extents import Size, same, size_key
 
 aten = torch.ops.aten
@@ -31,16 +31,16 @@ RESHAPES: tuple[OpOverload, ...] = (
 
 
 @lowers(*RESHAPES)
-def reshape(site: Site, x: Value, *_args: Any) -> Value:
+def reshape(context: LoweringContext, x: Value, *_args: Any) -> Value:
     """The same elements in the same order, in another shape."""
-    return reshaped(site, x, site.shape)
+    return reshaped(context, x, context.shape)
 
 
-def reshaped(site: Site, x: Value, shape: Sequence[int]) -> Value:
+def reshaped(context: LoweringContext, x: Value, shape: Sequence[int]) -> Value:
     """``x`` in ``shape``: a view when the strides allow, else the formula of the copy."""
     if isinstance(x, TensorRef):
         try:
-            layout = _replayed(site, aten.view.default, (x, list(shape)), {})
+            layout = _replayed(context, aten.view.default, (x, list(shape)), {})
         except (RuntimeError, ValueError):  # the strides cannot be merged
             return _reindexed(x, shape)
         return _over(x, layout)
@@ -57,9 +57,9 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides and offset."""
 
 
-def _replayed(site: Site, op: OpOverload, args: Any, kwargs: Any) -> Any:
+def _replayed(context: LoweringContext, op: OpOverload, args: Any, kwargs: Any) -> Any:
     """The layout of what ``op`` gives, or one for each piece, from the layouts of its operands."""
-    symbols = site.builder.symbols
+    symbols = context.builder.symbols
     if symbols is None or not _has_sizes([_numbers(each) for each in args]):
         return _layouts(op(*[_ghost(each, _itself) for each in args], **kwargs), int)
 
@@ -156,23 +156,25 @@ the arena."""
 
 
 @lowers(*OTHER_VIEWS)
-def view(site: Site, x: Value, *args: Any, **kwargs: Any) -> Value | tuple[Value, ...]:
+def view(
+    context: LoweringContext, x: Value, *args: Any, **kwargs: Any
+) -> Value | tuple[Value, ...]:
     """A view of ``x``, or one for each piece."""
-    result = _replayed(site, _target(site), (x, *args), kwargs)
-    if isinstance(site.val, torch.Tensor):
+    result = _replayed(context, _target(context), (x, *args), kwargs)
+    if isinstance(context.val, torch.Tensor):
         return _over(x, result)
     return tuple(_over(x, piece) for piece in result)
 
 
-def _target(site: Site) -> OpOverload:
-    target = site.node.target
+def _target(context: LoweringContext) -> OpOverload:
+    target = context.node.target
     assert isinstance(target, OpOverload)
     return target
 
 
 @lowers(aten.as_strided.default)
 def as_strided(
-    site: Site,
+    context: LoweringContext,
     x: Value,
     size: Sequence[int],
     stride: Sequence[int],
@@ -182,18 +184,20 @@ def as_strided(
 
     What is not laid out as in eager is copied so first.
     """
-    source = site.node.all_input_nodes[0].meta["val"]
+    source = context.node.all_input_nodes[0].meta["val"]
     if not isinstance(x, TensorRef) or not _lies(x, layout_of(source)[1]):
-        x = as_eager(site, x, source)
+        x = as_eager(context, x, source)
     start = offset_of(source)
     moved = 0 if storage_offset is None else storage_offset - start
     return TensorRef(x.buffer, x.dtype, tuple(size), tuple(stride), x.offset + moved)
 
 
 @lowers(aten.as_strided_copy.default)
-def as_strided_copy(site: Site, x: Value, *args: Any, **kwargs: Any) -> Value:
+def as_strided_copy(context: LoweringContext, x: Value, *args: Any, **kwargs: Any) -> Value:
     """``as_strided`` in a buffer of its own."""
-    return site.builder.copied(site.name, as_strided(site, x, *args, **kwargs), site.origin)
+    return context.builder.copied(
+        context.name, as_strided(context, x, *args, **kwargs), context.origin
+    )
 
 
 def _lies(x: TensorRef, strides: Sequence[int]) -> bool:
@@ -203,12 +207,12 @@ def _lies(x: TensorRef, strides: Sequence[int]) -> bool:
     )
 
 
-def as_eager(site: Site, x: Value, source: torch.Tensor) -> TensorRef:
+def as_eager(context: LoweringContext, x: Value, source: torch.Tensor) -> TensorRef:
     """``x`` in a buffer with eager's strides, which must leave no gaps."""
     strides = layout_of(source)[1]
     if not is_dense(x.shape, strides):
-        raise site.fault(
+        raise context.fault(
             "a view by strides reaches outside the value it is taken of",
             "take it of the tensor that owns the storage",
         )
-    return site.builder.relaid(f"{site.name}_base", x, strides, site.origin)
+    return context.builder.relaid(f"{context.name}_base", x, strides, context.origin)

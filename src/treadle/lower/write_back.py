@@ -12,9 +12,9 @@ from dataclasses import replace
 from treadle.loop.expr import Array
 from treadle.loop.program import BufferKind, Call, Compute, Origin, Step, TensorRef
 from treadle.loop.traverse import loads
+from treadle.lower.context import Builder, buffers_read, element, fresh_axes
 from treadle.lower.registry import Value
 from treadle.lower.scalars import cast
-from treadle.lower.site import Builder, buffers_read, element, fresh_axes
 
 
 def is_expected(step: Step) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from treadle.report.account import Account, Use
+from treadle.report.step_report import StepReport, Use
 from treadle.util.sizes import format_bytes
 
 _LITTLE = 0.02
@@ -17,49 +17,49 @@ _FAR = 4.0
 """Multiple of its floor from which a kernel is worth a look."""
 
 
-def advice(account: Account) -> tuple[str, ...]:
+def advice(report: StepReport) -> tuple[str, ...]:
     """One sentence each, the most telling first; never empty."""
-    found = tuple(_advice(account))
+    found = tuple(_advice(report))
     return found or ("nothing stands out: the step is near what its bytes and products need",)
 
 
-def _advice(account: Account) -> Iterator[str]:
-    yield from _not_ours(account)
-    yield from _of_memory(account)
-    total = account.profiled_seconds
+def _advice(report: StepReport) -> Iterator[str]:
+    yield from _not_ours(report)
+    yield from _of_memory(report)
+    total = report.profiled_seconds
     if total is None:
-        how = "run step.profile(*batch)" if account.whole else "run inside backend.profiling()"
+        how = "run step.profile(*batch)" if report.whole else "run inside backend.profiling()"
         yield f"times are floors, not measured: {how} once, then explain again"
         return
-    yield from _of_time(account, total)
+    yield from _of_time(report, total)
 
 
-def _not_ours(account: Account) -> Iterator[str]:
+def _not_ours(report: StepReport) -> Iterator[str]:
     """What runs as in eager, and is therefore not faster than eager."""
-    if account.library:
+    if report.library:
         yield (
             "everything runs as PyTorch's kernels, as fast as eager at best: install g++ or "
             "clang++ (`treadle doctor` says what is found), or leave Options(codegen=False)"
         )
-    for name, reason in account.eager:
+    for name, reason in report.eager:
         yield f"{name} runs eagerly after the graph, as slow and as large as in eager: {reason}"
-    share = _share(account, account.fallbacks)
-    if share >= _LITTLE and not account.library:
-        first = account.fallbacks[0]
+    share = _share(report, report.fallbacks)
+    if share >= _LITTLE and not report.library:
+        first = report.fallbacks[0]
         yield (
             f"fallbacks take {100 * share:.0f} % of the step, as slow as in eager; most of it "
             f"{first.name} ({first.reason}){_at(first)}: replace it, or treadle.register_lowering"
         )
 
 
-def _of_memory(account: Account) -> Iterator[str]:
-    memory = account.memory
+def _of_memory(report: StepReport) -> Iterator[str]:
+    memory = report.memory
     measured = memory.measured_bytes
     if measured is not None and measured > _OVER * memory.predicted_bytes:
         over = format_bytes(measured - memory.predicted_bytes)
         yield f"the measured peak is {over} above the predicted one: please report it, with this"
     line = memory.timeline
-    free = account.whole and not memory.budget
+    free = report.whole and not memory.budget
     if free and line is not None and line.arena > 0.5 * memory.predicted_bytes:
         yield (
             f"temporaries are {format_bytes(line.arena)} of the peak: memory=0.5 trades some of "
@@ -67,21 +67,21 @@ def _of_memory(account: Account) -> Iterator[str]:
         )
 
 
-def _of_time(account: Account, total: float) -> Iterator[str]:
+def _of_time(report: StepReport, total: float) -> Iterator[str]:
     uses = sorted(
-        (*account.kernels, *account.calls), key=lambda use: use.seconds or 0.0, reverse=True
+        (*report.kernels, *report.calls), key=lambda use: use.seconds or 0.0, reverse=True
     )
-    library = sum(use.seconds or 0.0 for use in account.calls) / max(total, 1e-12)
-    if library > _MOST and not account.library:
+    library = sum(use.seconds or 0.0 for use in report.calls) / max(total, 1e-12)
+    if library > _MOST and not report.library:
         yield (
             f"library calls (products, convolutions, attention) are {100 * library:.0f} % of the "
             "step, as fast as in eager: lower precision (torch.autocast) or a larger batch helps "
             "more than fusion can"
         )
-    short = [each for each in account.host_steps if (each.seconds or 0.0) < _SHORT]
-    if len(short) > len(account.host_steps) / 2:
+    short = [each for each in report.host_steps if (each.seconds or 0.0) < _SHORT]
+    if len(short) > len(report.host_steps) / 2:
         yield (
-            f"{len(short)} of {len(account.host_steps)} kernels and calls take less than "
+            f"{len(short)} of {len(report.host_steps)} kernels and calls take less than "
             f"{1e6 * _SHORT:.0f} us: the step is bound by starting them; a larger batch is nearly "
             "free"
         )
@@ -104,11 +104,11 @@ def _largest(use: Use, total: float, lead: str = "the largest part: ") -> str:
     return f"{lead}{use.name} with {share:.0f} % of the step, {near}{_at(use)}"
 
 
-def _share(account: Account, uses: tuple[Use, ...]) -> float:
+def _share(report: StepReport, uses: tuple[Use, ...]) -> float:
     """Of the measured time, or of the floors."""
-    total = account.profiled_seconds
+    total = report.profiled_seconds
     if total is None:
-        return sum(use.floor_seconds for use in uses) / max(account.floor_seconds, 1e-12)
+        return sum(use.floor_seconds for use in uses) / max(report.floor_seconds, 1e-12)
     return sum(use.seconds or 0.0 for use in uses) / max(total, 1e-12)
 
 

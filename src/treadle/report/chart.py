@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.graph.signature import Role
-from treadle.report.account import Account
+from treadle.report.step_report import StepReport
 from treadle.schedule.timeline import Timeline
 
 WIDTH, HEIGHT = 960.0, 300.0
@@ -77,15 +77,15 @@ def series(
     return [each for each in found if any(each[2])]
 
 
-def chart(account: Account) -> Chart | None:
+def chart(report: StepReport) -> Chart | None:
     """The drawing of a step; ``None`` where its timeline is not known or has no steps."""
-    line = account.memory.timeline
+    line = report.memory.timeline
     if line is None or not line.names:
         return None
-    parts = series(line, account.roles, account.whole)
+    parts = series(line, report.roles, report.whole)
     totals = [sum(each) for each in zip(*(sizes for _, _, sizes in parts), strict=True)]
     columns = _columns(totals)
-    peak, budget = account.memory.predicted_bytes, account.memory.budget_bytes
+    peak, budget = report.memory.predicted_bytes, report.memory.budget_bytes
     near = budget is not None and budget <= 2 * peak
     top = 1.05 * max(peak, budget if near and budget else 0, max(totals), 1)
     below = [0] * len(columns)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from treadle.graph.passes import PassReport
 from treadle.graph.signature import Role
 from treadle.passes.memory.decisions import layer_of, shown
-from treadle.report.account import Account, Use
 from treadle.report.advice import advice, short_line
 from treadle.report.chart import series
 from treadle.report.stages import ORDER
+from treadle.report.step_report import StepReport, Use
 from treadle.schedule.timeline import AliveAtPeak
 from treadle.util.sizes import format_bytes
 
@@ -19,73 +19,73 @@ _OPERATIONS = 6
 _HELD = 10
 
 
-def explain(account: Account) -> str:
+def explain(report: StepReport) -> str:
     """Next steps, capture, time by phase and kernel, fallbacks, memory and compile time."""
     parts = [
-        "next\n" + "\n".join(f"  {each}" for each in advice(account)),
-        _captured(account),
-        _phases(account),
-        _uses(account),
-        account.launching and f"launches: {account.launching}",
-        _fallbacks(account),
-        _memory(account),
-        _alive(account),
-        _times(account),
+        "next\n" + "\n".join(f"  {each}" for each in advice(report)),
+        _captured(report),
+        _phases(report),
+        _uses(report),
+        report.launching and f"launches: {report.launching}",
+        _fallbacks(report),
+        _memory(report),
+        _alive(report),
+        _times(report),
     ]
-    if account.recompiles:
-        parts.append("recompiled because\n" + "\n".join(f"  {why}" for why in account.recompiles))
+    if report.recompiles:
+        parts.append("recompiled because\n" + "\n".join(f"  {why}" for why in report.recompiles))
     return "\n\n".join(part for part in parts if part)
 
 
-def _captured(account: Account) -> str:
-    counts = ", ".join(f"{each.count} {_role(account, each.role)}" for each in account.inputs)
-    phases = ", ".join(f"{count} {phase}" for phase, count in account.operations)
-    total = sum(count for _, count in account.operations)
-    left = f"\n  left outside: {', '.join(account.left)}" if account.left else ""
-    checks = f"{account.conditions} check{'s' * (account.conditions > 1)}"
+def _captured(report: StepReport) -> str:
+    counts = ", ".join(f"{each.count} {_role(report, each.role)}" for each in report.inputs)
+    phases = ", ".join(f"{count} {phase}" for phase, count in report.operations)
+    total = sum(count for _, count in report.operations)
+    left = f"\n  left outside: {', '.join(report.left)}" if report.left else ""
+    checks = f"{report.conditions} check{'s' * (report.conditions > 1)}"
     looked = f"\n  {checks} looked at in each call, before anything is written"
     return (
         f"captured: one graph of {total} operations ({phases})\n"
-        f"  inputs: {counts}; {account.written_back} written back in place{left}"
+        f"  inputs: {counts}; {report.written_back} written back in place{left}"
         + looked
-        * bool(account.conditions)
+        * bool(report.conditions)
     )
 
 
-def _role(account: Account, role: Role) -> str:
-    return role.value if account.whole else "tensors"
+def _role(report: StepReport, role: Role) -> str:
+    return role.value if report.whole else "tensors"
 
 
-def _phases(account: Account) -> str:
+def _phases(report: StepReport) -> str:
     """A line per phase: its share, measured time and floor, kernels and calls."""
-    total = account.profiled_seconds
+    total = report.profiled_seconds
     if total is None:
-        head = f"time: not measured; at least {milliseconds(account.floor_seconds)}"
+        head = f"time: not measured; at least {milliseconds(report.floor_seconds)}"
     else:
         head = (
-            f"measured: {milliseconds(total)} in {len(account.host_steps)} kernels and calls, "
-            f"timed one by one; at least {milliseconds(account.floor_seconds)}"
+            f"measured: {milliseconds(total)} in {len(report.host_steps)} kernels and calls, "
+            f"timed one by one; at least {milliseconds(report.floor_seconds)}"
         )
-    device = account.device
+    device = report.device
     lines = [
         f"{head} at {device.bandwidth / 1e9:.4g} GB/s and the rate of products of {device.name}"
     ]
-    for phase in account.phases:
+    for phase in report.phases:
         parts = [
             f"{phase.launches} launches",
             f"{phase.library_calls} library calls",
             f"{phase.fallbacks} fallback{'s' * (phase.fallbacks > 1)}" if phase.fallbacks else "",
         ]
-        times = _share_and_times(account, phase.seconds, phase.floor_seconds)
+        times = _share_and_times(report, phase.seconds, phase.floor_seconds)
         lines.append(f"  {times}  {phase.name:10} {', '.join(part for part in parts if part)}")
     return "\n".join(lines)
 
 
-def _share_and_times(account: Account, seconds: float | None, floor: float) -> str:
+def _share_and_times(report: StepReport, seconds: float | None, floor: float) -> str:
     """``23.1 %   12.50 ms  floor    3.10 ms``; without a measurement shares are of the floors."""
-    total = account.profiled_seconds
+    total = report.profiled_seconds
     if total is None:
-        share = 100 * floor / max(account.floor_seconds, 1e-12)
+        share = 100 * floor / max(report.floor_seconds, 1e-12)
         return f"{share:5.1f} %  floor {milliseconds(floor):>11}"
     share = 100 * (seconds or 0.0) / max(total, 1e-12)
     return f"{share:5.1f} % {milliseconds(seconds or 0.0):>11}  floor {milliseconds(floor):>11}"
@@ -96,34 +96,34 @@ def milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3f} ms" if seconds >= 1e-6 or not seconds else "< 0.001 ms"
 
 
-def _uses(account: Account) -> str:
-    kernels = account.kernels
+def _uses(report: StepReport) -> str:
+    kernels = report.kernels
     lines = [
-        f"kernels: {account.launches} launches of {len(kernels)} generated functions "
+        f"kernels: {report.launches} launches of {len(kernels)} generated functions "
         f"({sum(each.loops for each in kernels)} loops); "
-        f"{sum(each.launches for each in account.calls)} library calls"
+        f"{sum(each.launches for each in report.calls)} library calls"
     ]
-    if account.library:
+    if report.library:
         lines.append("  no compiler was found or wanted: everything is PyTorch's kernels")
-    measured = account.profiled_seconds is not None
+    measured = report.profiled_seconds is not None
     uses = sorted(
-        (*kernels, *account.calls, *account.fallbacks),
+        (*kernels, *report.calls, *report.fallbacks),
         key=lambda use: (use.seconds or 0.0) if measured else use.floor_seconds,
         reverse=True,
     )
     for use in uses[:_USES]:
-        lines += _use(account, use)
+        lines += _use(report, use)
     if len(uses) > _USES:
         rest = uses[_USES:]
         seconds = sum(use.seconds or 0.0 for use in rest)
-        times = _share_and_times(account, seconds, sum(use.floor_seconds for use in rest))
+        times = _share_and_times(report, seconds, sum(use.floor_seconds for use in rest))
         lines.append(f"  {times}  {len(rest)} more; step.report(path) has them all")
     return "\n".join(lines)
 
 
-def _use(account: Account, use: Use) -> list[str]:
+def _use(report: StepReport, use: Use) -> list[str]:
     """What it costs and is made of; below it where that stands."""
-    times = _share_and_times(account, use.seconds, use.floor_seconds)
+    times = _share_and_times(report, use.seconds, use.floor_seconds)
     rate = f" {use.bytes_moved / use.seconds / 1e9:.1f} GB/s" if use.seconds else ""
     operations = counted(use.operations, _OPERATIONS) if use.source else ""
     head = f"  {times}  {use.name} x{max(use.loops, use.launches)}{rate}"
@@ -138,17 +138,17 @@ def counted(operations: Sequence[str], most: int = 1 << 30) -> str:
     return ", ".join([*words, "..."] if len(found) > most else words)
 
 
-def _fallbacks(account: Account) -> str:
-    reasons = [(each.name, each.launches, each.reason) for each in account.fallbacks]
-    reasons += [(name, 1, reason) for name, reason in account.eager]
+def _fallbacks(report: StepReport) -> str:
+    reasons = [(each.name, each.launches, each.reason) for each in report.fallbacks]
+    reasons += [(name, 1, reason) for name, reason in report.eager]
     if not reasons:
         return "fallbacks: none"
     lines = [f"  {name} x{count}: {reason}" for name, count, reason in reasons]
     return f"fallbacks: {sum(count for _, count, _ in reasons)}\n" + "\n".join(lines)
 
 
-def _memory(account: Account) -> str:
-    memory = account.memory
+def _memory(report: StepReport) -> str:
+    memory = report.memory
     measured = memory.measured_bytes
     lines = [
         f"memory: predicted peak {format_bytes(memory.predicted_bytes)}, "
@@ -162,14 +162,14 @@ def _memory(account: Account) -> str:
     return "\n".join(lines + [f"  {shown(row)}" for row in rows])
 
 
-def _alive(account: Account) -> str:
+def _alive(report: StepReport) -> str:
     """What fills the memory at the step where most is in use, and the largest temporaries."""
-    line = account.memory.timeline
+    line = report.memory.timeline
     if line is None or not line.names:
         return ""
     at = line.peak_at
-    lines = [f"alive at the peak, {at + 1} of {len(line.names)}: {during(account)}"]
-    parts = [(label, sizes[at]) for label, _, sizes in series(line, account.roles, account.whole)]
+    lines = [f"alive at the peak, {at + 1} of {len(line.names)}: {during(report)}"]
+    parts = [(label, sizes[at]) for label, _, sizes in series(line, report.roles, report.whole)]
     for label, size in sorted(parts, key=lambda part: -part[1]):
         lines += [f"  {format_bytes(size):>11}  {label}"] if size else []
     lines.append("  of these the largest temporaries")
@@ -180,9 +180,9 @@ def _alive(account: Account) -> str:
     return "\n".join(lines)
 
 
-def during(account: Account) -> str:
+def during(report: StepReport) -> str:
     """``treadle_7 (backward: mul, sum), examples/gpt.py:48: text``: where most is alive."""
-    step = account.at_peak
+    step = report.at_peak
     if step is None:
         return "not known"
     made = f": {counted(step.info.operations, _OPERATIONS)}" if step.function else ""
@@ -200,23 +200,23 @@ def held_rows(held: Sequence[AliveAtPeak]) -> list[tuple[int, AliveAtPeak]]:
     return sorted(rows, key=lambda row: -row[0] * row[1].size_bytes)
 
 
-def _times(account: Account) -> str:
-    source = "from the cache" if account.from_cache else "compiled"
-    stages = ", ".join(f"{name} {value:.2f} s" for name, value in account.stages)
+def _times(report: StepReport) -> str:
+    source = "from the cache" if report.from_cache else "compiled"
+    stages = ", ".join(f"{name} {value:.2f} s" for name, value in report.stages)
     return f"compile: {source}; {stages}"
 
 
-def explain_stages(account: Account) -> str:
+def explain_stages(report: StepReport) -> str:
     """The stages of the compile in their order: seconds, why each stands there, and what each pass
     made of the nodes of the graph."""
-    seconds = dict(account.stages)
-    timed = account.pass_seconds or (None,) * len(account.passes)
+    seconds = dict(report.stages)
+    timed = report.pass_seconds or (None,) * len(report.passes)
     lines: list[str] = []
     for stage in ORDER:
         lines.append(f"{stage.name:20}{_seconds(seconds.get(stage.name))}  {stage.why}")
         if stage.name == "clean":
-            lines += map(_pass, account.passes, timed)
-    if account.from_cache:
+            lines += map(_pass, report.passes, timed)
+    if report.from_cache:
         lines.append("from the cache: the passes are those of the first compile")
     return "\n".join(lines)
 

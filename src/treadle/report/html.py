@@ -6,14 +6,14 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 
 from treadle.passes.memory.decisions import layer_of
-from treadle.report.account import Account, Use
 from treadle.report.advice import advice, short_line
 from treadle.report.chart import HEIGHT, WIDTH, chart, frontier_chart
 from treadle.report.explain import counted, during, held_rows, milliseconds
+from treadle.report.step_report import StepReport, Use
 from treadle.util.sizes import format_bytes
 
 
-def page(account: Account, frontier: Sequence[tuple[int, float]] = ()) -> str:
+def page(report: StepReport, frontier: Sequence[tuple[int, float]] = ()) -> str:
     """The whole file. Names and source lines come from users: everything is escaped.
 
     ``frontier``: predicted peak and estimated seconds of plans for other budgets."""
@@ -23,18 +23,18 @@ def page(account: Account, frontier: Sequence[tuple[int, float]] = ()) -> str:
     filters = {"size": format_bytes, "ms": milliseconds, "counted": counted, "line": short_line}
     environment.filters.update({**filters, "layer": layer_of})
     text = files("treadle.report").joinpath("page.html").read_text(encoding="utf-8")
-    line = account.memory.timeline
+    line = report.memory.timeline
     return environment.from_string(text).render(
-        a=account,
-        m=account.memory,
-        c=chart(account),
-        f=frontier_chart(frontier, account.memory.predicted_bytes),
-        uses=_uses(account),
-        total=_total(account),
-        advice=advice(account),
-        during=during(account),
+        a=report,
+        m=report.memory,
+        c=chart(report),
+        f=frontier_chart(frontier, report.memory.predicted_bytes),
+        uses=_uses(report),
+        total=_total(report),
+        advice=advice(report),
+        during=during(report),
         held=held_rows(line.held)[:_HELD] if line is not None else [],
-        operations=sum(count for _, count in account.operations),
+        operations=sum(count for _, count in report.operations),
         width=WIDTH,
         height=HEIGHT,
     )
@@ -44,14 +44,14 @@ _HELD = 16
 """Temporaries alive at the peak that are listed."""
 
 
-def _total(account: Account) -> float:
+def _total(report: StepReport) -> float:
     """What shares are of: the measured time, or the floors."""
-    measured = account.profiled_seconds
-    return max(account.floor_seconds if measured is None else measured, 1e-12)
+    measured = report.profiled_seconds
+    return max(report.floor_seconds if measured is None else measured, 1e-12)
 
 
-def _uses(account: Account) -> list[Use]:
+def _uses(report: StepReport) -> list[Use]:
     """Kernels and calls together, what takes longest first."""
-    uses = [*account.kernels, *account.calls, *account.fallbacks]
-    measured = account.profiled_seconds is not None
+    uses = [*report.kernels, *report.calls, *report.fallbacks]
+    measured = report.profiled_seconds is not None
     return sorted(uses, key=lambda use: -((use.seconds or 0.0) if measured else use.floor_seconds))

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from treadle.report.account import Account, PhaseSummary
 from treadle.report.advice import advice
+from treadle.report.step_report import PhaseSummary, StepReport
 
 __all__ = ["PhaseSummary", "Summary", "summary_of"]
 
@@ -42,28 +42,28 @@ class Summary:
     advice: tuple[str, ...]
 
 
-def summary_of(account: Account) -> Summary:
-    """The numbers of ``account``."""
-    memory = account.memory
-    fallbacks = sum(each.launches for each in account.fallbacks) + len(account.eager)
+def summary_of(report: StepReport) -> Summary:
+    """The numbers of ``report``."""
+    memory = report.memory
+    fallbacks = sum(each.launches for each in report.fallbacks) + len(report.eager)
     return Summary(
-        name=account.name,
-        device=account.device_name,
-        operations=sum(count for _, count in account.operations),
-        launches=account.launches,
-        functions=len(account.kernels),
-        library_calls=sum(each.launches for each in account.calls),
+        name=report.name,
+        device=report.device_name,
+        operations=sum(count for _, count in report.operations),
+        launches=report.launches,
+        functions=len(report.kernels),
+        library_calls=sum(each.launches for each in report.calls),
         fallbacks=fallbacks,
         peak_predicted_bytes=memory.predicted_bytes,
         peak_measured_bytes=memory.measured_bytes,
         arena_bytes=memory.arena_bytes,
         budget=memory.budget,
-        floor_seconds=account.floor_seconds,
-        seconds=account.profiled_seconds,
-        phases=account.phases,
-        compile_seconds=account.compile_seconds,
-        stages=dict(account.stages),
-        from_cache=account.from_cache,
-        recompiles=account.recompiles,
-        advice=advice(account),
+        floor_seconds=report.floor_seconds,
+        seconds=report.profiled_seconds,
+        phases=report.phases,
+        compile_seconds=report.compile_seconds,
+        stages=dict(report.stages),
+        from_cache=report.from_cache,
+        recompiles=report.recompiles,
+        advice=advice(report),
     )

@@ -11,29 +11,29 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from treadle.report.account import Account, HostStep
 from treadle.report.chart import series
+from treadle.report.step_report import HostStep, StepReport
 
 _PROCESS = 1
 _PHASES, _KERNELS = 1, 2
 """Tracks: phases above the kernels and calls that they consist of."""
 
 
-def trace_of(account: Account) -> str:
+def trace_of(report: StepReport) -> str:
     """The trace as JSON. Kernels and calls stand one after another with their measured times, or
     with their floors where nothing was measured: ``otherData`` says which."""
-    measured = account.profiled_seconds is not None
+    measured = report.profiled_seconds is not None
     times = "measured one by one" if measured else "floors, nothing was measured"
     data = {
         "displayTimeUnit": "ms",
-        "otherData": {"step": account.name, "device": account.device_name, "times": times},
-        "traceEvents": [*_names(account, times), *_spans(account, measured)],
+        "otherData": {"step": report.name, "device": report.device_name, "times": times},
+        "traceEvents": [*_names(report, times), *_spans(report, measured)],
     }
     return json.dumps(data, separators=(",", ":")) + "\n"
 
 
-def _names(account: Account, times: str) -> Iterator[dict[str, Any]]:
-    yield _named("process_name", 0, f"{account.name or 'step'} ({times})")
+def _names(report: StepReport, times: str) -> Iterator[dict[str, Any]]:
+    yield _named("process_name", 0, f"{report.name or 'step'} ({times})")
     yield _named("thread_name", _PHASES, "phases")
     yield _named("thread_name", _KERNELS, "kernels and library calls")
 
@@ -42,11 +42,11 @@ def _named(what: str, track: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": _PROCESS, "tid": track, "args": {"name": name}}
 
 
-def _spans(account: Account, measured: bool) -> Iterator[dict[str, Any]]:
-    line = account.memory.timeline
-    layers = [] if line is None else series(line, account.roles, account.whole)
+def _spans(report: StepReport, measured: bool) -> Iterator[dict[str, Any]]:
+    line = report.memory.timeline
+    layers = [] if line is None else series(line, report.roles, report.whole)
     now = 0.0
-    for phase, steps in itertools.groupby(account.host_steps, key=lambda each: each.phase):
+    for phase, steps in itertools.groupby(report.host_steps, key=lambda each: each.phase):
         start = now
         for step in steps:
             length = 1e6 * ((step.seconds or 0.0) if measured else step.floor_seconds)

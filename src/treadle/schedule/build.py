@@ -16,8 +16,8 @@ from treadle.loop.index import Axis, FloorDiv, Index, Mod
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.program import Compute, Step
 from treadle.loop.traverse import map_expr
-from treadle.schedule.frame import Frame, Frames, Placed, coefficient, storage_order
 from treadle.schedule.fuse import Group
+from treadle.schedule.loop_nest import LoopNest, LoopNests, ScheduledOp, coefficient, storage_order
 from treadle.util.extents import sample_of
 
 
@@ -26,26 +26,26 @@ def build_kernel(
     group: Group,
     stored: frozenset[int],
     steps: tuple[Step, ...],
-    frames: Frames,
+    nests: LoopNests,
 ) -> Kernel:
     """The kernel of ``group``; ``stored`` are the members whose value leaves it."""
-    assert group.frame is not None
-    frame, placed = group.frame, group.placed
+    assert group.nest is not None
+    nest, placed = group.nest, group.placed
     if group.pointwise:
-        frame, placed = pointwise_nest(group, steps, frames)
+        nest, placed = pointwise_nest(group, steps, nests)
     body: list[Definition | Store] = []
     values: dict[str, Local] = {}
     for n, each in enumerate(placed):
         expr = localise(each.expr, values)
         local = Local(f"v{n}", expr.dtype)
-        axes = frame.axes(each.level)
+        axes = nest.axes(each.level)
         body.append(Definition(local.name, expr, axes))
         if each.step in stored:
             body.append(Store(each.buffer, each.index, local, axes))
         values[each.buffer] = local
     origins = tuple(steps[each.step].origin for each in placed)
     name = f"kernel_{number}"
-    return Kernel(name, frame.kind, frame.rows, frame.cols, tuple(body), origins)
+    return Kernel(name, nest.kind, nest.rows, nest.cols, tuple(body), origins)
 
 
 def localise(expr: Expr, values: Mapping[str, Local]) -> Expr:
@@ -69,26 +69,26 @@ def _zero(dtype: torch.dtype) -> Const:
 
 
 def pointwise_nest(
-    group: Group, steps: tuple[Step, ...], frames: Frames
-) -> tuple[Frame, tuple[Placed, ...]]:
+    group: Group, steps: tuple[Step, ...], nests: LoopNests
+) -> tuple[LoopNest, tuple[ScheduledOp, ...]]:
     """One flat loop where every read is plain; else the split that leaves the fewest divisions.
 
     ``y[i, j] = x[i, j] + b[j]`` flat reads ``b[c % J]``; as I rows of J columns it reads ``b[c]``.
     """
-    assert group.frame is not None
-    best = (group.frame, group.placed)
+    assert group.nest is not None
+    best = (group.nest, group.placed)
     best_cost = nest_cost(*best)
-    total = group.frame.elements
+    total = group.nest.elements
     for cols in _splits(group, steps):
         if best_cost == 0:
             break
-        frame = frames.plain(total // cols, cols)
-        placed = _place(group, steps, frame, frames)
+        nest = nests.plain(total // cols, cols)
+        placed = _place(group, steps, nest, nests)
         if placed is None:
             continue
-        cost = nest_cost(frame, placed)
+        cost = nest_cost(nest, placed)
         if cost < best_cost:
-            best, best_cost = (frame, placed), cost
+            best, best_cost = (nest, placed), cost
     return best
 
 
@@ -104,26 +104,26 @@ def _splits(group: Group, steps: tuple[Step, ...]) -> list[int]:
 
 
 def _place(
-    group: Group, steps: tuple[Step, ...], frame: Frame, frames: Frames
-) -> tuple[Placed, ...] | None:
-    placed: list[Placed] = []
+    group: Group, steps: tuple[Step, ...], nest: LoopNest, nests: LoopNests
+) -> tuple[ScheduledOp, ...] | None:
+    placed: list[ScheduledOp] = []
     for m in group.members:
         step = steps[m]
         assert isinstance(step, Compute)
-        each = frames.place(m, step, frame)
+        each = nests.place(m, step, nest)
         if each is None or len(each.level) != len("full"):
             return None
         placed.append(each)
     return tuple(placed)
 
 
-def nest_cost(frame: Frame, placed: tuple[Placed, ...]) -> int:
+def nest_cost(nest: LoopNest, placed: tuple[ScheduledOp, ...]) -> int:
     """Divisions by column in all indices, and reads that jump from column to column."""
     cost = 0
     for each in placed:
         for index in (each.index, *(index for _, index in each.reads if index is not None)):
-            cost += 4 * sum(1 for _ in _divisions(index, frame.cols))
-            jump = abs(coefficient(index, frame.cols))
+            cost += 4 * sum(1 for _ in _divisions(index, nest.cols))
+            jump = abs(coefficient(index, nest.cols))
             cost += 2 * (jump > 1)
     return cost
 

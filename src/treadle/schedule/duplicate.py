@@ -18,7 +18,7 @@ from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
 from treadle.loop.traverse import map_expr, walk
 from treadle.schedule.depend import read_buffers, written_buffers
-from treadle.schedule.frame import Frame, Frames
+from treadle.schedule.loop_nest import LoopNest, LoopNests
 from treadle.util.extents import same, sample_of
 
 _MAX_LEAVES = 3
@@ -28,21 +28,21 @@ _MAX_APPLIES = 12
 
 @dataclass(frozen=True, slots=True)
 class Duplicated:
-    """``home[i]``: the only reducing frame that wants the value of step ``i``."""
+    """``home[i]``: the only reducing nest that wants the value of step ``i``."""
 
     steps: tuple[Step, ...]
     buffers: Mapping[str, Buffer]
-    home: Mapping[int, Frame]
+    home: Mapping[int, LoopNest]
 
 
 def duplicate(
     steps: tuple[Step, ...],
     buffers: Mapping[str, Buffer],
-    frames: Frames,
+    nests: LoopNests,
     results: frozenset[str],
 ) -> Duplicated:
     """Give each columns kernel its own copy of the cheap values that others want as well."""
-    work = _Duplicator(steps, buffers, frames, results)
+    work = _Duplicator(steps, buffers, nests, results)
     return work.run()
 
 
@@ -51,12 +51,12 @@ class _Duplicator:
         self,
         steps: tuple[Step, ...],
         buffers: Mapping[str, Buffer],
-        frames: Frames,
+        nests: LoopNests,
         results: frozenset[str],
     ) -> None:
         self._steps = list(steps)
         self._buffers = dict(buffers)
-        self._frames = frames
+        self._nests = nests
         self._pinned = set(results)
         self._writers: dict[str, list[int]] = {}
         self._last_read = {name: i for i, each in enumerate(steps) for name in read_buffers(each)}
@@ -66,11 +66,11 @@ class _Duplicator:
             if isinstance(step, Call):
                 self._pinned.update(read_buffers(step))
         self._leaves: dict[str, frozenset[str]] = {}
-        self._wants: dict[str, set[Frame]] = {}  # frames that want each buffer
+        self._wants: dict[str, set[LoopNest]] = {}  # nests that want each buffer
         self._readers: dict[str, list[tuple[int, int]]] = {}  # step, copy (-1: the step itself)
         self._copies: list[list[Compute]] = [[] for _ in steps]
-        self._home: dict[int, Frame] = {}
-        self._copy_home: dict[tuple[int, int], Frame] = {}
+        self._home: dict[int, LoopNest] = {}
+        self._copy_home: dict[tuple[int, int], LoopNest] = {}
 
     def run(self) -> Duplicated:
         self._find_leaves()
@@ -79,7 +79,7 @@ class _Duplicator:
             if isinstance(step, Compute):
                 self._visit(i, step)
         steps: list[Step] = []
-        home: dict[int, Frame] = {}
+        home: dict[int, LoopNest] = {}
         for i, step in enumerate(self._steps):
             if i in self._home:
                 home[len(steps)] = self._home[i]
@@ -130,27 +130,27 @@ class _Duplicator:
         name = step.output.buffer
         wants = self._wants.get(name, set())
         if isinstance(step.array.body, Reduce):
-            self._want(i, -1, step, {self._frames.of(step)})
+            self._want(i, -1, step, {self._nests.of(step)})
             return
         if name not in self._leaves:
             self._want(i, -1, step, set() if name in self._pinned else wants)
             return
-        wants = {frame for frame in wants if same(frame.elements, step.output.numel)}
+        wants = {nest for nest in wants if same(nest.elements, step.output.numel)}
         columns = [f for f in wants if f.kind is KernelKind.COLUMNS]
-        for frame in columns if len(wants) > 1 else ():
-            self._copy(i, step, frame)
-            wants = wants - {frame}
+        for nest in columns if len(wants) > 1 else ():
+            self._copy(i, step, nest)
+            wants = wants - {nest}
         if len(wants) == 1:
             self._home[i] = next(iter(wants))
         self._want(i, -1, step, wants)
 
-    def _want(self, i: int, copy: int, step: Compute, frames: set[Frame]) -> None:
+    def _want(self, i: int, copy: int, step: Compute, nests: set[LoopNest]) -> None:
         for name in read_buffers(step):
-            self._wants.setdefault(name, set()).update(frames)
+            self._wants.setdefault(name, set()).update(nests)
             self._readers.setdefault(name, []).append((i, copy))
 
-    def _copy(self, i: int, step: Compute, frame: Frame) -> None:
-        """A second value for the readers in ``frame``; they read it instead."""
+    def _copy(self, i: int, step: Compute, nest: LoopNest) -> None:
+        """A second value for the readers in ``nest``; they read it instead."""
         old = step.output.buffer
         new = f"{old}_again"
         while new in self._buffers:
@@ -159,12 +159,12 @@ class _Duplicator:
         copy = replace(step, output=replace(step.output, buffer=new))
         number = len(self._copies[i])
         self._copies[i].append(copy)
-        self._copy_home[i, number] = frame
+        self._copy_home[i, number] = nest
         left: list[tuple[int, int]] = []
         for reader, which in self._readers[old]:
             target = self._steps[reader] if which < 0 else self._copies[reader][which]
             assert isinstance(target, Compute)
-            if self._frame_of(reader, which, target) != frame:
+            if self._nest_of(reader, which, target) != nest:
                 left.append((reader, which))
                 continue
             changed = _reading(target, old, new)
@@ -173,13 +173,13 @@ class _Duplicator:
             else:
                 self._copies[reader][which] = changed
         self._readers[old] = left
-        self._want(i, number, copy, {frame})
+        self._want(i, number, copy, {nest})
 
-    def _frame_of(self, reader: int, which: int, step: Compute) -> Frame | None:
+    def _nest_of(self, reader: int, which: int, step: Compute) -> LoopNest | None:
         if which >= 0:
             return self._copy_home[reader, which]
         if isinstance(step.array.body, Reduce):
-            return self._frames.of(step)
+            return self._nests.of(step)
         return self._home.get(reader)
 
 

@@ -1,8 +1,8 @@
 """Which steps share a kernel. Greedy, in program order; every merge is checked before it is made.
 
-A group is a set of computes in one frame. Two groups may merge when
+A group is a set of computes in one nest. Two groups may merge when
 
-- one frame holds both: equal, or one is pointwise and fits into the other's;
+- one nest holds both: equal, or one is pointwise and fits into the other's;
 - no third step stands between them (else the two kernels would wait for each other);
 - every value that one member reads from another stands at the same place of the nest, so that
   it can stay in a register, and nothing is overwritten while another element still reads it.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from treadle.loop.index import Index
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
 from treadle.schedule.depend import Dependencies
-from treadle.schedule.frame import Frame, Frames, Level, Placed
+from treadle.schedule.loop_nest import Level, LoopNest, LoopNests, ScheduledOp
 from treadle.util.extents import sample_of
 
 _MAX_BUFFERS = 40
@@ -26,12 +26,12 @@ _TURN = 12  # steps around the loss, where the forward meets the backward
 
 @dataclass(slots=True)
 class Group:
-    """Steps that become one kernel, or one call (then without a frame)."""
+    """Steps that become one kernel, or one call (then without a nest)."""
 
     mask: int
     members: tuple[int, ...]
-    frame: Frame | None
-    placed: tuple[Placed, ...]
+    nest: LoopNest | None
+    placed: tuple[ScheduledOp, ...]
     above: int = 0  # every step this group waits for, directly or not
     waits: frozenset[int] = frozenset()  # those it waits for directly
     buffers: frozenset[str] = field(default_factory=frozenset[str])
@@ -49,13 +49,13 @@ class Fuser:
         steps: tuple[Step, ...],
         buffers: Mapping[str, Buffer],
         facts: Dependencies,
-        frames: Frames,
-        home: Mapping[int, Frame],
+        nests: LoopNests,
+        home: Mapping[int, LoopNest],
     ) -> None:
         self._steps = steps
         self._buffers = buffers
         self._facts = facts
-        self._frames = frames
+        self._nests = nests
         self._home = home
         self._group_of: list[Group] = []
 
@@ -81,11 +81,11 @@ class Fuser:
             above |= source.above | source.mask
         if isinstance(step, Call):
             return Group(1 << i, (i,), None, (), above, waits)
-        frame = self._frames.of(step)
-        placed = self._frames.place(i, step, frame)
+        nest = self._nests.of(step)
+        placed = self._nests.place(i, step, nest)
         assert placed is not None, step
         names = frozenset((step.output.buffer, *(name for name, _ in placed.reads)))
-        return Group(1 << i, (i,), frame, (placed,), above, waits, names)
+        return Group(1 << i, (i,), nest, (placed,), above, waits, names)
 
     def _grow(self, i: int, recent: dict[str, list[int]]) -> None:
         """Merge step ``i`` with the groups it shares most bytes with, best first."""
@@ -130,29 +130,29 @@ class Fuser:
 
     def _merged(self, a: Group, b: Group) -> Group | None:
         """The union of two groups, or ``None`` where they must stay apart."""
-        if a.frame is None or b.frame is None:
+        if a.nest is None or b.nest is None:
             return None
         names = a.buffers | b.buffers
         too_big = len(a.members) + len(b.members) > _MAX_MEMBERS or len(names) > _MAX_BUFFERS
         if too_big or self._between(a, b) or self._between(b, a):
             return None
-        frame = _common_frame(a, b)
-        if frame is None or not self._at_home(a, b, frame):
+        nest = _common_nest(a, b)
+        if nest is None or not self._at_home(a, b, nest):
             return None
         members = tuple(sorted((*a.members, *b.members)))
-        placed = self._place_all(members, frame, {**_by_step(a), **_by_step(b)}, a, b)
-        if placed is None or not self._legal(placed, frame):
+        placed = self._place_all(members, nest, {**_by_step(a), **_by_step(b)}, a, b)
+        if placed is None or not self._legal(placed, nest):
             return None
         mask = a.mask | b.mask
         above = (a.above | b.above) & ~mask
-        return Group(mask, members, frame, placed, above, a.waits | b.waits, names)
+        return Group(mask, members, nest, placed, above, a.waits | b.waits, names)
 
-    def _at_home(self, a: Group, b: Group, frame: Frame) -> bool:
+    def _at_home(self, a: Group, b: Group, nest: LoopNest) -> bool:
         """No member is drawn into a reducing kernel other than the one that wants it."""
         if a.pointwise and b.pointwise:
             homes = {self._home[m] for m in (*a.members, *b.members) if m in self._home}
             return len(homes) <= 1
-        return all(self._home.get(m, frame) == frame for m in (*a.members, *b.members))
+        return all(self._home.get(m, nest) == nest for m in (*a.members, *b.members))
 
     def _between(self, first: Group, last: Group) -> bool:
         """Whether a third group waits for ``first`` and is waited for by ``last``."""
@@ -165,30 +165,35 @@ class Fuser:
         return False
 
     def _place_all(
-        self, members: tuple[int, ...], frame: Frame, known: dict[int, Placed], a: Group, b: Group
-    ) -> tuple[Placed, ...] | None:
-        result: list[Placed] = []
+        self,
+        members: tuple[int, ...],
+        nest: LoopNest,
+        known: dict[int, ScheduledOp],
+        a: Group,
+        b: Group,
+    ) -> tuple[ScheduledOp, ...] | None:
+        result: list[ScheduledOp] = []
         for m in members:
             owner = a if a.mask >> m & 1 else b
-            if owner.frame == frame:
+            if owner.nest == nest:
                 result.append(known[m])
                 continue
             step = self._steps[m]
             assert isinstance(step, Compute)
-            placed = self._frames.place(m, step, frame)
+            placed = self._nests.place(m, step, nest)
             if placed is None:
                 return None
             result.append(placed)
         return tuple(result)
 
-    def _legal(self, placed: tuple[Placed, ...], frame: Frame) -> bool:
-        written: dict[str, Placed] = {}
+    def _legal(self, placed: tuple[ScheduledOp, ...], nest: LoopNest) -> bool:
+        written: dict[str, ScheduledOp] = {}
         read: dict[str, list[tuple[Level, Index | None]]] = {}
         pointwise = not any(each.reduces for each in placed)
         for each in placed:
             for name, index in each.reads:
                 source = written.get(name)
-                if source is not None and not self._flows(source, each, index, frame):
+                if source is not None and not self._flows(source, each, index, nest):
                     return False
                 if source is None:
                     level = Level.FULL if each.reduces else each.level
@@ -202,10 +207,12 @@ class Fuser:
             written[each.buffer] = each
         return True
 
-    def _flows(self, source: Placed, reader: Placed, index: Index | None, frame: Frame) -> bool:
+    def _flows(
+        self, source: ScheduledOp, reader: ScheduledOp, index: Index | None, nest: LoopNest
+    ) -> bool:
         """Whether ``reader`` finds the value of ``source`` at its own place in the nest."""
         available = Level.FULL if reader.reduces else reader.level
-        narrow = set(frame.axes(source.level)) <= set(frame.axes(available))
+        narrow = set(nest.axes(source.level)) <= set(nest.axes(available))
         only = sum(1 for w in self._facts.writers[source.buffer] if w < reader.step) == 1
         return narrow and only and index == source.index
 
@@ -219,23 +226,23 @@ class Fuser:
                 group.above |= gained & ~group.mask
 
 
-def _by_step(group: Group) -> dict[int, Placed]:
+def _by_step(group: Group) -> dict[int, ScheduledOp]:
     return {each.step: each for each in group.placed}
 
 
-def _common_frame(a: Group, b: Group) -> Frame | None:
-    assert a.frame is not None
-    assert b.frame is not None
-    if a.frame == b.frame:
-        return a.frame
+def _common_nest(a: Group, b: Group) -> LoopNest | None:
+    assert a.nest is not None
+    assert b.nest is not None
+    if a.nest == b.nest:
+        return a.nest
     if a.pointwise:
-        return None if b.pointwise else b.frame
-    return a.frame if b.pointwise else None
+        return None if b.pointwise else b.nest
+    return a.nest if b.pointwise else None
 
 
 def stored_buffers(
     group: Group, facts: Dependencies, buffers: Mapping[str, Buffer], results: frozenset[str]
-) -> Iterator[Placed]:
+) -> Iterator[ScheduledOp]:
     """The members whose value someone outside of the kernel reads."""
     for each in group.placed:
         name = each.buffer

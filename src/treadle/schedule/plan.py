@@ -18,8 +18,8 @@ from treadle.schedule.arena import Interval, chained, pack
 from treadle.schedule.build import build_kernel
 from treadle.schedule.depend import facts, read_buffers, written_buffers
 from treadle.schedule.duplicate import duplicate
-from treadle.schedule.frame import Frame, Frames
 from treadle.schedule.fuse import Fuser, stored_buffers
+from treadle.schedule.loop_nest import LoopNest, LoopNests
 from treadle.schedule.normalize import normalize
 from treadle.schedule.order import ordered
 from treadle.schedule.sparse import compute_where_picked
@@ -36,21 +36,21 @@ def schedule(
     fuse: bool = True,
     allocator: Allocator = PLAIN,
     workers: Workers = THREADS,
-    frames: Frames | None = None,
+    nests: LoopNests | None = None,
 ) -> KernelPlan:
     """The plan of ``program`` for ``workers``; without ``fuse`` every compute is a kernel of its
-    own. ``allocator``: how bytes are counted in its peak. ``frames``: of programs of the same step.
+    own. ``allocator``: how bytes are counted in its peak. ``nests``: of programs of the same step.
     """
     steps, buffers = normalize(program)
     kept = frozenset(ref.buffer for ref in program.results if ref is not None)
-    frames = frames or Frames()
-    home: Mapping[int, Frame] = {}
+    nests = nests or LoopNests()
+    home: Mapping[int, LoopNest] = {}
     if fuse:
         steps = compute_where_picked(steps, buffers)
-        copied = duplicate(steps, buffers, frames, kept)
+        copied = duplicate(steps, buffers, nests, kept)
         steps, buffers, home = copied.steps, copied.buffers, copied.home
     known = facts(steps, program.inputs)
-    groups = Fuser(steps, buffers, known, frames, home).run(fuse=fuse)
+    groups = Fuser(steps, buffers, known, nests, home).run(fuse=fuse)
     made: list[PlanStep] = []
     for number, group in enumerate(groups):
         step = steps[group.members[0]]
@@ -58,7 +58,7 @@ def schedule(
             made.append(step)
             continue
         stored = frozenset(m.step for m in stored_buffers(group, known, buffers, kept))
-        made.append(build_kernel(number, group, stored, steps, frames))
+        made.append(build_kernel(number, group, stored, steps, nests))
     reads = [plan_reads(each) for each in made]
     writes = [plan_writes(each) for each in made]
     first = frozenset(g for g, step in enumerate(made) if is_import(step, buffers))

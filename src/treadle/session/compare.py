@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from treadle.capture.flatten import flatten, unflatten
-from treadle.capture.reads import Place
+from treadle.capture.reads import Location
 from treadle.capture.snapshot import Snapshot
 from treadle.compiler.compiled import Compiled
 from treadle.session.bind import named_state
@@ -46,7 +46,7 @@ def first_difference(
     captured = compiled.captured
     held = [_tensors(each.place.get()) for each in captured.left]
     others = [*_leaves(batch), *(tensor for each in held for tensor in each)]
-    places = [each.place for each in captured.left if isinstance(each.place, Place)]
+    places = [each.place for each in captured.left if isinstance(each.place, Location)]
     start = Snapshot(step.models, step.optimizers, others, places, captured.generators)
     try:
         given = unflatten(*flatten(batch))  # containers that the step may change

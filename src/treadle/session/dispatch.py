@@ -5,7 +5,7 @@ from typing import Any
 
 from treadle.capture.dynamic import Dims
 from treadle.capture.given import GivenCall
-from treadle.capture.reads import Place, argument_place
+from treadle.capture.reads import Location, argument_place
 from treadle.capture.step import capture
 from treadle.compiler.compiled import Compiled
 from treadle.compiler.pipeline import compile_graph
@@ -46,7 +46,7 @@ class Dispatcher:
         self._saved = saved
         self._keys = Keys(step.models, step.optimizers)
         self._special: Specializations | None = None
-        self._numbers: list[Place] = []  # of Python's, that change from call to call
+        self._numbers: list[Location] = []  # of Python's, that change from call to call
 
     def variant(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
@@ -99,7 +99,7 @@ class Dispatcher:
         self._note_numbers(self.variants.changed_numbers(key))
         return self._compile(args, kwargs, update=update)
 
-    def _note_numbers(self, found: Iterable[str | Place]) -> None:
+    def _note_numbers(self, found: Iterable[str | Location]) -> None:
         """From now on these are inputs, where the graph allows it."""
         known = {(each.label, each.name) for each in self._numbers}
         for each in found:

@@ -7,7 +7,7 @@ from typing import final
 
 from torch import nn
 
-from treadle.capture.reads import Place
+from treadle.capture.reads import Location
 from treadle.capture.watching import Watches
 from treadle.compiler.compiled import Compiled
 from treadle.session.guards import (
@@ -119,10 +119,10 @@ class Variants:
         self._known[key.of(captured.reads, fresh, captured.free)] = compiled
         self._evict()
 
-    def changed_numbers(self, key: GuardKey) -> list[str | Place]:
+    def changed_numbers(self, key: GuardKey) -> list[str | Location]:
         """Numbers that kept a variant from serving a call: of an argument its label, of others
         where they are."""
-        found: list[str | Place] = []
+        found: list[str | Location] = []
         for each in self._known:
             if key.of(each.outside, each.fresh, each.free) == each and each.outside is not None:
                 found += [place for _, place in each.outside.changed() if place is not None]

@@ -7,12 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treadle.capture.optimizers.registry import ZEROS, Form, Group, Start, Values, register
+from treadle.capture.optimizers.registry import (
+    ZEROS,
+    Group,
+    OptimizerUpdate,
+    Start,
+    Values,
+    register,
+)
 from treadle.capture.optimizers.rounding import add, addcdiv, addcmul, lerp
 
 
 @dataclass(frozen=True)
-class AdamForm(Form):
+class AdamForm(OptimizerUpdate):
     """Weight decay shrinks the parameter itself (``decoupled_weight_decay``, as AdamW sets it) or
     joins the gradient.
 

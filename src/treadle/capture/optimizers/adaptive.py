@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treadle.capture.optimizers.registry import ZEROS, Form, Group, Start, Values, register
+from treadle.capture.optimizers.registry import (
+    ZEROS,
+    Group,
+    OptimizerUpdate,
+    Start,
+    Values,
+    register,
+)
 from treadle.capture.optimizers.rounding import add, addcdiv, addcmul, lerp
 
 
@@ -39,7 +46,7 @@ def read(group: Group, *names: str) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class AdagradForm(Form):
+class AdagradForm(OptimizerUpdate):
     """``s += g g``, ``p -= lr / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps)``."""
 
     def structure(self, group: Group) -> tuple[Any, ...]:
@@ -65,7 +72,7 @@ class AdagradForm(Form):
 
 
 @dataclass(frozen=True)
-class RMSpropForm(Form):
+class RMSpropForm(OptimizerUpdate):
     """``s = a s + (1 - a) g g``, ``p -= lr g / (sqrt(s) + eps)``, with momentum on the quotient;
     centred: ``s - m m`` in the place of ``s``, with the mean ``m`` of the gradients."""
 
@@ -106,7 +113,7 @@ class RMSpropForm(Form):
 
 
 @dataclass(frozen=True)
-class AdadeltaForm(Form):
+class AdadeltaForm(OptimizerUpdate):
     """``s = r s + (1 - r) g g``, ``d = sqrt(a + eps) / sqrt(s + eps) g``,
     ``a = r a + (1 - r) d d``, ``p -= lr d``."""
 
@@ -135,7 +142,7 @@ class AdadeltaForm(Form):
 
 
 @dataclass(frozen=True)
-class AdamaxForm(Form):
+class AdamaxForm(OptimizerUpdate):
     """``m += (1 - b1) (g - m)``, ``u = max(b2 u, |g| + eps)``, ``p -= lr / (1 - b1^t) m / u``."""
 
     def structure(self, group: Group) -> tuple[Any, ...]:
@@ -162,7 +169,7 @@ class AdamaxForm(Form):
 
 
 @dataclass(frozen=True)
-class NAdamForm(Form):
+class NAdamForm(OptimizerUpdate):
     """Adam with Nesterov's momentum, whose factor ``mu_t = b1 (1 - 0.96^(t d) / 2)`` grows:
     ``p -= lr (1 - mu_t) / (1 - M_t) g / n + lr mu_{t+1} / (1 - M_{t+1}) m / n``, M their product.
     """
@@ -220,7 +227,7 @@ class NAdamForm(Form):
 
 
 @dataclass(frozen=True)
-class RAdamForm(Form):
+class RAdamForm(OptimizerUpdate):
     """Adam whose adaptive rate is rectified, and off while its variance is unknown:
     ``rho_t = rho - 2 t b2^t / (1 - b2^t)`` with ``rho = 2 / (1 - b2) - 1`` must exceed 5."""
 
@@ -267,7 +274,7 @@ class RAdamForm(Form):
         parameter.copy_(value + torch.where(shared["known"], adaptive, plain))
 
 
-FORMS: dict[type[torch.optim.Optimizer], Form] = {
+FORMS: dict[type[torch.optim.Optimizer], OptimizerUpdate] = {
     torch.optim.Adagrad: AdagradForm(),
     torch.optim.RMSprop: RMSpropForm(),
     torch.optim.Adadelta: AdadeltaForm(),

@@ -13,12 +13,19 @@ import torch
 from torch import Tensor
 
 from treadle.capture.optimizers.adaptive import decays, read, signed, with_decay
-from treadle.capture.optimizers.registry import ZEROS, Form, Group, Start, Values, register
+from treadle.capture.optimizers.registry import (
+    ZEROS,
+    Group,
+    OptimizerUpdate,
+    Start,
+    Values,
+    register,
+)
 from treadle.capture.optimizers.rounding import add, lerp
 
 
 @dataclass(frozen=True)
-class AdafactorForm(Form):
+class AdafactorForm(OptimizerUpdate):
     """Second moments of a matrix as the outer product of its row means and column means; the rate
     is relative to the size of the parameter, and the update's root mean square is at most ``d``."""
 
@@ -74,7 +81,7 @@ def _variance(grad: Tensor, state: Values, fresh: Tensor, small: float) -> Tenso
 
 
 @dataclass(frozen=True)
-class MuonForm(Form):
+class MuonForm(OptimizerUpdate):
     """Momentum, orthogonalised by Newton-Schulz iterations in bfloat16, of matrices alone."""
 
     @property
@@ -123,7 +130,7 @@ def _orthogonal(matrix: Tensor, group: Group) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ASGDForm(Form):
+class ASGDForm(OptimizerUpdate):
     """``p = (1 - lambda eta) p - eta g``, and the average ``ax += mu (p - ax)``."""
 
     @property
@@ -160,7 +167,7 @@ class ASGDForm(Form):
 
 
 @dataclass(frozen=True)
-class RpropForm(Form):
+class RpropForm(OptimizerUpdate):
     """Each element has a step size that grows while the gradient keeps its sign."""
 
     def structure(self, group: Group) -> tuple[Any, ...]:
@@ -189,7 +196,7 @@ class RpropForm(Form):
         parameter.copy_(parameter - grad.sign() * size)
 
 
-FORMS: dict[type[torch.optim.Optimizer], Form] = {
+FORMS: dict[type[torch.optim.Optimizer], OptimizerUpdate] = {
     torch.optim.Adafactor: AdafactorForm(),
     torch.optim.Muon: MuonForm(),
     torch.optim.ASGD: ASGDForm(),

@@ -27,7 +27,7 @@ class Start:
 ZEROS = Start()
 
 
-class Form(abc.ABC):
+class OptimizerUpdate(abc.ABC):
     """One optimizer's update as a graph. Scalars are 0-dim float64 tensors."""
 
     @abc.abstractmethod
@@ -63,17 +63,17 @@ class Form(abc.ABC):
         return counters
 
 
-_FORMS: dict[type[Optimizer], Form] = {}
+_FORMS: dict[type[Optimizer], OptimizerUpdate] = {}
 
 
-def register(kind: type[Optimizer], form: Form) -> None:
+def register(kind: type[Optimizer], form: OptimizerUpdate) -> None:
     """Serve exactly ``kind`` (not its subclasses, which may override ``step``)."""
     if kind in _FORMS:
         raise ValueError(f"{kind.__name__} has two functional forms")
     _FORMS[kind] = form
 
 
-def forms() -> dict[type[Optimizer], Form]:
+def forms() -> dict[type[Optimizer], OptimizerUpdate]:
     """Those of all classes; for looking."""
     return _FORMS
 
@@ -83,14 +83,14 @@ def has_form(optimizer: Optimizer) -> bool:
     return _find(type(optimizer)) is not None
 
 
-def form_of(optimizer: Optimizer) -> Form:
+def form_of(optimizer: Optimizer) -> OptimizerUpdate:
     """The functional form of an optimizer that has one."""
     found = _find(type(optimizer))
     assert found is not None, optimizer
     return found
 
 
-def _find(kind: type[Optimizer]) -> Form | None:
+def _find(kind: type[Optimizer]) -> OptimizerUpdate | None:
     base = next((each for each in kind.__mro__ if each in _FORMS), None)  # the nearest
     return _FORMS[base] if base is not None and _steps_as(kind, base, kind.step) else None
 
@@ -115,7 +115,7 @@ def _steps_as(kind: type[Optimizer], base: type[Optimizer], step: Callable[..., 
     return inspect.unwrap(step) is inspect.unwrap(base.step)
 
 
-def register_optimizer(kind: type[Optimizer], form: Form) -> None:
+def register_optimizer(kind: type[Optimizer], form: OptimizerUpdate) -> None:
     """Let steps with optimizers of class ``kind`` be captured: ``form`` is their update.
 
     ``form`` says which state tensors there are, which hyper-parameters are read at each call, and
@@ -125,10 +125,10 @@ def register_optimizer(kind: type[Optimizer], form: Form) -> None:
     """
     given: tuple[Any, Any] = kind, form  # users' code is not always typed
     fits = isinstance(given[0], type) and issubclass(given[0], Optimizer)
-    if not fits or not isinstance(given[1], Form) or kind in _FORMS:
+    if not fits or not isinstance(given[1], OptimizerUpdate) or kind in _FORMS:
         raise CaptureError(
-            f"{kind!r} is no optimizer class without a form, or {form!r} no form",
+            f"{kind!r} is no optimizer class without an update, or {form!r} no update",
             code="TR-105",
-            remedy="register each class once, with an instance of a subclass of treadle.Form",
+            remedy="register each class once, with an instance of a treadle.OptimizerUpdate",
         )
     _FORMS[kind] = form

@@ -7,12 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treadle.capture.optimizers.registry import ZEROS, Form, Group, Start, Values, register
+from treadle.capture.optimizers.registry import (
+    ZEROS,
+    Group,
+    OptimizerUpdate,
+    Start,
+    Values,
+    register,
+)
 from treadle.capture.optimizers.rounding import add
 
 
 @dataclass(frozen=True)
-class SGDForm(Form):
+class SGDForm(OptimizerUpdate):
     """``b = momentum b + (1 - dampening) g``, ``p -= lr b``; at the first step ``b = g``.
 
     The buffer starts as zeros and ``first`` is 1 at the first step, so both steps are one graph.

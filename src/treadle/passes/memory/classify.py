@@ -9,7 +9,7 @@ from treadle.passes.memory.order import Facts
 
 
 @dataclass(frozen=True)
-class Claims:
+class SaveCandidates:
     """Positions of nodes, by what claims them. Phases and roles decide, never names.
 
     ``forward``: operations of the forward pass, in order. ``needed``: those that backward or
@@ -23,7 +23,7 @@ class Claims:
     roles: dict[Role, tuple[int, ...]]
 
 
-def classify(facts: Facts) -> Claims:
+def classify(facts: Facts) -> SaveCandidates:
     work = [i for i, kind in enumerate(facts.kinds) if kind is not Kind.INPUT]
     forward = tuple(i for i in work if facts.phases[i] == 0)
     inside = set(forward)
@@ -38,7 +38,7 @@ def classify(facts: Facts) -> Claims:
     for i in reversed(forward):
         if i in candidates:
             candidates.update(each for each in facts.operands[i] if each in inside)
-    return Claims(forward, needed, frozenset(candidates), _roles(facts))
+    return SaveCandidates(forward, needed, frozenset(candidates), _roles(facts))
 
 
 def _roles(facts: Facts) -> dict[Role, tuple[int, ...]]:

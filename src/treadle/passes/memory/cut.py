@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treadle.passes.memory.classify import Claims, can_keep, is_result, must_save
+from treadle.passes.memory.classify import SaveCandidates, can_keep, is_result, must_save
 from treadle.passes.memory.fused import stored_anyway
 from treadle.passes.memory.order import Facts
 from treadle.util.errors import VerifyError
@@ -52,7 +52,7 @@ class Edges:
 
 def cheapest_cut(
     facts: Facts,
-    claims: Claims,
+    claims: SaveCandidates,
     prices: Sequence[float],
     *,
     products: bool = False,

@@ -22,7 +22,7 @@ _READS = 0.05
 
 
 @dataclass(frozen=True)
-class Traffic:
+class RecomputeCost:
     """By position: ``stored``, whether the forward pass has the value in memory whoever keeps it;
     ``again``, seconds to compute it once more; ``keep``, seconds that keeping it adds."""
 
@@ -31,7 +31,7 @@ class Traffic:
     keep: tuple[float, ...]
 
 
-def traffic(facts: Facts, device: DeviceModel) -> Traffic:
+def traffic(facts: Facts, device: DeviceModel) -> RecomputeCost:
     """The fused costs of every value of a step on ``device``."""
     stages = _stages(facts)
     stored, late = _stored(facts, stages, phase=0), _stored(facts, stages, phase=1)
@@ -47,7 +47,7 @@ def traffic(facts: Facts, device: DeviceModel) -> Traffic:
         else:
             again.append(alone[i])
         keep.append(0.0 if stored[i] or kind not in FUSIBLE else size)
-    return Traffic(stored, tuple(again), tuple(keep))
+    return RecomputeCost(stored, tuple(again), tuple(keep))
 
 
 def stored_anyway(facts: Facts) -> tuple[bool, ...]:

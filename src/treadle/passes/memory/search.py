@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from treadle.graph.signature import StepGraph
-from treadle.passes.memory.classify import Claims, classify, must_save
+from treadle.passes.memory.classify import SaveCandidates, classify, must_save
 from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.cut import cheapest_cut
 from treadle.passes.memory.fused import traffic
@@ -49,7 +49,7 @@ class _Planner:
         masked = with_byte_masks(step)
         self.traced = as_traced(plain)
         self.facts: Facts = plain if masked is step else facts_of(masked)
-        self.claims: Claims = classify(self.facts)
+        self.claims: SaveCandidates = classify(self.facts)
         self.cost = self.facts.seconds(device)
         self.fused = traffic(self.facts, device)
         self.bandwidth = device.bandwidth

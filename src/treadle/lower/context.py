@@ -23,7 +23,7 @@ from treadle.loop.program import (
 )
 from treadle.loop.traverse import substitute, walk
 from treadle.lower.registry import Value
-from treadle.lower.scalars import Operand, Term, cast, compute_dtype, const
+from treadle.lower.scalars import Operand, ScalarExpr, cast, compute_dtype, const
 from treadle.targets.cpu import CPU
 from treadle.targets.record import DeviceTarget
 from treadle.util.errors import LoweringError, VerifyError, require
@@ -283,7 +283,7 @@ class Builder:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class LoweringContext:
     """One node being lowered. ``val`` is its fake result: the truth on shape, strides, dtype."""
 
     builder: Builder
@@ -305,9 +305,9 @@ class Site:
     def dtype(self) -> torch.dtype:
         return self.val.dtype
 
-    def element_site(self, position: int) -> "Site":
-        """The site of one result of many."""
-        return Site(
+    def element_context(self, position: int) -> "LoweringContext":
+        """The context of one result of many."""
+        return LoweringContext(
             self.builder, self.node, self.origin, self.val[position], f"{self.name}_{position}"
         )
 
@@ -360,7 +360,9 @@ class Site:
     def axes(self) -> Axes:
         return fresh_axes(self.shape)
 
-    def term(self, operand: Operand, axes: Sequence[Index | Axis], common: torch.dtype) -> Term:
+    def term(
+        self, operand: Operand, axes: Sequence[Index | Axis], common: torch.dtype
+    ) -> ScalarExpr:
         """``operand`` broadcast to ``axes`` in the compute dtype of ``common``.
 
         A tensor is rounded to ``common`` first; a number or 0-dim tensor is not, as in eager.
@@ -370,7 +372,7 @@ class Site:
         expr = broadcast(value, axes)
         if value.shape and expr.dtype is not wide:
             expr = cast(expr, common)
-        return Term(cast(expr, wide))
+        return ScalarExpr(cast(expr, wide))
 
 
 def margins(

@@ -1,11 +1,11 @@
 """Loop nests, and how one step's axes become the rows and columns of a nest.
 
-A frame has ``rows`` and ``cols`` and says which element of a tensor, counted in the order of its
+A nest has ``rows`` and ``cols`` and says which element of a tensor, counted in the order of its
 storage, stands at (r, c): ``order`` (for plain rows kernels ``r * N + c``). A pointwise step of
-``R * N`` elements fits any such frame::
+``R * N`` elements fits any such nest::
 
     step:   y[i, j, k] <- exp(x[i, j, k])            i < 2, j < 3, k < 4
-    frame:  r < 6, c < 4, order = 4 r + c
+    nest:  r < 6, c < 4, order = 4 r + c
     placed: i = r // 3, j = r % 3, k = c:            y[4 r + c] <- exp(x[4 r + c])
 """
 
@@ -31,7 +31,7 @@ class Level(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class LoopNest:
     kind: KernelKind
     rows: Axis
     cols: Axis
@@ -52,8 +52,8 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """One step inside a frame: at ``axes(level)``, ``buffer[index] = expr``."""
+class ScheduledOp:
+    """One step inside a nest: at ``axes(level)``, ``buffer[index] = expr``."""
 
     step: int
     level: Level
@@ -67,14 +67,14 @@ class Placed:
         return isinstance(self.expr, Reduce)
 
 
-class Frames:
-    """Makes frames; nests of equal extents share their axes, so that frames compare equal. What was
+class LoopNests:
+    """Makes nests; nests of equal extents share their axes, so that nests compare equal. What was
     placed is remembered, also from one program to the next that has steps of it."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Axis] = {}
         self._cols: dict[int, Axis] = {}
-        self._placed: dict[tuple[TensorRef, Array, Frame], Placed | None] = {}
+        self._placed: dict[tuple[TensorRef, Array, LoopNest], ScheduledOp | None] = {}
 
     def rows(self, extent: int) -> Axis:
         return self._rows.setdefault(extent, Axis(extent))
@@ -82,18 +82,18 @@ class Frames:
     def cols(self, extent: int) -> Axis:
         return self._cols.setdefault(extent, Axis(extent))
 
-    def plain(self, rows: int, cols: int, kind: KernelKind = KernelKind.ROWS) -> Frame:
+    def plain(self, rows: int, cols: int, kind: KernelKind = KernelKind.ROWS) -> LoopNest:
         """``order = r * cols + c``."""
         r, c = self.rows(rows), self.cols(cols)
-        return Frame(kind, r, c, Index.of(r) * cols + Index.of(c))
+        return LoopNest(kind, r, c, Index.of(r) * cols + Index.of(c))
 
-    def of(self, compute: Compute) -> Frame:
-        """The frame that suits a step best when it stands alone."""
+    def of(self, compute: Compute) -> LoopNest:
+        """The nest that suits a step best when it stands alone."""
         if isinstance(compute.array.body, Reduce):
             return self._of_reduce(compute, compute.array.body)
         return self.plain(1, compute.output.numel)
 
-    def _of_reduce(self, compute: Compute, reduce: Reduce) -> Frame:
+    def _of_reduce(self, compute: Compute, reduce: Reduce) -> LoopNest:
         free = tuple(a for a in storage_order(compute) if not same(a.extent, 1))
         main = _main_index(reduce)
         kind = _kind(reduce, free)
@@ -103,7 +103,7 @@ class Frames:
         shape = tuple(a.extent for a in by_stride)
         order = linear([place[a] for a in by_stride], _contiguous(shape))
         rows, cols = (free, inner) if kind is KernelKind.ROWS else (inner, free)
-        return Frame(kind, self.rows(_numel(rows)), self.cols(_numel(cols)), order)
+        return LoopNest(kind, self.rows(_numel(rows)), self.cols(_numel(cols)), order)
 
     def _places(
         self, kind: KernelKind, free: tuple[Axis, ...], inner: tuple[Axis, ...]
@@ -118,45 +118,45 @@ class Frames:
             **dict(zip(cols, by_cols, strict=True)),
         }
 
-    def place(self, step: int, compute: Compute, frame: Frame) -> Placed | None:
-        """The step in that frame, or ``None`` where it does not fit."""
-        key = compute.output, compute.array, frame
+    def place(self, step: int, compute: Compute, nest: LoopNest) -> ScheduledOp | None:
+        """The step in that nest, or ``None`` where it does not fit."""
+        key = compute.output, compute.array, nest
         if key not in self._placed:
-            self._placed[key] = self._place(step, compute, frame)
+            self._placed[key] = self._place(step, compute, nest)
         found = self._placed[key]
         return found if found is None or found.step == step else replace(found, step=step)
 
-    def _place(self, step: int, compute: Compute, frame: Frame) -> Placed | None:
+    def _place(self, step: int, compute: Compute, nest: LoopNest) -> ScheduledOp | None:
         if isinstance(compute.array.body, Reduce):
-            return self._place_reduce(step, compute, compute.array.body, frame)
+            return self._place_reduce(step, compute, compute.array.body, nest)
         axes = tuple(a for a in storage_order(compute) if not same(a.extent, 1))
         shape = tuple(a.extent for a in axes)
         numel = compute.output.numel
-        if same(numel, frame.elements):
-            level, position = Level.FULL, frame.order
-        elif frame.kind is KernelKind.ROWS and same(numel, frame.rows.extent):
-            level, position = Level.ROW, Index.of(frame.rows)
-        elif frame.kind is KernelKind.COLUMNS and same(numel, frame.cols.extent):
-            level, position = Level.COL, Index.of(frame.cols)
+        if same(numel, nest.elements):
+            level, position = Level.FULL, nest.order
+        elif nest.kind is KernelKind.ROWS and same(numel, nest.rows.extent):
+            level, position = Level.ROW, Index.of(nest.rows)
+        elif nest.kind is KernelKind.COLUMNS and same(numel, nest.cols.extent):
+            level, position = Level.COL, Index.of(nest.cols)
         else:
             return None
         values = dict(zip(axes, unflatten(position, shape), strict=True))
         return _placed(step, level, compute, _with_units(compute.array, values))
 
     def _place_reduce(
-        self, step: int, compute: Compute, reduce: Reduce, frame: Frame
-    ) -> Placed | None:
+        self, step: int, compute: Compute, reduce: Reduce, nest: LoopNest
+    ) -> ScheduledOp | None:
         own = self._of_reduce(compute, reduce)
-        if own != frame:
+        if own != nest:
             return None
         free = tuple(a for a in storage_order(compute) if not same(a.extent, 1))
         main = _main_index(reduce)
         inner = tuple(sorted(reduce.axes, key=lambda a: -abs(coefficient(main, a))))
-        values = self._places(frame.kind, free, inner)
+        values = self._places(nest.kind, free, inner)
         values = _with_units(compute.array, values)
         body = substitute(reduce.body, values)
         over, level = (
-            (frame.cols, Level.ROW) if frame.kind is KernelKind.ROWS else (frame.rows, Level.COL)
+            (nest.cols, Level.ROW) if nest.kind is KernelKind.ROWS else (nest.rows, Level.COL)
         )
         root = Reduce(reduce.kind, (over,), body)
         return _placed(step, level, compute, values, root)
@@ -180,13 +180,13 @@ def _placed(
     compute: Compute,
     values: dict[Axis, Index],
     expr: Expr | None = None,
-) -> Placed:
+) -> ScheduledOp:
     ref = compute.output
     body = substitute(compute.array.body, values) if expr is None else expr
     position = [values[axis] for axis in compute.array.axes]
     index = linear(position, ref.strides, ref.offset)
     reads = tuple(_reads(body))
-    return Placed(step, level, body, ref.buffer, index, reads)
+    return ScheduledOp(step, level, body, ref.buffer, index, reads)
 
 
 def _reads(body: Expr) -> Iterator[tuple[str, Index | None]]:

@@ -144,7 +144,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class StepReport:
     """A compiled step. Stages in the order they ran, with the passes of the one that cleans, timed
     where it was compiled here; kernels and calls by time, else by floor."""
 
@@ -202,7 +202,7 @@ class Account:
         return _total(each.seconds for each in self.host_steps)
 
 
-def account_of(seen: Observed) -> Account:
+def report_of(seen: Observed) -> StepReport:
     """What ``seen`` is and how it came about."""
     step, artifact = seen.step, seen.artifact
     operations = Counter(
@@ -210,7 +210,7 @@ def account_of(seen: Observed) -> Account:
     )
     device = seen.hardware or model_for(artifact.device)
     hosts = _host_steps(seen, device)
-    return Account(
+    return StepReport(
         name=seen.name,
         device=device,
         device_name=artifact.device,
