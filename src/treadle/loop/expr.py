@@ -69,9 +69,20 @@ class Const(Formula):
         return (0, 0.0) if math.isnan(value) else (value, math.copysign(1.0, value))
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Inner(Formula):
+    """A formula that may have others inside. What walking it found is kept with it, once somebody
+    has walked it: formulas never change, and each is asked many times while kernels are formed."""
+
+    inside: "tuple[Expr, ...] | None" = field(init=False, repr=False, compare=False, default=None)
+    """The distinct nodes below in the order of ``walk``; set there."""
+    reads: "tuple[Load, ...] | None" = field(init=False, repr=False, compare=False, default=None)
+    """The distinct loads below in that order; set by ``loads``."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
-class Position(Formula):
+class Position(Inner):
     """An index as an int64 value."""
 
     index: Index
@@ -83,7 +94,7 @@ class Position(Formula):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Load(Formula):
+class Load(Inner):
     """``buffer[index]``, and zero without reading where ``mask`` is false."""
 
     buffer: str
@@ -110,7 +121,7 @@ class Local(Formula):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Apply(Formula):
+class Apply(Inner):
     """A scalar function; operands of one dtype (``where``: after its condition)."""
 
     fn: str
@@ -151,7 +162,7 @@ class ReduceKind(enum.StrEnum):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Reduce(Formula):
+class Reduce(Inner):
     """``body`` combined over every value of ``axes``:  ``sum{k<8} x[8*i + k]``."""
 
     kind: ReduceKind

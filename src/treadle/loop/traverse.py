@@ -10,6 +10,7 @@ from treadle.loop.expr import (
     Apply,
     Const,
     Expr,
+    Inner,
     Load,
     Local,
     Position,
@@ -36,24 +37,37 @@ def operands_of(expr: Expr) -> tuple[Expr, ...]:
             return (expr.body,)
 
 
-def walk(expr: Expr) -> Iterator[Expr]:
+def walk(expr: Expr) -> tuple[Expr, ...]:
     """Each node of the graph once, operands before what uses them, ``expr`` last."""
-    return walk_all((expr,))
+    if not isinstance(expr, Inner):
+        return (expr,)
+    if expr.inside is None:
+        object.__setattr__(expr, "inside", tuple(_walk(expr))[:-1])
+    assert expr.inside is not None
+    return (*expr.inside, expr)
 
 
 def walk_all(exprs: Iterable[Expr]) -> Iterator[Expr]:
     """``walk`` over several formulas that may share nodes."""
     seen: set[int] = set()
     for root in exprs:
-        stack: list[tuple[Expr, bool]] = [(root, False)]
-        while stack:
-            node, ready = stack.pop()
-            if ready:
-                yield node
-            elif id(node) not in seen:
+        for node in walk(root):
+            if id(node) not in seen:
                 seen.add(id(node))
-                stack.append((node, True))
-                stack.extend((inner, False) for inner in reversed(operands_of(node)))
+                yield node
+
+
+def _walk(root: Expr) -> Iterator[Expr]:
+    seen: set[int] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            yield node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((inner, False) for inner in reversed(operands_of(node)))
 
 
 def map_expr(expr: Expr, fn: Callable[[Expr], Expr]) -> Expr:
@@ -135,11 +149,23 @@ def substitute(expr: Expr, mapping: Mapping[Axis, IndexLike]) -> Expr:
 
 def loads(expr: Expr) -> tuple[Load, ...]:
     """The distinct loads, those in masks and indices included, in the order of ``walk``."""
+    if not isinstance(expr, Inner):
+        return ()
+    if expr.reads is None:
+        inside = tuple(_distinct_loads(walk(expr)[:-1]))
+        object.__setattr__(expr, "reads", inside)
+    assert expr.reads is not None
+    if isinstance(expr, Load):
+        return tuple(_distinct_loads((*expr.reads, expr)))
+    return expr.reads
+
+
+def _distinct_loads(nodes: Iterable[Expr]) -> Iterable[Load]:
     found: dict[tuple[object, ...], Load] = {}
-    for node in walk(expr):
+    for node in nodes:
         if isinstance(node, Load):
             found.setdefault((node.buffer, node.index, node.dtype, id(node.mask)), node)
-    return tuple(found.values())
+    return found.values()
 
 
 def axes_of(expr: Expr) -> frozenset[Axis]:

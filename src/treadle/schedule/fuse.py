@@ -35,10 +35,63 @@ class Group:
     above: int = 0  # every step this group waits for, directly or not
     waits: frozenset[int] = frozenset()  # those it waits for directly
     buffers: frozenset[str] = field(default_factory=frozenset[str])
+    flow: "_Flow | None" = None  # of ``placed``, once it was looked at
 
     @property
     def pointwise(self) -> bool:
         return not any(each.reduces for each in self.placed)
+
+
+@dataclass(slots=True)
+class _Flow:
+    """What members of a kernel have written and read so far, and whether one of them has stored
+    where another had read."""
+
+    written: dict[str, ScheduledOp] = field(default_factory=dict[str, ScheduledOp])
+    read: dict[str, list[tuple[Level, Index | None]]] = field(
+        default_factory=dict[str, list[tuple[Level, Index | None]]]
+    )
+    overwrites: bool = False
+
+    def copy(self) -> "_Flow":
+        read = {name: list(places) for name, places in self.read.items()}
+        return _Flow(dict(self.written), read, self.overwrites)
+
+    def takes(
+        self, each: ScheduledOp, nest: LoopNest, facts: Dependencies, *, pointwise: bool
+    ) -> bool:
+        """Whether ``each`` can be the next: it finds the values of earlier members at its own
+        place of the nest, and overwrites nothing that another element still reads."""
+        available = Level.FULL if each.reduces else each.level
+        for name, index in each.reads:
+            source = self.written.get(name)
+            if source is None:
+                self.read.setdefault(name, []).append((available, index))
+            elif not _flows(source, each, index, nest, facts):
+                return False
+        if each.buffer in self.written:
+            return False
+        if each.buffer in self.read:
+            same = all(place == (each.level, each.index) for place in self.read[each.buffer])
+            if not (pointwise and same and each.level is Level.FULL):
+                return False
+            self.overwrites = True
+        self.written[each.buffer] = each
+        return True
+
+
+def _flows(
+    source: ScheduledOp,
+    reader: ScheduledOp,
+    index: Index | None,
+    nest: LoopNest,
+    facts: Dependencies,
+) -> bool:
+    """Whether ``reader`` finds the value of ``source`` at its own place in the nest."""
+    available = Level.FULL if reader.reduces else reader.level
+    narrow = set(nest.axes(source.level)) <= set(nest.axes(available))
+    only = sum(1 for w in facts.writers[source.buffer] if w < reader.step) == 1
+    return narrow and only and index == source.index
 
 
 class Fuser:
@@ -141,11 +194,12 @@ class Fuser:
             return None
         members = tuple(sorted((*a.members, *b.members)))
         placed = self._place_all(members, nest, {**_by_step(a), **_by_step(b)}, a, b)
-        if placed is None or not self._legal(placed, nest):
+        flow = None if placed is None else self._flow(placed, nest, a)
+        if placed is None or flow is None:
             return None
         mask = a.mask | b.mask
         above = (a.above | b.above) & ~mask
-        return Group(mask, members, nest, placed, above, a.waits | b.waits, names)
+        return Group(mask, members, nest, placed, above, a.waits | b.waits, names, flow)
 
     def _at_home(self, a: Group, b: Group, nest: LoopNest) -> bool:
         """No member is drawn into a reducing kernel other than the one that wants it."""
@@ -186,35 +240,19 @@ class Fuser:
             result.append(placed)
         return tuple(result)
 
-    def _legal(self, placed: tuple[ScheduledOp, ...], nest: LoopNest) -> bool:
-        written: dict[str, ScheduledOp] = {}
-        read: dict[str, list[tuple[Level, Index | None]]] = {}
+    def _flow(
+        self, placed: tuple[ScheduledOp, ...], nest: LoopNest, first: Group
+    ) -> "_Flow | None":
+        """How values pass between ``placed`` in that nest; ``None`` where they cannot. What is
+        known of ``first`` is not looked at again where its members come first, as they are."""
         pointwise = not any(each.reduces for each in placed)
-        for each in placed:
-            for name, index in each.reads:
-                source = written.get(name)
-                if source is not None and not self._flows(source, each, index, nest):
-                    return False
-                if source is None:
-                    level = Level.FULL if each.reduces else each.level
-                    read.setdefault(name, []).append((level, index))
-            if each.buffer in written:
-                return False
-            if each.buffer in read:
-                same = all(r == (each.level, each.index) for r in read[each.buffer])
-                if not (pointwise and same and each.level is Level.FULL):
-                    return False
-            written[each.buffer] = each
-        return True
-
-    def _flows(
-        self, source: ScheduledOp, reader: ScheduledOp, index: Index | None, nest: LoopNest
-    ) -> bool:
-        """Whether ``reader`` finds the value of ``source`` at its own place in the nest."""
-        available = Level.FULL if reader.reduces else reader.level
-        narrow = set(nest.axes(source.level)) <= set(nest.axes(available))
-        only = sum(1 for w in self._facts.writers[source.buffer] if w < reader.step) == 1
-        return narrow and only and index == source.index
+        known = first.flow if placed[: len(first.placed)] == first.placed else None
+        if known is None or (known.overwrites and not pointwise):
+            flow, rest = _Flow(), placed
+        else:
+            flow, rest = known.copy(), placed[len(first.placed) :]
+        done = all(flow.takes(each, nest, self._facts, pointwise=pointwise) for each in rest)
+        return flow if done else None
 
     def _replace(self, a: Group, b: Group, merged: Group) -> None:
         for m in merged.members:

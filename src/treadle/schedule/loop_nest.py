@@ -74,6 +74,8 @@ class LoopNests:
     def __init__(self) -> None:
         self._rows: dict[int, Axis] = {}
         self._cols: dict[int, Axis] = {}
+        self._plain: dict[tuple[int, int, KernelKind], LoopNest] = {}
+        self._reducing: dict[tuple[TensorRef, Array], LoopNest] = {}
         self._placed: dict[tuple[TensorRef, Array, LoopNest], ScheduledOp | None] = {}
 
     def rows(self, extent: int) -> Axis:
@@ -84,14 +86,21 @@ class LoopNests:
 
     def plain(self, rows: int, cols: int, kind: KernelKind = KernelKind.ROWS) -> LoopNest:
         """``order = r * cols + c``."""
-        r, c = self.rows(rows), self.cols(cols)
-        return LoopNest(kind, r, c, Index.of(r) * cols + Index.of(c))
+        key = rows, cols, kind
+        if key not in self._plain:
+            r, c = self.rows(rows), self.cols(cols)
+            self._plain[key] = LoopNest(kind, r, c, Index.of(r) * cols + Index.of(c))
+        return self._plain[key]
 
     def of(self, compute: Compute) -> LoopNest:
         """The nest that suits a step best when it stands alone."""
-        if isinstance(compute.array.body, Reduce):
-            return self._of_reduce(compute, compute.array.body)
-        return self.plain(1, compute.output.numel)
+        body = compute.array.body
+        if not isinstance(body, Reduce):
+            return self.plain(1, compute.output.numel)
+        key = compute.output, compute.array
+        if key not in self._reducing:
+            self._reducing[key] = self._of_reduce(compute, body)
+        return self._reducing[key]
 
     def _of_reduce(self, compute: Compute, reduce: Reduce) -> LoopNest:
         free = tuple(a for a in storage_order(compute) if not same(a.extent, 1))
@@ -146,8 +155,7 @@ class LoopNests:
     def _place_reduce(
         self, step: int, compute: Compute, reduce: Reduce, nest: LoopNest
     ) -> ScheduledOp | None:
-        own = self._of_reduce(compute, reduce)
-        if own != nest:
+        if self.of(compute) != nest:
             return None
         free = tuple(a for a in storage_order(compute) if not same(a.extent, 1))
         main = _main_index(reduce)
