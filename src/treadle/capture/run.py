@@ -47,6 +47,7 @@ from treadle.capture.sources import (
     Source,
     State,
 )
+from treadle.capture.updates import UpdatesOfGroup
 from treadle.compat.fake import FakeTensor
 from treadle.compat.hooks import copy_hooks
 from treadle.compat.pytree import TreeSpec
@@ -667,16 +668,26 @@ class Run:
             some = [p for p in with_grad if cluster.taken.get(id(p), 0) == nth]
             scalars = {name: self._scalar(cluster, name, nth) for name in cluster.scalar_names()}
             shared = form.prepare(scalars, group)
+            updates = UpdatesOfGroup() if owner_of(type(form)) is Whose.OURS else None
             for parameter in some:
-                self._update_one(form, group, parameter, shared)
+                names = form.states(parameter, group)
+                state = {key: self._values[id(parameter), key] for key in names}
+                leaf = self._stand_ins[id(parameter)]
+                update = functools.partial(self._update_one, form, group, leaf, state, shared)
+                if updates is None or leaf.grad is None:
+                    update()
+                else:
+                    updates.run((leaf, leaf.grad, *state.values()), tuple(state), update)
                 cluster.taken[id(parameter)] = nth + 1
 
     def _update_one(
-        self, form: OptimizerUpdate, group: dict[str, Any], parameter: nn.Parameter, shared: Values
+        self,
+        form: OptimizerUpdate,
+        group: dict[str, Any],
+        leaf: Tensor,
+        state: Values,
+        shared: Values,
     ) -> None:
-        leaf = self._stand_ins[id(parameter)]
-        names = form.states(parameter, group)
-        state: Values = {key: self._values[id(parameter), key] for key in names}
         assert leaf.grad is not None
         value, grad = leaf.detach(), leaf.grad
         if value.is_complex():  # real and imaginary parts are numbers of their own

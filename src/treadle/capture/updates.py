@@ -1,0 +1,64 @@
+"""Updates of parameters of one type, which are traced once.
+
+A model has hundreds of parameters and few shapes. What our own forms of optimizers do depends on
+the types of what they are given, on the options of the group and on nothing else: the update of a
+second parameter of the same types is that of the first, with other tensors.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from torch import Tensor
+
+from treadle.compat.tensors import storage_key
+from treadle.compat.tracing_again import TracedPiece, tracing_of
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class UpdatesOfGroup:
+    """The updates of one step of one group, which share hyper-parameters."""
+
+    _known: dict[Hashable, TracedPiece | None] = field(
+        default_factory=dict[Hashable, TracedPiece | None]
+    )
+
+    def run(
+        self, tensors: Sequence[Tensor], states: tuple[str, ...], update: Callable[[], None]
+    ) -> None:
+        """``update()``, which reads and writes ``tensors``: parameter, gradient and ``states``;
+        traced, or as it was traced for others of their types."""
+        types = _types(tensors)
+        if types is None:
+            update()
+            return
+        key = states, types
+        if key not in self._known:
+            piece = tracing_of(tensors)
+            update()
+            self._known[key] = piece()
+            return
+        found = self._known[key]
+        if found is None:
+            update()
+        else:
+            found.again(tensors)
+
+
+def _types(tensors: Sequence[Tensor]) -> Hashable | None:
+    """Equal for tensors that an update cannot tell apart; ``None`` where some share memory, or have
+    sizes that calls decide."""
+    keys = {storage_key(each) for each in tensors}
+    if len(keys) < len(tensors) or None in keys:
+        return None
+    types = tuple([_type(each) for each in tensors])
+    return None if None in types else types
+
+
+def _type(tensor: Tensor) -> Hashable | None:
+    sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    if not all(isinstance(each, int) for each in sizes):
+        return None
+    flags = tensor.requires_grad, tensor.is_conj(), tensor.is_neg()
+    return type(tensor), tensor.dtype, tensor.device, tensor.dim(), sizes, flags
