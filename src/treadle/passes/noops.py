@@ -41,7 +41,7 @@ class RemoveNoOps(GraphPass):
             node.replace_all_uses_with(kept)
         for node in reversed(decisions.same):
             step.graph.erase_node(node)
-        refresh(step.graph, decisions.same.values())
+        refresh(step.graph, decisions.moved)
         return len(decisions.same)
 
 
@@ -64,8 +64,11 @@ class _Decisions:
 
     def __init__(self, step: StepGraph) -> None:
         self.same: dict[fx.Node, fx.Node] = {}
+        self.moved: list[fx.Node] = []  # those that stand for a value of other storage
         self._aliases: Aliases = analyse(step)
-        self._outputs = [node for node in step.returned if node is not None]
+        self._returned = {node for node in step.returned if node is not None}
+        self._held = {root for each in self._returned for root in self._aliases.of[each]}
+        self._fixed = set(self._aliases.fixed)
         self._joined: dict[int, int] = {}
 
     def consider(self, node: fx.Node) -> None:
@@ -91,19 +94,14 @@ class _Decisions:
         return kept
 
     def _require_no_new_alias(self, node: fx.Node, kept: fx.Node) -> None:
-        returned = [self.same.get(each, each) for each in self._outputs]
-        if node in returned:
+        if node in self._returned:
             require(kept.op == "call_function", NoMatch, f"{node} is an output, {kept} an input")
-            require(kept not in returned, NoMatch, f"{node} and {kept} are both outputs")
-        if self._roots(node) == self._roots(kept):
+            require(kept not in self._returned, NoMatch, f"{node} and {kept} are both outputs")
+        if self._roots(node) == self._roots(kept) or not self._roots(node) & self._held:
             return
-        held = {root for each in self._outputs for root in self._roots(each)}
-        if not self._roots(node) & held:
-            return
-        fixed = {self._find(each) for each in self._aliases.fixed}
         message = f"{node} is returned and would share the bytes of {kept}, which is"
-        require(not self._roots(kept) & fixed, NoMatch, f"{message} an input")
-        require(not self._roots(kept) & held, NoMatch, f"{message} returned too")
+        require(not self._roots(kept) & self._fixed, NoMatch, f"{message} an input")
+        require(not self._roots(kept) & self._held, NoMatch, f"{message} returned too")
 
     def _roots(self, node: fx.Node) -> frozenset[int]:
         return frozenset(self._find(each) for each in self._aliases.of[node])
@@ -114,9 +112,18 @@ class _Decisions:
         return storage
 
     def _join(self, node: fx.Node, kept: fx.Node) -> None:
+        """``kept`` stands for ``node`` from now on: what is said of one is said of both."""
+        if node in self._returned:
+            self._returned.remove(node)
+            self._returned.add(kept)
         (left,), (right,) = self._roots(node), self._roots(kept)
-        if left != right:
-            self._joined[left] = right
+        if left == right:
+            return
+        self._joined[left] = right
+        self.moved.append(kept)
+        for roots in (self._held, self._fixed):
+            if left in roots:
+                roots.add(right)
 
 
 _FINDERS: dict[Any, Finder] = {}

@@ -82,10 +82,14 @@ class GuardSet:
 
     def equal(self, left: int, right: int) -> bool:
         """Whether ``left == right``; where sizes decide it, of the sample, and guarded."""
+        if not isinstance(left, Size) and not isinstance(right, Size):
+            return left == right
         return self._answer(_difference(left, right), "==")
 
     def less(self, left: int, right: int) -> bool:
         """Whether ``left < right``; where sizes decide it, of the sample, and guarded."""
+        if not isinstance(left, Size) and not isinstance(right, Size):
+            return left < right
         return self._answer(_difference(left, right), "<")
 
     def larger_of(self, left: int, right: int) -> int:
