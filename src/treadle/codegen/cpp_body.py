@@ -30,10 +30,12 @@ class Body:
 
     @property
     def rows(self) -> int:
+        """The extent of the outer axis."""
         return self.kernel.rows.extent
 
     @property
     def cols(self) -> int:
+        """The extent of the inner axis."""
         return self.kernel.cols.extent
 
     @property
@@ -42,14 +44,17 @@ class Body:
         return self.levels.passes - 1
 
     def writer(self, depths: Mapping[Axis, int], names: Mapping[Axis, str]) -> Writer:
+        """Prints formulas where these axes are loop variables, at these depths."""
         return Writer(
             names, depths, self.names, self.local, self.local_depth, numbers=self._numbers
         )
 
     def local(self, name: str) -> str:
+        """The variable that holds a value of the kernel here."""
         return self.current[name] if name in self.current else self.outer[name]
 
     def local_depth(self, name: str) -> int:
+        """How many loops deep a value of the kernel changes."""
         raise NotImplementedError
 
     def narrow(self, level: int) -> list[Definition | Store]:
@@ -68,13 +73,16 @@ class Body:
         return found
 
     def target(self, item: Store, writer: Writer) -> str:
+        """The element that a store writes, as an lvalue."""
         return f"{self.names[item.buffer]}[{writer.index(item.index)}]"
 
     def store(self, item: Store, writer: Writer) -> str:
+        """The statement of a store."""
         value = stored(self.local(item.value.name), item.value.dtype)
         return f"{self.target(item, writer)} = {value};"
 
     def loads(self) -> list[Load]:
+        """The distinct loads, in the order of the body."""
         return kernel_loads(self.kernel)
 
 

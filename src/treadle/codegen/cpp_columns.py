@@ -24,17 +24,21 @@ class Columns(Body):
 
     @property
     def block(self) -> int:
+        """Columns that one thread works on at a time."""
         return self.schedule.cols or self.cols
 
     @property
     def blocks(self) -> int:
+        """How many such blocks there are."""
         return ceil_div(self.cols, self.block)
 
     def local_depth(self, name: str) -> int:
+        """Every value changes in the inner loop."""
         return 2
 
     @property
     def folds(self) -> Mapping[str, Accumulator]:
+        """The accumulator of each reduction, by its name."""
         found = self.levels.definitions.items()
         return {name: fold_of(d.expr) for name, d in found if isinstance(d.expr, Reduce)}
 
@@ -45,6 +49,7 @@ class Columns(Body):
 
     @property
     def parts(self) -> int:
+        """Into how many parts the rows are cut."""
         return self.schedule.parts
 
     def _places(self) -> list[str]:
@@ -55,6 +60,7 @@ class Columns(Body):
         ]
 
     def text(self) -> list[str]:
+        """The body of the function, line by line."""
         if self.schedule.form is LoopForm.SPLIT:
             return self._in_parts()
         lines = [*self._begin("nowait"), *self._narrow(0)]

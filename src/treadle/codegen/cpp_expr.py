@@ -158,6 +158,7 @@ class Writer:
         return depth
 
     def index_depth(self, index: Index) -> int:
+        """How many loops deep an index changes."""
         axes = [self.depths[axis] for axis in index.axes]
         return max([*axes, *(self.depth(each) for each in values_of(index))], default=0)
 

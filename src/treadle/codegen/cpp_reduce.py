@@ -40,6 +40,7 @@ class Accumulator:
 
     @property
     def keyed(self) -> bool:
+        """Whether floats are compared as integers of the same order."""
         return self.type == "int32_t" and self.source in _FLOATS and self.kind in _EXTREME
 
     def step(self, into: str, value: str) -> str:

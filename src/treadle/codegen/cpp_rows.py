@@ -29,6 +29,7 @@ class RowLoops(Body):
         return self.schedule.form is LoopForm.SPLIT
 
     def local_depth(self, name: str) -> int:
+        """Values that vary along a row change in the inner loop, others not."""
         return self._inner if name in self.levels.varying else 0
 
     @property
@@ -47,6 +48,7 @@ class RowLoops(Body):
     # -- flat ----------------------------------------------------------------------------------
 
     def flat(self) -> list[str]:
+        """One loop over columns, for a kernel of one row."""
         writer = self._new_writer()
         writer.names = {**writer.names, self.kernel.rows: "0LL"}
         self._straight(writer)
@@ -69,6 +71,7 @@ class RowLoops(Body):
     # -- tiled ---------------------------------------------------------------------------------
 
     def tiled(self) -> list[str]:
+        """Square tiles, through which transposed reads are staged."""
         writer = self._new_writer()
         tile_r, tile_c = self.schedule.rows, self.schedule.cols
         fill: list[str] = []
@@ -104,6 +107,7 @@ class RowLoops(Body):
     # -- passes --------------------------------------------------------------------------------
 
     def passes(self) -> list[str]:
+        """A loop over rows, and in it a loop over columns for each level."""
         writer = self._new_writer()
         wide = self.is_shared
         kept = self.schedule.kept

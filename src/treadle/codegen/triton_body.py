@@ -80,6 +80,7 @@ class Body:
 
 
 def new_writer(kernel: Kernel, buffers: Mapping[str, str], blocks: Iterable[str]) -> Writer:
+    """Prints formulas over ``r`` and ``c``; ``blocks``: which of them are blocks of positions."""
     names = {kernel.rows: "r", kernel.cols: "c"}
     return Writer(names, buffers, {}, frozenset(blocks), wide=is_wide(kernel))
 

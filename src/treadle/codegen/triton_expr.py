@@ -132,6 +132,7 @@ class Writer:
     count: int = 0
 
     def line(self, text: str) -> None:
+        """Add a line at the present indent."""
         self.lines.append("    " * self.indent + text)
 
     def name(self, text: str) -> str:

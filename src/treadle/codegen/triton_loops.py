@@ -42,6 +42,7 @@ class Shape:
 
     @staticmethod
     def of(kernel: Kernel) -> "Shape":
+        """The shape of a kernel as it is scheduled."""
         how, rows, cols = kernel.scheduled, kernel.rows.extent, kernel.cols.extent
         if kernel.kind is KernelKind.ROWS:
             return Shape(how, "c", rows, cols, how.rows, how.cols)
@@ -49,14 +50,17 @@ class Shape:
 
     @property
     def splits(self) -> int:
+        """Into how many parts the reduced axis is cut."""
         return self.how.parts
 
     @property
     def other(self) -> str:
+        """The parallel axis."""
         return "r" if self.along == "c" else "c"
 
     @property
     def both(self) -> bool:
+        """Whether both axes are blocks of positions."""
         return self.block_p > 1 and self.block_q > 1
 
     def tile(self, block_q: int) -> Tile:
@@ -68,6 +72,7 @@ class Shape:
 
     @property
     def programs(self) -> int:
+        """Programs that cover the parallel axis."""
         return math.ceil(self.parallel / self.block_p)
 
 

@@ -89,6 +89,7 @@ class Position(Inner):
 
     @property
     def dtype(self) -> torch.dtype:
+        """Always int64."""
         return torch.int64
 
 
@@ -179,6 +180,7 @@ class Reduce(Inner):
 
     @property
     def dtype(self) -> torch.dtype:
+        """That of the body; int64 where the result is a position."""
         is_position = self.kind in (ReduceKind.ARGMAX, ReduceKind.ARGMIN)
         return torch.int64 if is_position else self.body.dtype
 
@@ -213,8 +215,10 @@ class Array:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The extents of the axes."""
         return tuple(axis.extent for axis in self.axes)
 
     @property
     def dtype(self) -> torch.dtype:
+        """That of an element."""
         return self.body.dtype

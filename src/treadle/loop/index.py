@@ -104,10 +104,12 @@ class Axis(_Arithmetic):
 
     @property
     def axes(self) -> "frozenset[Axis]":
+        """Itself alone."""
         return frozenset((self,))
 
     @property
     def key(self) -> Key:
+        """What tells it from all other atoms."""
         return 0, self.serial
 
 
@@ -153,6 +155,7 @@ class FloorDiv(_Keyed):
 
     @property
     def axes(self) -> frozenset[Axis]:
+        """Those of the index that is divided."""
         return self.index.axes
 
 
@@ -173,6 +176,7 @@ class Mod(_Keyed):
 
     @property
     def axes(self) -> frozenset[Axis]:
+        """Those of the index that is divided."""
         return self.index.axes
 
 
@@ -206,6 +210,7 @@ class Value(_Keyed):
 
     @property
     def bounds(self) -> tuple[int, int]:
+        """Inclusive."""
         return self.lo, self.hi
 
     @property
@@ -272,6 +277,7 @@ class Index(_Keyed, _Arithmetic):
 
     @property
     def is_const(self) -> bool:
+        """Whether it is a number."""
         return not self.terms
 
     def coefficient(self, atom: Atom) -> int:

@@ -24,6 +24,8 @@ from treadle.util.errors import VerifyError, require
 
 
 class KernelKind(enum.StrEnum):
+    """Along which axis a kernel reduces: the columns of a rows kernel, the rows of the other."""
+
     ROWS = "rows"
     COLUMNS = "columns"
 

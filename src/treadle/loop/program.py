@@ -24,6 +24,8 @@ from treadle.loop.expr import Array
 
 
 class BufferKind(enum.StrEnum):
+    """Whose memory a buffer is."""
+
     INPUT = "input"  # bound at each call: parameters, state, batch, scalars
     CONSTANT = "constant"  # known at compile time; ``data`` of the program holds it
     TEMPORARY = "temporary"  # ours: kernel-local, in the arena, or allocated by a call
@@ -51,6 +53,7 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of storage, gaps between strides included."""
         return self.elements * self.dtype.itemsize
 
 
@@ -66,6 +69,7 @@ class TensorRef:
 
     @property
     def numel(self) -> int:
+        """The number of elements."""
         return math.prod(self.shape)
 
 

@@ -89,6 +89,7 @@ class HostStep:
 
     @property
     def phase(self) -> str:
+        """The phase it belongs to; ``other`` where nothing says."""
         return self.info.phase or "other"
 
 
@@ -179,10 +180,12 @@ class StepReport:
 
     @property
     def launches(self) -> int:
+        """Launches of generated kernels in a call."""
         return sum(each.launches for each in self.kernels)
 
     @property
     def compile_seconds(self) -> float:
+        """Seconds of all stages together."""
         return sum(seconds for _, seconds in self.stages)
 
     @property
@@ -194,6 +197,7 @@ class StepReport:
 
     @property
     def floor_seconds(self) -> float:
+        """Seconds that no device like this could beat, kernels and calls together."""
         return sum(each.floor_seconds for each in self.host_steps)
 
     @property

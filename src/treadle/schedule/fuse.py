@@ -39,6 +39,7 @@ class Group:
 
     @property
     def pointwise(self) -> bool:
+        """Whether nothing in it reduces."""
         return not any(each.reduces for each in self.placed)
 
 
@@ -113,6 +114,7 @@ class Fuser:
         self._group_of: list[Group] = []
 
     def run(self, *, fuse: bool) -> list[Group]:
+        """The groups; without ``fuse`` each step is one."""
         recent: dict[str, list[int]] = {}
         for i, step in enumerate(self._steps):
             group = self._alone(i, step)
@@ -123,6 +125,7 @@ class Fuser:
 
     @property
     def groups(self) -> list[Group]:
+        """The groups so far, in order of first member."""
         unique = {id(group): group for group in self._group_of}
         return list(unique.values())
 

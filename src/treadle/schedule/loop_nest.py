@@ -32,6 +32,8 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoopNest:
+    """Two axes, and which element of a tensor stands where: ``order`` counts them in storage."""
+
     kind: KernelKind
     rows: Axis
     cols: Axis
@@ -39,9 +41,11 @@ class LoopNest:
 
     @property
     def elements(self) -> int:
+        """Places of the nest."""
         return self.rows.extent * self.cols.extent
 
     def axes(self, level: Level) -> tuple[Axis, ...]:
+        """The axes over which a value of that level varies."""
         match level:
             case Level.FULL:
                 return (self.rows, self.cols)
@@ -64,6 +68,7 @@ class ScheduledOp:
 
     @property
     def reduces(self) -> bool:
+        """Whether it combines values along an axis."""
         return isinstance(self.expr, Reduce)
 
 
@@ -79,9 +84,11 @@ class LoopNests:
         self._placed: dict[tuple[TensorRef, Array, LoopNest], ScheduledOp | None] = {}
 
     def rows(self, extent: int) -> Axis:
+        """The outer axis of this extent."""
         return self._rows.setdefault(extent, Axis(extent))
 
     def cols(self, extent: int) -> Axis:
+        """The inner axis of this extent."""
         return self._cols.setdefault(extent, Axis(extent))
 
     def plain(self, rows: int, cols: int, kind: KernelKind = KernelKind.ROWS) -> LoopNest:

@@ -31,17 +31,21 @@ class Dim:
 
     @property
     def text(self) -> str:
+        """As generated code names it."""
         return f"S_{self.name}"
 
     def at(self, sizes: Sizes) -> int:
+        """Its size among ``sizes``."""
         return sizes[self.name]
 
     @property
     def dims(self) -> "frozenset[Dim]":
+        """Itself alone."""
         return frozenset((self,))
 
     @property
     def bounds(self) -> Bounds:
+        """Inclusive."""
         return self.low, self.high
 
 
@@ -55,21 +59,26 @@ class Quotient:
 
     @property
     def sample(self) -> int:
+        """Of the samples."""
         return self.over.sample // self.under.sample
 
     @property
     def text(self) -> str:
+        """As generated code writes it."""
         return f"({self.over.text} / {self.under.text})"
 
     def at(self, sizes: Sizes) -> int:
+        """Its value for ``sizes``."""
         return self.over.at(sizes) // self.under.at(sizes)
 
     @property
     def dims(self) -> frozenset[Dim]:
+        """Those it depends on."""
         return self.over.dims | self.under.dims
 
     @property
     def bounds(self) -> Bounds:
+        """Inclusive. ``VerifyError`` where it may be negative."""
         (a, b), (c, d) = self.over.bounds, self.under.bounds
         require(a >= 0 and c > 0, VerifyError, f"{self.text} may be negative")
         return a // d, b // c
@@ -85,21 +94,26 @@ class Remainder:
 
     @property
     def sample(self) -> int:
+        """Of the samples."""
         return self.over.sample % self.under.sample
 
     @property
     def text(self) -> str:
+        """As generated code writes it."""
         return f"({self.over.text} % {self.under.text})"
 
     def at(self, sizes: Sizes) -> int:
+        """Its value for ``sizes``."""
         return self.over.at(sizes) % self.under.at(sizes)
 
     @property
     def dims(self) -> frozenset[Dim]:
+        """Those it depends on."""
         return self.over.dims | self.under.dims
 
     @property
     def bounds(self) -> Bounds:
+        """Inclusive. ``VerifyError`` where it may be negative."""
         require(self.over.bounds[0] >= 0, VerifyError, f"{self.text} of a negative size")
         return 0, max(self.under.bounds[1] - 1, 0)
 
@@ -146,12 +160,14 @@ class Polynomial:
         return Polynomial(tuple(order))
 
     def plus(self, other: "Polynomial", factor: int = 1) -> "Polynomial":
+        """``self + factor * other``"""
         total = dict(self.terms)
         for atoms, c in other.terms:
             total[atoms] = total.get(atoms, 0) + factor * c
         return Polynomial._sum(total)
 
     def times(self, other: "Polynomial") -> "Polynomial":
+        """``self * other``"""
         total: dict[Monomial, int] = {}
         for (a, c), (b, d) in itertools.product(self.terms, other.terms):
             atoms = _monomial((*a, *b))
@@ -166,10 +182,12 @@ class Polynomial:
         return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None
 
     def at(self, sizes: Sizes) -> int:
+        """Its value for ``sizes``."""
         return sum(c * prod(atom.at(sizes) for atom in atoms) for atoms, c in self.terms)
 
     @property
     def dims(self) -> frozenset[Dim]:
+        """Those it depends on."""
         return frozenset[Dim]().union(*(a.dims for atoms, _ in self.terms for a in atoms))
 
     @property
