@@ -57,12 +57,18 @@ def training(model, loss_of, lr=1e-2):
     return step, optimizer
 
 
-def pair(model, loss_of, shapes, **options):
+def pair(model, loss_of, shapes, *, made=training, **options):
     """A compiled step and an eager one, from equal weights."""
     twin = copy.deepcopy(model)
-    step, optimizer = training(model, loss_of)
+    step, optimizer = made(model, loss_of)
     compiled = treadle.compile(step, model=model, optimizer=optimizer, shapes=shapes, **options)
-    return compiled, training(twin, loss_of)[0], model, twin
+    return compiled, made(twin, loss_of)[0], model, twin
+
+
+def alone(model, loss_of):
+    """Training on ``loss_of(model(x), x)``."""
+    step, optimizer = training(model, loss_of)
+    return lambda x: step(x, x), optimizer
 
 
 def check(compiled, eager, model, twin, batches):
@@ -279,3 +285,80 @@ def test_sizes_of_what_is_no_input_are_guarded():
         found, expected = compiled(torch.ones(rows, 4), y), step(torch.ones(rows, 4), y)
         torch.testing.assert_close(found[0], expected[0].detach())
         assert found[1] == expected[1]
+
+
+class Words(nn.Module):
+    """A language model without attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.norm, self.head = nn.Embedding(19, 8), nn.LayerNorm(8), nn.Linear(8, 19)
+
+    def forward(self, x):
+        return self.head(self.norm(self.tokens(x)))
+
+
+def attended(h, x, **how):
+    return F.scaled_dot_product_attention(h[:, None], x[:, None], x[:, None], **how)
+
+
+ORDINARY = {
+    "mean": lambda h, x: h.square().mean(),
+    "mean over time": lambda h, x: h.mean(1).square().sum(),
+    "shifted by one": lambda h, x: (h[:, 1:] - x[:, :-1]).square().sum(),
+    "mean of shifted": lambda h, x: F.mse_loss(h[:, 1:], x[:, :-1]),
+    "without the ends": lambda h, x: (h[:, 1:-1] - x[:, 2:]).square().sum() + x.shape[1] * h.sum(),
+    "every other": lambda h, x: h[:, ::2].square().mean(),
+    "last": lambda h, x: h[:, -1].square().mean(),
+    "first two": lambda h, x: h[:, :2].square().mean() + h[:, -2:].abs().mean(),
+    "softmax over time": lambda h, x: (h @ x.transpose(1, 2)).softmax(-1).square().mean(),
+    "attention": lambda h, x: attended(h, x).square().mean(),
+    "causal attention": lambda h, x: attended(h, x, is_causal=True).square().mean(),
+    "both in a row": lambda h, x: torch.cat([h, x], 1).square().mean(),
+    "rolled": lambda h, x: (h.roll(1, 1) - x).square().mean(),
+    "flipped": lambda h, x: (h.flip(1) - x).square().mean(),
+    "running sum": lambda h, x: h.cumsum(1).square().mean(),
+    "convolution": lambda h, x: F.conv1d(h.mT, torch.ones(4, 8, 3), padding=1).square().mean(),
+    "pieces": lambda h, x: sum(each.square().mean() for each in h.chunk(2, -1)),
+    "divided by the length": lambda h, x: h.sum().square() / h.shape[1],
+    "times the length": lambda h, x: h.mean() * x.shape[1] * x.shape[1],
+    "filled with the length": lambda h, x: (h * torch.full((1,), x.shape[1])).mean(),
+    "weighted": lambda h, x: (h / torch.arange(1, h.shape[1] + 1)[:, None]).mean(),
+}
+
+
+MAY_BE_EMPTY = ("first two", "without the ends")  # of two
+
+
+def assert_one_pattern(step, note):
+    """One for all sizes but the smallest, of which a part may have one element."""
+    assert step.recompiles[0] == note
+    assert len(step.recompiles) <= 2, step.recompiles
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_losses_are_served_by_one_pattern(name):
+    low = 3 if name in MAY_BE_EMPTY else 2
+    shapes = treadle.dynamic({"x": (None, "time", None)}, time=(low, 32))
+    both = pair(nn.Linear(8, 8), ORDINARY[name], shapes, made=alone)
+    check(*both, [(torch.randn(3, time, 8),) for time in (5, 7, low, 32, 13, 3)])
+    assert_one_pattern(both[0], f"compiled for time in {low}..32")
+
+
+NEXT_WORD = {
+    "cut and reshaped": lambda h, x: F.cross_entropy(
+        h[:, :-1].reshape(-1, 19), x[:, 1:].reshape(-1)
+    ),
+    "cut and turned": lambda h, x: F.cross_entropy(h[:, :-1].transpose(1, 2), x[:, 1:]),
+    "smoothed": lambda h, x: F.cross_entropy(h.flatten(0, 1), x.flatten(), label_smoothing=0.1),
+    "some ignored": lambda h, x: F.cross_entropy(h.flatten(0, 1), x.flatten(), ignore_index=3),
+}
+
+
+@pytest.mark.parametrize("name", NEXT_WORD)
+def test_losses_of_the_next_word(name):
+    shapes = treadle.dynamic({"x": ("batch", "time")}, batch=(2, 9), time=(2, 32))
+    both = pair(Words(), NEXT_WORD[name], shapes, made=alone)
+    sizes = [(4, 13), (3, 7), (5, 32), (2, 2), (9, 31), (4, 8)]
+    check(*both, [(torch.randint(19, each),) for each in sizes])
+    assert_one_pattern(both[0], "compiled for batch in 2..9, time in 2..32")

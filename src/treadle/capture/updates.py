@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from torch import Tensor
+from torch import SymInt, Tensor
 
 from treadle.compat.tensors import storage_key
 from treadle.compat.tracing_again import TracedPiece, tracing_of
@@ -58,7 +58,7 @@ def _types(tensors: Sequence[Tensor]) -> Hashable | None:
 
 def _type(tensor: Tensor) -> Hashable | None:
     sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
-    if not all(isinstance(each, int) for each in sizes):
+    if any(isinstance(each, SymInt) for each in sizes):
         return None
     flags = tensor.requires_grad, tensor.is_conj(), tensor.is_neg()
     return type(tensor), tensor.dtype, tensor.device, tensor.dim(), sizes, flags

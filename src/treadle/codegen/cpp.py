@@ -3,7 +3,7 @@
 Kernels that differ in buffers alone share one function, and a launch runs many instances of it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from treadle.codegen.cpp_columns import Columns
@@ -12,11 +12,10 @@ from treadle.codegen.cpp_prelude import PRELUDE, ROUND_EACH
 from treadle.codegen.cpp_rows import RowLoops, rows_text
 from treadle.codegen.printer import launch_of
 from treadle.loop.kernel import Kernel, KernelKind, KernelLaunch, LoopForm
-from treadle.loop.nest import arguments_of
+from treadle.loop.nest import arguments_of, dims_of
 from treadle.loop.program import Buffer
 from treadle.runtime.artifact import Launch, Source, joined
 from treadle.targets.cpu import CPP
-from treadle.util.extents import dims_in
 
 _UNITS = 4
 
@@ -47,16 +46,11 @@ class CppPrinter:
 def sizes_of(kernel: Kernel, buffers: Mapping[str, Buffer]) -> tuple[int, ...]:
     """What a function is told of sizes: the columns of a flat kernel, and the dims of the call."""
     own = (kernel.cols.extent,) if _is_flat(kernel) else ()
-    return (*own, *_dims(kernel, buffers))
+    return (*own, *dims_of(kernel, buffers))
 
 
 def _is_flat(kernel: Kernel) -> bool:
     return kernel.scheduled.form is LoopForm.FLAT
-
-
-def _dims(kernel: Kernel, buffers: Mapping[str, Buffer]) -> list[int]:
-    layouts = _layouts(arguments_of(kernel), buffers)
-    return [*dims_in([kernel.rows.extent, kernel.cols.extent, *layouts])]
 
 
 def function_text(name: str, kernel: Kernel, buffers: Mapping[str, Buffer]) -> str:
@@ -69,7 +63,7 @@ def function_text(name: str, kernel: Kernel, buffers: Mapping[str, Buffer]) -> s
         f"({STORED_TYPES[buffers[buffer].dtype]}*)p[i * {len(names)} + {n}];"
         for n, buffer in enumerate(names)
     ]
-    dims = _dims(kernel, buffers)
+    dims = dims_of(kernel, buffers)
     work = "sizes[0]" if flat else f"{kernel.rows.extent * kernel.cols.extent}"
     return "\n".join(
         [
@@ -85,11 +79,6 @@ def function_text(name: str, kernel: Kernel, buffers: Mapping[str, Buffer]) -> s
             "}\n",
         ]
     )
-
-
-def _layouts(names: Sequence[str], buffers: Mapping[str, Buffer]) -> Iterator[int]:
-    for name in names:
-        yield from (*buffers[name].shape, *buffers[name].strides)
 
 
 def _loops(kernel: Kernel, names: Mapping[str, str]) -> tuple[list[str], list[str]]:

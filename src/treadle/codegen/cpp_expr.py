@@ -17,7 +17,7 @@ from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, formula
 from treadle.loop.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.traverse import operands_of
 from treadle.util.errors import LoweringError, require
-from treadle.util.extents import Size, surely_less
+from treadle.util.extents import Size, is_zero, same, surely_less
 
 VALUE_TYPES: Mapping[torch.dtype, str] = {
     torch.float64: "double",
@@ -168,8 +168,8 @@ class Writer:
         for atom, k in index.terms:
             text = self._atom(atom)
             depth = self.index_depth(Index(0, ((atom, 1),)))
-            parts[depth].append(text if k == 1 else f"{wide(k)}*{text}")
-        if index.const:
+            parts[depth].append(text if same(k, 1) else f"{wide(k)}*{text}")
+        if not is_zero(index.const):
             parts[0].append(wide(index.const))
         outside = ""
         for depth, terms in enumerate(parts[:-1]):

@@ -14,13 +14,19 @@ results share memory with what they are given, run on fake tensors: so views and
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import final
+from typing import Any, final
 
 import torch
-from torch import Tensor, fx
+from torch import SymInt, Tensor, fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, track_tensor_tree
+from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
+    get_proxy_mode,
+    get_proxy_slot,
+    track_tensor_tree,
+)
+from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from treadle.compat.operators import written_arguments
@@ -49,7 +55,7 @@ class TracedPiece:
 
     def again(self, tensors: Sequence[Tensor]) -> None:
         """The piece once more, for ``tensors`` of the types that the first had."""
-        tracer = get_proxy_mode().tracer
+        tracer = _mode().tracer
         nodes = dict(zip(self.given, map(_node_of, tensors), strict=True))
         values = dict(zip(self.given, tensors, strict=True))
         with _disable_current_modes():
@@ -76,8 +82,7 @@ class TracedPiece:
 def tracing_of(tensors: Sequence[Tensor]) -> Callable[[], TracedPiece | None]:
     """To be asked when a piece was traced for ``tensors``, from now on: the piece; ``None`` where
     it is one that has to be traced each time."""
-    mode = get_proxy_mode()
-    graph: fx.Graph = mode.tracer.graph
+    graph = _mode().tracer.graph
     start = len(graph.nodes)
     given = tuple(map(_node_of, tensors))
 
@@ -90,8 +95,15 @@ def tracing_of(tensors: Sequence[Tensor]) -> Callable[[], TracedPiece | None]:
     return piece
 
 
+def _mode() -> ProxyTorchDispatchMode:
+    mode = get_proxy_mode()
+    assert mode is not None, "outside of a trace"
+    return mode
+
+
 def _node_of(tensor: Tensor) -> fx.Node:
-    return get_proxy_slot(tensor, get_proxy_mode().tracer).proxy.node
+    found: Any = get_proxy_slot(tensor, _mode().tracer)
+    return found.proxy.node
 
 
 def _step(node: fx.Node) -> _Step | None:
@@ -101,18 +113,16 @@ def _step(node: fx.Node) -> _Step | None:
     if not isinstance(value, FakeTensor) or not isinstance(target, OpOverload):
         return None
     key = storage_key(value)
-    if key is None or not all(isinstance(size, int) for size in (*value.shape, *value.stride())):
+    if key is None or any(isinstance(n, SymInt) for n in (*value.shape, *value.stride())):
         return None
     writes = bool(written_arguments(target))
     shared = any(storage_key(each.meta.get("val")) == key for each in node.all_input_nodes)
     return _Step(node, value, writes or shared, writes)
 
 
-def _mapped(
-    node: fx.Node, of: Callable[[fx.Node], object]
-) -> tuple[tuple[object, ...], dict[str, object]]:
-    args = fx.node.map_arg(node.args, of)
-    kwargs = fx.node.map_arg(node.kwargs, of)
+def _mapped(node: fx.Node, of: Callable[[fx.Node], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args: Any = map_arg(node.args, of)
+    kwargs: Any = map_arg(node.kwargs, of)
     return args, kwargs
 
 

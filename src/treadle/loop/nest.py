@@ -11,7 +11,7 @@ from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 from treadle.loop.program import Buffer
 from treadle.loop.traverse import loads, operands_of, substitute, substitute_index, walk, walk_all
 from treadle.util.errors import VerifyError, require
-from treadle.util.extents import largest, surely_less
+from treadle.util.extents import Size, dims_in, largest, surely_less
 
 Item = Definition | Store
 
@@ -82,6 +82,25 @@ def indices(items: Iterable[Item]) -> Iterator[Index]:
             for node in walk(root):
                 if isinstance(node, Load | Position):
                     yield node.index
+
+
+def dims_of(kernel: Kernel, buffers: Mapping[str, Buffer]) -> list[Size]:
+    """The dims of calls that the kernel mentions: in its extents, in the layouts of its buffers,
+    and in its formulas, such as the count that a mean divides by."""
+    names = arguments_of(kernel)
+    layouts = (n for name in names for n in (*buffers[name].shape, *buffers[name].strides))
+    inside = (size for index in indices(kernel.body) for size in sizes_in(index))
+    return dims_in([kernel.rows.extent, kernel.cols.extent, *layouts, *inside])
+
+
+def sizes_in(index: Index) -> Iterator[int]:
+    """The numbers of an index: its constant, its factors and what parts of it are divided by."""
+    yield index.const
+    for atom, factor in index.terms:
+        yield factor
+        if isinstance(atom, FloorDiv | Mod):
+            yield atom.n
+            yield from sizes_in(atom.index)
 
 
 def divisors(index: Index, axis: Axis) -> Iterator[int]:

@@ -23,7 +23,7 @@ from treadle.loop.program import (
 )
 from treadle.loop.traverse import substitute, walk
 from treadle.lower.registry import Value
-from treadle.lower.scalars import Operand, ScalarExpr, cast, compute_dtype, const
+from treadle.lower.scalars import Operand, ScalarExpr, cast, compute_dtype, const, number
 from treadle.targets.cpu import CPU
 from treadle.targets.record import DeviceTarget
 from treadle.util.errors import LoweringError, VerifyError, require
@@ -90,7 +90,7 @@ def as_tensor(operand: Operand, dtype: torch.dtype) -> Value:
     """A number as a 0-dim tensor of ``dtype``; tensors as they are."""
     if isinstance(operand, TensorRef | Array):
         return operand
-    return Array((), const(operand, dtype))
+    return Array((), number(operand, dtype))
 
 
 def is_lazy(array: Array) -> bool:

@@ -11,7 +11,7 @@ from treadle.loop.index import Index
 from treadle.loop.program import TensorRef
 from treadle.lower.context import LoweringContext, element
 from treadle.lower.registry import Value, lowers
-from treadle.lower.scalars import Number, Operand, ScalarExpr, cast, const
+from treadle.lower.scalars import Number, Operand, ScalarExpr, cast, number
 
 aten = torch.ops.aten
 
@@ -28,17 +28,17 @@ def counted(
         place = place * axis.extent + axis
     first = ScalarExpr(Position(place)) * key
     x, terms = first, (first, first + key)
-    for number in range(ROUNDS):
-        x = x * x + terms[number % 2]
+    for turn in range(ROUNDS):
+        x = x * x + terms[turn % 2]
         high = x.fn("floordiv", 1 << WORD).fn("bitand", LOW)
-        x = high if number == ROUNDS - 1 else (x * (1 << WORD)).fn("bitor", high)
+        x = high if turn == ROUNDS - 1 else (x * (1 << WORD)).fn("bitor", high)
     return Array(axes, x.fn("lt", limit(p)).to(context.dtype).expr)
 
 
 def _filled(context: LoweringContext, value: Operand) -> Array:
     axes = context.axes()
     if isinstance(value, Number):
-        return Array(axes, const(value, context.dtype))
+        return Array(axes, number(value, context.dtype))
     return Array(axes, cast(context.term(value, axes, context.dtype).expr, context.dtype))
 
 

@@ -10,7 +10,7 @@ from treadle.loop.index import Axis, Index, linear, unflatten
 from treadle.loop.traverse import value_index
 from treadle.lower.context import LoweringContext, broadcast_shapes, contiguous_strides, element
 from treadle.lower.registry import Unsupported, Value, lowers
-from treadle.lower.scalars import Number, ScalarExpr, cast, const, where
+from treadle.lower.scalars import Number, ScalarExpr, cast, const, number, where
 from treadle.lower.views import reshaped
 from treadle.util.extents import same
 
@@ -157,7 +157,7 @@ def constant_pad(
         inside = here if inside is None else inside.fn("and", here)
         places[dim] = place
     if inside is None or 0 in x.shape:
-        body = element(x, axes) if inside is None else const(value, context.dtype)
+        body = element(x, axes) if inside is None else number(value, context.dtype)
         return Array(axes, body)
     return Array(axes, masked(x, places, inside.expr, value))
 

@@ -13,14 +13,7 @@ from treadle.compat.operators import OpOverload
 from treadle.loop.expr import Array
 from treadle.lower.context import LoweringContext, broadcast
 from treadle.lower.registry import Unsupported, Value, aten_op, lowers
-from treadle.lower.scalars import (
-    Number,
-    Operand,
-    ScalarExpr,
-    cast,
-    const,
-    promoted_dtype,
-)
+from treadle.lower.scalars import Number, Operand, ScalarExpr, cast, number, promoted_dtype
 
 aten = torch.ops.aten
 Formula = Callable[..., ScalarExpr]
@@ -86,7 +79,7 @@ register_unary(aten.tan.default, lambda x: x.fn("sin") / x.fn("cos"))
 
 def _filled(like: ScalarExpr, value: Number) -> ScalarExpr:
     """``value`` as a term of the dtype of ``like``."""
-    return ScalarExpr(const(value, like.expr.dtype))
+    return ScalarExpr(number(value, like.expr.dtype))
 
 
 @lowers(

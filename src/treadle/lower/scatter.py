@@ -14,7 +14,8 @@ from treadle.loop.index import Axis, Index, linear
 from treadle.lower.context import LoweringContext, broadcast, element, is_dense
 from treadle.lower.indexing import Coordinate, is_inside, masked
 from treadle.lower.registry import Unsupported, Value, lowers
-from treadle.lower.scalars import Number, Operand, ScalarExpr, cast, const, where
+from treadle.lower.scalars import Number, Operand, ScalarExpr, cast, const, number, where
+from treadle.util.extents import greater, lesser, surely_less
 
 aten = torch.ops.aten
 
@@ -40,7 +41,7 @@ def scatter(context: LoweringContext, x: Value, dim: int, indices: Value, source
     hit, at = _hit(context, axes, x, dim, indices)
     old = ScalarExpr(element(x, axes))
     if isinstance(source, Number):
-        return Array(axes, where(hit.expr, const(source, context.dtype), old.expr))
+        return Array(axes, where(hit.expr, number(source, context.dtype), old.expr))
     return Array(axes, where(hit.expr, element(source, at), old.expr))
 
 
@@ -59,6 +60,16 @@ def scatter_add(
     return Array(axes, cast(total.expr, context.dtype))
 
 
+def slice_bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
+    """``slice(start, end).indices(size)``, also of a size that calls decide: ``x[:-1]`` of ``n``
+    ends at ``n - 1``. ``VerifyError`` where it is not the same place for all sizes."""
+
+    def place(at: int) -> int:
+        return greater(0, lesser(at + size if at < 0 else at, size))
+
+    return 0 if start is None else place(start), size if end is None else place(end)
+
+
 @lowers(aten.slice_scatter.default)
 def slice_scatter(
     context: LoweringContext,
@@ -74,8 +85,8 @@ def slice_scatter(
     dim %= len(axes)
     if 0 in x.shape:
         return Array(axes, element(x, axes))
-    first, last, _ = slice(start, end, step).indices(x.shape[dim])
-    if first >= last:
+    first, last = slice_bounds(start, end, x.shape[dim])
+    if surely_less(last, first + 1):
         return Array(axes, element(x, axes))
     away = Index.of(axes[dim]) - first
     inside = ScalarExpr(is_inside(away, last - first))

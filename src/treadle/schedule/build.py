@@ -123,7 +123,7 @@ def nest_cost(nest: LoopNest, placed: tuple[ScheduledOp, ...]) -> int:
     for each in placed:
         for index in (each.index, *(index for _, index in each.reads if index is not None)):
             cost += 4 * sum(1 for _ in _divisions(index, nest.cols))
-            jump = abs(coefficient(index, nest.cols))
+            jump = abs(sample_of(coefficient(index, nest.cols)))
             cost += 2 * (jump > 1)
     return cost
 

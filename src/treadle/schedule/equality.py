@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce, formula_of
 from treadle.loop.index import Atom, Axis, FloorDiv, Index, Key, Mod, Value
 from treadle.loop.kernel import Definition, Kernel, LoopForm
-from treadle.loop.nest import Item, arguments_of, is_wide
+from treadle.loop.nest import Item, arguments_of, dims_of, is_wide
 from treadle.loop.program import Buffer
 from treadle.loop.traverse import operands_of, walk
-from treadle.util.extents import dims_in, same, size_key, surely_less
+from treadle.util.extents import same, size_key, surely_less
 
 
 def kernel_key(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Key:
@@ -17,7 +17,6 @@ def kernel_key(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Key:
     names = arguments_of(kernel)
     numbers = _Numbers(kernel, {name: n for n, name in enumerate(names)})
     body = tuple(numbers.item(item) for item in kernel.body)
-    layouts = (n for name in names for n in (*buffers[name].shape, *buffers[name].strides))
     extents = [kernel.rows.extent, kernel.cols.extent]
     free = kernel.scheduled.form is LoopForm.FLAT
     return (
@@ -25,7 +24,7 @@ def kernel_key(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Key:
         () if free else tuple(size_key(extent) for extent in extents),
         tuple(same(extent, 1) for extent in extents if free),
         is_wide(kernel),
-        tuple(str(dim) for dim in dims_in([*extents, *layouts])),
+        tuple(map(str, dims_of(kernel, buffers))),
         tuple(str(buffers[name].dtype) for name in names),
         kernel.scheduled,
         body,

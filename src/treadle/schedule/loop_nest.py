@@ -113,7 +113,9 @@ class LoopNests:
         free = tuple(a for a in storage_order(compute) if not same(a.extent, 1))
         main = _main_index(reduce)
         kind = _kind(reduce, free)
-        by_stride = sorted((*free, *reduce.axes), key=lambda a: -abs(coefficient(main, a)))
+        by_stride = sorted(
+            (*free, *reduce.axes), key=lambda a: -abs(sample_of(coefficient(main, a)))
+        )
         inner = tuple(a for a in by_stride if a in reduce.axes)
         place = self._places(kind, free, inner)
         shape = tuple(a.extent for a in by_stride)
@@ -166,7 +168,7 @@ class LoopNests:
             return None
         free = tuple(a for a in storage_order(compute) if not same(a.extent, 1))
         main = _main_index(reduce)
-        inner = tuple(sorted(reduce.axes, key=lambda a: -abs(coefficient(main, a))))
+        inner = tuple(sorted(reduce.axes, key=lambda a: -abs(sample_of(coefficient(main, a)))))
         values = self._places(nest.kind, free, inner)
         values = _with_units(compute.array, values)
         body = substitute(reduce.body, values)
@@ -228,9 +230,13 @@ def _kind(reduce: Reduce, free: tuple[Axis, ...]) -> KernelKind:
     """Columns when neighbours in memory are neighbours in the output, rows otherwise."""
     inner = outer = 0
     for load in loads(reduce.body):
-        inner += any(abs(coefficient(load.index, a)) == 1 for a in reduce.axes)
-        outer += any(abs(coefficient(load.index, a)) == 1 for a in free)
+        inner += any(_is_unit(coefficient(load.index, a)) for a in reduce.axes)
+        outer += any(_is_unit(coefficient(load.index, a)) for a in free)
     return KernelKind.COLUMNS if outer > inner else KernelKind.ROWS
+
+
+def _is_unit(factor: int) -> bool:
+    return same(factor, 1) or same(factor, -1)
 
 
 def _numel(axes: Iterable[Axis]) -> int:

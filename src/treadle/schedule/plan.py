@@ -25,7 +25,7 @@ from treadle.schedule.order import ordered
 from treadle.schedule.sparse import compute_where_picked
 from treadle.schedule.workers import THREADS, Workers, scratch_buffers
 from treadle.util.allocator import PLAIN, Allocator
-from treadle.util.extents import largest, same
+from treadle.util.extents import largest, same, surely_less
 
 PlanStep = Kernel | Call
 
@@ -250,10 +250,10 @@ def _is_early(item: Definition, kernel: Kernel) -> bool:
 
 def _stays_in_row(place: Index, written: Index, kernel: Kernel) -> bool:
     """Whether ``place`` is among the places written in the same row:  ``n*r + x`` with x < n."""
-    if kernel.cols.extent < 2 or written.coefficient(kernel.cols) != 1:
+    if not surely_less(1, kernel.cols.extent) or not same(written.coefficient(kernel.cols), 1):
         return False
     low, high = (place - (written - kernel.cols)).bounds
-    return low >= 0 and high < kernel.cols.extent
+    return surely_less(-1, low) and surely_less(high, kernel.cols.extent)
 
 
 def _safe_stores(kernel: Kernel) -> list[Store]:

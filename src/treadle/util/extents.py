@@ -317,6 +317,19 @@ def surely_less(left: int, right: int) -> bool:
     return _decided(formula_of(left).plus(formula_of(right), -1), "<") is True
 
 
+def lesser(left: int, right: int) -> int:
+    """The one that is never more than the other. ``VerifyError`` where it depends."""
+    if surely_less(left, right + 1):
+        return left
+    require(surely_less(right, left + 1), VerifyError, f"{left} < {right} depends on sizes")
+    return right
+
+
+def greater(left: int, right: int) -> int:
+    """The one that is never less than the other. ``VerifyError`` where it depends."""
+    return right if same(lesser(left, right), left) else left
+
+
 def same(left: int, right: int) -> bool:
     """Whether the two are equal for all sizes. ``False`` where it depends."""
     if type(left) is int and type(right) is int:
