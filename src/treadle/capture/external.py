@@ -27,18 +27,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.frames import NUMPY, FrameRecorder, Whose, is_of_logs, mentions, whose
+from treadle.capture.introspect import is_heap, parts_of
 from treadle.capture.numbers import is_stand_in
-from treadle.capture.parts import (
-    MISSING,
-    OF_DECLARATION,
-    Attributes,
-    OfClass,
-    Part,
-    Sequenced,
-    is_heap,
-    is_plain,
-    parts_of,
-)
+from treadle.capture.parts import MISSING, OF_DECLARATION, Attributes, OfClass, Part, Sequenced
+from treadle.capture.plain_values import is_plain
 from treadle.capture.reads import ReadNames, Reads, is_sealed
 from treadle.capture.rng_guard import PythonRngGuard
 from treadle.capture.system import asks

@@ -18,7 +18,7 @@ from treadle.capture.object_pytrees import (
     names_of_parts,
     opened,
 )
-from treadle.capture.parts import is_plain, plain_fact
+from treadle.capture.plain_values import is_plain, plain_fact
 from treadle.compat import pytree
 from treadle.compat.pytree import TreeSpec
 from treadle.util.errors import CaptureError

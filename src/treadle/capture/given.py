@@ -11,7 +11,9 @@ from typing import Any, final
 
 from treadle.capture.external import Change, refused
 from treadle.capture.flatten import Container, Given, nodes_in, replaced
-from treadle.capture.parts import MISSING, Part, Sequenced, is_same_value, parts_of
+from treadle.capture.introspect import parts_of
+from treadle.capture.parts import MISSING, Part, Sequenced
+from treadle.capture.plain_values import is_same_value
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.numbers import is_stand_in
-from treadle.capture.parts import PLAIN
+from treadle.capture.plain_values import PLAIN
 from treadle.util.errors import CaptureError
 
 _VALUES = PLAIN | {slice, range, type(...), torch.memory_format, torch.layout}

@@ -32,22 +32,18 @@ from torch.optim import Optimizer
 
 from treadle.capture.arrays import span_of
 from treadle.capture.frames import Whose, whose
+from treadle.capture.introspect import Made, is_heap, parts_of
 from treadle.capture.parts import (
     MISSING,
     OF_DECLARATION,
     Computed,
     Got,
-    Made,
     Members,
     OfFunction,
     Part,
     Sequenced,
-    is_heap,
-    is_plain,
-    is_same_value,
-    parts_of,
-    plain_fact,
 )
+from treadle.capture.plain_values import is_plain, is_same_value, plain_fact
 from treadle.capture.sweep import Sweep
 from treadle.capture.watching import Watches
 

@@ -9,6 +9,7 @@ from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any, final
 
+from treadle.capture.introspect import attributes_of, is_heap
 from treadle.capture.parts import (
     Accessors,
     Fixed,
@@ -20,8 +21,6 @@ from treadle.capture.parts import (
     Sequenced,
     Slots,
     Variable,
-    attributes_of,
-    is_heap,
 )
 from treadle.capture.watching import AskedVersions, Look, Watches, WordWatch
 from treadle.util import memory_words as words

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from treadle.capture.arrays import array_fact, is_numeric, overlaps
 from treadle.capture.flatten import FlatCalls, Given, Structure
 from treadle.capture.optimizers.registry import form_of, has_form
-from treadle.capture.parts import is_plain, plain_fact
+from treadle.capture.plain_values import is_plain, plain_fact
 from treadle.capture.reads import Reads, first_of_each, tensor_fact
 from treadle.capture.watching import Watches
 from treadle.compat.hooks import module_hooks, step_hooks, tensor_hooks
