@@ -123,8 +123,8 @@ class ExternalState:
         self._hears = seen
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._seen: dict[int, Any] = {}
-        self._waiting: dict[str, list[tuple[Part, Any]]] = {}
-        self._known_names: set[str] = set()
+        self._waiting: dict[object, list[tuple[Part, object]]] = {}
+        self._known_names: set[object] = set()
         self._read: dict[int, set[str]] = {}
         self._early: dict[int, set[str]] = {}  # of objects that were read before they were met
         self._classes: dict[type, Any] = {}
@@ -185,9 +185,7 @@ class ExternalState:
     def _learn_names(self) -> None:
         """Values that wait for a name which code mentions now."""
         entered = self._frames.entered
-        new = entered.names - self._known_names
-        if entered.reflects:
-            new = set(self._waiting)
+        new = set(self._waiting) if entered.reflects else entered.names - self._known_names
         self._known_names |= new
         for name in new & self._waiting.keys():
             for part, value in self._waiting.pop(name, ()):
@@ -674,7 +672,7 @@ def _stays(value: Any) -> bool:
     return isinstance(value, ModuleType) and owner_of(value) is Whose.STDLIB
 
 
-def _is_cache(name: str) -> bool:
+def _is_cache(name: object) -> bool:
     """What Python itself keeps in a class."""
     return name in ("_abc_impl", "__abstractmethods__", "__annotations_cache__", "__doc__")
 

@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from treadle.capture.parts import (
@@ -39,6 +40,7 @@ from treadle.capture.parts import (
     OfFunction,
     OwnAttributes,
     Part,
+    Reading,
     Registered,
     Sequenced,
     Slots,
@@ -75,12 +77,12 @@ class Made:
     opaque: bool = False
 
 
-def parts_of(value: Any, label: str) -> Made:
+def parts_of(value: object, label: str) -> Made:
     """The parts of any object but a plain value. Tensors have attributes; their numbers are
     inputs."""
     match value:
         case Tensor():
-            return Made((Attributes(label, cast(Any, value).__dict__),))
+            return Made((Attributes(label, vars(value)),))
         case types.FunctionType():
             return Made((OfFunction(label, value), OwnAttributes(label, value)))
         case types.CellType():
@@ -88,13 +90,13 @@ def parts_of(value: Any, label: str) -> Made:
         case types.MethodType():
             return Made((Fixed(label, {"self": value.__self__, "func": value.__func__}),))
         case functools.partial():
-            held = {"func": value.func, "args": value.args, "keywords": value.keywords}
+            held: Reading = {"func": value.func, "args": value.args, "keywords": value.keywords}
             return Made((Fixed(label, held), Attributes(label, value.__dict__)))
         case functools._lru_cache_wrapper():
             wrapped = Fixed(label, {"func": value.__wrapped__})
             return Made((wrapped, Computed(label, lambda: value.cache_info()[1:])))
         case types.ModuleType():
-            return Made((Attributes(label, cast(Any, value).__dict__),))
+            return Made((Attributes(label, value.__dict__),))
         case type():
             found: tuple[Part, ...] = (OfClass(label, value),)
             if isinstance(value, abc.ABCMeta) and is_heap(value):
@@ -105,12 +107,18 @@ def parts_of(value: Any, label: str) -> Made:
         case staticmethod() | classmethod():
             return Made((Fixed(label, {"func": value.__func__}),))
         case types.MappingProxyType():
-            return Made((Listed(label, lambda: dict(cast(Any, value))),))
+            return Made(
+                (
+                    Listed(
+                        label, lambda: dict(cast("types.MappingProxyType[object, object]", value))
+                    ),
+                )
+            )
         case KeysView() | ValuesView() | ItemsView() if not is_heap(type(value)):
-            held = cast("Iterable[Any]", value)
-            return Made((Listed(label, lambda: dict(enumerate(held))),))
+            view = cast("Iterable[object]", value)
+            return Made((Listed(label, lambda: dict(enumerate(view))),))
         case weakref.ReferenceType():
-            return Made((Got(label, cast(Any, value)),))
+            return Made((Got(label, value),))
         case contextvars.ContextVar():
             return Made((InContext(label, value),))
         case types.GeneratorType():
@@ -125,23 +133,23 @@ def parts_of(value: Any, label: str) -> Made:
             return _of_object(value, label)
 
 
-def _advanced(generator: Any) -> Any:
+def _advanced(generator: "types.GeneratorType[object, object, object]") -> int | None:
     """How far it is."""
     frame = generator.gi_frame
     return None if frame is None else frame.f_lasti
 
 
-def _registered(kind: Any) -> Any:
+def _registered(kind: abc.ABCMeta) -> frozenset[int]:
     """The virtual subclasses of an abstract class."""
     return frozenset(id(each()) for each in get_dump(kind)[0])
 
 
-def _of_object(value: Any, label: str) -> Made:
+def _of_object(value: object, label: str) -> Made:
     """Contents, attributes and slots."""
     found: list[Part] = []
     match value:
         case dict():
-            found.append(Entries(label, cast(Any, value)))
+            found.append(Entries(label, value))
         case list() | tuple() | deque():
             found.append(Sequenced(label, value))
         case set() | frozenset():
@@ -204,20 +212,20 @@ _POINTER = struct.calcsize("P")
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of a type: made by Python code; sealed
 
 
-def attributes_of(value: Any) -> dict[str, Any] | None:
+def attributes_of(value: object) -> dict[str, Any] | None:
     """``vars(value)``, past what its class may have put in the way; ``None`` if there is none."""
-    own = threading.local if isinstance(value, threading.local) else object
+    own: Any = threading.local if isinstance(value, threading.local) else object
     try:
-        found = own.__getattribute__(value, "__dict__")
+        found: object = own.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
     return found if isinstance(found, dict) else None
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def slots_of(kind: type) -> dict[str, Any]:
+def slots_of(kind: type) -> dict[str, types.MemberDescriptorType]:
     """By name, the slots of a class and its bases."""
-    found: dict[str, Any] = {}
+    found: dict[str, types.MemberDescriptorType] = {}
     for each in reversed(kind.__mro__):
         for name, value in vars(each).items():
             if isinstance(value, types.MemberDescriptorType) and "__slots__" in vars(each):
@@ -225,39 +233,49 @@ def slots_of(kind: type) -> dict[str, Any]:
     return found
 
 
-def _of_array(value: Any, label: str) -> Part:
+def _of_array(value: object, label: str) -> Part:
     """The numbers of an array; objects in one are entries."""
     if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            return Listed(label, lambda: dict(enumerate(_plain_array(value).ravel().tolist())))
-
-        def read() -> Any:
-            numbers = _plain_array(value)
-            return numbers.shape, numbers.dtype.str, numbers.tobytes()
-
-        def back(kept: Any) -> None:
-            shape, dtype, held = kept
-            numbers = _plain_array(value)
-            if numbers.shape == shape and numbers.dtype.str == dtype:
-                np.copyto(numbers, np.frombuffer(held, numbers.dtype).reshape(shape))
-
-        return Computed(label, read, back)
+        return _of_ndarray(value, label)
     if isinstance(value, bytearray):
-
-        def put(kept: Any) -> None:
-            value[:] = kept
-
-        return Computed(label, lambda: bytes(value), put)
+        return _of_bytes(value, label)
     if isinstance(value, array.array):
         return Computed(label, value.tobytes)
+    return _of_buffer(value, label)
 
-    def fill(kept: Any) -> None:
+
+def _of_ndarray(value: NDArray[np.generic], label: str) -> Part:
+    if value.dtype.hasobject:
+        return Listed(label, lambda: dict(enumerate(_plain_array(value).ravel().tolist())))
+
+    def read() -> tuple[tuple[int, ...], str, bytes]:
+        numbers = _plain_array(value)
+        return numbers.shape, numbers.dtype.str, numbers.tobytes()
+
+    def back(kept: tuple[tuple[int, ...], str, bytes]) -> None:
+        shape, dtype, held = kept
+        numbers = _plain_array(value)
+        if numbers.shape == shape and numbers.dtype.str == dtype:
+            np.copyto(numbers, np.frombuffer(held, numbers.dtype).reshape(shape))
+
+    return Computed(label, read, back)
+
+
+def _of_bytes(value: bytearray, label: str) -> Part:
+    def put(kept: bytes) -> None:
+        value[:] = kept
+
+    return Computed(label, lambda: bytes(value), put)
+
+
+def _of_buffer(value: Any, label: str) -> Part:
+    def fill(kept: bytes) -> None:
         memoryview(value).cast("B")[:] = kept
 
     return Computed(label, lambda: memoryview(value).tobytes(), fill)
 
 
-def _plain_array(value: Any) -> "np.ndarray[Any, Any]":
+def _plain_array(value: NDArray[np.generic]) -> NDArray[np.generic]:
     """The array without the ways of its class: a masked one fills, and one of them refuses."""
     return np.asarray(value)
 
@@ -271,13 +289,13 @@ def has_buffer(value: Any) -> bool:
     return not isinstance(value, _NUMBERS)
 
 
-def _base(value: Any) -> Any:
+def _base(value: object) -> str:
     """The number or text that an object of a class of its own is."""
     kind: Any = next(each for each in _NUMBERS if isinstance(value, each))
     return kind.__repr__(value)
 
 
-def _referents(value: Any) -> dict[Any, Any]:
+def _referents(value: object) -> Reading:
     """What an object made in C holds."""
     found = (each for each in gc.get_referents(value) if not isinstance(each, type))
     return dict(enumerate(found))
@@ -286,7 +304,7 @@ def _referents(value: Any) -> dict[Any, Any]:
 _ITERATED = (list, tuple, dict, set, str, bytes, range)
 
 
-def _reduced(value: Any) -> Any:
+def _reduced(value: object) -> object:
     """What it would be pickled as, in terms that compare; ``None`` if it cannot be.
 
     Only for classes made in C: no code of the user's runs.
@@ -295,20 +313,20 @@ def _reduced(value: Any) -> Any:
         return None
     try:
         reduce = copyreg.dispatch_table.get(type(value))
-        found: Any = reduce(value) if reduce is not None else value.__reduce_ex__(4)
+        found: object = reduce(value) if reduce is not None else value.__reduce_ex__(4)
     except (TypeError, NotImplementedError, AttributeError):
         return None
     return _frozen(found, 0)
 
 
-def _frozen(value: Any, depth: int) -> Any:
+def _frozen(value: object, depth: int) -> object:
     if is_plain(value):
         return plain_fact(value)
     if isinstance(value, list | tuple) and depth < 8:
-        items = itertools.islice(cast(Iterable[Any], value), 1 << 12)
+        items = itertools.islice(cast(Iterable[object], value), 1 << 12)
         return type(value), tuple(_frozen(each, depth + 1) for each in items)
     if type(value) is dict and depth < 8:
-        pairs = cast(dict[Any, Any], value).items()
+        pairs = cast(Reading, value).items()
         return dict, tuple((_frozen(k, depth + 1), _frozen(v, depth + 1)) for k, v in pairs)
     if isinstance(value, type | types.BuiltinFunctionType):
         return value

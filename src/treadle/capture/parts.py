@@ -8,13 +8,16 @@ import operator
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, cast, final
 
 from treadle.capture.plain_values import is_plain, is_same_value, plain_fact
 from treadle.util.memory_words import has_space
 
 MISSING: Any = object()
 """In the place of a value that is not there."""
+
+Reading = dict[object, object]
+"""What a part held: by name or key, in order."""
 
 OF_DECLARATION = frozenset(
     {
@@ -36,26 +39,26 @@ class Part:
     def __init__(self, label: str) -> None:
         self.label = label
 
-    def now(self) -> dict[Any, Any]:
+    def now(self) -> Reading:
         """What it holds, in order."""
         raise NotImplementedError
 
-    def get(self, name: Any) -> Any:
+    def get(self, name: object) -> object:
         """One value, or ``MISSING``."""
         return self.now().get(name, MISSING)
 
-    def put(self, name: Any, value: Any) -> None:
+    def put(self, name: object, value: object) -> None:
         """From now on ``value`` is there; ``MISSING`` for nothing."""
         raise NotImplementedError
 
-    def is_same(self, one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    def is_same(self, one: Reading, other: Reading) -> bool:
         """Whether two readings found the very same objects under the same names, in one order."""
         if len(one) != len(other) or not all(map(operator.is_, one.values(), other.values())):
             return False
         pairs = zip(one, other, strict=True)
         return all(a is b or is_same_value(a, b) for a, b in pairs)
 
-    def restore(self, before: dict[Any, Any]) -> None:
+    def restore(self, before: Reading) -> None:
         """Hold again what a reading says, in its order."""
         now = self.now()
         for name in now.keys() - before.keys():
@@ -64,11 +67,11 @@ class Part:
             if now.get(name, MISSING) is not value:
                 self.put(name, value)
 
-    def dictionary(self) -> dict[Any, Any] | None:
+    def dictionary(self) -> Reading | None:
         """The dict behind it, for its version; ``None`` if there is none."""
         return None
 
-    def where(self, name: Any) -> str:
+    def where(self, name: object) -> str:
         """The user's words for one of its values."""
         if self.entries:
             key = repr(name) if isinstance(name, str | int | float | bytes | tuple) else "..."
@@ -83,21 +86,21 @@ class Attributes(Part):
 
     def __init__(self, label: str, values: dict[str, Any]) -> None:
         super().__init__(label)
-        self.values = values
+        self.values = cast("Reading", values)  # a ``__dict__`` takes any key
 
-    def now(self) -> dict[Any, Any]:
+    def now(self) -> Reading:
         return dict(self.values)
 
-    def get(self, name: Any) -> Any:
+    def get(self, name: object) -> object:
         return self.values.get(name, MISSING)
 
-    def put(self, name: Any, value: Any) -> None:
+    def put(self, name: object, value: object) -> None:
         if value is MISSING:
             self.values.pop(name, None)
         else:
             self.values[name] = value
 
-    def dictionary(self) -> dict[Any, Any] | None:
+    def dictionary(self) -> Reading | None:
         return self.values
 
 
@@ -109,22 +112,23 @@ class OwnAttributes(Attributes):
 
     __slots__ = ("owner",)
 
-    def __init__(self, label: str, owner: Any) -> None:
+    def __init__(self, label: str, owner: object) -> None:
         Part.__init__(self, label)
         self.owner = owner
 
     @property
-    def values(self) -> dict[str, Any]:  # type: ignore[override]
+    def values(self) -> dict[Any, Any]:  # type: ignore[override]
         """What is there now."""
         return self.owner.__dict__ if has_space(self.owner) else {}
 
-    def put(self, name: Any, value: Any) -> None:
+    def put(self, name: object, value: object) -> None:
         if value is MISSING:
             self.values.pop(name, None)
         else:
-            self.owner.__dict__[name] = value
+            own: dict[Any, Any] = self.owner.__dict__
+            own[name] = value
 
-    def dictionary(self) -> dict[Any, Any] | None:
+    def dictionary(self) -> Reading | None:
         return None
 
 
@@ -137,24 +141,24 @@ class Entries(Part):
 
     def __init__(self, label: str, values: dict[Any, Any]) -> None:
         super().__init__(label)
-        self.values = values
-        self._kind: Any = OrderedDict if isinstance(values, OrderedDict) else dict
+        self.values: Reading = values
+        self._kind: type[Reading] = OrderedDict if isinstance(values, OrderedDict) else dict
         """Whose methods are used: an ``OrderedDict`` holds an order beside that of the dict."""
 
-    def now(self) -> dict[Any, Any]:
+    def now(self) -> Reading:
         kind = self._kind
         return dict(zip(kind.keys(self.values), kind.values(self.values), strict=True))
 
-    def get(self, name: Any) -> Any:
+    def get(self, name: object) -> object:
         return dict.get(self.values, name, MISSING)
 
-    def put(self, name: Any, value: Any) -> None:
+    def put(self, name: object, value: object) -> None:
         if value is not MISSING:
             self._kind.__setitem__(self.values, name, value)
         elif dict.__contains__(self.values, name):
             self._kind.__delitem__(self.values, name)
 
-    def restore(self, before: dict[Any, Any]) -> None:
+    def restore(self, before: Reading) -> None:
         now = self.now()
         if list(now) != list(before):
             self._kind.clear(self.values)
@@ -163,10 +167,13 @@ class Entries(Part):
             return
         super().restore(before)
 
-    def dictionary(self) -> dict[Any, Any] | None:
+    def dictionary(self) -> Reading | None:
         """None where entries may change places, which the dict's version does not count."""
         moves = self._kind is OrderedDict and len(self.values) > 1
         return None if moves else self.values
+
+
+_Sequence = list[object] | tuple[object, ...] | deque[object]
 
 
 @final
@@ -176,7 +183,7 @@ class Sequenced(Part):
     __slots__ = ("values",)
     entries = True
 
-    def __init__(self, label: str, values: Any) -> None:
+    def __init__(self, label: str, values: _Sequence) -> None:
         super().__init__(label)
         self.values = values
 
@@ -184,20 +191,26 @@ class Sequenced(Part):
     def settable(self) -> bool:  # type: ignore[override]
         return not isinstance(self.values, tuple)
 
-    def now(self) -> dict[Any, Any]:
-        kind: Any = next(k for k in (list, tuple, deque) if isinstance(self.values, k))
-        return dict(enumerate(kind.__iter__(self.values)))
+    def now(self) -> Reading:
+        values = self.values
+        if isinstance(values, list):
+            return dict(enumerate(list.__iter__(values)))
+        if isinstance(values, tuple):
+            return dict(enumerate(tuple.__iter__(values)))
+        return dict(enumerate(deque.__iter__(values)))
 
-    def put(self, name: Any, value: Any) -> None:
-        self.values[name] = value
+    def put(self, name: Any, value: object) -> None:
+        values: Any = self.values
+        values[name] = value
 
-    def restore(self, before: dict[Any, Any]) -> None:
-        if not self.settable or list(map(id, before.values())) == list(
+    def restore(self, before: Reading) -> None:
+        values = self.values
+        if isinstance(values, tuple) or list(map(id, before.values())) == list(
             map(id, self.now().values())
         ):
             return
-        self.values.clear()
-        self.values.extend(before.values())
+        values.clear()
+        values.extend(before.values())
 
 
 @final
@@ -208,27 +221,27 @@ class Members(Part):
     entries = True
     settable = False
 
-    def __init__(self, label: str, values: Any) -> None:
+    def __init__(self, label: str, values: set[object] | frozenset[object]) -> None:
         super().__init__(label)
         self.values = values
 
-    def now(self) -> dict[Any, Any]:
+    def now(self) -> Reading:
         return (
             {_member(each): each for each in set.__iter__(self.values)}
             if isinstance(self.values, set)
             else {_member(each): each for each in frozenset.__iter__(self.values)}
         )
 
-    def is_same(self, one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    def is_same(self, one: Reading, other: Reading) -> bool:
         return one.keys() == other.keys()
 
-    def restore(self, before: dict[Any, Any]) -> None:
+    def restore(self, before: Reading) -> None:
         if isinstance(self.values, set) and self.now().keys() != before.keys():
             self.values.clear()
             self.values.update(before.values())
 
 
-def _member(value: Any) -> Any:
+def _member(value: object) -> object:
     return plain_fact(value) if is_plain(value) else (None, id(value))
 
 
@@ -242,19 +255,19 @@ class Variable(Part):
         super().__init__(label)
         self.cell = cell
 
-    def now(self) -> dict[Any, Any]:
+    def now(self) -> Reading:
         try:
             return {"": self.cell.cell_contents}
         except ValueError:  # a variable that is not assigned yet
             return {}
 
-    def put(self, name: Any, value: Any) -> None:
+    def put(self, name: object, value: object) -> None:
         if value is MISSING:
             del self.cell.cell_contents
         else:
             self.cell.cell_contents = value
 
-    def where(self, name: Any) -> str:
+    def where(self, name: object) -> str:
         return self.label
 
 
@@ -264,13 +277,15 @@ class Slots(Part):
 
     __slots__ = ("members", "owner")
 
-    def __init__(self, label: str, owner: Any, members: dict[str, Any]) -> None:
+    def __init__(
+        self, label: str, owner: object, members: dict[str, types.MemberDescriptorType]
+    ) -> None:
         super().__init__(label)
         self.owner = owner
-        self.members = members
+        self.members = cast("dict[object, types.MemberDescriptorType]", members)
 
-    def now(self) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
+    def now(self) -> Reading:
+        found: Reading = {}
         for name, member in self.members.items():
             try:
                 found[name] = member.__get__(self.owner)
@@ -278,7 +293,7 @@ class Slots(Part):
                 continue
         return found
 
-    def put(self, name: Any, value: Any) -> None:
+    def put(self, name: object, value: object) -> None:
         if value is MISSING:
             self.members[name].__delete__(self.owner)
         else:
@@ -296,19 +311,19 @@ class OfClass(Part):
         self.kind = kind
         (self._values,) = gc.get_referents(type.__dict__["__dict__"].__get__(kind))
 
-    def now(self) -> dict[Any, Any]:
+    def now(self) -> Reading:
         return dict(self._values)
 
-    def get(self, name: Any) -> Any:
+    def get(self, name: object) -> object:
         return self._values.get(name, MISSING)
 
-    def put(self, name: Any, value: Any) -> None:
+    def put(self, name: Any, value: object) -> None:
         if value is MISSING:
             type.__delattr__(self.kind, name)
         else:
             type.__setattr__(self.kind, name, value)
 
-    def dictionary(self) -> dict[Any, Any] | None:
+    def dictionary(self) -> Reading | None:
         return self._values
 
 
@@ -323,9 +338,9 @@ class OfFunction(Part):
         super().__init__(label)
         self.function = function
 
-    def now(self) -> dict[Any, Any]:
+    def now(self) -> Reading:
         f = self.function
-        found: dict[Any, Any] = {
+        found: Reading = {
             "__code__": f.__code__,
             "__defaults__": f.__defaults__,
             "__kwdefaults__": f.__kwdefaults__,
@@ -333,12 +348,12 @@ class OfFunction(Part):
         free = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
         return found | {f"<{name}>": cell for name, cell in free}
 
-    def put(self, name: Any, value: Any) -> None:
+    def put(self, name: Any, value: object) -> None:
         if name in self._NAMES:
             setattr(self.function, name, None if value is MISSING else value)
 
-    def where(self, name: Any) -> str:
-        if name.startswith("<"):
+    def where(self, name: object) -> str:
+        if isinstance(name, str) and name.startswith("<"):
             return name[1:-1]
         return super().where(name)
 
@@ -350,17 +365,17 @@ class Fixed(Part):
     __slots__ = ("values",)
     settable = False
 
-    def __init__(self, label: str, values: dict[Any, Any]) -> None:
+    def __init__(self, label: str, values: Reading) -> None:
         super().__init__(label)
         self.values = values
 
-    def now(self) -> dict[Any, Any]:
+    def now(self) -> Reading:
         return self.values
 
-    def where(self, name: Any) -> str:
+    def where(self, name: object) -> str:
         return self.label or ("self" if name == "self" else "")
 
-    def restore(self, before: dict[Any, Any]) -> None:
+    def restore(self, before: Reading) -> None:
         return
 
 
@@ -375,13 +390,13 @@ class Accessors(Part):
         super().__init__(label)
         self.owner = owner
 
-    def now(self) -> dict[Any, Any]:
+    def now(self) -> Reading:
         return {"get": self.owner.fget, "set": self.owner.fset, "delete": self.owner.fdel}
 
-    def where(self, name: Any) -> str:
+    def where(self, name: object) -> str:
         return self.label
 
-    def restore(self, before: dict[Any, Any]) -> None:
+    def restore(self, before: Reading) -> None:
         return
 
 
@@ -393,22 +408,22 @@ class Computed(Part):
     settable = False
 
     def __init__(
-        self, label: str, read: Callable[[], Any], back: Callable[[Any], None] | None = None
+        self, label: str, read: Callable[[], object], back: Callable[[Any], None] | None = None
     ) -> None:
         super().__init__(label)
         self._read = read
         self._back = back
 
-    def now(self) -> dict[Any, Any]:
+    def now(self) -> Reading:
         return {"": self._read()}
 
-    def is_same(self, one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    def is_same(self, one: Reading, other: Reading) -> bool:
         return bool(one[""] == other[""])
 
-    def where(self, name: Any) -> str:
+    def where(self, name: object) -> str:
         return self.label
 
-    def restore(self, before: dict[Any, Any]) -> None:
+    def restore(self, before: Reading) -> None:
         if self._back is not None and self._read() != before[""]:
             self._back(before[""])
 
@@ -427,17 +442,17 @@ class Got(Part):
     __slots__ = ("_read",)
     settable = False
 
-    def __init__(self, label: str, read: Callable[[], Any]) -> None:
+    def __init__(self, label: str, read: Callable[[], object]) -> None:
         super().__init__(label)
         self._read = read
 
-    def now(self) -> dict[Any, Any]:
+    def now(self) -> Reading:
         return {"": self._read()}
 
-    def where(self, name: Any) -> str:
+    def where(self, name: object) -> str:
         return self.label
 
-    def restore(self, before: dict[Any, Any]) -> None:
+    def restore(self, before: Reading) -> None:
         return
 
 
@@ -448,20 +463,20 @@ class InContext(Part):
     __slots__ = ("variable",)
     settable = False
 
-    def __init__(self, label: str, variable: contextvars.ContextVar[Any]) -> None:
+    def __init__(self, label: str, variable: contextvars.ContextVar[object]) -> None:
         super().__init__(label)
         self.variable = variable
 
-    def now(self) -> dict[Any, Any]:
+    def now(self) -> Reading:
         try:
             return {"": self.variable.get()}
         except LookupError:
             return {"": MISSING}
 
-    def where(self, name: Any) -> str:
+    def where(self, name: object) -> str:
         return self.label
 
-    def restore(self, before: dict[Any, Any]) -> None:
+    def restore(self, before: Reading) -> None:
         if before[""] is not MISSING and self.now()[""] is not before[""]:
             self.variable.set(before[""])
 
@@ -474,12 +489,12 @@ class Listed(Part):
     settable = False
     entries = True
 
-    def __init__(self, label: str, read: Callable[[], dict[Any, Any]]) -> None:
+    def __init__(self, label: str, read: Callable[[], Reading]) -> None:
         super().__init__(label)
         self._read = read
 
-    def now(self) -> dict[Any, Any]:
+    def now(self) -> Reading:
         return self._read()
 
-    def restore(self, before: dict[Any, Any]) -> None:
+    def restore(self, before: Reading) -> None:
         return
