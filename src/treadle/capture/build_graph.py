@@ -14,7 +14,8 @@ from treadle.capture.explain_errors import looks_at_value, show_line
 from treadle.capture.foreign import refuse_foreign_writes, refuse_undense, refuse_without_memory
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.numbers import Uses
-from treadle.capture.reads import Location, Reads
+from treadle.capture.object_graph import Location
+from treadle.capture.reads import Reads
 from treadle.capture.rng_guard import seeds
 from treadle.capture.run import GivenCall, Run, SideEffect, Toggle, Trace, slots_in
 from treadle.capture.sizes import refuse_unsized, wrap_unsized

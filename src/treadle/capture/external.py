@@ -31,7 +31,8 @@ from treadle.capture.introspect import is_heap, parts_of
 from treadle.capture.numbers import is_stand_in
 from treadle.capture.parts import MISSING, OF_DECLARATION, Attributes, OfClass, Part, Sequenced
 from treadle.capture.plain_values import is_plain
-from treadle.capture.reads import ReadNames, Reads, is_sealed
+from treadle.capture.read_names import ReadNames, is_sealed
+from treadle.capture.reads import Reads
 from treadle.capture.rng_guard import PythonRngGuard
 from treadle.capture.system import asks
 from treadle.capture.threads import Threads

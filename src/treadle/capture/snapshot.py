@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.object_graph import Location, Node, Watched
 from treadle.capture.parts import Entries
-from treadle.capture.reads import Location, Node, Watched
 
 
 class Snapshot:

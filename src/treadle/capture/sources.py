@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from treadle.capture.arrays import ArrayLeaf
 from treadle.capture.counters import SharedCounters
 from treadle.capture.numbers import Number, is_exact
+from treadle.capture.object_graph import Location
 from treadle.capture.optimizers.registry import Start, form_of
-from treadle.capture.reads import Location
 from treadle.capture.watching import Unchanged, Watches, watch_dicts
 from treadle.compat.hooks import note_stepped
 from treadle.targets.registry import target_for

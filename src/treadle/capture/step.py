@@ -17,9 +17,9 @@ from treadle.capture.dynamic import Dims, take_samples, with_symbols
 from treadle.capture.eager import in_graph
 from treadle.capture.failures import raise_told
 from treadle.capture.flatten import Given, flatten
+from treadle.capture.object_graph import Location
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.place import autocast_on, check_values, described
-from treadle.capture.reads import Location
 from treadle.capture.recurrent import weights_in_place
 from treadle.capture.refuse import check_models, device_of
 from treadle.capture.run import GivenCall, Run

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from treadle.capture.flatten import flatten, unflatten
-from treadle.capture.reads import Location
+from treadle.capture.object_graph import Location
 from treadle.capture.snapshot import Snapshot
 from treadle.compiler.compiled import Compiled
 from treadle.session.bind import named_state

@@ -5,7 +5,7 @@ from typing import Any
 
 from treadle.capture.dynamic import Dims
 from treadle.capture.given import GivenCall
-from treadle.capture.reads import Location, argument_place
+from treadle.capture.object_graph import Location, argument_place
 from treadle.capture.step import capture
 from treadle.compiler.compiled import Compiled
 from treadle.compiler.pipeline import compile_graph

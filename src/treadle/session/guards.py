@@ -10,9 +10,10 @@ from torch.optim import Optimizer
 
 from treadle.capture.arrays import array_fact, is_numeric, overlaps
 from treadle.capture.flatten import FlatCalls, Given, Structure
+from treadle.capture.object_graph import first_of_each, tensor_fact
 from treadle.capture.optimizers.registry import form_of, has_form
 from treadle.capture.plain_values import is_plain, plain_fact
-from treadle.capture.reads import Reads, first_of_each, tensor_fact
+from treadle.capture.reads import Reads
 from treadle.capture.watching import Watches
 from treadle.compat.hooks import module_hooks, step_hooks, tensor_hooks
 from treadle.compat.switches import Switches
