@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from treadle.capture.external import Change, refused
+from treadle.capture.changes import Change, refused
 from treadle.capture.flatten import Container, Given, nodes_in, replaced
 from treadle.capture.introspect import parts_of
 from treadle.capture.parts import MISSING, Part, Sequenced
