@@ -5,7 +5,7 @@ modules get another class until then.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from sys import _getframe
 from threading import get_ident  # of the module itself, reading is noted
 from types import FrameType, ModuleType
@@ -30,7 +30,7 @@ class AttributeWatch:
     def __init__(
         self,
         kept: Mapping[tuple[int, int], Kept],
-        meet: Callable[[Any, str], None],
+        meet: Callable[[object, str], None],
         is_importing: Callable[[FrameType], bool],
     ) -> None:
         """``kept``: by the id of an object and a position the parts that were met. ``meet`` hears
@@ -38,20 +38,20 @@ class AttributeWatch:
         self._kept, self._meet, self._is_importing = kept, meet, is_importing
         self.read: dict[int, set[str]] = {}
         self._early: dict[int, set[str]] = {}  # of objects that were read before they were met
-        self._classes: dict[type, Any] = {}
+        self._classes: dict[type, object] = {}
         namespace = {"__getattribute__": self._noting(ModuleType.__getattribute__)}
         self._module_class: Any = type("module", (ModuleType,), namespace)
-        self._modules: list[Any] = []
-        self.loggers: dict[str, Any] = {}
+        self._modules: list[ModuleType] = []
+        self.loggers: dict[str, logging.Logger] = {}
         self.everything: set[int] = set()  # ids of objects of which all attributes were read
         self.runs = False  # whether what is read is read by the step
         self.inside = 0  # the thread that is within an operation of the trace
 
-    def of_object(self, value: Any) -> set[str]:
+    def of_object(self, value: object) -> set[str]:
         """The names that were read of an object which is met now, and those to come."""
         return self.read.setdefault(id(value), self._early.pop(id(value), set()))
 
-    def watch(self, value: Any) -> bool:
+    def watch(self, value: object) -> bool:
         """From now on reading one of its attributes is noted; whether that can be."""
         if type(value) is not ModuleType:
             return self.watch_class(type(value))
@@ -59,8 +59,8 @@ class AttributeWatch:
         self._modules.append(value)
         return True
 
-    def _noting(self, original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-        def get(owner: Any, name: str) -> Any:
+    def _noting(self, original: Callable[[Any, str], object]) -> Callable[[object, str], object]:
+        def get(owner: object, name: str) -> object:
             try:
                 value = original(owner, name)
             except AttributeError:
@@ -124,7 +124,7 @@ class AttributeWatch:
                 if before is not MISSING:
                     self._meet(before, kept.part.where(name))
 
-    def _meet_logger(self, owner: Any) -> None:
+    def _meet_logger(self, owner: logging.Logger) -> None:
         """One that users' or installed code got by its name."""
         frame: FrameType = _getframe(3)
         while is_of_logs(frame) and frame.f_back is not None:
@@ -144,7 +144,7 @@ class AttributeWatch:
         file = _getframe(3).f_code.co_filename
         return whose(file) >= Whose.STDLIB and not file.startswith(NUMPY)
 
-    def _note_all(self, owner: Any, read: set[str]) -> None:
+    def _note_all(self, owner: object, read: set[str]) -> None:
         """``vars(owner)``; a module's own look-up reads its parameters, buffers and modules."""
         frame = _getframe(3)
         if isinstance(owner, nn.Module) and whose(frame.f_code.co_filename) is Whose.TORCH:
@@ -152,7 +152,8 @@ class AttributeWatch:
                 self._note(owner, name)
             return
         kept = self._kept.get((id(owner), 0))
-        for name in kept.before if kept is not None else ():
+        names = cast("Iterable[str]", kept.before if kept is not None else ())
+        for name in names:
             self._note(owner, name)
         self.everything.add(id(owner))
 

@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, final
 
-from treadle.capture.parts import MISSING, Part
+from treadle.capture.parts import MISSING, Part, Reading
 from treadle.capture.plain_values import is_plain
 from treadle.util.errors import CaptureError
 
@@ -14,10 +14,10 @@ from treadle.util.errors import CaptureError
 class Change:
     """What the run left in a place. ``owner`` and ``at``: whose part it is."""
 
-    owner: Any
+    owner: object
     at: int
     part: Part
-    name: Any
+    name: object
     before: Any
     now: Any
 
@@ -32,10 +32,10 @@ class Change:
 class Kept:
     """A part with what it held before the run."""
 
-    owner: Any
+    owner: object
     at: int
     part: Part
-    before: dict[Any, Any]
+    before: Reading
 
 
 def is_cache(name: object) -> bool:
@@ -43,13 +43,13 @@ def is_cache(name: object) -> bool:
     return name in ("_abc_impl", "__abstractmethods__", "__annotations_cache__", "__doc__")
 
 
-def is_log(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+def is_log(now: Reading, before: Reading) -> bool:
     """Whether what came is records of a log: logging happens once."""
     new = [each for name, each in now.items() if before.get(name, MISSING) is not each]
     return bool(new) and all(isinstance(each, logging.LogRecord) for each in new)
 
 
-def are_equal(old: Any, new: Any) -> bool:
+def are_equal(old: object, new: object) -> bool:
     """Whether another object is the same plain value."""
     return is_plain(new) and type(new) is type(old) and repr(new) == repr(old)
 

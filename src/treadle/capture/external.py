@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import get_ident  # of the module itself, reading is noted
 from types import FrameType, ModuleType
-from typing import Any, final
+from typing import ParamSpec, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,15 @@ from treadle.capture.frames import FrameRecorder, Whose, mentions, whose
 from treadle.capture.introspect import is_heap, parts_of
 from treadle.capture.numbers import is_stand_in
 from treadle.capture.ownership import BUILTINS, LOADED, is_machinery, owner_of, stays
-from treadle.capture.parts import MISSING, OF_DECLARATION, Attributes, OfClass, Part, Sequenced
+from treadle.capture.parts import (
+    MISSING,
+    OF_DECLARATION,
+    Attributes,
+    OfClass,
+    Part,
+    Reading,
+    Sequenced,
+)
 from treadle.capture.plain_values import is_plain
 from treadle.capture.read_names import ReadNames, is_sealed
 from treadle.capture.reads import Reads
@@ -46,14 +54,17 @@ from treadle.compat.switches import getters_named
 from treadle.compat.tracing import dispatch_of_trace
 from treadle.util.errors import CaptureError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-def _decimal_context() -> Any:
+
+def _decimal_context() -> object:
     """All of it but what an operation sets."""
     now = decimal.getcontext()
     return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp
 
 
-_OF_PROCESS: dict[str, tuple[str, Callable[[], Any]]] = {
+_OF_PROCESS: dict[str, tuple[str, Callable[[], object]]] = {
     "getcwd": ("the working directory", os.getcwd),
     "getrecursionlimit": ("the recursion limit", sys.getrecursionlimit),
     "getcwdb": ("the working directory", os.getcwd),
@@ -68,7 +79,7 @@ _OF_PROCESS: dict[str, tuple[str, Callable[[], Any]]] = {
 class Later:
     """A leaf that Python computes at every call."""
 
-    compute: Callable[[], Any]
+    compute: Callable[[], object]
 
 
 class ExternalState:
@@ -76,20 +87,20 @@ class ExternalState:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         models: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
-        arguments: Iterable[Any] = (),
-        seen: Callable[[Any], None] = lambda _: None,
+        arguments: Iterable[object] = (),
+        seen: Callable[[object], None] = lambda _: None,
     ) -> None:
         """``arguments``: leaves of the step's own; objects among them are looked after as well.
         ``seen`` hears of each object that the step can reach, before it can be changed."""
         self._hears = seen
         self._kept: dict[tuple[int, int], Kept] = {}
-        self._seen: dict[int, Any] = {}
+        self._seen: dict[int, object] = {}
         self._waiting: dict[object, list[tuple[Part, object]]] = {}
         self._known_names: set[object] = set()
-        self._variables: dict[int, dict[str, Any]] = {}
+        self._variables: dict[int, dict[str, object]] = {}
         self._threads = Threads()
         self._frames = FrameRecorder(self._on_frame, self._threads)
         self._watch = AttributeWatch(self._kept, self._meet, self._frames.is_importing)
@@ -103,7 +114,7 @@ class ExternalState:
             self._watch.stop()
             raise
 
-    def _meet_all(self, arguments: Iterable[Any]) -> None:
+    def _meet_all(self, arguments: Iterable[object]) -> None:
         """What a step starts from."""
         for prefix, model in self._models.items():
             self._meet(model, prefix)
@@ -155,7 +166,7 @@ class ExternalState:
         """Of an object, by its id, whose attributes are met when they are read."""
         return [self._kept[key, at] for at in range(2) if (key, at) in self._kept]
 
-    def _meet(self, value: Any, label: str) -> None:
+    def _meet(self, value: object, label: str) -> None:
         """Keep what ``value`` holds, and what can be got from it, before anything changes it."""
         left = [(value, label)]
         while left:
@@ -165,8 +176,8 @@ class ExternalState:
             self._seen[id(each)] = each
             left += self._open(each, name)
 
-    def _open(self, value: Any, label: str) -> list[tuple[Any, str]]:
-        found: list[tuple[Any, str]] = []
+    def _open(self, value: object, label: str) -> list[tuple[object, str]]:
+        found: list[tuple[object, str]] = []
         if isinstance(value, type | ModuleType) and owner_of(value) < (
             Whose.INSTALLED if isinstance(value, type) else Whose.STDLIB
         ):
@@ -198,7 +209,7 @@ class ExternalState:
             found += [(base, base.__qualname__) for base in value.__mro__[1:-1]]
         return found
 
-    def _is_named(self, name: Any) -> bool:
+    def _is_named(self, name: object) -> bool:
         if self._frames.entered.reflects or name in self._known_names:
             return True
         special = isinstance(name, str) and name.startswith("__") and name.endswith("__")
@@ -210,7 +221,7 @@ class ExternalState:
         trace."""
         names, original = self._frames.entered.names, builtins.getattr
 
-        def get(owner: Any, name: str, *default: Any) -> Any:
+        def get(owner: object, name: str, *default: object) -> object:
             if name not in names:
                 names.add(name)
                 self._learn_names()
@@ -231,11 +242,11 @@ class ExternalState:
             self._watch.stop()
             self._restore()
 
-    def _pausing(self, dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    def _pausing(self, dispatch: Callable[..., object]) -> Callable[..., object]:
         """No frame of a user's is entered within an operation, but for those of their own."""
         paused = self._frames.paused(dispatch)
 
-        def call(mode: Any, op: Any, *rest: Any, **named: Any) -> Any:
+        def call(mode: object, op: object, *rest: object, **named: object) -> object:
             self._threads.follow()
             whole = isinstance(op, OpOverload) and facts_of(op).is_unknown
             before, self._watch.inside = self._watch.inside, 0 if whole else get_ident()
@@ -246,7 +257,7 @@ class ExternalState:
 
         return call
 
-    def unseen(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def unseen(self, function: Callable[P, T]) -> Callable[P, T]:
         """``function``, which runs our code alone, without a look at its frames."""
         return self._frames.paused(function)
 
@@ -305,7 +316,7 @@ class ExternalState:
             found += self._of_part(kept, now, changed)
         return found
 
-    def _of_part(self, kept: Kept, now: dict[Any, Any], changed: list[Any]) -> list[Change]:
+    def _of_part(self, kept: Kept, now: Reading, changed: list[object]) -> list[Change]:
         label, kind = kept.part.label, type(kept.owner).__name__
         if not kept.part.settable or isinstance(kept.part, Sequenced) or not changed:
             raise refused(label, kind)
@@ -336,7 +347,7 @@ class ExternalState:
             return change.name in read
         return True
 
-    def hides_traced(self, value: Any, depth: int = 0) -> bool:
+    def hides_traced(self, value: object, depth: int = 0) -> bool:
         """Whether an object that is no container holds a tensor of the run, deep inside."""
         if isinstance(value, FakeTensor) or is_stand_in(value):
             return depth > 0
@@ -349,7 +360,7 @@ class ExternalState:
             self.hides_traced(each, depth + 1) for part in parts for each in part.now().values()
         )
 
-    def again(self, value: Any, label: str) -> Any:
+    def again(self, value: object, label: str) -> object:
         """What the run made, for every call anew; what was there before is that object."""
         known_before = value is MISSING or id(value) in self._seen or isinstance(value, type)
         if known_before or is_plain(value):
@@ -396,7 +407,7 @@ class ExternalState:
         """Whether code of the user's or of what they installed names ``name``."""
         return self._frames.entered.reflects or name in self._frames.entered.theirs
 
-    def names(self, ours: Callable[[Any], bool]) -> ReadNames:
+    def names(self, ours: Callable[[object], bool]) -> ReadNames:
         """Which attributes of which objects count."""
         entered = self._frames.entered
         mentioned = None if entered.reflects else frozenset(entered.names)
@@ -452,7 +463,7 @@ class Counted(CaptureError):
     change: Change
 
 
-def counted(change: Change, before: Any, now: Any) -> CaptureError:
+def counted(change: Change, before: object, now: object) -> CaptureError:
     """TR-118 for a number that is read and set to another one."""
     before = before.value if is_stand_in(before) else before
     error = Counted(

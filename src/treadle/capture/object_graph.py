@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from treadle.capture.introspect import parts_of
@@ -16,11 +17,13 @@ from treadle.capture.parts import (
     Computed,
     Members,
     Part,
+    Reading,
     Sequenced,
 )
-from treadle.capture.plain_values import is_plain
+from treadle.capture.plain_values import PlainFact, is_plain
 
-TensorFact = tuple[Any, ...]
+TensorFact = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device, bool]
+"""Dtype, shape, strides, device, and whether a gradient is asked for."""
 
 
 def tensor_fact(value: Tensor) -> TensorFact:
@@ -29,7 +32,7 @@ def tensor_fact(value: Tensor) -> TensorFact:
     return value.dtype, shape, value.stride(), value.device, value.requires_grad
 
 
-def first_of_each(tensors: Iterable[Tensor]) -> tuple[int, ...]:
+def first_of_each(tensors: Iterable[object]) -> tuple[int, ...]:
     """For each tensor the position of the first one that is the same object."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(id(each), at) for at, each in enumerate(tensors))
@@ -42,7 +45,7 @@ class Location:
 
     node: "Node"
     at: int
-    name: Any
+    name: object
     label: str
 
     @property
@@ -56,7 +59,7 @@ class Location:
         part = self.node.part(self.at) if self.node.watched else None
         return MISSING if part is None else part.get(self.name)
 
-    def put(self, value: Any) -> None:
+    def put(self, value: object) -> None:
         """From now on ``value`` is there; ``MISSING`` for nothing."""
         part = self.node.part(self.at)
         assert part is not None, self.label
@@ -70,14 +73,14 @@ class Watched:
 
     part: Part
     names: "Names | None"
-    held: dict[Any, "Entry"]
-    raw: tuple[Any, ...] | None = None  # the very objects, where none of them comes and goes
+    held: dict[object, "Entry"]
+    raw: tuple[object, ...] | None = None  # the very objects, where none of them comes and goes
 
-    def now(self) -> dict[Any, Any]:
+    def now(self) -> Reading:
         """What is there of what counts."""
         return of_names(self.part.now(), self.names)
 
-    def keys_beside(self, now: dict[Any, Any], ordered: bool) -> Iterable[Any]:
+    def keys_beside(self, now: Reading, ordered: bool) -> Iterable[object]:
         """Of ``now``, which has as many entries, the keys that stand where those held stood."""
         if not self.part.entries or isinstance(self.part, Sequenced | Members):
             return self.held
@@ -86,7 +89,7 @@ class Watched:
         same = {key: key for key in now}
         return [same.get(key, MISSING) for key in self.held]
 
-    def is_same(self, now: dict[Any, Any]) -> bool:
+    def is_same(self, now: Reading) -> bool:
         """The very same objects under the same names: the fast answer."""
         if isinstance(self.part, Computed):
             held = self.held[""]
@@ -121,17 +124,17 @@ class Without:
     """Names but for some. ``names`` is ``None``: all but those."""
 
     names: "Names | None"
-    others: frozenset[Any]
+    others: frozenset[object]
 
     def __contains__(self, name: object) -> bool:
         return name not in self.others and (self.names is None or name in self.names)
 
 
 _OF_PYTHON = OF_DECLARATION | {"__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl"}
-Names = frozenset[Any] | ClassNames | Without
+Names = frozenset[object] | ClassNames | Without
 
 
-def of_names(found: dict[Any, Any], names: Names | None) -> dict[Any, Any]:
+def of_names(found: Reading, names: Names | None) -> Reading:
     if names is None:
         return found
     return {name: value for name, value in found.items() if name in names}
@@ -145,22 +148,22 @@ class Node:
 
     kind: type
     label: str
-    value: Any
+    value: object
     place: Location | None = None
     loose: bool = False
-    only: Any = None  # the one object that may be there
+    only: object = None  # the one object that may be there
     ordered: bool = True  # whether the order of its entries counts
     asked: bool = True  # whether the step's code holds it, and not only the library's
     watched: list[Watched] = field(default_factory=list[Watched])
-    getter: Callable[[], Any] | None = None  # of an argument: where it is at this call
-    parts: frozenset[Any] | None = None  # of one taken apart: attributes that do not count
+    getter: Callable[[], object] | None = None  # of an argument: where it is at this call
+    parts: frozenset[object] | None = None  # of one taken apart: attributes that do not count
 
     @property
     def is_found_anew(self) -> bool:
         """Whether no object is held, but looked for at every call."""
         return self.loose or self.getter is not None
 
-    def current(self) -> Any:
+    def current(self) -> object:
         """The object now."""
         if self.getter is not None:
             return self.getter()
@@ -181,7 +184,7 @@ class Node:
 class ReadValue:
     """A plain value, by what it is."""
 
-    fact: Any
+    fact: PlainFact
 
 
 @final
@@ -189,7 +192,7 @@ class ReadValue:
 class Same:
     """Any other object that holds nothing of interest: that very one."""
 
-    held: Any
+    held: object
 
 
 @final
@@ -214,9 +217,9 @@ class OfKind:
 class Contents:
     """What can be compared as a whole, and not looked into."""
 
-    held: Any
+    held: object
 
-    def is_same(self, value: Any) -> bool:
+    def is_same(self, value: object) -> bool:
         """Whether a reading gave the same."""
         return type(self.held) is type(value) and bool(self.held == value)
 
@@ -227,7 +230,7 @@ Entry = Contents | ReadValue | Same | Fact | OfKind | Node
 class Space:
     """A module's globals, as an object with attributes."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: dict[str, object]) -> None:
         self.__dict__ = values
 
 
@@ -257,7 +260,8 @@ def words_of(entry: Entry) -> str:
             return "another value"
 
 
-def words_of_value(value: Any) -> str:
+def words_of_value(value: object) -> str:
+    """What is there now, in words."""
     if value is MISSING:
         return "nothing"
     if is_plain(value):

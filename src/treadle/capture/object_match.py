@@ -1,10 +1,10 @@
 """Whether objects are what they were: themselves, or others that are equal all the way down."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import CellType, MappingProxyType, MethodType, ModuleType
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -25,7 +25,7 @@ from treadle.capture.object_graph import (
     words_of,
     words_of_value,
 )
-from treadle.capture.parts import MISSING, Members, Part, Sequenced
+from treadle.capture.parts import MISSING, Members, Part, Reading, Sequenced
 from treadle.capture.plain_values import is_plain, is_same_value, plain_fact
 
 _PARTED = "an object that stood in several places is another one in some of them"
@@ -38,7 +38,7 @@ class Match:
     """One comparison of what is there with what was: which object stands for which."""
 
     nodes: Mapping[int, Node]
-    moved: dict[int, tuple[Node, Any]] = field(default_factory=dict[int, tuple[Node, Any]])
+    moved: dict[int, tuple[Node, object]] = field(default_factory=dict[int, tuple[Node, object]])
     words: str = ""
     number: Location | None = None
     renewed: list[tuple[Node, int]] = field(default_factory=list[tuple[Node, int]])
@@ -50,7 +50,7 @@ class Match:
         self.words, self.number = "", None
         return words or "an object outside of the step is another one", number
 
-    def held(self) -> list[tuple[Node, Any]]:
+    def held(self) -> list[tuple[Node, object]]:
         """What stands for another, but for what is found anew at every call."""
         return [each for each in self.moved.values() if not each[0].is_found_anew]
 
@@ -77,16 +77,16 @@ class Match:
                 return False
         return True
 
-    def _now(self, node: Node) -> Any:
+    def _now(self, node: Node) -> object:
         return self.moved[id(node)][1] if id(node) in self.moved else node.current()
 
-    def _is_in_place(self, entry: Entry | None, value: Any) -> bool:
+    def _is_in_place(self, entry: Entry | None, value: object) -> bool:
         if not isinstance(entry, Node) or entry.is_found_anew or id(entry) not in self.moved:
             return True
         stands = self.moved[id(entry)][1]
         return stands is value or _are_one(stands, value)
 
-    def part(self, node: Node, at: int, watched: Watched, now: dict[Any, Any]) -> bool:
+    def part(self, node: Node, at: int, watched: Watched, now: Reading) -> bool:
         """Whether a part holds the same under the same names, in the same order."""
         values = self._beside(node, watched, now)
         if values is None:
@@ -106,7 +106,7 @@ class Match:
             return False
         return True
 
-    def _beside(self, node: Node, watched: Watched, now: dict[Any, Any]) -> Iterable[Any] | None:
+    def _beside(self, node: Node, watched: Watched, now: Reading) -> Iterable[object] | None:
         """The values that stand where those that were held stood; ``None`` for other names, or
         another order where that counts."""
         held = watched.held
@@ -121,12 +121,12 @@ class Match:
         same = all(a is b or is_same_value(a, b) or self._stands_for(a, b) for a, b in pairs)
         return [now[key] for key in keys] if same else None
 
-    def _stands_for(self, key: Any, other: Any) -> bool:
+    def _stands_for(self, key: object, other: object) -> bool:
         """Whether another object may be the key that this one was."""
         node = None if is_plain(key) else self.nodes.get(id(key))
         return node is not None and self.object(node, other)
 
-    def _other_names(self, watched: Watched, now: dict[Any, Any]) -> bool:
+    def _other_names(self, watched: Watched, now: Reading) -> bool:
         label = watched.part.label
         for name in {**watched.held, **now}:
             if name not in now or name not in watched.held:
@@ -141,7 +141,7 @@ class Match:
         self.words = f"{label} is in another order"
         return False
 
-    def _entry(self, entry: Entry, value: Any) -> bool:
+    def _entry(self, entry: Entry, value: object) -> bool:
         match entry:
             case ReadValue(fact):
                 return is_plain(value) and plain_fact(value) == fact
@@ -156,7 +156,7 @@ class Match:
             case Node():
                 return self.object(entry, value)
 
-    def object(self, node: Node, value: Any) -> bool:
+    def object(self, node: Node, value: object) -> bool:
         """Whether an object is what a node says; itself, or another that is equal all through."""
         if value is node.value and node.getter is None and not node.loose:
             return True
@@ -186,9 +186,9 @@ class Match:
         )
 
 
-def _are_one(one: Any, other: Any) -> bool:
+def _are_one(one: object, other: object) -> bool:
     """Whether they are tuples or frozen sets of the very same objects, or of equal plain values."""
     if not isinstance(one, tuple | frozenset) or type(one) is not type(other):
         return one is other or is_same_value(one, other)
-    pairs = cast("tuple[Iterable[Any], Iterable[Any]]", (one, other))
-    return len(one) == len(other) and all(map(_are_one, *pairs))
+    beside = cast("Collection[object]", other)
+    return len(one) == len(beside) and all(map(_are_one, one, beside))

@@ -5,14 +5,13 @@ import functools
 import logging
 import sys
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any
 
 from treadle.capture.frames import Whose, whose
 from treadle.capture.introspect import is_heap
 from treadle.capture.numbers import is_stand_in
 from treadle.compat.fake import FakeTensor
 
-BUILTINS: dict[str, Any] = builtins.__dict__  # type: ignore[assignment]
+BUILTINS: dict[str, object] = builtins.__dict__  # type: ignore[assignment]
 _REGISTERED = logging.root.manager.loggerDict
 """All loggers. Those that a step is the first to ask for stay: others may have them."""
 _OF_LOGS = (logging.Filterer, logging.PlaceHolder)
@@ -24,7 +23,7 @@ _SKIPPED = ("torch.fx", "torch._", "torch.utils._", "torch.overrides", "sympy", 
 """Packages whose objects are the machinery of the trace."""
 
 
-def owner_of(value: Any) -> Whose:
+def owner_of(value: type | ModuleType) -> Whose:
     """Whose a module is, or a class by the module that made it."""
     if isinstance(value, ModuleType):
         return _owner_of_module(value)
@@ -58,7 +57,7 @@ def is_machinery_class(kind: type) -> bool:
     return name.startswith(_SKIPPED) and not name.startswith("torch._C")
 
 
-def is_machinery(value: Any) -> bool:
+def is_machinery(value: object) -> bool:
     """Whether an object is of the trace's machinery: nobody looks at it or into it."""
     if is_stand_in(value) or isinstance(value, FakeTensor | BuiltinFunctionType):
         return True
@@ -75,7 +74,7 @@ def is_machinery(value: Any) -> bool:
     return is_machinery_class(type(value))
 
 
-def stays(value: Any) -> bool:
+def stays(value: object) -> bool:
     """Whether what a run leaves there stays: in modules that come with Python, and in the registry
     of loggers."""
     if value is _REGISTERED:

@@ -32,7 +32,7 @@ _LOADED = sys.modules
 _CALLED = (type, FunctionType, ModuleType, logging.Logger)
 
 
-def is_sealed(value: Any) -> bool:
+def is_sealed(value: object) -> bool:
     """A function that nobody here wrote, with nothing of its own that could change."""
     if not isinstance(value, FunctionType) or value.__closure__:
         return False
@@ -51,10 +51,10 @@ class ReadNames:
     read: Mapping[int, set[str]]
     mentioned: frozenset[str] | None
     of_library: frozenset[str]
-    ours: Callable[[Any], bool]  # is it an object that the compiler itself looks after?
-    owner: Callable[[Any], Whose]  # of a class or a module
+    ours: Callable[[object], bool]  # is it an object that the compiler itself looks after?
+    owner: Callable[[type | ModuleType], Whose]  # of a class or a module
 
-    def of_part(self, value: Any, part: Part) -> Names | None:
+    def of_part(self, value: object, part: Part) -> Names | None:
         """The names of a part of ``value`` that count; ``None``: all."""
         if isinstance(value, type) and not isinstance(part, Computed):
             return ClassNames(self.mentioned)
@@ -73,7 +73,7 @@ class ReadNames:
             return self.of_library
         return self.mentioned
 
-    def is_followed(self, value: Any) -> bool:
+    def is_followed(self, value: object) -> bool:
         """Whether what it holds is followed: not of classes and modules of torch's and the
         library's."""
         if isinstance(value, type | ModuleType):
@@ -81,7 +81,7 @@ class ReadNames:
             return known or self.owner(value) >= Whose.INSTALLED
         return True
 
-    def is_state(self, place: Location, value: Any) -> bool:
+    def is_state(self, place: Location, value: object) -> bool:
         """Whether a variable of the library's holds what others may have put there: their objects
         and functions, the environment, hooks of all modules, the library's own modules. Dicts and
         lists of torch's do not count: those that users set are switches or ordered, the others are
@@ -97,7 +97,7 @@ class ReadNames:
             return self.owner(value) is Whose.STDLIB
         return not isinstance(value, _CALLED)
 
-    def _is_theirs(self, value: Any) -> bool:
+    def _is_theirs(self, value: object) -> bool:
         """Whether users or what they installed made it, or its class."""
         if isinstance(value, FunctionType):
             return whose(value.__code__.co_filename) >= Whose.INSTALLED

@@ -18,7 +18,7 @@ from types import (
     MethodType,
     ModuleType,
 )
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +76,7 @@ class Reads:
         names: ReadNames,
         *,
         bound: Iterable[Tensor] = (),
-        free: Mapping[tuple[int, Any], None] | None = None,
+        free: Mapping[tuple[int, object], None] | None = None,
         unordered: Iterable[int] = (),
     ) -> None:
         """``bound``: parameters, which count by identity. ``free``: by the id of a container and
@@ -100,7 +100,7 @@ class Reads:
 
     # -- making
 
-    def add(self, label: str, value: Any) -> Node | None:
+    def add(self, label: str, value: object) -> Node | None:
         """A root, with all that hangs on it."""
         if is_plain(value) or self._names.ours(value) or isinstance(value, Tensor):
             return None
@@ -108,7 +108,7 @@ class Reads:
         self._drain()
         return node
 
-    def add_argument(self, label: str, value: Any, getter: Callable[[], Any]) -> None:
+    def add_argument(self, label: str, value: object, getter: Callable[[], object]) -> None:
         """An object among the arguments: at every call another one."""
         if isinstance(value, ONLY_ITSELF) or id(value) in self._nodes:
             # The model, a part of a global, another argument: it has to be that at every call.
@@ -125,7 +125,7 @@ class Reads:
             node.only = value  # there is nothing to compare
 
     def add_container(
-        self, label: str, value: Any, getter: Callable[[], Any], parts: frozenset[Any]
+        self, label: str, value: object, getter: Callable[[], object], parts: frozenset[object]
     ) -> None:
         """An argument that was taken apart: what it has beside its entries, and the attributes
         that are ``parts``. The step gets a copy, so that it may be any object."""
@@ -135,7 +135,7 @@ class Reads:
         self._order.append(node)
         self._drain()
 
-    def add_computed(self, label: str, read: Callable[[], Any]) -> None:
+    def add_computed(self, label: str, read: Callable[[], object]) -> None:
         """What a call of the process' own says, which can be compared."""
         node = Node(object, label, object())
         self._nodes[id(node.value)] = node
@@ -143,7 +143,7 @@ class Reads:
         self._watch(node, 0, Computed(label, read), None, deep=False)
 
     def add_names(
-        self, label: str, values: dict[str, Any], names: Iterable[str], deep: bool
+        self, label: str, values: dict[str, object], names: Iterable[str], deep: bool
     ) -> None:
         """Some variables of a module's globals."""
         module = Space(values)
@@ -159,7 +159,7 @@ class Reads:
             node = self._queue.pop(0)
             self._expand(node)
 
-    def _node(self, label: str, value: Any, place: Location | None) -> Node:
+    def _node(self, label: str, value: object, place: Location | None) -> Node:
         found = self._nodes.get(id(value))
         if found is None:
             ordered = id(value) not in self._unordered
@@ -192,11 +192,11 @@ class Reads:
                 if each.__flags__ & 1 << 9:
                     self._node(each.__qualname__, each, None)
 
-    def _made(self, value: Any, label: str) -> Made:
+    def _made(self, value: object, label: str) -> Made:
         return Made() if is_sealed(value) else parts_of(value, label)
 
     def _watch(self, node: Node, at: int, part: Part, names: Names | None, *, deep: bool) -> None:
-        held: dict[Any, Entry] = {}
+        held: dict[object, Entry] = {}
         for name, value in of_names(part.now(), names).items():
             if isinstance(part, Computed):
                 held[name] = Contents(value)
@@ -210,7 +210,7 @@ class Reads:
                 held[name] = self._entry(place, value, deep=deep)
         node.watched.append(Watched(part, names, held))
 
-    def _entry(self, place: Location, value: Any, *, deep: bool) -> Entry:
+    def _entry(self, place: Location, value: object, *, deep: bool) -> Entry:
         if is_plain(value):
             return ReadValue(plain_fact(value))
         if isinstance(value, Tensor) and id(value) not in self._bound:
@@ -244,7 +244,7 @@ class Reads:
         self._same = self._aliases()
         self._arrange()
 
-    def _raw(self, node: Node, watched: Watched) -> tuple[Any, ...] | None:
+    def _raw(self, node: Node, watched: Watched) -> tuple[object, ...] | None:
         there = watched.held.values()
         if node.loose or node.getter is not None or any(
             isinstance(each, Fact | OfKind) or (isinstance(each, Node) and each.is_found_anew)
@@ -358,7 +358,7 @@ class Reads:
         if not all(match.holds_throughout(node, at) for node, at in self._places_of(match.held())):
             yield match.said()
 
-    def _places_of(self, moved: Iterable[tuple[Node, Any]]) -> list[tuple[Node, int]]:
+    def _places_of(self, moved: Iterable[tuple[Node, object]]) -> list[tuple[Node, int]]:
         """The parts in which nodes are, as values or as keys."""
         those = {id(node) for node, _ in moved}
         if those and not self._places:
@@ -373,7 +373,7 @@ class Reads:
     def _aliases(self) -> tuple[int, ...]:
         return first_of_each(fact.place.get() for fact in self._facts)
 
-    def _rebind(self, moved: Iterable[tuple[Node, Any]]) -> None:
+    def _rebind(self, moved: Iterable[tuple[Node, object]]) -> None:
         """Equal objects stand where others stood: from now on these."""
         for node, value in moved:
             self._nodes.pop(id(node.value), None)
@@ -405,7 +405,7 @@ class Reads:
         spans = (span_of(node.current()) for node in self._order)
         return any(span is not None and span[0] < end and start < span[1] for span in spans)
 
-    def place_of(self, owner: Any, at: int, name: Any, label: str) -> Location | None:
+    def place_of(self, owner: object, at: int, name: object, label: str) -> Location | None:
         """A place of an object that is part of the snapshot."""
         node = self._nodes.get(id(owner))
         if node is None or at >= max(1, len(node.watched)):

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from treadle.capture.numbers import Number, is_number, plain
+from treadle.capture.numbers import is_number, plain
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 OptimizerUpdate = Callable[..., Tensor]
@@ -193,7 +193,7 @@ def _made(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, 
     at = _MAKERS[func.__name__]
     name = next((name for name in _NAMES if name in kwargs), None)
     number = args[at] if at < len(args) else kwargs.get(name or "")
-    if not is_number(number) or isinstance(number, bool):
+    if not is_number(number) or isinstance(number.value, bool):
         return _as_it_is(func, args, kwargs)
     rest = args[:at] + args[at + 1 :]
     named = {key: each for key, each in kwargs.items() if key != name}
@@ -205,7 +205,7 @@ def _made(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, 
             named: dict[str, Any] = {"dtype": dtype, **kwargs}
             filled = torch.zeros((), **named)
         else:
-            filled = func(*args[:at], type(cast(Number, number).value)(0), *args[at:], **kwargs)
+            filled = func(*args[:at], type(number.value)(0), *args[at:], **kwargs)
         return filled.copy_(_fill(filled, number))
 
     return call, plain(rest), plain(named)
