@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -66,7 +66,7 @@ class Captured:
     device: str
     sources: tuple[Source, ...]
     result_tree: TreeSpec
-    result_leaves: tuple[Any, ...]  # ``_TENSOR`` where a result tensor goes
+    result_leaves: tuple[object, ...]  # ``_TENSOR`` where a result tensor goes
     reads: Reads
     call: GivenCall  # where the arguments of a call are found
     free: frozenset[int]  # leaves of the arguments whose values decide nothing
@@ -311,7 +311,7 @@ def _draw_once(graph: fx.Graph) -> None:
     before:  m = bernoulli(e, 0.9); ...; m2 = bernoulli(e2, 0.9)   | the same draw
     after:   m = bernoulli(e, 0.9); ...; m is read instead of m2
     """
-    first: dict[int, tuple[fx.Node, tuple[Any, ...]]] = {}
+    first: dict[int, tuple[fx.Node, tuple[object, ...]]] = {}
     again: list[fx.Node] = []
     for node in list(graph.nodes):
         draw = node.meta.get("draw", -1)

@@ -12,7 +12,7 @@ from treadle.graph.types import tensors_in
 from treadle.util.errors import CaptureError
 
 Symbolic = SymInt | SymFloat | SymBool
-Bounds = dict[Any, int]
+Bounds = dict[object, int]
 """By symbol, the number that stands for it."""
 
 
@@ -63,11 +63,11 @@ def unsized_error(
     )
 
 
-def _is_symbolic(value: Any) -> bool:
+def _is_symbolic(value: object) -> bool:
     return next(_sizes(value), None) is not None
 
 
-def _sizes(value: Any) -> Iterator[Symbolic]:
+def _sizes(value: object) -> Iterator[Symbolic]:
     """The numbers in a value that only a run can tell, or that a run has yet to confirm."""
     match value:
         case SymInt() | SymFloat() | SymBool():
@@ -81,20 +81,20 @@ def _sizes(value: Any) -> Iterator[Symbolic]:
             pass
 
 
-def _symbols(value: Any) -> list[Any]:
+def _symbols(value: object) -> list[object]:
     """Their symbols."""
     found = {symbol for size in _sizes(value) for symbol in size.node.expr.free_symbols}
     return sorted(found, key=str)
 
 
-def _bound(bounds: Bounds, value: Any, node: fx.Node) -> None:
+def _bound(bounds: Bounds, value: object, node: fx.Node) -> None:
     for symbol in _symbols(value):
         if symbol not in bounds:
             operands = [t for each in node.all_input_nodes for t in tensors_in(each.meta["val"])]
             bounds[symbol] = max([1, *(int(each.numel()) for each in operands)])
 
 
-def _known(value: Any, bounds: Mapping[Any, int]) -> Any:
+def _known(value: object, bounds: Mapping[object, int]) -> object:
     """``value`` with every symbol replaced by its bound."""
     match value:
         case SymInt():
@@ -115,7 +115,7 @@ def _known(value: Any, bounds: Mapping[Any, int]) -> Any:
             return value
 
 
-def _number(value: Any, bounds: Mapping[Any, int]) -> Any:
+def _number(value: object, bounds: Mapping[object, int]) -> Any:
     if not isinstance(value, Symbolic):
         return value
     expression = value.node.expr

@@ -37,7 +37,7 @@ class ParamGroup:
     """Where the counters were found last; nothing if that is not worth knowing."""
 
     @property
-    def group(self) -> dict[str, Any]:
+    def group(self) -> dict[str, object]:
         """The optimizer's group as it is now."""
         return self.optimizer.param_groups[self.at]
 
@@ -147,7 +147,7 @@ class Parameter:
 
     parameter: nn.Parameter
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
         return self.parameter
 
 
@@ -159,7 +159,7 @@ class BufferSlot:
     owner: nn.Module
     key: str
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
         buffer = self.owner._buffers[self.key]
         assert buffer is not None
         return buffer
@@ -175,7 +175,7 @@ class State:
     key: str
     start: Start
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
         value = self.optimizer.state.get(self.parameter, {}).get(self.key)
         if value is not None:
             return value
@@ -206,7 +206,7 @@ class Scalar:
         """The scalar now."""
         return self.cluster.values(self.nth)[self.key]
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
         return torch.tensor(self.value(), dtype=torch.float64, device=self.device)
 
 
@@ -217,7 +217,7 @@ class Grad:
 
     parameter: nn.Parameter
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
         assert self.parameter.grad is not None
         return self.parameter.grad
 
@@ -240,7 +240,7 @@ class Fixed:
 
     tensor: Tensor
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
         return self.tensor
 
 
@@ -252,7 +252,7 @@ class Held:
 
     place: Location
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
         return self.place.get()
 
 
@@ -275,7 +275,7 @@ class RunTimeNumber:
             raise NotExpected("a whole number became larger than 2**53")
         return float(found)
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
         """A tensor without dims."""
         return torch.tensor(self.value(), dtype=torch.float64, device=self.device)
 
@@ -287,7 +287,7 @@ class RunTimeArray:
 
     array: ArrayLeaf
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
         return torch.from_numpy(self.array.compute())
 
 
@@ -353,7 +353,9 @@ class Inputs:
         self._known: list[Any] = [None] * len(self._sources)
         self._holders: Unchanged | None = None
 
-    def read(self, leaves: list[Any], pending: Pending, scalars: Sequence[Tensor]) -> list[Tensor]:
+    def read(
+        self, leaves: list[object], pending: Pending, scalars: Sequence[Tensor]
+    ) -> list[Tensor]:
         """In the order of the sources; ``scalars``: those of this call."""
         if pending or self._holders is None or not self._holders.is_same():
             self._look(leaves, pending)
@@ -364,7 +366,7 @@ class Inputs:
             found[at] = value
         return found
 
-    def _look(self, leaves: list[Any], pending: Pending) -> None:
+    def _look(self, leaves: list[object], pending: Pending) -> None:
         self._holders = None  # of inputs that are known no longer, should there be an error
         for at in self._steady:
             self._known[at] = self._sources[at].read(leaves, pending)
@@ -376,7 +378,7 @@ class Inputs:
         self._holders = watch_dicts(dicts) if known else None
 
 
-def _holders(source: Source) -> tuple[Any, ...]:
+def _holders(source: Source) -> tuple[object, ...]:
     """The dicts through which an input is found."""
     match source:
         case BufferSlot(owner):
