@@ -135,6 +135,7 @@ Names = frozenset[object] | ClassNames | Without
 
 
 def of_names(found: Reading, names: Names | None) -> Reading:
+    """Of a reading what stands under one of ``names``; all of it for ``None``."""
     if names is None:
         return found
     return {name: value for name, value in found.items() if name in names}

@@ -189,6 +189,7 @@ class Sequenced(Part):
 
     @property
     def settable(self) -> bool:  # type: ignore[override]
+        """Not the entries of a tuple."""
         return not isinstance(self.values, tuple)
 
     def now(self) -> Reading:

@@ -148,6 +148,7 @@ class Parameter:
     parameter: nn.Parameter
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
+        """The parameter itself."""
         return self.parameter
 
 
@@ -160,6 +161,7 @@ class BufferSlot:
     key: str
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
+        """The tensor that is there now."""
         buffer = self.owner._buffers[self.key]
         assert buffer is not None
         return buffer
@@ -176,6 +178,7 @@ class State:
     start: Start
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
+        """What the optimizer has for the parameter; else what it starts with, kept in ``pending``."""
         value = self.optimizer.state.get(self.parameter, {}).get(self.key)
         if value is not None:
             return value
@@ -207,6 +210,7 @@ class Scalar:
         return self.cluster.values(self.nth)[self.key]
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
+        """The number now, as a tensor without dims."""
         return torch.tensor(self.value(), dtype=torch.float64, device=self.device)
 
 
@@ -218,6 +222,7 @@ class Grad:
     parameter: nn.Parameter
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
+        """The gradient that is there now."""
         assert self.parameter.grad is not None
         return self.parameter.grad
 
@@ -230,6 +235,7 @@ class Batch:
     at: int
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+        """The tensor at that place among the leaves of the call."""
         return leaves[self.at]
 
 
@@ -241,6 +247,7 @@ class Fixed:
     tensor: Tensor
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
+        """That tensor, at every call."""
         return self.tensor
 
 
@@ -253,6 +260,7 @@ class Held:
     place: Location
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
+        """The tensor that is there now."""
         return self.place.get()
 
 
@@ -288,6 +296,7 @@ class RunTimeArray:
     array: ArrayLeaf
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
+        """A tensor of the memory of the array of this call."""
         return torch.from_numpy(self.array.compute())
 
 
