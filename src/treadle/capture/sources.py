@@ -178,7 +178,7 @@ class State:
     start: Start
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
-        """What the optimizer has for the parameter; else what it starts with, kept in ``pending``."""
+        """What the optimizer has for the parameter; else its start, kept in ``pending``."""
         value = self.optimizer.state.get(self.parameter, {}).get(self.key)
         if value is not None:
             return value
