@@ -31,6 +31,7 @@ from treadle.capture.sources import (
     Source,
 )
 from treadle.capture.watching import Watches
+from treadle.compat.operators import OpOverload
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.tracing import hold_constants
 from treadle.graph.operators import (
@@ -385,8 +386,8 @@ def _outside(
 def _strip(graph: fx.Graph) -> None:
     """Profiler ranges and other calls without values leave the graph."""
     for node in reversed(list(graph.nodes)):
-        ranges = node.op == "call_function" and str(node.target).startswith("profiler")
-        if ranges and not node.users:
+        op = node.target
+        if isinstance(op, OpOverload) and op.namespace == "profiler" and not node.users:
             graph.erase_node(node)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 
+from treadle.compat.fake import is_of_values
 from treadle.graph.at_run_time import AtRunTime, fresh
 from treadle.graph.types import tensors_in
 from treadle.util.errors import CaptureError
@@ -45,8 +46,7 @@ def wrap_unsized(graph: fx.Graph) -> None:
 def refuse_unsized(graph: fx.Graph) -> None:
     """TR-150 where a size depends on values: steps with declared dims have symbols of their own."""
     for node in graph.nodes:
-        names = [str(each) for each in _symbols(node.meta.get("val"))]
-        if any(name.startswith("u") for name in names):
+        if any(map(is_of_values, _symbols(node.meta.get("val")))):
             raise unsized_error(node.meta.get("where", ""))
 
 
