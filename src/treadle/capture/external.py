@@ -54,6 +54,7 @@ from treadle.compat.switches import getters_named
 from treadle.compat.tracing import dispatch_of_trace
 from treadle.util.errors import CaptureError
 
+_LOGGER = logging.Logger  # of the module itself, reading is noted
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -108,7 +109,7 @@ class ExternalState:
         self._past = False  # whether attributes are read past what is watched
         self._function, self._models, self._optimizers = function, models, optimizers
         try:
-            self._watch.watch_class(logging.Logger)
+            self._watch.watch_class(_LOGGER)
             self._meet_all(arguments)
         except BaseException:
             self._watch.stop()
