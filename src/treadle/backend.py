@@ -60,11 +60,11 @@ _MOST = 64
 
 def treadle(
     module: fx.GraphModule,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     *,
     mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Callable[..., Any]:
+    options: Mapping[str, object] | None = None,
+) -> Callable[..., object]:
     """The backend. ``options``: ``memory`` (a budget for forward and backward together, as for
     ``treadle.compile``) and ``strict``. ``TreadleError`` TR-001 for any other, and for ``mode``."""
     chosen = _options(mode, options or {})
@@ -184,7 +184,7 @@ def compiled_graphs() -> int:
     return _TALLY.graphs
 
 
-def _options(mode: str | None, given: Mapping[str, Any]) -> Options:
+def _options(mode: str | None, given: Mapping[str, object]) -> Options:
     unknown = sorted(set(given) - set(_KNOWN))
     if unknown or mode not in (None, "default"):
         what = f"mode={mode!r}" if not unknown else f"option {unknown[0]!r}"
@@ -201,7 +201,12 @@ class _Partition:
     options: Options
 
     def __call__(
-        self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_rest: Any
+        self,
+        joint: fx.GraphModule,
+        inputs: tuple[Sequence[object], Sequence[object]],
+        *,
+        num_fwd_outputs: int,
+        **_rest: object,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         primals, _ = inputs
         graph = joint.graph
@@ -363,11 +368,11 @@ class _Half:
     options: Options
     phase: str
 
-    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
         with outside_modes():
             return self._compiled(module)
 
-    def _compiled(self, module: fx.GraphModule) -> Callable[..., Any]:
+    def _compiled(self, module: fx.GraphModule) -> Callable[..., object]:
         _TALLY.graphs += 1
         run = (
             _Sized(module, self.options, self.phase)
@@ -375,7 +380,7 @@ class _Half:
             else _Fixed(module, self.options, self.phase)
         )
 
-        def call(args: list[Any]) -> list[Any]:
+        def call(args: list[object]) -> list[object]:
             given = list(args)
             args.clear()  # what is not needed any more may go
             return run(given)
@@ -402,8 +407,8 @@ class _Fixed:
         self._graph = _built(module, places, unique, options, phase)
         self._used = [isinstance(node.meta.get("val"), Tensor) for node in places]
 
-    def __call__(self, args: list[Any]) -> list[Any]:
-        made: Sequence[Any] = ()
+    def __call__(self, args: list[Any]) -> list[object]:
+        made: Sequence[object] = ()
         if self._graph is not None:
             tensors = [each for each, used in zip(args, self._used, strict=True) if used]
             made = self._graph.run([each.resolve_conj().resolve_neg() for each in tensors])
@@ -418,16 +423,16 @@ class _Return:
     """A result that is an input, or a constant."""
 
     place: int | None
-    constant: Any
+    constant: object
 
     @staticmethod
-    def of(result: Any, number: Mapping[fx.Node, int]) -> "_Return":
+    def of(result: object, number: Mapping[fx.Node, int]) -> "_Return":
         """For a result of the graph; ``number``: the place of each input among the arguments."""
         if isinstance(result, fx.Node):
             return _Return(number.get(result), None)
         return _Return(None, result)
 
-    def value(self, args: Sequence[Any]) -> Any:
+    def value(self, args: Sequence[object]) -> object:
         """What it is in a call with these arguments."""
         return self.constant if self.place is None else args[self.place]
 
@@ -480,9 +485,9 @@ class _Sized:
     module: fx.GraphModule
     options: Options
     phase: str
-    known: OrderedDict[Any, _Fixed] = field(default_factory=OrderedDict[Any, _Fixed])
+    known: OrderedDict[object, _Fixed] = field(default_factory=OrderedDict[object, _Fixed])
 
-    def __call__(self, args: list[Any]) -> list[Any]:
+    def __call__(self, args: list[Any]) -> list[object]:
         key = tuple(
             (each.shape, each.stride(), each.dtype) if isinstance(each, Tensor) else each
             for each in args

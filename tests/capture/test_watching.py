@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from treadle.capture import watching
-from treadle.capture.parts import OfFunction, Sequenced, Slots, Variable, parts_of, slots_of
+from treadle.capture.introspect import parts_of, slots_of
+from treadle.capture.parts import OfFunction, Sequenced, Slots, Variable
 from treadle.capture.sweep import Sweep
 from treadle.capture.tensor_words import grad_word, no_grad, of_tensor
 from treadle.capture.watching import Watches, WordWatch, watch_dicts, watch_tensors

@@ -9,7 +9,7 @@ from types import CellType
 import pytest
 from torch import nn
 
-from treadle.capture.parts import parts_of
+from treadle.capture.introspect import parts_of
 from treadle.util import memory_words as words
 
 KNOWN = sys.implementation.name == "cpython" and sys.version_info[:2] in ((3, 11), (3, 12))

@@ -13,7 +13,7 @@ depends from then on.
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast, final
+from typing import Any, SupportsIndex, TypeGuard, final
 
 import numpy as np
 import torch
@@ -31,17 +31,17 @@ _TAKEN = "biufc"
 """Kinds of dtypes that tensors may have."""
 
 
-def is_numeric(value: Any) -> bool:
+def is_numeric(value: object) -> TypeGuard[NdArray]:
     """Exactly an array, of numbers."""
-    return type(value) is np.ndarray and cast(NdArray, value).dtype.kind in _TAKEN
+    return type(value) is np.ndarray and value.dtype.kind in _TAKEN
 
 
-def array_fact(value: NdArray) -> tuple[Any, ...]:
+def array_fact(value: NdArray) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     """The kind of an array."""
     return value.dtype.str, value.shape, value.strides
 
 
-def overlaps(values: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+def overlaps(values: Sequence[object]) -> tuple[tuple[int, int], ...]:
     """Which of these share memory, as pairs of positions: arrays with arrays, and with tensors."""
     if not any(type(each) is np.ndarray for each in values):
         return ()
@@ -54,10 +54,10 @@ def overlaps(values: Sequence[Any]) -> tuple[tuple[int, int], ...]:
     )
 
 
-def _span(value: Any) -> tuple[int, int] | None:
+def _span(value: object) -> tuple[int, int] | None:
     """The addresses of what the memory of a value holds; ``None`` if there is none."""
     if type(value) is np.ndarray:
-        return _bounds(cast(NdArray, value))
+        return _bounds(value)
     if isinstance(value, Tensor) and value.is_cpu and value.layout is torch.strided:
         storage = value.untyped_storage()
         return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
@@ -71,7 +71,7 @@ def span_of(value: Any) -> tuple[int, int] | None:
             value = np.asarray(memoryview(value))
         except (TypeError, ValueError, BufferError):
             return None
-    return _bounds(cast(NdArray, value))
+    return _bounds(value)
 
 
 def _bounds(value: NdArray) -> tuple[int, int] | None:
@@ -92,7 +92,7 @@ class ArrayLeaf:
     __hash__: Any = None  # as that of an array
 
     def __init__(
-        self, value: NdArray, compute: Callable[[], Any], roots: frozenset[Key], uses: Uses
+        self, value: NdArray, compute: Callable[[], NdArray], roots: frozenset[Key], uses: Uses
     ) -> None:
         self.value = value
         self.compute = compute
@@ -102,7 +102,7 @@ class ArrayLeaf:
         uses.is_used = True
 
     @property
-    def __class__(self) -> Any:  # type: ignore[override]
+    def __class__(self) -> type:  # type: ignore[override]
         return np.ndarray
 
     def plain(self) -> NdArray:
@@ -143,20 +143,20 @@ class ArrayLeaf:
             self._made = held_input(made)
         return self._made.detach()
 
-    def astype(self, *args: Any, **kwargs: Any) -> Any:
+    def astype(self, *args: Any, **kwargs: Any) -> "ArrayLeaf":
         """With numbers of another dtype."""
         return self.derived(lambda value: value.astype(*args, **kwargs))
 
-    def reshape(self, *args: Any, **kwargs: Any) -> Any:
+    def reshape(self, *args: Any, **kwargs: Any) -> "ArrayLeaf":
         """In another shape."""
         return self.derived(lambda value: value.reshape(*args, **kwargs))
 
-    def copy(self, *args: Any, **kwargs: Any) -> Any:
+    def copy(self, *args: Any, **kwargs: Any) -> "ArrayLeaf":
         """Of memory of its own."""
         return self.derived(lambda value: value.copy(*args, **kwargs))
 
     def __getitem__(self, at: Any) -> Any:
-        parts: tuple[Any, ...] = at if type(at) is tuple else (at,)
+        parts: tuple[object, ...] = at if type(at) is tuple else (at,)
         basic = all(type(each) in (int, slice, type(None), type(...)) for each in parts)
         if basic and type(self.value[at]) is np.ndarray:  # and no number
             return self.derived(lambda value: value[at])
@@ -165,22 +165,22 @@ class ArrayLeaf:
     def __len__(self) -> int:
         return len(self.value)
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+    def __array__(self, *args: Any, **kwargs: Any) -> NdArray:
         return self.plain().__array__(*args, **kwargs)
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> "ArrayLeaf":
         return self.copy()
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: object) -> "ArrayLeaf":
         return self.copy()
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         return self.plain().__reduce_ex__(protocol)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.value if name in _KIND else self.plain(), name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in ArrayLeaf.__slots__:
             object.__setattr__(self, name, value)
         else:
@@ -193,10 +193,10 @@ _WITH_NUMBERS = {
 
 
 def _give_answers() -> None:
-    def arithmetic(name: str, swapped: bool) -> Callable[[ArrayLeaf, Any], Any]:
+    def arithmetic(name: str, swapped: bool) -> Callable[[ArrayLeaf, Any], object]:
         function = _WITH_NUMBERS[name]
 
-        def call(self: ArrayLeaf, other: Any) -> Any:
+        def call(self: ArrayLeaf, other: Any) -> object:
             if type(other) not in (int, float):
                 value = other.plain() if type(other) is ArrayLeaf else other
                 pair = (value, self.plain()) if swapped else (self.plain(), value)
@@ -220,7 +220,7 @@ def _give_answers() -> None:
     for name in names:
         dunder = f"__{name}__"
 
-        def call(self: ArrayLeaf, *args: Any, _name: str = dunder, **kwargs: Any) -> Any:
+        def call(self: ArrayLeaf, *args: object, _name: str = dunder, **kwargs: object) -> object:
             given = (each.plain() if type(each) is ArrayLeaf else each for each in args)
             return getattr(self.plain(), _name)(*given, **kwargs)
 
@@ -232,30 +232,30 @@ _give_answers()
 STAND_INS.add(ArrayLeaf)
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> TypeGuard[ArrayLeaf]:
     """Is it one that stands in for another? ``isinstance`` says what that one is."""
     return type(value) is ArrayLeaf
 
 
 def converted(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, Any]
 ) -> Tensor | None:
     """``torch.as_tensor(array, ...)`` and its like as a traced tensor; ``None`` where the array
     itself must be asked."""
     if len(args) != 1 or not is_array(args[0]) or kwargs.keys() - {"dtype", "device"}:
         return None
-    tensor = cast(ArrayLeaf, args[0]).tensor()
+    tensor = args[0].tensor()
     how = {name: value for name, value in kwargs.items() if value is not None}
     made = tensor.to(**how) if how else tensor
     return tensor.clone() if function is torch.tensor and made is tensor else made
 
 
-def from_numpy(original: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+def from_numpy(original: Callable[[NdArray], Tensor]) -> Callable[[NdArray], Tensor]:
     """``torch.from_numpy``, which asks no mode."""
 
     @functools.wraps(original)
-    def call(array: Any) -> Tensor:
-        return cast(ArrayLeaf, array).tensor() if is_array(array) else original(array)
+    def call(array: NdArray) -> Tensor:
+        return array.tensor() if is_array(array) else original(array)
 
     return call
 

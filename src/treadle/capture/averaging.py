@@ -1,15 +1,15 @@
 """``AveragedModel.update_parameters`` without a look at how many models it has averaged."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import get_swa_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 
 
-def update_parameters(averaged: Any, model: nn.Module) -> None:
+def update_parameters(averaged: AveragedModel, model: nn.Module) -> None:
     """``a = m`` at the first update and ``a = f(a, m, n)`` at every later one, decided by a select.
 
     ``averaged``: an ``AveragedModel``; ``f``: its ``multi_avg_fn`` or ``avg_fn``, by default the
@@ -31,7 +31,9 @@ def update_parameters(averaged: Any, model: nn.Module) -> None:
         count.add_(1)
 
 
-def _means(averaged: Any, old: list[Tensor], new: list[Tensor], count: Tensor) -> Sequence[Tensor]:
+def _means(
+    averaged: AveragedModel, old: list[Tensor], new: list[Tensor], count: Tensor
+) -> Sequence[Tensor]:
     """The averages after this model; nothing is written to."""
     if averaged.multi_avg_fn is not None and not _is_mean(averaged.multi_avg_fn):
         return _all_at_once(averaged.multi_avg_fn, old, new, count)
@@ -49,7 +51,12 @@ def _is_mean(fn: Any) -> bool:
     return is_torch_s and fn.__qualname__.startswith(f"{made_by}.")
 
 
-def _all_at_once(fn: Any, old: list[Tensor], new: list[Tensor], count: Tensor) -> list[Tensor]:
+def _all_at_once(
+    fn: Callable[[list[Tensor], list[Tensor], Tensor], object],
+    old: list[Tensor],
+    new: list[Tensor],
+    count: Tensor,
+) -> list[Tensor]:
     """``fn`` writes its first list in place, and gets tensors of one device and dtype."""
     copies = [each.clone() for each in old]
     kinds = [(each.device, each.dtype) for each in old]

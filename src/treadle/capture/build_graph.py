@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -14,7 +14,8 @@ from treadle.capture.explain_errors import looks_at_value, show_line
 from treadle.capture.foreign import refuse_foreign_writes, refuse_undense, refuse_without_memory
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.numbers import Uses
-from treadle.capture.reads import Location, Reads
+from treadle.capture.object_graph import Location
+from treadle.capture.reads import Reads
 from treadle.capture.rng_guard import seeds
 from treadle.capture.run import GivenCall, Run, SideEffect, Toggle, Trace, slots_in
 from treadle.capture.sizes import refuse_unsized, wrap_unsized
@@ -30,6 +31,7 @@ from treadle.capture.sources import (
     Source,
 )
 from treadle.capture.watching import Watches
+from treadle.compat.operators import OpOverload
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.tracing import hold_constants
 from treadle.graph.operators import (
@@ -65,7 +67,7 @@ class Captured:
     device: str
     sources: tuple[Source, ...]
     result_tree: TreeSpec
-    result_leaves: tuple[Any, ...]  # ``_TENSOR`` where a result tensor goes
+    result_leaves: tuple[object, ...]  # ``_TENSOR`` where a result tensor goes
     reads: Reads
     call: GivenCall  # where the arguments of a call are found
     free: frozenset[int]  # leaves of the arguments whose values decide nothing
@@ -310,7 +312,7 @@ def _draw_once(graph: fx.Graph) -> None:
     before:  m = bernoulli(e, 0.9); ...; m2 = bernoulli(e2, 0.9)   | the same draw
     after:   m = bernoulli(e, 0.9); ...; m is read instead of m2
     """
-    first: dict[int, tuple[fx.Node, tuple[Any, ...]]] = {}
+    first: dict[int, tuple[fx.Node, tuple[object, ...]]] = {}
     again: list[fx.Node] = []
     for node in list(graph.nodes):
         draw = node.meta.get("draw", -1)
@@ -384,8 +386,8 @@ def _outside(
 def _strip(graph: fx.Graph) -> None:
     """Profiler ranges and other calls without values leave the graph."""
     for node in reversed(list(graph.nodes)):
-        ranges = node.op == "call_function" and str(node.target).startswith("profiler")
-        if ranges and not node.users:
+        op = node.target
+        if isinstance(op, OpOverload) and op.namespace == "profiler" and not node.users:
             graph.erase_node(node)
 
 

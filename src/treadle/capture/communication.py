@@ -7,7 +7,7 @@ accumulators, as other wrappers set them, are looked for.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torch import nn
 
@@ -20,7 +20,7 @@ from treadle.compat.tracing import traced_targets
 from treadle.util.errors import CaptureError
 
 
-def refuse_wrapper(wrapper: object, *_: Any, **__: Any) -> NoReturn:
+def refuse_wrapper(wrapper: object, *_: object, **__: object) -> NoReturn:
     """In the place of a wrapper's forward, and of what sends for it."""
     raise refused_communication(
         f"runs a {type(wrapper).__name__}, which sends gradients by itself", here()

@@ -86,7 +86,7 @@ class SharedCounters:
             self._numbers[name].write(value)
 
 
-def _is_float(value: Any) -> bool:
+def _is_float(value: object) -> bool:
     return (
         type(value) is Tensor and value.is_cpu and value.dtype is torch.float32 and not value.ndim
     )

@@ -1,7 +1,5 @@
 """``torch.ctc_loss`` while a step is traced: in terms of an operation whose sizes are known."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -14,8 +12,8 @@ _REDUCTIONS = "none", "mean", "sum"  # by PyTorch's numbers
 def losses(
     log_probs: Tensor,
     targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
+    input_lengths: object,
+    target_lengths: object,
     blank: int = 0,
     reduction: str | int = "mean",
     zero_infinity: bool = False,
@@ -38,7 +36,7 @@ def losses(
     return found if batched else found.squeeze(0)
 
 
-def _lengths(given: Any) -> Tensor:
+def _lengths(given: object) -> Tensor:
     """[N] on the host."""
     if isinstance(given, Tensor):
         return given.reshape(-1).to("cpu", torch.int64)

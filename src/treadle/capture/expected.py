@@ -9,10 +9,9 @@ A step has one ``expect`` of all its conditions, before the first operation afte
 that is no longer forward: nothing large is written before that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -59,18 +58,18 @@ class Conditions:
         return bool(self.asked) and id(leaf) not in self.cleared
 
 
-def constraint_checks() -> list[tuple[type[Any], str, Any]]:
+def constraint_checks() -> list[tuple[type, str, Callable[..., Tensor]]]:
     """Checks of ``torch.distributions`` that look at a value only to be done sooner: without."""
 
-    def symmetric(self: Any, value: Tensor) -> Tensor:
+    def symmetric(self: object, value: Tensor) -> Tensor:
         if value.shape[-2] != value.shape[-1]:
             return constraints.square.check(value)
         return torch.isclose(value, value.mT, atol=1e-6).all(-2).all(-1)
 
-    def definite(self: Any, value: Tensor) -> Tensor:
+    def definite(self: object, value: Tensor) -> Tensor:
         return symmetric(self, value) & torch.linalg.cholesky_ex(value).info.eq(0)
 
-    def semidefinite(self: Any, value: Tensor) -> Tensor:
+    def semidefinite(self: object, value: Tensor) -> Tensor:
         return symmetric(self, value) & torch.linalg.eigvalsh(value).ge(0).all(-1)
 
     return [
@@ -123,7 +122,7 @@ def _join(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
         graph.erase_node(node)
 
 
-def _plain(node: fx.Node) -> dict[str, Any]:
+def _plain(node: fx.Node) -> dict[str, object]:
     return {key: each for key, each in node.meta.items() if key not in ("region", "asked at")}
 
 

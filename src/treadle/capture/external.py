@@ -17,29 +17,32 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from sys import _getframe
 from threading import get_ident  # of the module itself, reading is noted
-from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
-from typing import Any, cast, final
+from types import FrameType, ModuleType
+from typing import ParamSpec, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.frames import NUMPY, FrameRecorder, Whose, is_of_logs, mentions, whose
+from treadle.capture.attribute_watch import AttributeWatch
+from treadle.capture.changes import Change, Kept, are_equal, is_cache, is_log, refused
+from treadle.capture.frames import FrameRecorder, Whose, mentions, whose
+from treadle.capture.introspect import is_heap, parts_of
 from treadle.capture.numbers import is_stand_in
+from treadle.capture.ownership import BUILTINS, LOADED, is_machinery, owner_of, stays
 from treadle.capture.parts import (
     MISSING,
     OF_DECLARATION,
     Attributes,
     OfClass,
     Part,
+    Reading,
     Sequenced,
-    is_heap,
-    is_plain,
-    parts_of,
 )
-from treadle.capture.reads import ReadNames, Reads, is_sealed
+from treadle.capture.plain_values import is_plain
+from treadle.capture.read_names import ReadNames, is_sealed
+from treadle.capture.reads import Reads
 from treadle.capture.rng_guard import PythonRngGuard
 from treadle.capture.system import asks
 from treadle.capture.threads import Threads
@@ -51,16 +54,18 @@ from treadle.compat.switches import getters_named
 from treadle.compat.tracing import dispatch_of_trace
 from treadle.util.errors import CaptureError
 
-_BUILTINS: dict[str, Any] = builtins.__dict__  # type: ignore[assignment]
+_LOGGER = logging.Logger  # of the module itself, reading is noted
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def _decimal_context() -> Any:
+def _decimal_context() -> object:
     """All of it but what an operation sets."""
     now = decimal.getcontext()
     return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp
 
 
-_OF_PROCESS: dict[str, tuple[str, Callable[[], Any]]] = {
+_OF_PROCESS: dict[str, tuple[str, Callable[[], object]]] = {
     "getcwd": ("the working directory", os.getcwd),
     "getrecursionlimit": ("the recursion limit", sys.getrecursionlimit),
     "getcwdb": ("the working directory", os.getcwd),
@@ -68,15 +73,6 @@ _OF_PROCESS: dict[str, tuple[str, Callable[[], Any]]] = {
     "Decimal": ("the decimal context", _decimal_context),
 }
 """What code that mentions such a function may have read of the process."""
-_IN_PART = (ModuleType, logging.Filterer)
-_LOGGER = logging.Logger
-_REGISTERED = logging.root.manager.loggerDict
-"""All loggers. Those that a step is the first to ask for stay: others may have them."""
-_LOADED = sys.modules
-_BUILT_IN = frozenset(sys.builtin_module_names)
-"""What of the library is used while its modules are watched."""
-_SKIPPED = ("torch.fx", "torch._", "torch.utils._", "torch.overrides", "sympy", "treadle")
-"""Packages whose objects are the machinery of the trace."""
 
 
 @final
@@ -84,35 +80,7 @@ _SKIPPED = ("torch.fx", "torch._", "torch.utils._", "torch.overrides", "sympy", 
 class Later:
     """A leaf that Python computes at every call."""
 
-    compute: Callable[[], Any]
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class Change:
-    """What the run left in a place. ``owner`` and ``at``: whose part it is."""
-
-    owner: Any
-    at: int
-    part: Part
-    name: Any
-    before: Any
-    now: Any
-
-    @property
-    def label(self) -> str:
-        return self.part.where(self.name)
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
-    """A part with what it held before the run."""
-
-    owner: Any
-    at: int
-    part: Part
-    before: dict[Any, Any]
+    compute: Callable[[], object]
 
 
 class ExternalState:
@@ -120,43 +88,34 @@ class ExternalState:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         models: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
-        arguments: Iterable[Any] = (),
-        seen: Callable[[Any], None] = lambda _: None,
+        arguments: Iterable[object] = (),
+        seen: Callable[[object], None] = lambda _: None,
     ) -> None:
         """``arguments``: leaves of the step's own; objects among them are looked after as well.
         ``seen`` hears of each object that the step can reach, before it can be changed."""
         self._hears = seen
-        self._kept: dict[tuple[int, int], _Kept] = {}
-        self._seen: dict[int, Any] = {}
-        self._waiting: dict[str, list[tuple[Part, Any]]] = {}
-        self._known_names: set[str] = set()
-        self._read: dict[int, set[str]] = {}
-        self._early: dict[int, set[str]] = {}  # of objects that were read before they were met
-        self._classes: dict[type, Any] = {}
-        namespace = {"__getattribute__": self._noting(ModuleType.__getattribute__)}
-        self._module_class: Any = type("module", (ModuleType,), namespace)
-        self._modules: list[Any] = []
-        self._variables: dict[int, dict[str, Any]] = {}
-        self._loggers: dict[str, Any] = {}
+        self._kept: dict[tuple[int, int], Kept] = {}
+        self._seen: dict[int, object] = {}
+        self._waiting: dict[object, list[tuple[Part, object]]] = {}
+        self._known_names: set[object] = set()
+        self._variables: dict[int, dict[str, object]] = {}
         self._threads = Threads()
         self._frames = FrameRecorder(self._on_frame, self._threads)
+        self._watch = AttributeWatch(self._kept, self._meet, self._frames.is_importing)
         self._rng = PythonRngGuard()
-        self._everything: set[int] = set()  # ids of objects of which all attributes were read
         self._past = False  # whether attributes are read past what is watched
-        self._runs = False  # whether what is read is read by the step
-        self._inside = 0  # the thread that is within an operation of the trace
         self._function, self._models, self._optimizers = function, models, optimizers
         try:
-            self._watch_class(_LOGGER)
+            self._watch.watch_class(_LOGGER)
             self._meet_all(arguments)
         except BaseException:
-            self._stop_watching()
+            self._watch.stop()
             raise
 
-    def _meet_all(self, arguments: Iterable[Any]) -> None:
+    def _meet_all(self, arguments: Iterable[object]) -> None:
         """What a step starts from."""
         for prefix, model in self._models.items():
             self._meet(model, prefix)
@@ -180,48 +139,46 @@ class ExternalState:
         self._learn_names()
         known = self._variables.setdefault(id(space), {})
         used = (found.reads | found.assigns) - frozenset(code.co_freevars)
-        if self._frames.entered.reflects and space is not _BUILTINS:
+        if self._frames.entered.reflects and space is not BUILTINS:
             used |= space.keys() - {"__builtins__"}
         for name in used - known.keys():
             known[name] = space.get(name, MISSING)
             if known[name] is type and whose(code.co_filename) is Whose.USER:
                 self._frames.entered.asks_types = True  # by another name
-            self._meet(_BUILTINS.get(name) if known[name] is MISSING else known[name], name)
-        for name in found.modules & _LOADED.keys():
-            self._meet(_LOADED[name], name)
+            self._meet(BUILTINS.get(name) if known[name] is MISSING else known[name], name)
+        for name in found.modules & LOADED.keys():
+            self._meet(LOADED[name], name)
 
     def _learn_names(self) -> None:
         """Values that wait for a name which code mentions now."""
         entered = self._frames.entered
-        new = entered.names - self._known_names
-        if entered.reflects:
-            new = set(self._waiting)
+        new = set(self._waiting) if entered.reflects else entered.names - self._known_names
         self._known_names |= new
         for name in new & self._waiting.keys():
             for part, value in self._waiting.pop(name, ()):
                 self._meet(value, part.where(name))
         if entered.past and not self._past:
             self._past = True
-            for kept in [kept for key in self._read for kept in self._parts_kept(key)]:
+            for kept in [kept for key in self._watch.read for kept in self._parts_kept(key)]:
                 for name, value in kept.before.items():
                     self._meet(value, kept.part.where(name))
 
-    def _parts_kept(self, key: int) -> list[_Kept]:
+    def _parts_kept(self, key: int) -> list[Kept]:
         """Of an object, by its id, whose attributes are met when they are read."""
         return [self._kept[key, at] for at in range(2) if (key, at) in self._kept]
 
-    def _meet(self, value: Any, label: str) -> None:
+    def _meet(self, value: object, label: str) -> None:
         """Keep what ``value`` holds, and what can be got from it, before anything changes it."""
         left = [(value, label)]
         while left:
             each, name = left.pop()
-            if is_plain(each) or id(each) in self._seen or _is_machinery(each):
+            if is_plain(each) or id(each) in self._seen or is_machinery(each):
                 continue
             self._seen[id(each)] = each
             left += self._open(each, name)
 
-    def _open(self, value: Any, label: str) -> list[tuple[Any, str]]:
-        found: list[tuple[Any, str]] = []
+    def _open(self, value: object, label: str) -> list[tuple[object, str]]:
+        found: list[tuple[object, str]] = []
         if isinstance(value, type | ModuleType) and owner_of(value) < (
             Whose.INSTALLED if isinstance(value, type) else Whose.STDLIB
         ):
@@ -231,13 +188,13 @@ class ExternalState:
         self._rng.meet(value, label)
         if isinstance(value, torch.Generator):
             self._hears(value)
-        watched = not isinstance(value, Tensor) and self._watch(value)
+        watched = not isinstance(value, Tensor) and self._watch.watch(value)
         for at, part in enumerate(parts_of(value, label).parts):
             before = part.now()
-            self._kept[id(value), at] = _Kept(value, at, part, before)
+            self._kept[id(value), at] = Kept(value, at, part, before)
             named = isinstance(part, Attributes) or isinstance(value, type)
             if named and watched and not self._past and not isinstance(value, type):
-                read = self._read.setdefault(id(value), self._early.pop(id(value), set()))
+                read = self._watch.of_object(value)
                 found += [(before[name], part.where(name)) for name in read & before.keys()]
                 continue  # met when it is read
             for name, each in before.items():
@@ -253,118 +210,11 @@ class ExternalState:
             found += [(base, base.__qualname__) for base in value.__mro__[1:-1]]
         return found
 
-    def _is_named(self, name: Any) -> bool:
+    def _is_named(self, name: object) -> bool:
         if self._frames.entered.reflects or name in self._known_names:
             return True
         special = isinstance(name, str) and name.startswith("__") and name.endswith("__")
         return special and name not in OF_DECLARATION
-
-    # -- which attributes are read
-
-    def _watch(self, value: Any) -> bool:
-        """From now on reading one of its attributes is noted; whether that can be."""
-        if type(value) is not ModuleType:
-            return self._watch_class(type(value))
-        value.__class__ = self._module_class
-        self._modules.append(value)
-        return True
-
-    def _noting(self, original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-        def get(owner: Any, name: str) -> Any:
-            try:
-                value = original(owner, name)
-            except AttributeError:
-                self._note(owner, name)
-                raise
-            # What the machinery reads of its own, such as loggers, at every operation: most reads.
-            if self._inside != get_ident() or id(owner) in self._read:
-                self._note(owner, name)
-            return value
-
-        return get
-
-    def _watch_class(self, kind: type) -> bool:
-        """From now on reading an attribute of such objects is noted; whether that can be."""
-        if kind in self._classes:
-            return True
-        if not is_heap(kind) or issubclass(kind, type | BaseException) or _is_machinery_class(kind):
-            return False
-        own = (each for each in kind.__mro__[:-1] if each not in self._classes)
-        if any("__getattribute__" in vars(each) for each in own):
-            return False  # its own way past what is watched
-        get = self._noting(cast(Any, kind).__getattribute__)
-        try:
-            own = vars(kind).get("__getattribute__", MISSING)
-            type.__setattr__(kind, "__getattribute__", get)
-        except (TypeError, AttributeError):
-            return False
-        self._classes[kind] = own
-        return True
-
-    def _note(self, owner: Any, name: str) -> None:
-        if not self._runs:
-            return
-        read = self._read.get(id(owner))
-        if read is None and issubclass(type(owner), _LOGGER):
-            if self._inside == get_ident():
-                return  # the machinery's own
-            self._meet_logger(owner)
-            read = self._read.get(id(owner))
-        if read is None:
-            if not name.startswith("__"):
-                self._early.setdefault(id(owner), set()).add(name)
-            return  # in any thread: that of a step may have been started by it
-        if issubclass(type(owner), _IN_PART) and not self._counts(owner, name):
-            if name == "_cache":
-                _read_levels(owner)
-            return
-        if name.startswith("__"):
-            if name in ("__dict__", "__getstate__"):
-                self._note_all(owner, read)
-            return
-        if name in read:
-            return
-        for at in range(2):
-            kept = self._kept.get((id(owner), at))
-            if kept is None or kept.part.entries or not kept.part.settable:
-                continue
-            before = kept.before.get(name, MISSING)
-            if kept.part.get(name) is before and not self._frames.is_importing(_getframe(2)):
-                read.add(name)  # and not what the run itself has put there
-                if before is not MISSING:
-                    self._meet(before, kept.part.where(name))
-
-    def _meet_logger(self, owner: Any) -> None:
-        """One that users' or installed code got by its name."""
-        frame: FrameType = _getframe(3)
-        while is_of_logs(frame) and frame.f_back is not None:
-            frame = frame.f_back
-        if whose(frame.f_code.co_filename) >= Whose.INSTALLED:
-            name = object.__getattribute__(owner, "name")
-            self._loggers[f"logging.getLogger({name!r})"] = owner
-            self._meet(owner, f"logging.getLogger({name!r})")
-
-    def _counts(self, owner: Any, name: str) -> bool:
-        """Of modules of the library, what others read, and not NumPy of itself; of loggers, what
-        decides. What they do with it happens once."""
-        if not issubclass(type(owner), ModuleType):
-            return name in ("level", "disabled", "parent", "manager", "name")
-        if owner_of(owner) is not Whose.STDLIB:
-            return True
-        file = _getframe(3).f_code.co_filename
-        return whose(file) >= Whose.STDLIB and not file.startswith(NUMPY)
-
-    def _note_all(self, owner: Any, read: set[str]) -> None:
-        """``vars(owner)``; a module's own look-up reads its parameters, buffers and modules."""
-        frame = _getframe(3)
-        if isinstance(owner, nn.Module) and whose(frame.f_code.co_filename) is Whose.TORCH:
-            for name in ("_parameters", "_buffers", "_modules"):
-                self._note(owner, name)
-            return
-        kept = self._kept.get((id(owner), 0))
-        for name in kept.before if kept is not None else ():
-            self._note(owner, name)
-        self._everything.add(id(owner))
 
     @contextlib.contextmanager
     def watching(self, traced: Sequence[Tensor]) -> Iterator[None]:
@@ -372,7 +222,7 @@ class ExternalState:
         trace."""
         names, original = self._frames.entered.names, builtins.getattr
 
-        def get(owner: Any, name: str, *default: Any) -> Any:
+        def get(owner: object, name: str, *default: object) -> object:
             if name not in names:
                 names.add(name)
                 self._learn_names()
@@ -384,42 +234,31 @@ class ExternalState:
         setattr(owner, method, self._pausing(dispatch))
         try:
             with self._frames, self._threads.watching(traced):
-                self._runs = True
+                self._watch.runs = True
                 yield
         finally:
-            self._runs = False
+            self._watch.runs = False
             builtins.getattr = original
             setattr(owner, method, dispatch)
-            self._stop_watching()
+            self._watch.stop()
             self._restore()
 
-    def _stop_watching(self) -> None:
-        """Classes and modules read their attributes as before."""
-        for module in (*self._modules, *_LOADED.values()):
-            if type(module) is self._module_class:  # one that was imported is of sys' class
-                module.__class__ = ModuleType
-        for kind, own in self._classes.items():
-            if own is MISSING:
-                type.__delattr__(kind, "__getattribute__")
-            else:
-                type.__setattr__(kind, "__getattribute__", own)
-
-    def _pausing(self, dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    def _pausing(self, dispatch: Callable[..., object]) -> Callable[..., object]:
         """No frame of a user's is entered within an operation, but for those of their own."""
         paused = self._frames.paused(dispatch)
 
-        def call(mode: Any, op: Any, *rest: Any, **named: Any) -> Any:
+        def call(mode: object, op: object, *rest: object, **named: object) -> object:
             self._threads.follow()
             whole = isinstance(op, OpOverload) and facts_of(op).is_unknown
-            before, self._inside = self._inside, 0 if whole else get_ident()
+            before, self._watch.inside = self._watch.inside, 0 if whole else get_ident()
             try:
                 return (dispatch if whole else paused)(mode, op, *rest, **named)
             finally:
-                self._inside = before
+                self._watch.inside = before
 
         return call
 
-    def unseen(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def unseen(self, function: Callable[P, T]) -> Callable[P, T]:
         """``function``, which runs our code alone, without a look at its frames."""
         return self._frames.paused(function)
 
@@ -435,7 +274,7 @@ class ExternalState:
         ``CaptureError`` TR-117 to TR-119 for what cannot be made again at every call, TR-123 for
         what the operating system was asked.
         """
-        self._runs = False
+        self._watch.runs = False
         self._frames.rest()
         self._rng.refuse()
         if self._frames.entered.resumed:
@@ -448,7 +287,7 @@ class ExternalState:
         if self._frames.asked is not None:
             raise asks(*self._frames.asked)
         found = [*self._changed_variables(), *self._changed_parts()]
-        return [each for each in found if not _are_equal(each.before, each.now)]
+        return [each for each in found if not are_equal(each.before, each.now)]
 
     def _changed_variables(self) -> list[Change]:
         found: list[Change] = []
@@ -464,21 +303,21 @@ class ExternalState:
     def _changed_parts(self) -> list[Change]:
         found: list[Change] = []
         for kept in self._kept.values():
-            if isinstance(kept.owner, functools._lru_cache_wrapper) or _stays(kept.owner):
+            if isinstance(kept.owner, functools._lru_cache_wrapper) or stays(kept.owner):
                 continue  # no more than a cache; what a step sets there is not looked after
             now = kept.part.now()
-            if kept.part.is_same(now, kept.before) or _is_log(now, kept.before):
+            if kept.part.is_same(now, kept.before) or is_log(now, kept.before):
                 continue
             names = [n for n in {**kept.before, **now} if n not in ("__getattribute__", "__dict__")]
             changed = [n for n in names if now.get(n, MISSING) is not kept.before.get(n, MISSING)]
             if isinstance(kept.owner, type):
-                changed = [n for n in changed if not _is_cache(n)]
+                changed = [n for n in changed if not is_cache(n)]
             if not changed and not kept.part.entries:
                 continue
             found += self._of_part(kept, now, changed)
         return found
 
-    def _of_part(self, kept: _Kept, now: dict[Any, Any], changed: list[Any]) -> list[Change]:
+    def _of_part(self, kept: Kept, now: Reading, changed: list[object]) -> list[Change]:
         label, kind = kept.part.label, type(kept.owner).__name__
         if not kept.part.settable or isinstance(kept.part, Sequenced) or not changed:
             raise refused(label, kind)
@@ -491,7 +330,7 @@ class ExternalState:
             for n in changed
         ]
 
-    def _is_fixed(self, kept: _Kept) -> bool:
+    def _is_fixed(self, kept: Kept) -> bool:
         """A module's parameters or modules."""
         return any(
             kept.owner is each
@@ -504,16 +343,16 @@ class ExternalState:
         """Whether the run may have read what was there before."""
         if change.part.entries:
             return True
-        read = self._read.get(id(change.owner))
+        read = self._watch.read.get(id(change.owner))
         if read is not None and isinstance(change.part, Attributes):
             return change.name in read
         return True
 
-    def hides_traced(self, value: Any, depth: int = 0) -> bool:
+    def hides_traced(self, value: object, depth: int = 0) -> bool:
         """Whether an object that is no container holds a tensor of the run, deep inside."""
         if isinstance(value, FakeTensor) or is_stand_in(value):
             return depth > 0
-        if is_plain(value) or id(value) in self._seen or depth > 8 or _is_machinery(value):
+        if is_plain(value) or id(value) in self._seen or depth > 8 or is_machinery(value):
             return False
         parts = parts_of(value, "").parts
         if isinstance(value, type):
@@ -522,7 +361,7 @@ class ExternalState:
             self.hides_traced(each, depth + 1) for part in parts for each in part.now().values()
         )
 
-    def again(self, value: Any, label: str) -> Any:
+    def again(self, value: object, label: str) -> object:
         """What the run made, for every call anew; what was there before is that object."""
         known_before = value is MISSING or id(value) in self._seen or isinstance(value, type)
         if known_before or is_plain(value):
@@ -542,7 +381,7 @@ class ExternalState:
                 if space.get(name, MISSING) is not before:
                     Attributes("", space).put(name, before)
         for kept in self._kept.values():
-            if _stays(kept.owner):
+            if stays(kept.owner):
                 continue
             if isinstance(kept.owner, functools._lru_cache_wrapper):
                 if kept.part.now() != kept.before:
@@ -551,11 +390,11 @@ class ExternalState:
             if isinstance(kept.part, OfClass):
                 for name, value in kept.part.now().items():
                     before = kept.before.get(name, MISSING)
-                    if value is not before and not _is_cache(name) and name != "__getattribute__":
+                    if value is not before and not is_cache(name) and name != "__getattribute__":
                         kept.part.put(name, before)
                 continue
             now = kept.part.now()
-            if not kept.part.is_same(now, kept.before) and not _is_log(now, kept.before):
+            if not kept.part.is_same(now, kept.before) and not is_log(now, kept.before):
                 kept.part.restore(kept.before)
 
     # -- what it read
@@ -569,18 +408,19 @@ class ExternalState:
         """Whether code of the user's or of what they installed names ``name``."""
         return self._frames.entered.reflects or name in self._frames.entered.theirs
 
-    def names(self, ours: Callable[[Any], bool]) -> ReadNames:
+    def names(self, ours: Callable[[object], bool]) -> ReadNames:
         """Which attributes of which objects count."""
         entered = self._frames.entered
         mentioned = None if entered.reflects else frozenset(entered.names)
-        read = {key: names for key, names in self._read.items() if key not in self._everything}
+        watch = self._watch
+        read = {key: names for key, names in watch.read.items() if key not in watch.everything}
         if entered.past:
             read = {}
         return ReadNames(
             read=read,
             mentioned=mentioned,
             of_library=frozenset(entered.names),
-            ours=lambda value: ours(value) or _is_machinery(value),
+            ours=lambda value: ours(value) or is_machinery(value),
             owner=owner_of,
         )
 
@@ -600,7 +440,7 @@ class ExternalState:
                 names = names | space.keys() - {"__builtins__"}
             there = frozenset(name for name in names if name in space)
             reads.add_names("", space, names, deep=owner >= Whose.INSTALLED)
-            reads.add_names("", _BUILTINS, names - there, deep=True)
+            reads.add_names("", BUILTINS, names - there, deep=True)
         for name, (label, read) in _OF_PROCESS.items():
             if name in self._frames.entered.names:
                 reads.add_computed(label, read)
@@ -611,100 +451,11 @@ class ExternalState:
             for value in self._seen.values():
                 if isinstance(value, torch.Generator):
                     reads.add_computed("a generator's initial seed", value.initial_seed)
-        for label, logger in self._loggers.items():
+        for label, logger in self._watch.loggers.items():
             reads.add(label, logger)
-        for name in self._frames.entered.modules & _LOADED.keys():
-            if owner_of(_LOADED[name]) >= Whose.INSTALLED:
-                reads.add(name, _LOADED[name])
-
-
-def owner_of(value: Any) -> Whose:
-    """Whose a module is, or a class by the module that made it."""
-    if isinstance(value, ModuleType):
-        return _owner_of_module(value)
-    name = module_of(value)
-    if name in ("builtins", "__main__") and is_heap(value):
-        return Whose.USER  # made by a text that was executed
-    module = _LOADED.get(name)
-    return Whose.USER if module is None else _owner_of_module(module)
-
-
-def module_of(kind: type) -> str:
-    """The name of the module that made a class, whatever its metaclass says."""
-    name = type.__dict__["__module__"].__get__(kind)
-    return name if type(name) is str else "builtins"
-
-
-def _owner_of_module(module: ModuleType) -> Whose:
-    known = ModuleType.__getattribute__(module, "__dict__")
-    name, file = known.get("__name__", ""), known.get("__file__")
-    if file is not None:
-        return whose(file)
-    builtin = name in _BUILT_IN or name.startswith(("torch", "_", "builtins"))
-    return Whose.STDLIB if builtin and name != "__main__" else Whose.USER
-
-
-def _is_machinery_class(kind: type) -> bool:
-    if issubclass(kind, _IN_PART[1] | logging.PlaceHolder):
-        return not issubclass(kind, _LOGGER)  # logging happens once
-    name = module_of(kind)
-    return name.startswith(_SKIPPED) and not name.startswith("torch._C")
-
-
-def _is_machinery(value: Any) -> bool:
-    if is_stand_in(value) or isinstance(value, FakeTensor | BuiltinFunctionType):
-        return True
-    if isinstance(value, FunctionType):
-        return whose(value.__code__.co_filename) is Whose.OURS
-    if value is builtins or value is _BUILTINS or value is _LOADED:
-        return True  # what of them is named is looked at by its name
-    if isinstance(value, type):
-        return _is_machinery_class(value)
-    if isinstance(value, functools._lru_cache_wrapper):
-        wrapped = value.__wrapped__
-        users = isinstance(wrapped, FunctionType) and whose(wrapped.__code__.co_filename)
-        return users is not Whose.USER
-    return _is_machinery_class(type(value))
-
-
-def _read_levels(logger: logging.Logger | None) -> None:
-    """What the answers that a logger keeps follow from."""
-    while logger is not None:
-        _ = logger.level, logger.manager.disable
-        logger = logger.parent
-
-
-def _stays(value: Any) -> bool:
-    """Whether what a run leaves there stays: in modules that come with Python, and in the registry
-    of loggers."""
-    if value is _REGISTERED:
-        return True
-    return isinstance(value, ModuleType) and owner_of(value) is Whose.STDLIB
-
-
-def _is_cache(name: str) -> bool:
-    """What Python itself keeps in a class."""
-    return name in ("_abc_impl", "__abstractmethods__", "__annotations_cache__", "__doc__")
-
-
-def _is_log(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
-    """Whether what came is records of a log: logging happens once."""
-    new = [each for name, each in now.items() if before.get(name, MISSING) is not each]
-    return bool(new) and all(isinstance(each, logging.LogRecord) for each in new)
-
-
-def _are_equal(old: Any, new: Any) -> bool:
-    return is_plain(new) and type(new) is type(old) and repr(new) == repr(old)
-
-
-def refused(label: str, kind: str) -> CaptureError:
-    """TR-117 for a change that would happen only when the step is captured."""
-    return CaptureError(
-        f"the step changes {label}, a {kind} outside of it: that would happen when the step is "
-        "captured, and not at later calls",
-        code="TR-117",
-        remedy="return the value and keep it outside, or assign a new one",
-    )
+        for name in self._frames.entered.modules & LOADED.keys():
+            if owner_of(LOADED[name]) >= Whose.INSTALLED:
+                reads.add(name, LOADED[name])
 
 
 class Counted(CaptureError):
@@ -713,7 +464,7 @@ class Counted(CaptureError):
     change: Change
 
 
-def counted(change: Change, before: Any, now: Any) -> CaptureError:
+def counted(change: Change, before: object, now: object) -> CaptureError:
     """TR-118 for a number that is read and set to another one."""
     before = before.value if is_stand_in(before) else before
     error = Counted(

@@ -18,13 +18,13 @@ from treadle.capture.object_pytrees import (
     names_of_parts,
     opened,
 )
-from treadle.capture.parts import is_plain, plain_fact
+from treadle.capture.plain_values import is_plain, plain_fact
 from treadle.compat import pytree
 from treadle.compat.pytree import TreeSpec
 from treadle.util.errors import CaptureError
 
 
-def flatten_containers(tree: Any) -> tuple[list[Any], TreeSpec]:
+def flatten_containers(tree: object) -> tuple[list[object], TreeSpec]:
     """Leaves of nested lists, tuples, dicts and registered classes, and their structure."""
     return pytree.tree_flatten(tree, is_leaf=_stays_whole)
 
@@ -32,7 +32,7 @@ def flatten_containers(tree: Any) -> tuple[list[Any], TreeSpec]:
 _ENTRIES = (dict, list, tuple)
 
 
-def _stays_whole(node: Any) -> bool:
+def _stays_whole(node: object) -> bool:
     """A shape, which PyTorch would put together again as a tuple; entries of an object that has
     attributes as well, which PyTorch would lose."""
     kind = type(node)
@@ -41,7 +41,7 @@ def _stays_whole(node: Any) -> bool:
     return kind is torch.Size or (isinstance(node, _ENTRIES) and has_own(node))
 
 
-def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
+def flatten(tree: object) -> tuple[list[object], TreeSpec]:
     """Leaves of nested lists, tuples, dicts, registered classes and objects that hold tensors, and
     their structure."""
     with _no_circles():
@@ -63,10 +63,10 @@ def _no_circles() -> Iterator[None]:
         ) from None
 
 
-def _open(tree: Any) -> Any:
+def _open(tree: object) -> object:
     """``tree`` with objects that hold tensors, and shapes that hold symbols, as nodes."""
 
-    def each(leaf: Any) -> Any:
+    def each(leaf: object) -> object:
         if type(leaf) is torch.Size and not is_value(leaf):
             return Sized(tuple(leaf))
         found = opened(leaf, pytree.tree_leaves)
@@ -108,7 +108,9 @@ def unflatten(leaves: list[Any], spec: TreeSpec) -> Any:
     return pytree.tree_unflatten(leaves, spec)
 
 
-def _with_paths(tree: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], TreeSpec]:
+def _with_paths(
+    tree: object, is_leaf: Callable[[Any], bool]
+) -> tuple[list[tuple[Any, Any]], TreeSpec]:
     try:
         return pytree.tree_flatten_with_path(tree, is_leaf=is_leaf)
     except ValueError:  # a class that was registered without names of its parts
@@ -118,7 +120,7 @@ def _with_paths(tree: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], T
 
 
 def flatten_with_paths(
-    tree: Any, is_leaf: Callable[[Any], bool] = _stays_whole
+    tree: object, is_leaf: Callable[[object], bool] = _stays_whole
 ) -> tuple[list[tuple[str, Any]], TreeSpec]:
     """Leaves with readable paths: ``args[0]``, ``kwargs['x']``, and their structure."""
     with _no_circles():
@@ -126,7 +128,7 @@ def flatten_with_paths(
         if not all(is_value(value) for _, value in pairs):
             pairs, spec = _with_paths(_open(tree), _stays_whole)
     words = ("args", "kwargs")
-    named: dict[str, Any] = {}
+    named: dict[str, object] = {}
     for (at, *rest), value in pairs:
         path = words[at.idx] + "".join(map(_step, rest))
         if path in named:  # of two keys of one class
@@ -143,9 +145,9 @@ def _step(key: Any) -> str:
     return pytree.keystr((key,))
 
 
-def _shown(key: Any) -> str:
+def _shown(key: object) -> str:
     if type(key) is tuple:
-        return f"({', '.join(map(_shown, cast(tuple[Any, ...], key)))})"
+        return f"({', '.join(map(_shown, cast(tuple[object, ...], key)))})"
     return repr(key) if is_plain(key) else type(key).__name__
 
 
@@ -160,15 +162,15 @@ class Container:
     """An argument that is taken apart, or a part of one. ``parts``: the names of attributes that
     are parts of it."""
 
-    value: Any
-    parts: frozenset[Any]
+    value: object
+    parts: frozenset[object]
 
 
-def _taken_apart(tree: Any) -> Iterator[tuple[Any, Opened | None]]:
+def _taken_apart(tree: object) -> Iterator[tuple[object, Opened | None]]:
     """All containers, in an order that their structure decides."""
-    met: list[Any] = []
+    met: list[object] = []
 
-    def meet(node: Any) -> bool:
+    def meet(node: object) -> bool:
         if type(node) not in _LEAVES:
             met.append(node)
         return _stays_whole(node)
@@ -184,7 +186,7 @@ def _taken_apart(tree: Any) -> Iterator[tuple[Any, Opened | None]]:
             yield from _taken_apart(inside.values)
 
 
-def containers_in(tree: Any) -> list[Container]:
+def containers_in(tree: object) -> list[Container]:
     """Those that may have more than their parts, in an order that their structure decides."""
     found: list[Container] = []
     for node, inside in _taken_apart(tree):
@@ -194,21 +196,21 @@ def containers_in(tree: Any) -> list[Container]:
     return found
 
 
-def keys_in(tree: Any) -> list[Any]:
+def keys_in(tree: object) -> list[object]:
     """The keys of its dicts, in the order of the containers, but for texts and tensors, of which
     the structure says all."""
     return [
         key
         for node in nodes_in(tree)
         if isinstance(node, dict)
-        for key in cast(dict[Any, Any], node)
+        for key in cast(dict[object, object], node)
         if type(key) is not str and not isinstance(key, Tensor)
     ]
 
 
-def nodes_in(tree: Any) -> list[Any]:
+def nodes_in(tree: object) -> list[object]:
     """All containers, and the dicts that they keep their entries in."""
-    found: list[Any] = []
+    found: list[object] = []
     for node, _ in _taken_apart(tree):
         found.append(node)
         if isinstance(node, UserDict):
@@ -216,14 +218,14 @@ def nodes_in(tree: Any) -> list[Any]:
     return found
 
 
-def replaced(tree: Any, instead: Callable[[Any], Any]) -> Any:
+def replaced(tree: object, instead: Callable[[object], object]) -> object:
     """``tree`` with what ``instead`` gives for containers and leaves, but for ``None``."""
 
-    def each(node: Any) -> Any:
+    def each(node: object) -> object:
         other = instead(node)
         return node if other is None else other
 
-    def is_leaf(node: Any) -> bool:
+    def is_leaf(node: object) -> bool:
         return instead(node) is not None or _stays_whole(node)
 
     with _no_circles():
@@ -235,18 +237,18 @@ class Given:
     """A call's arguments: what is left of them when they are taken apart, and what they were.
     ``keys``: those of ``keys_in``."""
 
-    leaves: list[Any] = field(default_factory=list[Any])
+    leaves: list[object] = field(default_factory=list[object])
     containers: list[Container] = field(default_factory=list[Container])
-    keys: list[Any] = field(default_factory=list[Any])
-    tree: Any = None
+    keys: list[object] = field(default_factory=list[object])
+    tree: object = None
 
     @staticmethod
-    def of(leaves: list[Any], tree: Any) -> "Given":
+    def of(leaves: list[object], tree: object) -> "Given":
         """For a tree with these leaves."""
         return Given(leaves, containers_in(tree), keys_in(tree), tree)
 
 
-Structure = tuple[TreeSpec, tuple[Any, ...]]
+Structure = tuple[TreeSpec, tuple[object, ...]]
 """How arguments are nested, and what plain keys of their dicts are: ``0`` is not ``False``."""
 
 
@@ -255,10 +257,10 @@ class FlatCalls:
     themselves are known from how many there are, and from their names."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[tuple[str, ...], Structure]] = {}
+        self._known: dict[object, tuple[tuple[str, ...], Structure]] = {}
 
     def of(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[Given, tuple[str, ...], Structure]:
         """Leaves and containers, the leaves' paths (``args[0]``, ``kwargs['x']``), and their
         structure."""
@@ -266,7 +268,7 @@ class FlatCalls:
         if not _LEAVES.issuperset(map(type, leaves)):
             kinds: set[type] = set()
 
-            def meet(node: Any) -> bool:
+            def meet(node: object) -> bool:
                 kinds.add(type(node))
                 if type(node) is dict and not _TEXT.issuperset(map(type, node)):
                     kinds.add(object)  # its keys are to be looked at

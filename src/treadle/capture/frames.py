@@ -16,7 +16,7 @@ from pathlib import Path
 from sys import _getframe, getprofile, setprofile
 from threading import setprofile as set_thread_profile
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from treadle.capture.explain_errors import Line
 from treadle.capture.numbers import is_stand_in
 from treadle.capture.system import is_aside, name_of_question
 from treadle.capture.threads import Threads
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _READ = frozenset(
     {
@@ -147,7 +150,7 @@ def _typed(code: CodeType, steps: list[dis.Instruction]) -> tuple[frozenset[str]
     return frozenset(found), asks
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     match value:
         case str():
             yield value
@@ -168,8 +171,8 @@ class Entered:
     codes: dict[tuple[int, int], CodeType] = field(
         default_factory=dict[tuple[int, int], CodeType]
     )  # by their ids and those of globals: a code's own hash goes through all of it
-    spaces: dict[int, tuple[dict[str, Any], set[str], Whose]] = field(
-        default_factory=dict[int, tuple[dict[str, Any], set[str], Whose]]
+    spaces: dict[int, tuple[dict[str, object], set[str], Whose]] = field(
+        default_factory=dict[int, tuple[dict[str, object], set[str], Whose]]
     )
     modules: set[str] = field(default_factory=set[str])
     reflects: bool = False  # attributes are read by names that no code mentions
@@ -177,11 +180,11 @@ class Entered:
     asks_types: bool = False  # of a value that stands for another one, ``type`` may be asked
     resumed: str = ""  # a generator that was there before the run, and has been advanced
 
-    def knows(self, code: CodeType, space: dict[str, Any]) -> bool:
+    def knows(self, code: CodeType, space: dict[str, object]) -> bool:
         """Whether it was entered before."""
         return (id(code), id(space)) in self.codes
 
-    def note(self, code: CodeType, space: dict[str, Any], owner: "Whose") -> None:
+    def note(self, code: CodeType, space: dict[str, object], owner: "Whose") -> None:
         """``code`` of ``owner`` runs on the globals ``space``."""
         if self.knows(code, space):
             return
@@ -236,7 +239,7 @@ class FrameRecorder:
         self._threads.follow()
         self._events.listen()
 
-    def paused(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def paused(self, function: Callable[P, T]) -> Callable[P, T]:
         """``function``, which runs code of the machinery's alone, without a look at its frames."""
         return self._events.paused(function)
 
@@ -285,7 +288,7 @@ class FrameRecorder:
             found = self._mentions[id(code)] = code, mentions(code)
         return found[1]
 
-    def _asks_types(self, found: Mentions, given: Mapping[str, Any], owner: Whose) -> None:
+    def _asks_types(self, found: Mentions, given: Mapping[str, object], owner: Whose) -> None:
         """Whether ``type`` is asked of a number that stands in: of an argument, which can be
         seen; or of something that users' code got in other ways, or installed code was given."""
         asked = any(is_stand_in(given.get(name)) for name in found.typed)
@@ -300,7 +303,7 @@ class FrameRecorder:
             if frame.f_lasti > _first(frame.f_code):
                 self.entered.resumed = frame.f_code.co_qualname
 
-    def _calls(self, frame: FrameType, function: Any) -> None:
+    def _calls(self, frame: FrameType, function: object) -> None:
         """Code in ``frame`` calls a function made in C."""
         name = "" if self.asked is not None else name_of_question(function)
         if not name or self.is_importing(frame):
@@ -359,7 +362,7 @@ class _Profiling:
     def __init__(
         self,
         enters: Callable[[FrameType], bool],
-        calls: Callable[[FrameType, Any], None],
+        calls: Callable[[FrameType, object], None],
         skipped: Mapping[int, CodeType],
     ) -> None:
         self._enters = enters
@@ -390,8 +393,8 @@ class _Profiling:
         if self._active and getprofile() is None:
             setprofile(self._hook)
 
-    def paused(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def paused(self, function: Callable[P, T]) -> Callable[P, T]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
             if getprofile() is not self._hook:
                 return function(*args, **kwargs)
             setprofile(None)
@@ -403,7 +406,7 @@ class _Profiling:
 
         return call
 
-    def _on_event(self, frame: FrameType, event: str, function: Any) -> None:
+    def _on_event(self, frame: FrameType, event: str, function: object) -> None:
         if event == "c_call" and self._active:
             if id(frame.f_code) not in self._skipped:
                 self._calls(frame, function)

@@ -34,6 +34,8 @@ from treadle.util.generators import without_generators
 aten = torch.ops.aten
 
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
+_SETS = frozenset(getattr(aten.set_, each) for each in aten.set_.overloads())
+"""They give a tensor the storage of another one."""
 
 
 @dataclass
@@ -216,7 +218,7 @@ class Functionalizer:
     def _reshape_in_place(self, node: fx.Node, old: fx.Node) -> None:
         """``t_`` and its like: from here on the tensor is ``node``, a view of what it was."""
         target = in_place_of(node.target)
-        if target is None or old.op == "placeholder" or "set_" in str(node.target):
+        if target is None or old.op == "placeholder" or node.target in _SETS:
             raise _no_form(node, "changes the shape or storage of a tensor that stays")
         copy = self._emit(node, target, self._resolve(node.args), self._resolve(node.kwargs))
         self._define(node, copy, old)

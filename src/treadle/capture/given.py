@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from treadle.capture.external import Change, refused
+from treadle.capture.changes import Change, refused
 from treadle.capture.flatten import Container, Given, nodes_in, replaced
-from treadle.capture.parts import MISSING, Part, Sequenced, is_same_value, parts_of
+from treadle.capture.introspect import parts_of
+from treadle.capture.parts import MISSING, Part, Reading, Sequenced
+from treadle.capture.plain_values import is_same_value
 
 
 @dataclass(slots=True)
@@ -19,7 +21,7 @@ class GivenCall:
     """The call that is served: what its arguments were taken apart into."""
 
     given: Given = field(default_factory=Given)
-    _nodes: list[Any] | None = None
+    _nodes: list[object] | None = None
 
     @property
     def leaves(self) -> list[Any]:
@@ -39,7 +41,7 @@ class GivenCall:
         """Nothing of a call is kept."""
         self.serve(Given())
 
-    def node(self, at: int) -> Any:
+    def node(self, at: int) -> object:
         """One of the containers, as they were when it was first asked for."""
         if self._nodes is None:
             self._nodes = nodes_in(self.given.tree)
@@ -54,17 +56,17 @@ class InArgument:
     call: GivenCall
     node: int
     at: int
-    name: Any
+    name: object
     label: str
 
     def _part(self) -> Part:
         return parts_of(self.call.node(self.node), "").parts[self.at]
 
-    def get(self) -> Any:
+    def get(self) -> object:
         """What is there now; ``MISSING`` between two calls."""
         return MISSING if self.call.given.tree is None else self._part().get(self.name)
 
-    def put(self, value: Any) -> None:
+    def put(self, value: object) -> None:
         """From now on ``value`` is there; ``MISSING`` for nothing."""
         self._part().put(self.name, value)
 
@@ -77,7 +79,7 @@ class Whole:
     call: GivenCall
     at: int
 
-    def __call__(self) -> Any:
+    def __call__(self) -> object:
         return self.call.node(self.at)
 
 
@@ -85,7 +87,7 @@ class Whole:
 class Copies:
     """The containers that the traced run gets, with what they were like before it."""
 
-    def __init__(self, tree: Any, call: GivenCall) -> None:
+    def __init__(self, tree: object, call: GivenCall) -> None:
         self._call = call
         self._nodes = nodes_in(tree)
         self._at = {id(node): at for at, node in enumerate(self._nodes)}
@@ -107,16 +109,16 @@ class Copies:
                         place = InArgument(self._call, nth, at, name, part.where(name))
                         yield Change(node, at, part, name, old, new), place
 
-    def with_whole(self, value: Any) -> Any:
+    def with_whole(self, value: object) -> object:
         """``value`` with ``Whole`` in the places of these containers."""
         return replaced(value, self._whole)
 
-    def _whole(self, node: Any) -> Whole | None:
+    def _whole(self, node: object) -> Whole | None:
         at = self._at.get(id(node))
         return None if at is None else Whole(self._call, at)
 
 
-def _parts(node: Any) -> list[tuple[Part, dict[Any, Any]]]:
+def _parts(node: object) -> list[tuple[Part, Reading]]:
     parts = parts_of(node, "an argument").parts
     return [(part, dict(part.now())) for part in parts]
 

@@ -9,14 +9,18 @@ import math
 import operator
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast, final
+from typing import Any, Protocol, TypeGuard, TypeVar, cast, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from treadle.compat.tracing import outside_modes
 
+T = TypeVar("T")
 Key = Hashable
+PlainNumber = bool | int | float
 _LARGEST = 1 << 53
 """Up to this every whole number is a float64."""
 
@@ -41,7 +45,7 @@ class Number:
 
     def __init__(
         self,
-        value: Any,
+        value: PlainNumber,
         compute: Callable[[], Any],
         roots: frozenset[Key],
         uses: Uses,
@@ -57,7 +61,7 @@ class Number:
         uses.is_used = True
 
     @property
-    def __class__(self) -> Any:  # type: ignore[override]
+    def __class__(self) -> type:  # type: ignore[override]
         return type(self.value)
 
     def plain(self) -> Any:
@@ -66,7 +70,9 @@ class Number:
             self._uses.needed |= self.roots
         return self.value
 
-    def derived(self, function: Callable[..., Any], *rest: Any, swapped: bool = False) -> Any:
+    def derived(
+        self, function: Callable[..., PlainNumber], *rest: object, swapped: bool = False
+    ) -> "Number":
         """``function(self, *rest)``, or ``function(rest, self)``; a number again."""
         others = [each for each in rest if is_number(each)]
         if any(not isinstance(each, int | float) for each in rest):
@@ -88,7 +94,7 @@ class Number:
             scales=self._scales and all(each._scales for each in others),
         )
 
-    def tensor(self, beside: Tensor, *, copied: bool = False) -> Any:
+    def tensor(self, beside: Tensor, *, copied: bool = False) -> "Tensor | PlainNumber":
         """A 0-dim tensor of this value for arithmetic with ``beside``, so that the result has the
         dtype that the number gives it; where there is none, the number itself. ``copied``: it is
         only written to ``beside``, whatever dims that has."""
@@ -103,8 +109,12 @@ class Number:
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        cls,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         return func(*plain(args), **plain(dict(kwargs or {})))
 
     # every answer is one that the graph depends on
@@ -132,7 +142,7 @@ class Number:
     def __format__(self, spec: str) -> str:
         return format(self.plain(), spec)
 
-    def __round__(self, digits: int | None = None) -> Any:
+    def __round__(self, digits: int | None = None) -> PlainNumber:
         return round(self.plain(), digits)
 
     def __trunc__(self) -> int:
@@ -144,22 +154,22 @@ class Number:
     def __ceil__(self) -> int:
         return math.ceil(self.plain())
 
-    def __divmod__(self, other: Any) -> Any:
+    def __divmod__(self, other: object) -> tuple[Any, Any]:
         return divmod(self.plain(), _value(other))
 
-    def __rdivmod__(self, other: Any) -> Any:
+    def __rdivmod__(self, other: object) -> tuple[Any, Any]:
         return divmod(_value(other), self.plain())
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+    def __array__(self, *args: object, **kwargs: object) -> NDArray[np.generic]:
         return torch.tensor(self.plain()).numpy()
 
     def __copy__(self) -> "Number":
         return self
 
-    def __deepcopy__(self, memo: Any) -> "Number":
+    def __deepcopy__(self, memo: object) -> "Number":
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return type(self.plain()), (self.value,)
 
     def __getattr__(self, name: str) -> Any:
@@ -172,7 +182,7 @@ _PAIRS = {
     "and": operator.and_, "or": operator.or_, "xor": operator.xor,
     "lshift": operator.lshift, "rshift": operator.rshift,
 }  # fmt: skip
-_SCALING = {
+_SCALING: dict[object, Callable[..., Tensor]] = {
     operator.add: torch.add,
     operator.sub: torch.sub,
     operator.mul: torch.mul,
@@ -186,13 +196,13 @@ _SCALING = {
 def _give_arithmetic() -> None:
     """``a + 1``, ``1 + a`` and the others: numbers again, and tensors beside tensors."""
 
-    def both(function: Callable[..., Any], swapped: bool) -> Callable[[Number, Any], Any]:
-        def call(self: Number, other: Any) -> Any:
+    def both(function: Callable[..., Any], swapped: bool) -> Callable[[Number, object], object]:
+        def call(self: Number, other: object) -> object:
             if isinstance(other, Tensor):
                 pair = (other, self) if swapped else (self, other)
                 if function not in _SCALING:
                     return function(*plain(pair))
-                made = tuple(e.tensor(other) if is_number(e) else e for e in cast(Any, pair))
+                made = tuple(e.tensor(other) if is_number(e) else e for e in pair)
                 return _SCALING[function](*made)
             return self.derived(function, other, swapped=swapped)
 
@@ -211,8 +221,8 @@ _give_arithmetic()
 def _give_comparisons() -> None:
     """``a < 1`` is an answer; ``a < tensor`` is the tensor's own question."""
 
-    def asked(function: Callable[..., Any]) -> Callable[[Number, Any], Any]:
-        def call(self: Number, other: Any) -> Any:
+    def asked(function: Callable[..., object]) -> Callable[[Number, object], object]:
+        def call(self: Number, other: object) -> object:
             if isinstance(other, Tensor):
                 return NotImplemented
             return function(self.plain(), _value(other))
@@ -226,6 +236,17 @@ def _give_comparisons() -> None:
 _give_comparisons()
 
 
+class StandIn(Protocol):
+    """Stands for a value of Python's, which ``compute`` gives at a call."""
+
+    value: Any
+    compute: Callable[[], Any]
+    roots: frozenset[Key]
+
+    def plain(self) -> Any:
+        """The value, on which the graph depends from now on."""
+
+
 @final
 class Text:
     """A Python text that stands for itself until something is asked of it."""
@@ -233,7 +254,7 @@ class Text:
     __slots__ = ("_uses", "compute", "roots", "value")
 
     def __init__(
-        self, value: str, compute: Callable[[], Any], roots: frozenset[Key], uses: Uses
+        self, value: str, compute: Callable[[], str], roots: frozenset[Key], uses: Uses
     ) -> None:
         self.value = value
         self.compute = compute
@@ -242,7 +263,7 @@ class Text:
         uses.is_used = True
 
     @property
-    def __class__(self) -> Any:  # type: ignore[override]
+    def __class__(self) -> type:  # type: ignore[override]
         return str
 
     def plain(self) -> str:
@@ -256,10 +277,10 @@ class Text:
     def __copy__(self) -> "Text":
         return self
 
-    def __deepcopy__(self, memo: Any) -> "Text":
+    def __deepcopy__(self, memo: object) -> "Text":
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return str, (self.plain(),)
 
 
@@ -271,7 +292,7 @@ def _give_answers() -> None:
     for name in names:
         dunder = f"__{name}__"
 
-        def call(self: Text, *args: Any, _name: str = dunder) -> Any:
+        def call(self: Text, *args: object, _name: str = dunder) -> object:
             return getattr(self.plain(), _name)(*map(_value, args))
 
         setattr(Text, dunder, call)
@@ -286,22 +307,22 @@ STAND_INS: set[type] = {Number, Text}
 """Classes of what stands in for something of Python's."""
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[Number]:
     """Is it a number that stands in for another? ``isinstance`` says what that one is."""
     return type(value) is Number
 
 
-def is_stand_in(value: Any) -> bool:
+def is_stand_in(value: object) -> TypeGuard[StandIn]:
     """A number, a text or an array that stands in for another."""
     return type(value) in STAND_INS
 
 
-def is_exact(value: Any) -> bool:
+def is_exact(value: object) -> bool:
     """Whether a float64, as which numbers are given to the graph, is equal to this one."""
     return not isinstance(value, int) or abs(value) <= _LARGEST
 
 
-def _dtype_beside(value: Any, beside: torch.dtype, *, has_dims: bool) -> torch.dtype | None:
+def _dtype_beside(value: PlainNumber, beside: torch.dtype, *, has_dims: bool) -> torch.dtype | None:
     """Of a 0-dim tensor that promotes as the number does, at no loss; ``None`` if there is none."""
     if isinstance(value, bool) or beside.is_complex or beside is torch.bool:
         return None
@@ -314,11 +335,11 @@ def _dtype_beside(value: Any, beside: torch.dtype, *, has_dims: bool) -> torch.d
     return beside if beside in (torch.float32, torch.float64) else None
 
 
-def _always(value: Any) -> Callable[[], Any]:
+def _always(value: T) -> Callable[[], T]:
     return lambda: value
 
 
-def _value(other: Any) -> Any:
+def _value(other: object) -> Any:
     return other.plain() if is_stand_in(other) else other
 
 
@@ -329,5 +350,5 @@ def plain(tree: Any) -> Any:
     if type(tree) in (list, tuple):
         return type(tree)(map(plain, tree))
     if type(tree) is dict:
-        return {key: plain(each) for key, each in cast(dict[Any, Any], tree).items()}
+        return {key: plain(each) for key, each in cast("dict[object, object]", tree).items()}
     return tree

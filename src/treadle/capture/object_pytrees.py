@@ -15,16 +15,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.numbers import is_stand_in
-from treadle.capture.parts import PLAIN
+from treadle.capture.parts import Reading
+from treadle.capture.plain_values import PLAIN
 from treadle.util.errors import CaptureError
 
 _VALUES = PLAIN | {slice, range, type(...), torch.memory_format, torch.layout}
 _CLOSED = (nn.Module, Optimizer, Enum, type, torch.Generator)
 
-Flatten = Callable[[Any], list[Any]]
+Flatten = Callable[[object], list[object]]
 
 
-def is_value(leaf: Any) -> bool:
+def is_value(leaf: object) -> bool:
     """A tensor, or a Python value that is what it is."""
     if type(leaf) is torch.Size:
         return all(type(each) is int for each in leaf)
@@ -36,7 +37,7 @@ def is_value(leaf: Any) -> bool:
 class Sized:
     """A shape some of whose sizes stand for others."""
 
-    sizes: tuple[Any, ...]
+    sizes: tuple[object, ...]
 
 
 @final
@@ -45,10 +46,10 @@ class ObjectSpec:
     """An object without its parts: equal to another that takes the same parts."""
 
     kind: type
-    names: tuple[Any, ...]
-    blank: Any = dataclasses.field(compare=False, repr=False)
+    names: tuple[object, ...]
+    blank: object = dataclasses.field(compare=False, repr=False)
 
-    def filled(self, values: Sequence[Any]) -> Any:
+    def filled(self, values: Sequence[object]) -> object:
         """A new object with these parts."""
         return _with_parts(self.blank, dict(zip(self.names, values, strict=True)))
 
@@ -59,10 +60,10 @@ class Opened:
     """``Batch(x=tensor, n=3)  ->  Opened(ObjectSpec(Batch, ("x", "n")), (tensor, 3))``."""
 
     shell: ObjectSpec
-    values: tuple[Any, ...]
+    values: tuple[object, ...]
 
 
-def opened(value: Any, flatten: Flatten) -> Opened | None:
+def opened(value: object, flatten: Flatten) -> Opened | None:
     """What ``value`` holds, by name; ``None`` for what is no container of tensors and values.
 
     Data classes, ``UserDict`` (the batches of tokenizers), ``SimpleNamespace``, subclasses of
@@ -85,13 +86,15 @@ def opened(value: Any, flatten: Flatten) -> Opened | None:
     return Opened(ObjectSpec(type(value), tuple(parts), blank), tuple(parts.values()))
 
 
-def has_own(value: Any) -> bool:
+def has_own(value: object) -> bool:
     """Whether an object has attributes of its own, which nobody who only takes and makes its
     entries would keep."""
     return bool(_vars(value))
 
 
-def names_of_parts(value: Any, found: Opened | None, leaves: Sequence[Any]) -> frozenset[Any]:
+def names_of_parts(
+    value: object, found: Opened | None, leaves: Sequence[object]
+) -> frozenset[object]:
     """Attributes of a container that are no more than its parts, and so are looked at already.
     ``leaves``: those of a class that took itself apart."""
     if isinstance(value, UserDict):
@@ -104,16 +107,16 @@ def names_of_parts(value: Any, found: Opened | None, leaves: Sequence[Any]) -> f
     return frozenset(name for name, part in _vars(value).items() if id(part) in held)
 
 
-def _parts(value: Any) -> dict[Any, Any] | None:
+def _parts(value: object) -> Reading | None:
     match value:
         case dict():
-            return dict(cast(dict[Any, Any], value))
+            return dict(cast(dict[object, object], value))
         case list():
-            return dict(enumerate(cast(list[Any], value)))
+            return dict(enumerate(cast(list[object], value)))
         case tuple():
-            return dict(enumerate(cast(tuple[Any], value))) if has_own(value) else None
+            return dict(enumerate(cast(tuple[object], value))) if has_own(value) else None
         case UserDict():
-            return dict(cast(UserDict[Any, Any], value).data)
+            return dict(cast(UserDict[object, object], value).data)
         case _ if dataclasses.is_dataclass(value):
             names = [field.name for field in dataclasses.fields(value)]
             return {name: operator.attrgetter(name)(value) for name in names}
@@ -121,17 +124,17 @@ def _parts(value: Any) -> dict[Any, Any] | None:
             return dict(_vars(value)) or None
 
 
-def _vars(value: Any) -> Mapping[str, Any]:
+def _vars(value: object) -> Mapping[Any, object]:
     try:
         return vars(value)
     except TypeError:  # it has none: an object of a class with slots, or made in C
         return {}
 
 
-def _with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
+def _with_parts(value: object, parts: Mapping[Any, object]) -> object:
     """A shallow copy of ``value`` with ``parts`` in it; no method of the user's class runs."""
     if isinstance(value, tuple):
-        kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+        kind: object = type(value)  # pyright: ignore[reportUnknownVariableType]
         twin = tuple.__new__(kind, parts.values())
         vars(twin).update(_vars(value))
         return twin
@@ -146,11 +149,11 @@ def _with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
     for name, part in parts.items():
         match twin:
             case dict():
-                dict.__setitem__(cast(dict[Any, Any], twin), name, part)
+                dict.__setitem__(cast(dict[object, object], twin), name, part)
             case list():
-                list.__setitem__(cast(list[Any], twin), name, part)
+                list.__setitem__(cast(list[object], twin), name, part)
             case UserDict():
-                cast(UserDict[Any, Any], twin).data[name] = part
+                cast(UserDict[object, object], twin).data[name] = part
             case _:
                 object.__setattr__(twin, name, part)
     return twin

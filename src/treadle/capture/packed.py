@@ -8,7 +8,7 @@ use is refused (TR-141), because it would see rows that eager does not have.
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -69,13 +69,16 @@ class PackedRows:
         self._rows: dict[int, Rows] = {}
         self._sizes: dict[int, Sizes] = {}
 
-    def rows_of(self, value: Any) -> Rows | None:
+    def rows_of(self, value: object) -> Rows | None:
         """What ``value`` stands for, if it is packed rows."""
         return self._rows.get(id(value))
 
     def instead_of(
-        self, function: Callable[..., Any], leaves: list[Any], kwargs: Mapping[str, Any] | None
-    ) -> Callable[..., Any]:
+        self,
+        function: Callable[..., object],
+        leaves: list[object],
+        kwargs: Mapping[str, object] | None,
+    ) -> Callable[..., object]:
         """What to call instead of ``function``, if it packs or its arguments are packed."""
         if function == PACK:
             return self._pack
@@ -93,7 +96,7 @@ class PackedRows:
             return function
         raise _is_packed()
 
-    def refuse(self, leaves: list[Any]) -> None:
+    def refuse(self, leaves: list[object]) -> None:
         """TR-141 if packed rows leave the step."""
         if any(id(each) in self._rows or id(each) in self._sizes for each in leaves):
             raise _is_packed()

@@ -12,7 +12,7 @@ from treadle.compat.fake import fake_mode_of, is_fake
 from treadle.util.errors import CaptureError
 
 
-def described(sources: Sequence[Source], leaves: list[Any], place: torch.device) -> list[Tensor]:
+def described(sources: Sequence[Source], leaves: list[object], place: torch.device) -> list[Tensor]:
     """Fake tensors on ``place`` with the layouts of what the sources would read.
 
     The model may be real, on the meta device, or fake already; nothing is allocated or read.
@@ -32,7 +32,9 @@ def autocast_on(place: torch.device) -> Iterator[None]:
     """Inside, ``torch.autocast`` means ``place``, whichever device it names."""
     original = torch.autocast.__init__
 
-    def init(self: Any, device_type: str, dtype: torch.dtype | None = None, **rest: Any) -> None:
+    def init(
+        self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, **rest: Any
+    ) -> None:
         named = torch.get_autocast_dtype(device_type) if dtype is None else dtype
         original(self, place.type, named, **rest)
 

@@ -9,7 +9,7 @@ nobody else sees, is not used.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -37,7 +37,7 @@ from treadle.runtime.recurrent import cudnn_reserve, onednn_forward
 from treadle.targets.registry import target_for
 from treadle.util.errors import CaptureError
 
-_CELLS: dict[Any, str] = {
+_CELLS: dict[object, str] = {
     torch.lstm: LSTM,
     torch.gru: GRU,
     torch.rnn_tanh: TANH,
@@ -99,8 +99,11 @@ class RecurrentLayers:
     packed: PackedRows = field(default_factory=PackedRows)
 
     def instead_of(
-        self, function: Callable[..., Any], leaves: list[Any], kwargs: Any
-    ) -> Callable[..., Any]:
+        self,
+        function: Callable[..., object],
+        leaves: list[object],
+        kwargs: Mapping[str, object] | None,
+    ) -> Callable[..., object]:
         """What to call in place of a recurrent layer of PyTorch's, its CTC loss, or what packs
         sequences; any other function as it is. ``leaves``: tensors and values of its arguments."""
         if function in FUNCTIONS:
@@ -110,7 +113,7 @@ class RecurrentLayers:
             return self.packed.instead_of(function, leaves, kwargs)
         return functools.partial(self._call, function, cell)
 
-    def _call(self, function: Callable[..., Any], cell: str, *args: Any) -> Any:
+    def _call(self, function: Callable[..., object], cell: str, *args: Any) -> object:
         if self.packed.rows_of(args[0]) is not None:
             return self._call_packed(cell, *args)
         packed = isinstance(args[1], Tensor) and (cell == LSTM or isinstance(args[2], Tensor))
@@ -126,7 +129,9 @@ class RecurrentLayers:
         y = y.transpose(0, 1) if first else y
         return (y, hy) if cy is None else (y, hy, cy)
 
-    def _call_packed(self, cell: str, data: Tensor, _: Tensor, state: Any, *settings: Any) -> Any:
+    def _call_packed(
+        self, cell: str, data: Tensor, _: Tensor, state: Any, *settings: Any
+    ) -> tuple[Tensor, ...]:
         """Layers over packed rows: one call for each and direction, as for whole ones."""
         rows = self.packed.rows_of(data)
         assert rows is not None
@@ -237,12 +242,12 @@ def _is_empty(x: Tensor, batch_first: bool) -> bool:
     return _has_zero(x.shape[1:2] if batch_first else x.shape[:1])
 
 
-def _has_zero(sizes: Sequence[Any]) -> bool:
+def _has_zero(sizes: Sequence[object]) -> bool:
     """Sizes that a call decides are none of those known to be zero."""
     return any(type(size) is int and size == 0 for size in sizes)
 
 
-def _are_known(sizes: Sequence[Any]) -> bool:
+def _are_known(sizes: Sequence[object]) -> bool:
     return all(type(size) is int for size in sizes)
 
 

@@ -1,8 +1,8 @@
 """What cannot be captured, said before anything is traced."""
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -14,10 +14,11 @@ from treadle.util.errors import CaptureError
 KNOWN_FORMS = (adam.FORMS, sgd.FORMS, adaptive.FORMS, matrices.FORMS)
 """Importing the modules registers their forms."""
 
+T = TypeVar("T")
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
 
 
-def check_call(function: Any, models: Any) -> None:
+def check_call(function: object, models: object) -> None:
     """What ``compile`` is given: a function of a whole step, and the model that it uses."""
     if models is None and isinstance(function, nn.Module):
         raise CaptureError(
@@ -35,14 +36,14 @@ def check_call(function: Any, models: Any) -> None:
         )
 
 
-def _runs_later(function: Any) -> bool:
+def _runs_later(function: Callable[..., object]) -> bool:
     """Calling it only makes a generator or a coroutine."""
     found = inspect.unwrap(function)
     later = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
     return any(each(found) for each in later)
 
 
-def refuse_unfinished(results: Sequence[Any]) -> None:
+def refuse_unfinished(results: Sequence[object]) -> None:
     """TR-136 for what runs when the caller takes values out of it: a generator, a coroutine."""
     for each in results:
         if isinstance(each, Iterator | Awaitable | AsyncIterator):
@@ -53,20 +54,20 @@ def refuse_unfinished(results: Sequence[Any]) -> None:
             )
 
 
-def named_models(models: Any) -> dict[str, nn.Module]:
+def named_models(models: object) -> dict[str, nn.Module]:
     """One module, a list or a dict, as a dict; a single one is named ``""``."""
     return _named(models, nn.Module, "model")
 
 
-def named_optimizers(optimizers: Any) -> dict[str, Optimizer]:
+def named_optimizers(optimizers: object) -> dict[str, Optimizer]:
     """One optimizer, a list or a dict, as a dict; a single one is named ``""``."""
     return _named(optimizers, Optimizer, "optimizer")
 
 
-def _named(value: Any, kind: type, word: str) -> dict[str, Any]:
+def _named(value: object, kind: type[T], word: str) -> dict[str, T]:
     if isinstance(value, kind):
         return {"": value}
-    named: dict[str, Any] = {}
+    named: dict[str, T] = {}
     if isinstance(value, Mapping):
         named = {str(key): each for key, each in value.items()}
     elif isinstance(value, Sequence):

@@ -6,10 +6,10 @@ NumPy's (``PythonRngGuard``): that none is drawn from, since that happens once, 
 
 import ctypes
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +24,8 @@ _WORDS = 24, 8  # where the words of a CPU's generator begin, and bytes of each
 _BLOCK = 4  # a GPU's offset counts in these
 _DEEP = 4  # containers within containers
 
-_PYTHON_S: Any = random.seed.__self__  # type: ignore[attr-defined]
-_NUMPY_S: Any = np.random.mtrand._rand
+_PYTHON_S: object = random.seed.__self__  # type: ignore[attr-defined]
+_NUMPY_S: object = np.random.mtrand._rand
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ class RngGuard:
             for kept in self._kept.values():
                 kept.generator.set_state(kept.state)
 
-    def meet(self, value: Any, depth: int = 0) -> None:
+    def meet(self, value: object, depth: int = 0) -> None:
         """A value that the step can reach: if generators are in it, they may be drawn from."""
         if isinstance(value, Generator):
             self._keep(value, own=True)
         elif isinstance(value, dict | list | tuple) and depth < _DEEP:
-            entries = cast(Any, value.values() if isinstance(value, dict) else value)
+            entries = value.values() if isinstance(value, dict) else value
             for each in entries:
                 self.meet(each, depth + 1)
 
@@ -79,11 +79,12 @@ class RngGuard:
             if _bytes(each.generator.get_state()) != each.marked:
                 raise seeds("a generator" if each.own else "PyTorch's random generator", here())
 
-    def refuse_state(self, value: Any, where: str = "") -> None:
+    def refuse_state(self, value: object, where: str = "") -> None:
         """``CaptureError`` TR-120 for a tensor that is the state of a generator: it would stay what
         it was when the step was captured."""
-        alike = isinstance(value, Tensor) and value.dtype is torch.uint8 and value.is_cpu
-        if not alike or isinstance(value, FakeTensor):
+        if not isinstance(value, Tensor) or isinstance(value, FakeTensor):
+            return
+        if value.dtype is not torch.uint8 or not value.is_cpu:
             return
         if any(_bytes(value) == each.marked for each in self._kept.values()):
             raise CaptureError(
@@ -152,11 +153,11 @@ class PythonRngGuard:
     """The states of the generators before a traced run: the global ones, and those it may hold."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[str, Any, Callable[[], Any], Callable[[Any], None]]] = []
+        self._kept: list[tuple[str, object, Callable[[], object], Callable[[Any], None]]] = []
         self._keep("Python's random", random.getstate, random.setstate)
         self._keep("numpy.random", np.random.get_state, np.random.set_state)
 
-    def meet(self, each: Any, name: str) -> None:
+    def meet(self, each: object, name: str) -> None:
         """Another object that the step can reach, with the user's name for it."""
         if each is _PYTHON_S or each is _NUMPY_S or isinstance(each, random.SystemRandom):
             return  # the global ones, which are looked after already; what has no state
@@ -167,7 +168,7 @@ class PythonRngGuard:
         elif isinstance(each, np.random.Generator):
             self._keep(name, *_state_of(each))
 
-    def _keep(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
+    def _keep(self, name: str, get: Callable[[], object], put: Callable[[Any], None]) -> None:
         self._kept.append((name, get(), get, put))
 
     def refuse(self) -> None:
@@ -188,16 +189,18 @@ class PythonRngGuard:
             put(before)
 
 
-def _state_of(generator: np.random.Generator) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+def _state_of(
+    generator: np.random.Generator,
+) -> tuple[Callable[[], object], Callable[[Mapping[str, Any]], None]]:
     bits = generator.bit_generator
 
-    def put(state: Any) -> None:
+    def put(state: Mapping[str, Any]) -> None:
         bits.state = state
 
     return lambda: bits.state, put
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: Any) -> bool:
     """Equality of nested tuples and dicts with arrays in them."""
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other)

@@ -22,11 +22,11 @@ class ScalarIndices:
     """Does what indices of that kind do, and remembers what it copied."""
 
     def __init__(self) -> None:
-        self._copies: list[tuple[Tensor, int, str, tuple[Any, ...]]] = []
+        self._copies: list[tuple[Tensor, int, str, tuple[object, ...]]] = []
 
     def instead_of(
-        self, func: Callable[..., Any], args: tuple[Any, ...]
-    ) -> Callable[..., Any] | None:
+        self, func: Callable[..., object], args: tuple[object, ...]
+    ) -> Callable[..., object] | None:
         """What to call in place of ``func``; ``None``: ``func`` itself."""
         if func not in (Tensor.__getitem__, Tensor.__setitem__) or len(args) < 2:
             return None
@@ -40,13 +40,15 @@ class ScalarIndices:
             return lambda x, _: self._get(x, index, dim, place)
         return lambda x, _, value: self._set(x, index, dim, value, place)
 
-    def _get(self, x: Tensor, index: tuple[Any, ...], dim: int, place: tuple[Any, ...]) -> Tensor:
+    def _get(
+        self, x: Tensor, index: tuple[Any, ...], dim: int, place: tuple[object, ...]
+    ) -> Tensor:
         found = x[index].squeeze(dim)
         self._copies.append((found, found._version, here(), place))
         return found
 
     def _set(
-        self, x: Tensor, index: tuple[Any, ...], dim: int, value: Any, place: tuple[Any, ...]
+        self, x: Tensor, index: tuple[Any, ...], dim: int, value: object, place: tuple[object, ...]
     ) -> None:
         """``x[i] += v`` writes to a copy, and then puts it back where it is from."""
         self._copies = [e for e in self._copies if not (e[0] is value and e[3] == place)]
@@ -74,7 +76,7 @@ def _set(x: Tensor, index: tuple[Any, ...], dim: int, value: Any) -> None:
     x[index] = value
 
 
-def _dim(entries: tuple[Any, ...]) -> int | None:
+def _dim(entries: tuple[object, ...]) -> int | None:
     """The dim of the first such index; ``None`` where there is none, or something else than slices
     beside them."""
     places = [at for at, each in enumerate(entries) if _is_scalar(each)]
@@ -85,7 +87,7 @@ def _dim(entries: tuple[Any, ...]) -> int | None:
     return places[0] if together else None
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: object) -> bool:
     integers = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
     return isinstance(value, Tensor) and value.ndim == 0 and value.dtype in integers
 

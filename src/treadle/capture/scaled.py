@@ -11,13 +11,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from treadle.capture.numbers import Number, is_number, plain
+from treadle.capture.numbers import Number, PlainNumber, is_number, plain
 
-Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-OptimizerUpdate = Callable[..., Tensor]
+Call = tuple[Callable[..., Any], tuple[object, ...], dict[str, object]]
+Elementwise = Callable[..., Tensor]
+Operand = Tensor | Number | PlainNumber
 
 
-def scaled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+def scaled(
+    func: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> Call:
     """The call ``func(*args, **kwargs)`` with tensors in the place of numbers that stand in."""
     name = getattr(func, "__name__", "")
     if name.startswith("_foreach_"):
@@ -44,7 +47,7 @@ def _is_whole_power(name: str, args: tuple[Any, ...]) -> bool:
     return "pow" in name and is_number(exponent) and not base.is_floating_point()
 
 
-def _keeps_dtype(operands: tuple[Any, ...]) -> bool:
+def _keeps_dtype(operands: tuple[object, ...]) -> bool:
     """Whether the result has the dtype of every tensor among them that is not a condition."""
     dtypes = {each.dtype for each in operands if isinstance(each, Tensor)} - {torch.bool}
     if len(dtypes) != 1:
@@ -53,19 +56,21 @@ def _keeps_dtype(operands: tuple[Any, ...]) -> bool:
     return dtypes.pop().is_floating_point or all(isinstance(each, int) for each in numbers)
 
 
-def _as_it_is(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+def _as_it_is(
+    func: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> Call:
     return func, plain(args), plain(dict(kwargs))
 
 
-def _beside(tensor: Tensor, value: Any) -> Any:
+def _beside(tensor: Tensor, value: object) -> Any:
     return value.tensor(tensor) if is_number(value) else value
 
 
-def _computed(form: OptimizerUpdate, *, in_place: bool) -> Callable[..., Tensor]:
+def _computed(form: Elementwise, *, in_place: bool) -> Callable[..., Tensor]:
     """``form`` at the precision at which PyTorch's kernels compute with a number: float32 for
     halves; written to its first operand if ``in_place``."""
 
-    def call(*args: Any, **kwargs: Any) -> Tensor:
+    def call(*args: Any, **kwargs: object) -> Tensor:
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
         dtype = next(each.dtype for each in tensors if each.dtype is not torch.bool)
         named = {name: _wide(each) for name, each in kwargs.items()}
@@ -75,9 +80,10 @@ def _computed(form: OptimizerUpdate, *, in_place: bool) -> Callable[..., Tensor]
     return call
 
 
-def _wide(value: Any) -> Any:
-    is_half = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if is_half else value
+def _wide(value: object) -> object:
+    if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
+        return value.float()
+    return value
 
 
 # An element at a bound that is a number keeps its gradient until PyTorch 2.13, and has none since.
@@ -88,30 +94,30 @@ _BELOW, _ABOVE = (torch.lt, torch.gt) if _TIES_PASS else (torch.le, torch.ge)
 # -- elementwise forms; their operands and defaults are those of torch's functions ------------
 
 
-def _add(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
+def _add(input: Tensor, other: Operand, *, alpha: Operand = 1) -> Tensor:
     other = _beside(input, other)
     return input + other * _beside(other if isinstance(other, Tensor) else input, alpha)
 
 
-def _sub(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
+def _sub(input: Tensor, other: Operand, *, alpha: Operand = 1) -> Tensor:
     other = _beside(input, other)
     return input - other * _beside(other if isinstance(other, Tensor) else input, alpha)
 
 
-def _lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
-    weight = _beside(input, weight)
-    return torch.lerp(input, end, weight.to(input.dtype) if isinstance(weight, Tensor) else weight)
+def _lerp(input: Tensor, end: Tensor, weight: Operand) -> Tensor:
+    by = _beside(input, weight)
+    return torch.lerp(input, end, by.to(input.dtype) if isinstance(by, Tensor) else by)
 
 
-def _addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Any = 1) -> Tensor:
+def _addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Operand = 1) -> Tensor:
     return input + tensor1 * _beside(tensor1, value) * tensor2
 
 
-def _addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Any = 1) -> Tensor:
+def _addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Operand = 1) -> Tensor:
     return input + tensor1 / tensor2 * _beside(tensor1, value)
 
 
-def _clamp(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
+def _clamp(input: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
     """By comparisons: bounds that are tensors share the gradient of ties since PyTorch 2.14."""
     for bound, beyond in ((min, _BELOW), (max, _ABOVE)):
         if bound is not None:
@@ -120,31 +126,31 @@ def _clamp(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
     return input
 
 
-def _clamp_min(input: Tensor, min: Any) -> Tensor:
+def _clamp_min(input: Tensor, min: Operand) -> Tensor:
     return _clamp(input, min=min)
 
 
-def _clamp_max(input: Tensor, max: Any) -> Tensor:
+def _clamp_max(input: Tensor, max: Operand) -> Tensor:
     return _clamp(input, max=max)
 
 
-def _where(condition: Tensor, input: Any, other: Any) -> Tensor:
+def _where(condition: Tensor, input: Operand, other: Operand) -> Tensor:
     tensor = input if isinstance(input, Tensor) else other
     if not isinstance(tensor, Tensor):
         return torch.where(condition, plain(input), plain(other))
     return torch.where(condition, _beside(tensor, input), _beside(tensor, other))
 
 
-def _masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
+def _masked_fill(input: Tensor, mask: Tensor, value: Operand) -> Tensor:
     return torch.where(mask, _beside(input, value), input)
 
 
-def _fill(input: Tensor, value: Any) -> Tensor:
-    value = value.tensor(input, copied=True) if is_number(value) else value
-    return value.expand(input.shape) if isinstance(value, Tensor) else torch.full_like(input, value)
+def _fill(input: Tensor, value: Operand) -> Tensor:
+    made: Any = value.tensor(input, copied=True) if is_number(value) else value
+    return made.expand(input.shape) if isinstance(made, Tensor) else torch.full_like(input, made)
 
 
-_FORMS: dict[str, OptimizerUpdate] = {
+_FORMS: dict[str, Elementwise] = {
     "add": _add,
     "sub": _sub,
     "subtract": _sub,
@@ -188,24 +194,24 @@ _MAKERS = {
 _NAMES = ("fill_value", "data", "s")
 
 
-def _made(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+def _made(func: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]) -> Call:
     """A tensor of zeros that is then filled."""
     at = _MAKERS[func.__name__]
     name = next((name for name in _NAMES if name in kwargs), None)
     number = args[at] if at < len(args) else kwargs.get(name or "")
-    if not is_number(number) or isinstance(number, bool):
+    if not is_number(number) or isinstance(number.value, bool):
         return _as_it_is(func, args, kwargs)
     rest = args[:at] + args[at + 1 :]
     named = {key: each for key, each in kwargs.items() if key != name}
 
-    def call(*args: Any, **kwargs: Any) -> Tensor:
+    def call(*args: object, **kwargs: Any) -> Tensor:
         if at == 0:
             whole = isinstance(number, int) and func is not torch.scalar_tensor
             dtype = torch.int64 if whole else torch.get_default_dtype()
             named: dict[str, Any] = {"dtype": dtype, **kwargs}
             filled = torch.zeros((), **named)
         else:
-            filled = func(*args[:at], type(cast(Number, number).value)(0), *args[at:], **kwargs)
+            filled = func(*args[:at], type(number.value)(0), *args[at:], **kwargs)
         return filled.copy_(_fill(filled, number))
 
     return call, plain(rest), plain(named)
@@ -214,7 +220,7 @@ def _made(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, 
 # -- functions of lists of tensors -------------------------------------------------------------
 
 
-def _of_each(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+def _of_each(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Call | None:
     """``torch._foreach_mul_`` and its like, one tensor after the other; ``None`` for those whose
     function of one tensor has no form."""
     has_form = name in _BINARY or name.removesuffix("_") in _FORMS
@@ -222,7 +228,7 @@ def _of_each(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Cal
         return None
     function = getattr(Tensor, name)
 
-    def call(*args: Any, **kwargs: Any) -> tuple[Tensor, ...] | None:
+    def call(*args: Any, **kwargs: object) -> tuple[Tensor, ...] | None:
         count = len(args[0])
         results: list[Tensor] = []
         for k in range(count):
@@ -234,5 +240,5 @@ def _of_each(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Cal
     return call, args, dict(kwargs)
 
 
-def _is_list(value: Any, count: int) -> bool:
-    return isinstance(value, list | tuple) and len(cast(Sequence[Any], value)) == count
+def _is_list(value: object, count: int) -> bool:
+    return isinstance(value, list | tuple) and len(cast("Sequence[object]", value)) == count

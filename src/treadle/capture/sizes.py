@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 
+from treadle.compat.fake import is_of_values
 from treadle.graph.at_run_time import AtRunTime, fresh
 from treadle.graph.types import tensors_in
 from treadle.util.errors import CaptureError
 
 Symbolic = SymInt | SymFloat | SymBool
-Bounds = dict[Any, int]
+Bounds = dict[object, int]
 """By symbol, the number that stands for it."""
 
 
@@ -45,8 +46,7 @@ def wrap_unsized(graph: fx.Graph) -> None:
 def refuse_unsized(graph: fx.Graph) -> None:
     """TR-150 where a size depends on values: steps with declared dims have symbols of their own."""
     for node in graph.nodes:
-        names = [str(each) for each in _symbols(node.meta.get("val"))]
-        if any(name.startswith("u") for name in names):
+        if any(map(is_of_values, _symbols(node.meta.get("val")))):
             raise unsized_error(node.meta.get("where", ""))
 
 
@@ -63,11 +63,11 @@ def unsized_error(
     )
 
 
-def _is_symbolic(value: Any) -> bool:
+def _is_symbolic(value: object) -> bool:
     return next(_sizes(value), None) is not None
 
 
-def _sizes(value: Any) -> Iterator[Symbolic]:
+def _sizes(value: object) -> Iterator[Symbolic]:
     """The numbers in a value that only a run can tell, or that a run has yet to confirm."""
     match value:
         case SymInt() | SymFloat() | SymBool():
@@ -81,20 +81,20 @@ def _sizes(value: Any) -> Iterator[Symbolic]:
             pass
 
 
-def _symbols(value: Any) -> list[Any]:
+def _symbols(value: object) -> list[object]:
     """Their symbols."""
     found = {symbol for size in _sizes(value) for symbol in size.node.expr.free_symbols}
     return sorted(found, key=str)
 
 
-def _bound(bounds: Bounds, value: Any, node: fx.Node) -> None:
+def _bound(bounds: Bounds, value: object, node: fx.Node) -> None:
     for symbol in _symbols(value):
         if symbol not in bounds:
             operands = [t for each in node.all_input_nodes for t in tensors_in(each.meta["val"])]
             bounds[symbol] = max([1, *(int(each.numel()) for each in operands)])
 
 
-def _known(value: Any, bounds: Mapping[Any, int]) -> Any:
+def _known(value: object, bounds: Mapping[object, int]) -> object:
     """``value`` with every symbol replaced by its bound."""
     match value:
         case SymInt():
@@ -115,7 +115,7 @@ def _known(value: Any, bounds: Mapping[Any, int]) -> Any:
             return value
 
 
-def _number(value: Any, bounds: Mapping[Any, int]) -> Any:
+def _number(value: object, bounds: Mapping[object, int]) -> Any:
     if not isinstance(value, Symbolic):
         return value
     expression = value.node.expr

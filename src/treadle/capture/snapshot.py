@@ -1,14 +1,13 @@
 """What a step may change, kept aside, so that a trial run can be undone."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.object_graph import Location, Node, Watched
 from treadle.capture.parts import Entries
-from treadle.capture.reads import Location, Node, Watched
 
 
 class Snapshot:
@@ -85,5 +84,5 @@ def _buffer(module: nn.Module, name: str) -> Location:
     return Location(node, 0, name, name)
 
 
-def _state_of(optimizer: Optimizer) -> dict[Any, dict[str, Any]]:
+def _state_of(optimizer: Optimizer) -> dict[Tensor, dict[str, object]]:
     return {parameter: dict(entry) for parameter, entry in optimizer.state.items()}

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from treadle.capture.arrays import ArrayLeaf
 from treadle.capture.counters import SharedCounters
 from treadle.capture.numbers import Number, is_exact
+from treadle.capture.object_graph import Location
 from treadle.capture.optimizers.registry import Start, form_of
-from treadle.capture.reads import Location
 from treadle.capture.watching import Unchanged, Watches, watch_dicts
 from treadle.compat.hooks import note_stepped
 from treadle.targets.registry import target_for
@@ -37,7 +37,7 @@ class ParamGroup:
     """Where the counters were found last; nothing if that is not worth knowing."""
 
     @property
-    def group(self) -> dict[str, Any]:
+    def group(self) -> dict[str, object]:
         """The optimizer's group as it is now."""
         return self.optimizer.param_groups[self.at]
 
@@ -147,7 +147,8 @@ class Parameter:
 
     parameter: nn.Parameter
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
+        """The parameter itself."""
         return self.parameter
 
 
@@ -159,7 +160,8 @@ class BufferSlot:
     owner: nn.Module
     key: str
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
+        """The tensor that is there now."""
         buffer = self.owner._buffers[self.key]
         assert buffer is not None
         return buffer
@@ -175,7 +177,8 @@ class State:
     key: str
     start: Start
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
+        """What the optimizer has for the parameter; else its start, kept in ``pending``."""
         value = self.optimizer.state.get(self.parameter, {}).get(self.key)
         if value is not None:
             return value
@@ -206,7 +209,8 @@ class Scalar:
         """The scalar now."""
         return self.cluster.values(self.nth)[self.key]
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
+        """The number now, as a tensor without dims."""
         return torch.tensor(self.value(), dtype=torch.float64, device=self.device)
 
 
@@ -217,7 +221,8 @@ class Grad:
 
     parameter: nn.Parameter
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
+        """The gradient that is there now."""
         assert self.parameter.grad is not None
         return self.parameter.grad
 
@@ -230,6 +235,7 @@ class Batch:
     at: int
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+        """The tensor at that place among the leaves of the call."""
         return leaves[self.at]
 
 
@@ -240,7 +246,8 @@ class Fixed:
 
     tensor: Tensor
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
+        """That tensor, at every call."""
         return self.tensor
 
 
@@ -252,7 +259,8 @@ class Held:
 
     place: Location
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
+        """The tensor that is there now."""
         return self.place.get()
 
 
@@ -275,7 +283,7 @@ class RunTimeNumber:
             raise NotExpected("a whole number became larger than 2**53")
         return float(found)
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
         """A tensor without dims."""
         return torch.tensor(self.value(), dtype=torch.float64, device=self.device)
 
@@ -287,7 +295,8 @@ class RunTimeArray:
 
     array: ArrayLeaf
 
-    def read(self, leaves: list[Any], pending: Pending) -> Tensor:
+    def read(self, leaves: list[object], pending: Pending) -> Tensor:
+        """A tensor of the memory of the array of this call."""
         return torch.from_numpy(self.array.compute())
 
 
@@ -353,7 +362,9 @@ class Inputs:
         self._known: list[Any] = [None] * len(self._sources)
         self._holders: Unchanged | None = None
 
-    def read(self, leaves: list[Any], pending: Pending, scalars: Sequence[Tensor]) -> list[Tensor]:
+    def read(
+        self, leaves: list[object], pending: Pending, scalars: Sequence[Tensor]
+    ) -> list[Tensor]:
         """In the order of the sources; ``scalars``: those of this call."""
         if pending or self._holders is None or not self._holders.is_same():
             self._look(leaves, pending)
@@ -364,7 +375,7 @@ class Inputs:
             found[at] = value
         return found
 
-    def _look(self, leaves: list[Any], pending: Pending) -> None:
+    def _look(self, leaves: list[object], pending: Pending) -> None:
         self._holders = None  # of inputs that are known no longer, should there be an error
         for at in self._steady:
             self._known[at] = self._sources[at].read(leaves, pending)
@@ -376,7 +387,7 @@ class Inputs:
         self._holders = watch_dicts(dicts) if known else None
 
 
-def _holders(source: Source) -> tuple[Any, ...]:
+def _holders(source: Source) -> tuple[object, ...]:
     """The dicts through which an input is found."""
     match source:
         case BufferSlot(owner):

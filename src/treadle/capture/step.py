@@ -4,7 +4,6 @@ import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,9 +16,9 @@ from treadle.capture.dynamic import Dims, take_samples, with_symbols
 from treadle.capture.eager import in_graph
 from treadle.capture.failures import raise_told
 from treadle.capture.flatten import Given, flatten
+from treadle.capture.object_graph import Location
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.place import autocast_on, check_values, described
-from treadle.capture.reads import Location
 from treadle.capture.recurrent import weights_in_place
 from treadle.capture.refuse import check_models, device_of
 from treadle.capture.run import GivenCall, Run
@@ -51,12 +50,12 @@ _tracing = threading.RLock()
 
 
 def capture(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     *,
     models: Mapping[str, nn.Module],
     optimizers: Mapping[str, Optimizer],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     place: torch.device | None = None,
     dims: Dims | None = None,
     update: bool = True,
@@ -118,7 +117,7 @@ def capture(
 
 
 def _values(
-    sources: Sequence[tuple[Input, Source]], leaves: list[Any], place: torch.device | None
+    sources: Sequence[tuple[Input, Source]], leaves: list[object], place: torch.device | None
 ) -> list[Tensor]:
     """What the run is given, in the order of the sources; at a ``place`` only descriptions."""
     if place is not None:
@@ -165,7 +164,7 @@ def _finished(
     return finish(module, run, reads, call, device, symbolic=symbolic)
 
 
-def _refuse_shared(captured: Captured, leaves: list[Any]) -> None:
+def _refuse_shared(captured: Captured, leaves: list[object]) -> None:
     """TR-112 for writing to an array of NumPy's whose memory something else here shares."""
     written = [each.writes for each in captured.step.signature.outputs if each.writes is not None]
     arrays = [each.array for each in captured.sources if isinstance(each, RunTimeArray)]
@@ -184,8 +183,8 @@ def _sources(
     models: Mapping[str, nn.Module],
     optimizers: Mapping[str, Optimizer],
     clusters: Clusters,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     device: torch.device,
 ) -> list[tuple[Input, Source]]:
     found: list[tuple[Input, Source]] = []

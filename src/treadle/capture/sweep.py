@@ -7,8 +7,9 @@ from _abc import get_cache_token  # pyright: ignore
 from collections.abc import Sequence
 from functools import partial
 from types import CellType, FunctionType, MethodType
-from typing import Any, final
+from typing import final
 
+from treadle.capture.introspect import attributes_of, is_heap
 from treadle.capture.parts import (
     Accessors,
     Fixed,
@@ -20,8 +21,6 @@ from treadle.capture.parts import (
     Sequenced,
     Slots,
     Variable,
-    attributes_of,
-    is_heap,
 )
 from treadle.capture.watching import AskedVersions, Look, Watches, WordWatch
 from treadle.util import memory_words as words
@@ -30,7 +29,7 @@ _SEALED = (MethodType, staticmethod, classmethod)
 """What is bound for life."""
 
 
-def _look(part: Part, owner: Any) -> Look | None:
+def _look(part: Part, owner: object) -> Look | None:
     """How the words of a part are read, if it may have any."""
     match part:
         case Variable() if isinstance(owner, CellType):
@@ -58,17 +57,17 @@ class Sweep:
     def __init__(self) -> None:
         self._words = WordWatch()
         self._of_words: list[int | None] = []  # numbers of parts; ``None``: of a class or a space
-        self._dicts: list[dict[Any, Any]] = []  # without words
+        self._dicts: list[dict[object, object]] = []  # without words
         self._of_dicts: list[int] = []
         self._versions = AskedVersions(())
-        self._kinds: list[tuple[Any, type]] = []
-        self._spaces: list[tuple[Any, dict[str, Any]]] = []
-        self._asked_kinds: list[tuple[Any, type]] = []  # those without words
-        self._asked_spaces: list[tuple[Any, dict[str, Any]]] = []
+        self._kinds: list[tuple[object, type]] = []
+        self._spaces: list[tuple[object, dict[str, object]]] = []
+        self._asked_kinds: list[tuple[object, type]] = []  # those without words
+        self._asked_spaces: list[tuple[object, dict[str, object]]] = []
         self._registered: list[int] = []
         self._token = get_cache_token()
 
-    def add_type(self, value: Any) -> None:
+    def add_type(self, value: object) -> None:
         """An object whose class may be set to another one."""
         kind = type(value)
         if not is_heap(kind):
@@ -83,7 +82,7 @@ class Sweep:
         if not self._watch(partial(words.of_space, value, space), None):
             self._asked_spaces.append((value, space))
 
-    def add(self, part: Part, owner: Any, number: int) -> bool:
+    def add(self, part: Part, owner: object, number: int) -> bool:
         """Whether such a part can be swept."""
         found = part.dictionary()
         if found is not None:
@@ -127,11 +126,11 @@ class Sweep:
         watches.add(self._words)
         watches.asked.append(self._is_same_beside_words)
 
-    def other_types(self) -> list[tuple[Any, type]]:
+    def other_types(self) -> list[tuple[object, type]]:
         """Objects whose class is another one, with the one they had."""
         return _other_types(self._kinds)
 
-    def other_spaces(self) -> list[Any]:
+    def other_spaces(self) -> list[object]:
         """Objects whose ``__dict__`` is another one."""
         return _other_spaces(self._spaces)
 
@@ -149,11 +148,11 @@ class Sweep:
         self._token = get_cache_token()
 
 
-def _other_types(known: Sequence[tuple[Any, type]]) -> list[tuple[Any, type]]:
+def _other_types(known: Sequence[tuple[object, type]]) -> list[tuple[object, type]]:
     return [(value, kind) for value, kind in known if type(value) is not kind]
 
 
-def _other_spaces(known: Sequence[tuple[Any, dict[str, Any]]]) -> list[Any]:
+def _other_spaces(known: Sequence[tuple[object, dict[str, object]]]) -> list[object]:
     return [value for value, space in known if attributes_of(value) is not space]
 
 

@@ -6,7 +6,6 @@ makes, or Python's library for it, is noticed.
 """
 
 from types import BuiltinFunctionType, FrameType, ModuleType
-from typing import Any
 
 from treadle.capture.explain_errors import Line, show_line
 from treadle.util.errors import CaptureError
@@ -44,11 +43,11 @@ _ASIDE = (
 """Python's own reading of sources, and what it does when objects go."""
 
 
-def name_of_question(function: Any) -> str:
+def name_of_question(function: object) -> str:
     """How the user writes it (``time.time``); empty for what asks the operating system nothing."""
     if type(function) is not BuiltinFunctionType:
         return ""
-    owner: Any = function.__self__
+    owner: object = function.__self__
     if isinstance(owner, ModuleType):
         module = ModuleType.__getattribute__(owner, "__name__")
         asks = module in _HARMLESS and function.__name__ not in _HARMLESS[module]

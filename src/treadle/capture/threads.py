@@ -6,7 +6,7 @@ threads, which were there before, the fake tensors of the trace are heard.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -78,11 +78,17 @@ class Threads:
 class _Hearing(DispatchMode):
     """Calls ``hear`` at every operation of its thread."""
 
-    def __init__(self, hear: Any) -> None:
+    def __init__(self, hear: Callable[[], None]) -> None:
         super().__init__()
         self._hear = hear
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
         self._hear()
         return func(*args, **(kwargs or {}))
 

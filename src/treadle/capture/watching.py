@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from treadle.capture.tensor_words import of_tensor
@@ -154,8 +155,8 @@ class Table:
     """Addresses of words and what they have to be; of those from ``exact`` on it only counts
     whether they are ``none``."""
 
-    at: Any
-    expected: Any
+    at: NDArray[np.uint64]
+    expected: NDArray[np.uint64]
     exact: int
     none: int
 
@@ -219,7 +220,7 @@ class AskedVersions:
         self._dicts = dicts
         self._versions = self._found = self._read()
 
-    def _read(self) -> Any:
+    def _read(self) -> NDArray[np.uint64]:
         count = len(self._dicts)
         versions = np.fromiter(map(dict_version, self._dicts), np.uint64, count)
         return np.stack([versions, np.fromiter(map(len, self._dicts), np.uint64, count)])

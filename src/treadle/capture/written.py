@@ -7,13 +7,14 @@
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
-from treadle.compat.operators import schema_of, written_arguments
+from treadle.compat.operators import OpOverload, schema_of, written_arguments
 from treadle.graph.values import compute
 from treadle.runtime.functional import functional_of
 from treadle.util.errors import LoweringError
@@ -21,7 +22,7 @@ from treadle.util.errors import LoweringError
 aten = torch.ops.aten
 
 
-_SCATTERS: dict[Any, Any] = {
+_SCATTERS: dict[object, OpOverload] = {
     aten.slice.Tensor: aten.slice_scatter.default,
     aten.as_strided.default: aten.as_strided_scatter.default,
 }
@@ -47,7 +48,9 @@ def _expand(graph: fx.Graph, node: fx.Node) -> None:
             remedy="let the operator write to tensors of its own arguments, and return new ones",
         )
 
-    def emit(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fx.Node:
+    def emit(
+        target: Callable[..., object], args: tuple[Argument, ...], kwargs: Mapping[str, Argument]
+    ) -> fx.Node:
         with graph.inserting_before(node):
             made = graph.call_function(target, args, dict(kwargs))
         made.meta = dict(node.meta)

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from treadle.util.extents import Size
@@ -99,6 +100,11 @@ def without_words() -> Iterator[None]:
         log.disabled = was
 
 
+def is_of_values(symbol: Any) -> bool:
+    """Whether a symbol stands for a whole number that values of tensors decide, and no shape."""
+    return symbol_is_type(symbol, SymT.UNBACKED_INT)
+
+
 __all__ = [
     "NEEDS_MEMORY",
     "UNSUPPORTED",
@@ -110,6 +116,7 @@ __all__ = [
     "fake_mode_of",
     "fake_operations_heard",
     "is_fake",
+    "is_of_values",
     "symbolic_mode",
     "without_words",
 ]

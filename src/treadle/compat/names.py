@@ -55,6 +55,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch.utils._pytree.tree_leaves": ALL,
     "torch.utils._pytree.tree_map": ALL,
     "torch.utils._pytree.tree_unflatten": ALL,
+    "torch.utils._sympy.symbol.SymT": ALL,
+    "torch.utils._sympy.symbol.symbol_is_type": ALL,
     "torch.utils._sympy.value_ranges.ValueRanges": ALL,
     "torch.utils.checkpoint._CachingTorchDispatchMode": ALL,
     "torch.utils.checkpoint._is_compiling": ALL,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from treadle.graph.signature import Role, StepGraph
 from treadle.util.expected import NotExpected
 
 
-def read_inputs(captured: Captured, leaves: list[Any]) -> list[Tensor]:
+def read_inputs(captured: Captured, leaves: list[object]) -> list[Tensor]:
     """The tensors of this call, in the signature's order; the user's own, not copies. ``leaves``:
     those of its arguments. ``NotExpected`` where a number is none that the graph can be given."""
     captured.call.given.leaves = leaves
@@ -50,7 +49,7 @@ def first_misfit(step: StepGraph, inputs: Sequence[Tensor]) -> str:
     return ""
 
 
-def named_state(captured: Captured, args: tuple[Any, ...]) -> dict[str, Tensor]:
+def named_state(captured: Captured, args: tuple[object, ...]) -> dict[str, Tensor]:
     """Copies of what a step reads and leaves, by the user's names: parameters, buffers, state,
     the batch, and what is in places outside of it."""
     leaves, _ = flatten((args, {}))
@@ -106,14 +105,14 @@ def without_updates(
         each.grad = kept.get(each)
 
 
-def _put_back(held: dict[str, Any], name: str, value: Any) -> None:
+def _put_back(held: dict[str, object], name: str, value: object) -> None:
     if value is None:
         del held[name]
     else:
         held[name] = value
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def _nothing(*_: object, **__: object) -> None:
     """In the place of ``optimizer.step``."""
 
 
@@ -127,7 +126,7 @@ def step_eagerly(captured: Captured, results: Sequence[Tensor | None]) -> None:
         run_eagerly(captured.eager, grads[:count])
 
 
-def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> Any:
+def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> object:
     """After a step that succeeded: the result, what it leaves outside, gradients, new state and
     counters."""
     tensors = iter(results)

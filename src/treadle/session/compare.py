@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from treadle.capture.flatten import flatten, unflatten
-from treadle.capture.reads import Location
+from treadle.capture.object_graph import Location
 from treadle.capture.snapshot import Snapshot
 from treadle.compiler.compiled import Compiled
 from treadle.session.bind import named_state
@@ -36,8 +35,8 @@ class Tolerance:
 def first_difference(
     step: UserStep,
     compiled: Compiled,
-    call: Callable[..., Any],
-    batch: tuple[Any, ...],
+    call: Callable[..., object],
+    batch: tuple[object, ...],
     number: int,
     tolerance: Tolerance,
 ) -> Difference | None:
@@ -63,12 +62,12 @@ def first_difference(
     return _first(number, pairs, tolerance)
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _tensors(value: object) -> list[Tensor]:
     """Copies of the tensors in a result."""
     return [tensor.detach().clone() for tensor in _leaves(value)]
 
 
-def _leaves(value: Any) -> list[Tensor]:
+def _leaves(value: object) -> list[Tensor]:
     return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
 
 

@@ -1,11 +1,10 @@
 """Which variant serves a call: one that is known, one of many sizes, or one compiled for it."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from treadle.capture.dynamic import Dims
 from treadle.capture.given import GivenCall
-from treadle.capture.reads import Location, argument_place
+from treadle.capture.object_graph import Location, argument_place
 from treadle.capture.step import capture
 from treadle.compiler.compiled import Compiled
 from treadle.compiler.pipeline import compile_graph
@@ -49,7 +48,7 @@ class Dispatcher:
         self._numbers: list[Location] = []  # of Python's, that change from call to call
 
     def variant(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
+        self, args: tuple[object, ...], kwargs: dict[str, object], *, update: bool = True
     ) -> Compiled:
         """For this call; ``update``: whether optimizers step. Raises what compiling raises."""
         called, given = self._keys.called(args, kwargs, update=update)
@@ -61,7 +60,7 @@ class Dispatcher:
         return found
 
     def again(
-        self, compiled: Compiled, misfit: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, compiled: Compiled, misfit: str, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Compiled:
         """A new variant in the place of one that does not fit what its key stands for; ``misfit``
         says why."""
@@ -73,7 +72,7 @@ class Dispatcher:
         return found
 
     def _looked_up(
-        self, called: Called, args: tuple[Any, ...], kwargs: dict[str, Any], update: bool
+        self, called: Called, args: tuple[object, ...], kwargs: dict[str, object], update: bool
     ) -> Compiled:
         key = self._keys.key(called)
         found = self.variants.get(key)
@@ -85,7 +84,7 @@ class Dispatcher:
         return found
 
     def _made(
-        self, key: GuardKey, args: tuple[Any, ...], kwargs: dict[str, Any], update: bool
+        self, key: GuardKey, args: tuple[object, ...], kwargs: dict[str, object], update: bool
     ) -> Compiled:
         known = len(self.recompiles)
         if self.variants.forget_replaced(key):
@@ -109,7 +108,7 @@ class Dispatcher:
                 self._numbers.append(place)
 
     def _specialized(
-        self, key: GuardKey, args: tuple[Any, ...], kwargs: dict[str, Any], update: bool
+        self, key: GuardKey, args: tuple[object, ...], kwargs: dict[str, object], update: bool
     ) -> Compiled | None:
         """The variant for this call's sizes, if dynamic shapes were declared and it may be one."""
         if self._shapes is None:
@@ -130,8 +129,8 @@ class Dispatcher:
 
     def _compile(
         self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
         dims: Dims | None = None,
         *,
         update: bool = True,

@@ -10,9 +10,10 @@ from torch.optim import Optimizer
 
 from treadle.capture.arrays import array_fact, is_numeric, overlaps
 from treadle.capture.flatten import FlatCalls, Given, Structure
+from treadle.capture.object_graph import first_of_each, tensor_fact
 from treadle.capture.optimizers.registry import form_of, has_form
-from treadle.capture.parts import is_plain, plain_fact
-from treadle.capture.reads import Reads, first_of_each, tensor_fact
+from treadle.capture.plain_values import is_plain, plain_fact
+from treadle.capture.reads import Reads
 from treadle.capture.watching import Watches
 from treadle.compat.hooks import module_hooks, step_hooks, tensor_hooks
 from treadle.compat.switches import Switches
@@ -27,7 +28,9 @@ from treadle.session.steady import (
     watch_optimizers,
 )
 
-ANY: Any = object()
+ArgumentFact = tuple[Any, ...]
+"""What of an argument decides the graph: a ``TensorFact``, or its type's name and what it is."""
+ANY = object()
 """In the place of a value on which nothing depends."""
 
 
@@ -40,9 +43,9 @@ class GuardKey:
     ``identity``: the parameters as objects, which a variant is bound to.
     """
 
-    arguments: tuple[tuple[str, Any], ...]
+    arguments: tuple[tuple[str, ArgumentFact], ...]
     structure: Structure
-    same: tuple[Any, ...]
+    same: tuple[object, ...]
     identity: tuple[int, ...]
     training: tuple[bool, ...]
     hooks: Facts
@@ -75,9 +78,9 @@ class GuardKey:
 class Called:
     """What of a key the call itself decides: its arguments, and PyTorch's modes and switches."""
 
-    arguments: tuple[tuple[str, Any], ...]
+    arguments: tuple[tuple[str, ArgumentFact], ...]
     structure: Structure
-    same: tuple[Any, ...]
+    same: tuple[object, ...]
     modes: Facts
 
 
@@ -95,14 +98,14 @@ class Keys:
         )
 
     def of(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
+        self, args: tuple[object, ...], kwargs: dict[str, object], *, update: bool = True
     ) -> tuple[GuardKey, Given]:
         """The key of a call, and its arguments."""
         called, given = self.called(args, kwargs, update=update)
         return self.key(called), given
 
     def called(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, update: bool = True
+        self, args: tuple[object, ...], kwargs: dict[str, object], *, update: bool = True
     ) -> tuple[Called, Given]:
         """What the call itself decides, and its arguments. Python values among their leaves are
         part of it as they are; ``update``: whether the optimizers step."""
@@ -173,7 +176,7 @@ def _optimizer_facts(optimizers: Mapping[str, Optimizer]) -> Facts:
     )
 
 
-def _structure(optimizer: Optimizer, group: dict[str, Any]) -> Facts:
+def _structure(optimizer: Optimizer, group: dict[str, object]) -> Facts:
     """What of the group's options decides the graph; nothing where the optimizer is not in it."""
     if not has_form(optimizer):
         return ("eager", type(optimizer))
@@ -194,8 +197,8 @@ class _ModelFacts:
 def _model_facts(models: Mapping[str, nn.Module]) -> _ModelFacts:
     training: list[bool] = []
     parameters: list[nn.Parameter] = []
-    tensors: list[Any] = []
-    hooks: list[Any] = []
+    tensors: list[object] = []
+    hooks: list[object] = []
     for model in models.values():
         for module in modules_of(model):  # one walk: ``parameters()``, ``buffers()`` cost thrice
             training.append(module.training)
@@ -215,7 +218,7 @@ def _model_facts(models: Mapping[str, nn.Module]) -> _ModelFacts:
     return _ModelFacts(*facts, tuple(parameters))
 
 
-def _fact(value: Any) -> Any:
+def _fact(value: object) -> ArgumentFact:
     """What of an argument decides the graph; of objects only their kind: what they hold is looked
     at as what a step reads outside is."""
     if isinstance(value, Tensor):
@@ -333,7 +336,7 @@ def _other_grads(old: GuardKey, new: GuardKey, names: Names) -> str:
     return f"{name}.grad {'is there' if there else 'was there, and is not'}"
 
 
-def _change(old: Any, new: Any) -> str:
+def _change(old: ArgumentFact, new: ArgumentFact) -> str:
     if old[0] == new[0] == "ndarray":
         return "{}, shape {}, strides {} became {}, {}, {}".format(*old[2], *new[2])
     if len(old) != 5 or len(new) != 5:
@@ -353,11 +356,11 @@ def _change(old: Any, new: Any) -> str:
     return f"strides or device: {old[2]}, {old[3]} became {new[2]}, {new[3]}"
 
 
-def _change_of_value(old: Any, new: Any) -> str:
+def _change_of_value(old: ArgumentFact, new: ArgumentFact) -> str:
     return f"{_shown(old)} became {_shown(new)}"
 
 
-def _shown(fact: Any) -> str:
+def _shown(fact: ArgumentFact) -> str:
     if len(fact) == 5:
         return "a tensor"
     if len(fact) == 3:

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from treadle.compiler.compiled import Compiled
 from treadle.options import Options, deciding
@@ -47,7 +46,7 @@ _WORDS = {
 class Saved:
     """What a file held, beside its cache entries: the options, and each variant's facts."""
 
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
     variants: tuple[Mapping[str, str], ...]
 
     def applied(self, options: Options) -> Options:
@@ -70,7 +69,7 @@ def save(path: Path, variants: Iterable[Compiled], cache: Cache) -> None:
     """Every variant's artifact and, where they are compiled ahead, its libraries."""
     entries: dict[str, bytes] = {}
     facts: list[dict[str, str]] = []
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     for each in variants:
         options = deciding(each.options)
         facts.append(dict(each.facts))

@@ -1,7 +1,6 @@
 """One call of a step: all of it or nothing."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -23,7 +22,7 @@ from treadle.util.errors import BadIndex, RuntimeFailure
 from treadle.util.expected import NotExpected
 from treadle.util.warn import warn_user
 
-Serving = Callable[[Compiled, Sequence[Tensor], Undo], Any]
+Serving = Callable[[Compiled, Sequence[Tensor], Undo], object]
 """What is done with the variant of a call, its inputs, and what undoes it."""
 
 
@@ -31,9 +30,9 @@ def serve(
     step: UserStep,
     dispatcher: Dispatcher,
     serving: Serving,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> object:
     """A call. One in which a condition that only raises does not have the answer that was taken
     for granted has changed nothing: it is eager's."""
     try:
@@ -52,9 +51,9 @@ def _compiled_call(
     step: UserStep,
     dispatcher: Dispatcher,
     serving: Serving,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> object:
     """Where gradients or state were replaced by ones of another type, which a key does not see,
     nothing has begun: the step is compiled again, once."""
     named = dict(kwargs)
@@ -89,7 +88,7 @@ def run(
     inputs: Sequence[Tensor],
     undo: Undo,
     seconds: list[float] | None = None,
-) -> Any:
+) -> object:
     """All of the step or nothing; after a first run only memory can fail, and says so.
     ``seconds``: gets the time of each host step."""
     with uninterrupted():
@@ -97,7 +96,7 @@ def run(
         return apply_outputs(compiled.captured, results)
 
 
-def profiled(compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> Any:
+def profiled(compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> object:
     """The result of a run in which each kernel and library call is timed."""
     seconds = [0.0] * len(compiled.artifact.steps)
     result = run(compiled, inputs, undo, seconds)

@@ -5,7 +5,6 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -88,7 +87,10 @@ class Found:
 
 
 def find(
-    spec: Dynamic, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    spec: Dynamic,
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> Found:
     """The dims of this call. ``CaptureError`` TR-113 where they are not what was declared."""
     names = parameter_names(function)

@@ -108,9 +108,9 @@ class AskedModels:
 
 def watch_models(models: Mapping[str, nn.Module]) -> ModelWatch | AskedModels | None:
     """For the modes, hooks and tensors of models; ``None`` where they cannot be watched."""
-    dicts: list[Any] = []
-    parameters: list[Any] = []
-    buffers: list[Any] = []
+    dicts: list[dict[Any, Any]] = []
+    parameters: list[Tensor] = []
+    buffers: list[Tensor] = []
     for model in models.values():
         for module in modules_of(model):
             held = module._parameters, module._buffers, module._modules
@@ -161,8 +161,8 @@ class OptimizerWatch:
         watches.add(self._dicts)
         watches.asked.append(self._is_same_beside_dicts)
 
-    def _look(self) -> list[Any]:
-        found: list[Any] = []
+    def _look(self) -> list[object]:
+        found: list[object] = []
         for each in self._optimizers:
             found += (type(each), type(each).step)
             for group in each.param_groups:
@@ -172,7 +172,7 @@ class OptimizerWatch:
 
 def watch_optimizers(optimizers: Mapping[str, Optimizer]) -> OptimizerWatch | None:
     """For what of their groups decides the graph; ``None`` where it cannot be watched."""
-    dicts: list[Any] = [forms(), *step_hook_dicts(optimizers.values())]
+    dicts: list[dict[Any, Any]] = [forms(), *step_hook_dicts(optimizers.values())]
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             values = (value for name, value in group.items() if name != "params")
@@ -185,7 +185,7 @@ def watch_optimizers(optimizers: Mapping[str, Optimizer]) -> OptimizerWatch | No
     return OptimizerWatch(dicts, list(optimizers.values()))
 
 
-def _is_sealed(value: Any) -> bool:
+def _is_sealed(value: object) -> bool:
     """Whether it is what it is: a tensor's number may change, and a list's."""
     if type(value) is tuple:
         return all(map(_is_sealed, value))

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -18,14 +17,14 @@ class UserStep:
     """``function`` with its models and optimizers by name. ``has_update``: whether it has a
     parameter ``update`` of its own; otherwise calls may be given one."""
 
-    function: Callable[..., Any]
+    function: Callable[..., object]
     models: Mapping[str, nn.Module]
     optimizers: Mapping[str, Optimizer]
     has_update: bool
 
     @staticmethod
     def of(
-        function: Callable[..., Any],
+        function: Callable[..., object],
         models: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
     ) -> "UserStep":
@@ -38,11 +37,11 @@ class UserStep:
         kind = self.function if isinstance(self.function, FunctionType) else type(self.function)
         return kind.__name__
 
-    def take_update(self, kwargs: dict[str, Any]) -> bool:
+    def take_update(self, kwargs: dict[str, object]) -> bool:
         """Whether optimizers step in a call with these ``kwargs``, which lose what is ours."""
         return True if self.has_update else bool(kwargs.pop("update", True))
 
-    def run_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_eagerly(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """The function as it is, for one call."""
         named = dict(kwargs)
         update = self.take_update(named)
@@ -50,7 +49,7 @@ class UserStep:
             return self.function(*args, **named)
 
 
-def parameter_names(function: Callable[..., Any]) -> list[str]:
+def parameter_names(function: Callable[..., object]) -> list[str]:
     """The parameters that a call fills by position or by name, in order."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:

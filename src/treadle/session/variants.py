@@ -7,7 +7,7 @@ from typing import final
 
 from torch import nn
 
-from treadle.capture.reads import Location
+from treadle.capture.object_graph import Location
 from treadle.capture.watching import Watches
 from treadle.compiler.compiled import Compiled
 from treadle.session.guards import (

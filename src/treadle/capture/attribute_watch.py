@@ -1,0 +1,176 @@
+"""Which attributes of objects a run reads.
+
+Of a class that Python code made the look-up of attributes is replaced until the run is over;
+modules get another class until then.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from sys import _getframe
+from threading import get_ident  # of the module itself, reading is noted
+from types import FrameType, ModuleType
+from typing import Any, cast, final
+
+from torch import nn
+
+from treadle.capture.changes import Kept
+from treadle.capture.frames import NUMPY, Whose, is_of_logs, whose
+from treadle.capture.introspect import is_heap
+from treadle.capture.ownership import LOADED, is_machinery_class, owner_of
+from treadle.capture.parts import MISSING
+
+_IN_PART = (ModuleType, logging.Filterer)
+_LOGGER = logging.Logger  # of the module itself, reading is noted
+
+
+@final
+class AttributeWatch:
+    """Notes what is read of the objects that a step reaches, and has what was there met."""
+
+    def __init__(
+        self,
+        kept: Mapping[tuple[int, int], Kept],
+        meet: Callable[[object, str], None],
+        is_importing: Callable[[FrameType], bool],
+    ) -> None:
+        """``kept``: by the id of an object and a position the parts that were met. ``meet`` hears
+        of each object that was read, with a label."""
+        self._kept, self._meet, self._is_importing = kept, meet, is_importing
+        self.read: dict[int, set[str]] = {}
+        self._early: dict[int, set[str]] = {}  # of objects that were read before they were met
+        self._classes: dict[type, object] = {}
+        namespace = {"__getattribute__": self._noting(ModuleType.__getattribute__)}
+        self._module_class: Any = type("module", (ModuleType,), namespace)
+        self._modules: list[ModuleType] = []
+        self.loggers: dict[str, logging.Logger] = {}
+        self.everything: set[int] = set()  # ids of objects of which all attributes were read
+        self.runs = False  # whether what is read is read by the step
+        self.inside = 0  # the thread that is within an operation of the trace
+
+    def of_object(self, value: object) -> set[str]:
+        """The names that were read of an object which is met now, and those to come."""
+        return self.read.setdefault(id(value), self._early.pop(id(value), set()))
+
+    def watch(self, value: object) -> bool:
+        """From now on reading one of its attributes is noted; whether that can be."""
+        if type(value) is not ModuleType:
+            return self.watch_class(type(value))
+        value.__class__ = self._module_class
+        self._modules.append(value)
+        return True
+
+    def _noting(self, original: Callable[[Any, str], object]) -> Callable[[object, str], object]:
+        def get(owner: object, name: str) -> object:
+            try:
+                value = original(owner, name)
+            except AttributeError:
+                self._note(owner, name)
+                raise
+            # What the machinery reads of its own, such as loggers, at every operation: most reads.
+            if self.inside != get_ident() or id(owner) in self.read:
+                self._note(owner, name)
+            return value
+
+        return get
+
+    def watch_class(self, kind: type) -> bool:
+        """From now on reading an attribute of such objects is noted; whether that can be."""
+        if kind in self._classes:
+            return True
+        if not is_heap(kind) or issubclass(kind, type | BaseException) or is_machinery_class(kind):
+            return False
+        own = (each for each in kind.__mro__[:-1] if each not in self._classes)
+        if any("__getattribute__" in vars(each) for each in own):
+            return False  # its own way past what is watched
+        get = self._noting(cast(Any, kind).__getattribute__)
+        try:
+            own = vars(kind).get("__getattribute__", MISSING)
+            type.__setattr__(kind, "__getattribute__", get)
+        except (TypeError, AttributeError):
+            return False
+        self._classes[kind] = own
+        return True
+
+    def _note(self, owner: Any, name: str) -> None:
+        if not self.runs:
+            return
+        read = self.read.get(id(owner))
+        if read is None and issubclass(type(owner), _LOGGER):
+            if self.inside == get_ident():
+                return  # the machinery's own
+            self._meet_logger(owner)
+            read = self.read.get(id(owner))
+        if read is None:
+            if not name.startswith("__"):
+                self._early.setdefault(id(owner), set()).add(name)
+            return  # in any thread: that of a step may have been started by it
+        if issubclass(type(owner), _IN_PART) and not self._counts(owner, name):
+            if name == "_cache":
+                _read_levels(owner)
+            return
+        if name.startswith("__"):
+            if name in ("__dict__", "__getstate__"):
+                self._note_all(owner, read)
+            return
+        if name in read:
+            return
+        for at in range(2):
+            kept = self._kept.get((id(owner), at))
+            if kept is None or kept.part.entries or not kept.part.settable:
+                continue
+            before = kept.before.get(name, MISSING)
+            if kept.part.get(name) is before and not self._is_importing(_getframe(2)):
+                read.add(name)  # and not what the run itself has put there
+                if before is not MISSING:
+                    self._meet(before, kept.part.where(name))
+
+    def _meet_logger(self, owner: logging.Logger) -> None:
+        """One that users' or installed code got by its name."""
+        frame: FrameType = _getframe(3)
+        while is_of_logs(frame) and frame.f_back is not None:
+            frame = frame.f_back
+        if whose(frame.f_code.co_filename) >= Whose.INSTALLED:
+            name = object.__getattribute__(owner, "name")
+            self.loggers[f"logging.getLogger({name!r})"] = owner
+            self._meet(owner, f"logging.getLogger({name!r})")
+
+    def _counts(self, owner: Any, name: str) -> bool:
+        """Of modules of the library, what others read, and not NumPy of itself; of loggers, what
+        decides. What they do with it happens once."""
+        if not issubclass(type(owner), ModuleType):
+            return name in ("level", "disabled", "parent", "manager", "name")
+        if owner_of(owner) is not Whose.STDLIB:
+            return True
+        file = _getframe(3).f_code.co_filename
+        return whose(file) >= Whose.STDLIB and not file.startswith(NUMPY)
+
+    def _note_all(self, owner: object, read: set[str]) -> None:
+        """``vars(owner)``; a module's own look-up reads its parameters, buffers and modules."""
+        frame = _getframe(3)
+        if isinstance(owner, nn.Module) and whose(frame.f_code.co_filename) is Whose.TORCH:
+            for name in ("_parameters", "_buffers", "_modules"):
+                self._note(owner, name)
+            return
+        kept = self._kept.get((id(owner), 0))
+        names = cast("Iterable[str]", kept.before if kept is not None else ())
+        for name in names:
+            self._note(owner, name)
+        self.everything.add(id(owner))
+
+    def stop(self) -> None:
+        """Classes and modules read their attributes as before."""
+        for module in (*self._modules, *LOADED.values()):
+            if type(module) is self._module_class:  # one that was imported is of sys' class
+                module.__class__ = ModuleType
+        for kind, own in self._classes.items():
+            if own is MISSING:
+                type.__delattr__(kind, "__getattribute__")
+            else:
+                type.__setattr__(kind, "__getattribute__", own)
+
+
+def _read_levels(logger: logging.Logger | None) -> None:
+    """What the answers that a logger keeps follow from."""
+    while logger is not None:
+        _ = logger.level, logger.manager.disable
+        logger = logger.parent

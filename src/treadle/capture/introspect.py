@@ -1,0 +1,336 @@
+"""What a Python object is made of: which parts it has, past what its class may put in the way.
+
+Everything that asks what an object holds asks here: what a run may have changed is a difference
+between two readings of parts, what a later call must find unchanged is a reading of parts.
+"""
+
+import abc
+import array
+import contextvars
+import copyreg
+import functools
+import gc
+import itertools
+import struct
+import threading
+import types
+import weakref
+from _abc import _get_dump as get_dump  # pyright: ignore
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import ItemsView, Iterable, KeysView, ValuesView
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treadle.capture.parts import (
+    Accessors,
+    Attributes,
+    Computed,
+    Entries,
+    Fixed,
+    Got,
+    InContext,
+    Listed,
+    Members,
+    OfClass,
+    OfFunction,
+    OwnAttributes,
+    Part,
+    Reading,
+    Registered,
+    Sequenced,
+    Slots,
+    Variable,
+)
+from treadle.capture.plain_values import is_plain, plain_fact
+
+_NUMBERS = (bool, int, float, complex, str, bytes)
+_MUTABLE_BYTES = (bytearray, np.ndarray, memoryview, array.array)
+_SEALED = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.CodeType,
+    types.FrameType,
+    types.TracebackType,
+    types.GenericAlias,
+    types.UnionType,
+    np.ufunc,
+    np.dtype,
+)
+"""What holds nothing that Python code could set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An object taken apart. ``opaque``: nothing can be said of what it holds."""
+
+    parts: tuple[Part, ...] = ()
+    opaque: bool = False
+
+
+def parts_of(value: object, label: str) -> Made:
+    """The parts of any object but a plain value. Tensors have attributes; their numbers are
+    inputs."""
+    match value:
+        case Tensor():
+            return Made((Attributes(label, vars(value)),))
+        case types.FunctionType():
+            return Made((OfFunction(label, value), OwnAttributes(label, value)))
+        case types.CellType():
+            return Made((Variable(label, value),))
+        case types.MethodType():
+            return Made((Fixed(label, {"self": value.__self__, "func": value.__func__}),))
+        case functools.partial():
+            held: Reading = {"func": value.func, "args": value.args, "keywords": value.keywords}
+            return Made((Fixed(label, held), Attributes(label, value.__dict__)))
+        case functools._lru_cache_wrapper():
+            wrapped = Fixed(label, {"func": value.__wrapped__})
+            return Made((wrapped, Computed(label, lambda: value.cache_info()[1:])))
+        case types.ModuleType():
+            return Made((Attributes(label, value.__dict__),))
+        case type():
+            found: tuple[Part, ...] = (OfClass(label, value),)
+            if isinstance(value, abc.ABCMeta) and is_heap(value):
+                found += (Registered(label, functools.partial(_registered, value)),)
+            return Made(found)
+        case property():
+            return Made((Accessors(label, value),))
+        case staticmethod() | classmethod():
+            return Made((Fixed(label, {"func": value.__func__}),))
+        case types.MappingProxyType():
+            return Made(
+                (
+                    Listed(
+                        label, lambda: dict(cast("types.MappingProxyType[object, object]", value))
+                    ),
+                )
+            )
+        case KeysView() | ValuesView() | ItemsView() if not is_heap(type(value)):
+            view = cast("Iterable[object]", value)
+            return Made((Listed(label, lambda: dict(enumerate(view))),))
+        case weakref.ReferenceType():
+            return Made((Got(label, value),))
+        case contextvars.ContextVar():
+            return Made((InContext(label, value),))
+        case types.GeneratorType():
+            return Made((Computed(label, functools.partial(_advanced, value)),), opaque=True)
+        case torch.Generator():
+            return Made()  # its state is that of a generator: read and restored as such
+        case torch.Tag() | torch.finfo() | torch.iinfo():
+            return Made()
+        case _ if isinstance(value, _SEALED):
+            return Made()
+        case _:
+            return _of_object(value, label)
+
+
+def _advanced(generator: "types.GeneratorType[object, object, object]") -> int | None:
+    """How far it is."""
+    frame = generator.gi_frame
+    return None if frame is None else frame.f_lasti
+
+
+def _registered(kind: abc.ABCMeta) -> frozenset[int]:
+    """The virtual subclasses of an abstract class."""
+    return frozenset(id(each()) for each in get_dump(kind)[0])
+
+
+def _of_object(value: object, label: str) -> Made:
+    """Contents, attributes and slots."""
+    found: list[Part] = []
+    match value:
+        case dict():
+            found.append(Entries(label, value))
+        case list() | tuple() | deque():
+            found.append(Sequenced(label, value))
+        case set() | frozenset():
+            found.append(Members(label, value))
+        case _ if isinstance(value, _MUTABLE_BYTES) or has_buffer(value):
+            found.append(_of_array(value, label))
+        case _ if isinstance(value, _NUMBERS):
+            found.append(Fixed(label, {"value": _base(value)}))
+        case _:
+            pass
+    if type(value) is OrderedDict:
+        found.append(OwnAttributes(label, value))
+    elif (attributes := attributes_of(value)) is not None:
+        found.append(Attributes(label, attributes))
+    members = slots_of(type(value))
+    if members:
+        found.append(Slots(label, value, members))
+    base = _made_in_c(type(value))
+    if base in _OPEN or issubclass(base, np.ndarray | BaseException) or has_buffer(value):
+        return Made(tuple(found))
+    if _reduced(value) is None:
+        return Made(tuple(found), opaque=True)
+    found.append(Computed(label, functools.partial(_reduced, value)))
+    found.append(Listed(label, functools.partial(_referents, value)))
+    return Made(tuple(found))
+
+
+_OPEN = frozenset(
+    {
+        object, dict, list, tuple, deque, set, frozenset, OrderedDict, defaultdict, bytearray,
+        memoryview, types.SimpleNamespace, threading.local, array.array, *_NUMBERS,
+    }
+)  # fmt: skip
+"""Classes made in C of which the parts say all."""
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _made_in_c(kind: type) -> type:
+    """The nearest class of its bases that no Python code made: it may hold what cannot be seen."""
+    return next(each for each in kind.__mro__ if each in _OPEN or not _made_in_python(each))
+
+
+def _made_in_python(kind: type) -> bool:
+    """Whether its slots, ``__dict__`` and weak references are all that instances add to those of
+    the base."""
+    if not kind.__flags__ & _HEAP or kind.__flags__ & _IMMUTABLE or kind.__base__ is None:
+        return False
+    own = vars(kind)
+    places = sum(isinstance(each, types.MemberDescriptorType) for each in own.values())
+    known = places * ("__slots__" in own) + ("__dict__" in own) + ("__weakref__" in own)
+    return kind.__basicsize__ - kind.__base__.__basicsize__ <= _POINTER * known
+
+
+def is_heap(kind: type) -> bool:
+    """Made by Python code, and open."""
+    return bool(kind.__flags__ & _HEAP and not kind.__flags__ & _IMMUTABLE)
+
+
+_POINTER = struct.calcsize("P")
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of a type: made by Python code; sealed
+
+
+def attributes_of(value: object) -> dict[str, Any] | None:
+    """``vars(value)``, past what its class may have put in the way; ``None`` if there is none."""
+    own: Any = threading.local if isinstance(value, threading.local) else object
+    try:
+        found: object = own.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def slots_of(kind: type) -> dict[str, types.MemberDescriptorType]:
+    """By name, the slots of a class and its bases."""
+    found: dict[str, types.MemberDescriptorType] = {}
+    for each in reversed(kind.__mro__):
+        for name, value in vars(each).items():
+            if isinstance(value, types.MemberDescriptorType) and "__slots__" in vars(each):
+                found[name] = value
+    return found
+
+
+def _of_array(value: object, label: str) -> Part:
+    """The numbers of an array; objects in one are entries."""
+    if isinstance(value, np.ndarray):
+        return _of_ndarray(value, label)
+    if isinstance(value, bytearray):
+        return _of_bytes(value, label)
+    if isinstance(value, array.array):
+        return Computed(label, value.tobytes)
+    return _of_buffer(value, label)
+
+
+def _of_ndarray(value: NDArray[np.generic], label: str) -> Part:
+    if value.dtype.hasobject:
+        return Listed(label, lambda: dict(enumerate(_plain_array(value).ravel().tolist())))
+
+    def read() -> tuple[tuple[int, ...], str, bytes]:
+        numbers = _plain_array(value)
+        return numbers.shape, numbers.dtype.str, numbers.tobytes()
+
+    def back(kept: tuple[tuple[int, ...], str, bytes]) -> None:
+        shape, dtype, held = kept
+        numbers = _plain_array(value)
+        if numbers.shape == shape and numbers.dtype.str == dtype:
+            np.copyto(numbers, np.frombuffer(held, numbers.dtype).reshape(shape))
+
+    return Computed(label, read, back)
+
+
+def _of_bytes(value: bytearray, label: str) -> Part:
+    def put(kept: bytes) -> None:
+        value[:] = kept
+
+    return Computed(label, lambda: bytes(value), put)
+
+
+def _of_buffer(value: Any, label: str) -> Part:
+    def fill(kept: bytes) -> None:
+        memoryview(value).cast("B")[:] = kept
+
+    return Computed(label, lambda: memoryview(value).tobytes(), fill)
+
+
+def _plain_array(value: NDArray[np.generic]) -> NDArray[np.generic]:
+    """The array without the ways of its class: a masked one fills, and one of them refuses."""
+    return np.asarray(value)
+
+
+def has_buffer(value: Any) -> bool:
+    """Whether its memory can be read: of arrays of ``ctypes``, of mapped files."""
+    try:
+        memoryview(value).release()
+    except (TypeError, BufferError):
+        return False
+    return not isinstance(value, _NUMBERS)
+
+
+def _base(value: object) -> str:
+    """The number or text that an object of a class of its own is."""
+    kind: Any = next(each for each in _NUMBERS if isinstance(value, each))
+    return kind.__repr__(value)
+
+
+def _referents(value: object) -> Reading:
+    """What an object made in C holds."""
+    found = (each for each in gc.get_referents(value) if not isinstance(each, type))
+    return dict(enumerate(found))
+
+
+_ITERATED = (list, tuple, dict, set, str, bytes, range)
+
+
+def _reduced(value: object) -> object:
+    """What it would be pickled as, in terms that compare; ``None`` if it cannot be.
+
+    Only for classes made in C: no code of the user's runs.
+    """
+    if _made_in_python(type(value)):
+        return None
+    try:
+        reduce = copyreg.dispatch_table.get(type(value))
+        found: object = reduce(value) if reduce is not None else value.__reduce_ex__(4)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
+    return _frozen(found, 0)
+
+
+def _frozen(value: object, depth: int) -> object:
+    if is_plain(value):
+        return plain_fact(value)
+    if isinstance(value, list | tuple) and depth < 8:
+        items = itertools.islice(cast(Iterable[object], value), 1 << 12)
+        return type(value), tuple(_frozen(each, depth + 1) for each in items)
+    if type(value) is dict and depth < 8:
+        pairs = cast(Reading, value).items()
+        return dict, tuple((_frozen(k, depth + 1), _frozen(v, depth + 1)) for k, v in pairs)
+    if isinstance(value, type | types.BuiltinFunctionType):
+        return value
+    if not is_heap(type(value)) and depth < 8 and not callable(value):
+        found = _reduced(value)
+        return id(value) if found is None else found
+    return id(value)

@@ -1,0 +1,38 @@
+"""Values of Python's that say everything about themselves: what they are, which are the same."""
+
+import numpy as np
+import torch
+
+PLAIN = frozenset(
+    {
+        bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), range,
+        torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout,
+    }
+)  # fmt: skip
+"""Types whose values are what they are."""
+
+PlainFact = tuple[type, object]
+"""What a plain value is: its type, and what tells it from others of that type."""
+
+
+def is_plain(value: object) -> bool:
+    """A value that says everything about itself, and cannot be changed."""
+    kind = type(value)
+    return kind in PLAIN or issubclass(kind, np.generic | slice)
+
+
+def plain_fact(value: object) -> PlainFact:
+    """Equal for plain values that are the same: ``1`` is not ``True``, ``0.0`` is not ``-0.0``."""
+    kind = type(value)
+    if isinstance(value, np.generic):
+        return kind, value.tobytes()
+    if kind in (float, complex):
+        return kind, repr(value)
+    if kind is slice:
+        return kind, repr(value)
+    return kind, value
+
+
+def is_same_value(one: object, other: object) -> bool:
+    """Whether two plain values are the same."""
+    return is_plain(one) and is_plain(other) and plain_fact(one) == plain_fact(other)
