@@ -26,7 +26,7 @@ from treadle.compat.dynamo import boxed, mutated_inputs, through_autograd
 from treadle.compat.tracing import outside_modes, retraced
 from treadle.compiler.cleaning import extended, settled
 from treadle.compiler.compiled import Built
-from treadle.compiler.memory import plan_within
+from treadle.compiler.memory import applied, plan_within
 from treadle.compiler.pipeline import compile_step
 from treadle.compiler.request import Target, build_for
 from treadle.graph.effects import remove_tokens
@@ -35,7 +35,6 @@ from treadle.graph.passes import run_passes
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.values import compute
 from treadle.options import Options, from_environment
-from treadle.passes.memory.choose import fastest_plan
 from treadle.passes.memory.split import Halves, extract, split
 from treadle.passes.memory_order import DrawInMemoryOrder
 from treadle.report.explain import explain, explain_stages
@@ -342,9 +341,7 @@ def _planned(step: StepGraph, options: Options) -> StepGraph:
     target = Target(device, options, library=library)
     run_passes(step, _FIRST)
     step = settled(extended(step), options)
-    if options.memory is None:
-        return fastest_plan(step, target.hardware).step
-    return plan_within(step, target)[0].step
+    return applied(step, plan_within(step, target)[0])
 
 
 def _device(graph: fx.Graph) -> str:

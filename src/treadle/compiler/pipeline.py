@@ -16,7 +16,7 @@ from treadle.compat.switches import clear_workspaces
 from treadle.compiler.cleaning import extended, settled
 from treadle.compiler.compiled import Built, Compiled
 from treadle.compiler.entry import read_saved, saved_bytes, with_lines
-from treadle.compiler.memory import Scheduled, lowered, plan_within, planned
+from treadle.compiler.memory import Scheduled, applied, lowered, plan_within, planned
 from treadle.compiler.request import CompileRequest, build_for, key_of, request_of
 from treadle.compiler.specialization import require_unspecialized
 from treadle.compiler.tune import tuned
@@ -148,16 +148,17 @@ def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileL
     watcher.made("clean", step)
     with clock.stage("plan memory"):
         memory, judged = plan_within(step, target)
-    watcher.made("planned", memory.step)
+        step = applied(step, memory, watcher)
+    watcher.made("planned", step)
     watcher.made("decisions", memory.table)
     with clock.stage("lower and schedule"):
-        scheduled = judged or planned(memory.step, target)
-        _verify(scheduled, guards_of(memory.step.graph))
-        require_unspecialized(memory.step, scheduled.program, partial(lowered, target=target))
+        scheduled = judged or planned(step, target)
+        _verify(scheduled, guards_of(step.graph))
+        require_unspecialized(step, scheduled.program, partial(lowered, target=target))
     if target.trials is not None:
         with clock.stage("tune"):
             scheduled = tuned(scheduled, target, target.trials)
-            _verify(scheduled, guards_of(memory.step.graph))
+            _verify(scheduled, guards_of(step.graph))
     watcher.made("loops", scheduled.program)
     watcher.made("kernels", scheduled.plan)
     with clock.stage("generate code"):
