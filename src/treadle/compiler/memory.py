@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass, field, replace
 
-from treadle.compiler.cleaning import extended, settled
+from treadle.compiler.cleaning import extended, rewritten, settled
 from treadle.compiler.request import Target, build_for, request_of
 from treadle.compiler.workspaces import with_workspaces
 from treadle.graph.dynamic import dims_of_graph
-from treadle.graph.passes import run_passes
 from treadle.graph.signature import StepGraph
 from treadle.loop.expr import Array
 from treadle.loop.kernel import KernelPlan
@@ -113,8 +112,7 @@ def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled 
 def applied(step: StepGraph, memory: MemoryPlan, watcher: Watcher | None = None) -> StepGraph:
     """The step as the plan wants it, by the plan's passes. ``VerifyError`` if it is another graph
     than the plan was judged by."""
-    result = step.copy()
-    run_passes(result, memory.passes, watcher or Watcher())
+    result = rewritten(step, memory.passes, watcher)
     if memory.judged:
         require_same(result, memory.step)
     return result
