@@ -28,7 +28,7 @@ from treadle.compiler.cleaning import extended, extending, settled
 from treadle.compiler.compiled import Built, Compiled
 from treadle.compiler.entry import read_saved, saved_bytes, with_lines
 from treadle.compiler.memory import Scheduled, applied, lowered, plan_within, planned
-from treadle.compiler.request import CompileRequest, build_for, key_of, request_of
+from treadle.compiler.request import CompileRequest, Target, build_for, key_of, request_of
 from treadle.compiler.specialization import require_unspecialized
 from treadle.compiler.tune import tuned
 from treadle.graph.dynamic import dims_of_graph, guards_of
@@ -127,6 +127,16 @@ def compile_step(
     )
 
 
+def plan_graph(step: StepGraph, device: str, options: Options, clock: Clock) -> StepGraph:
+    """The stages up to the memory plan alone, for a joint graph that is cut in two before the rest;
+    the halves go through all stages. Changes nothing."""
+    cache = Cache(options.cache_dir)
+    step, _ = _extended(step, clock)
+    library = not build_for(device, options, cache).generates
+    planned_step, _ = _graph_to_graph(step, Target(device, options, library=library), clock)
+    return planned_step
+
+
 def _extended(step: StepGraph, clock: Clock) -> tuple[StepGraph, CompileLog]:
     """The step after what users registered, and what was heard of that."""
     heard = CompileLog()
@@ -173,15 +183,7 @@ def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileL
     clock = clock.heard_by(log)
     watcher = clock.watcher
     watcher.locates(request.canonical.lines)
-    watcher.made("captured", request.step)
-    with clock.stage("clean"):
-        step = settled(request.step, target.options, watcher)
-    watcher.made("clean", step)
-    with clock.stage("plan memory"):
-        memory, judged = plan_within(step, target)
-        step = applied(step, memory, watcher)
-    watcher.made("planned", step)
-    watcher.made("decisions", memory.table)
+    step, judged = _graph_to_graph(request.step, target, clock)
     with clock.stage("lower and schedule"):
         scheduled = judged or planned(step, target)
         _verify(scheduled, guards_of(step.graph))
@@ -202,6 +204,23 @@ def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileL
         )
     watcher.made("sources", artifact)
     return artifact, log
+
+
+def _graph_to_graph(
+    step: StepGraph, target: Target, clock: Clock
+) -> tuple[StepGraph, Scheduled | None]:
+    """The planned graph, and what was made of it if its plan was judged."""
+    watcher = clock.watcher
+    watcher.made("captured", step)
+    with clock.stage("clean"):
+        step = settled(step, target.options, watcher)
+    watcher.made("clean", step)
+    with clock.stage("plan memory"):
+        memory, judged = plan_within(step, target)
+        step = applied(step, memory, watcher)
+    watcher.made("planned", step)
+    watcher.made("decisions", memory.table)
+    return step, judged
 
 
 def _verify(scheduled: Scheduled, guards: GuardSet) -> None:
