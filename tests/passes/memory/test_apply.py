@@ -1,7 +1,7 @@
 """A memory plan as passes: the text after, the numbers, and that they make what was judged."""
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from passes.memory.traced_steps import perceptron, traced, transformer
 from testing import check_numbers, check_pass, refusal, show_plain, trace
-from treadle.graph.passes import run_passes
+from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.signature import StepGraph
+from treadle.passes.memory import after
 from treadle.passes.memory.apply import Recompute, UpdateEarly, passes_of, require_same
 from treadle.passes.memory.choose import fastest_plan, plan_memory
 from treadle.passes.memory.classify import classify
@@ -24,6 +25,12 @@ from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.cuda import H200
 
 aten = torch.ops.aten
+
+
+def by_simulation(step: StepGraph) -> int:
+    return simulate(step).peak_bytes
+
+
 X, W = torch.randn(4, 4), torch.randn(4, 4)
 
 
@@ -220,7 +227,7 @@ def test_the_fastest_plan_is_applied_without_building_the_candidate():
 def test_a_graph_that_was_not_judged_is_refused():
     loss, parameters, batch = perceptron(layers=3, width=32, rows=16)
     step = traced(loss, parameters, batch)
-    plan = plan_memory(step, 0.0, CPU_MODEL, lambda each: simulate(each).peak_bytes)
+    plan = plan_memory(step, 0.0, CPU_MODEL, by_simulation)
     assert plan.judged
     assert "the plan was judged with" in refusal(lambda: require_same(step, plan.step))
     shorter = trace(lambda x: x.exp(), X)
@@ -237,3 +244,34 @@ def test_keeping_all_takes_no_pass():
     assert passes_of(step, everything) == ()
     assert show_plain(everything.step) == show_plain(step)
     assert all(passes_of(step, each) for each in rest)
+
+
+@dataclass(frozen=True)
+class ApproximateAgain(GraphPass):
+    """What is computed again may be a little less exact: a pass that needs the plan."""
+
+    def run(self, step):
+        gelus = step.graph.find_nodes(op="call_function", target=aten.gelu.default)
+        found = [node for node in gelus if node.meta.get("recomputed") and not node.kwargs]
+        for node in found:
+            node.kwargs = {"approximate": "tanh"}
+        return len(found)
+
+
+def test_a_pass_after_planning_is_judged_with_the_plan(monkeypatch):
+    loss, parameters, batch = perceptron(layers=4, width=32, rows=160)
+    step = traced(loss, parameters, batch)
+    monkeypatch.setattr(after, "AFTER", (ApproximateAgain(),))
+    judged = []
+
+    def judge(each):
+        judged.append(show_plain(each))
+        return by_simulation(each)
+
+    plan = plan_memory(step, 0.0, CPU_MODEL, judge)
+    made = step.copy()
+    *_, last = run_passes(made, plan.passes)
+    assert last.name == "ApproximateAgain()"
+    assert last.matches > 0
+    assert show_plain(made) in judged
+    require_same(made, plan.step)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from treadle.graph.order import arrange
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
+from treadle.passes.memory import after
 from treadle.passes.memory.masks import ReadMasksAsBytes
 from treadle.passes.memory.order import as_traced, facts_of
 from treadle.passes.memory.rematerialise import build, recompute
@@ -80,14 +81,15 @@ def passes_of(step: StepGraph, chosen: Candidate) -> tuple[GraphPass, ...]:
     """What turns ``step`` into the graph of ``chosen``, one of its candidates."""
     order, facts = chosen.order, chosen.order.facts
     if order.origin == as_traced(facts).origin and facts.step is step:
-        return ()
+        return after.AFTER
     names = frozenset(facts.nodes[i].name for i in chosen.saved)
     masks = (ReadMasksAsBytes(),) if facts.step is not step else ()
     early = (UpdateEarly(),) if order.origin != recompute(facts, chosen.saved).origin else ()
     return (
         *masks,  # first: a mask that is kept is kept in bytes
         Recompute(names),
-        *early,  # last: an update may wait for what is computed again
+        *early,  # after it: an update may wait for what is computed again
+        *after.AFTER,  # last: they need the plan
     )
 
 
