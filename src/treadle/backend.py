@@ -103,8 +103,8 @@ class CompiledGraph:
         return explain(self._step_report())
 
     def stages(self) -> str:
-        """The stages of the compile in their order, with seconds and why each stands there, and
-        what each pass made of the nodes of the graph."""
+        """The stages of the compile in their order: seconds, what each was given and made, why it
+        stands there, and what each pass made of the nodes of the graph."""
         return explain_stages(self._step_report())
 
     def summary(self) -> Summary:

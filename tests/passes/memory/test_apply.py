@@ -12,6 +12,7 @@ from passes.memory.traced_steps import perceptron, traced, transformer
 from testing import check_numbers, check_pass, refusal, show_plain, trace
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.signature import StepGraph
+from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.memory import after
 from treadle.passes.memory.apply import Recompute, UpdateEarly, passes_of, require_same
 from treadle.passes.memory.choose import fastest_plan, plan_memory
@@ -275,3 +276,15 @@ def test_a_pass_after_planning_is_judged_with_the_plan(monkeypatch):
     assert last.matches > 0
     assert show_plain(made) in judged
     require_same(made, plan.step)
+
+
+@pytest.mark.parametrize(
+    ("passes", "words"),
+    [
+        ((Recompute(frozenset()), RemoveCommonSubexpressions()), "Recompute must run after Remove"),
+        ((Recompute(frozenset()), ReadMasksAsBytes()), "Recompute must run after ReadMasksAsBytes"),
+        ((UpdateEarly(), Recompute(frozenset())), "UpdateEarly must run after Recompute"),
+    ],
+)
+def test_another_order_is_refused(passes, words):
+    assert words in refusal(lambda: run_passes(trace(layer, X, W, backward_from="t"), passes))

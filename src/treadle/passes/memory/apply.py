@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.graph.order import arrange
-from treadle.graph.passes import GraphPass
+from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.signature import StepGraph
+from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.memory import after
 from treadle.passes.memory.masks import ReadMasksAsBytes
 from treadle.passes.memory.order import as_traced, facts_of
@@ -32,6 +33,8 @@ class Recompute(GraphPass):
     nothing reads any more is gone. Each change is a node that is computed again, or, where none
     is, one that is gone.
     """
+
+    contract = Contract(after=(ReadMasksAsBytes, RemoveCommonSubexpressions))  # it merges them
 
     saved: frozenset[str]
 
@@ -57,6 +60,8 @@ class UpdateEarly(GraphPass):
 
     Only places change; how many nodes move at least is the number of changes.
     """
+
+    contract = Contract(after=(Recompute,))
 
     def run(self, step: StepGraph) -> int:
         order = as_traced(facts_of(step))
@@ -98,8 +103,7 @@ def require_same(made: StepGraph, judged: StepGraph) -> None:
     pairs = zip(made.graph.nodes, judged.graph.nodes, strict=False)
     for one, other in pairs:
         ours, theirs = (
-            (node.name, node.target, [each.name for each in node.all_input_nodes])
-            for node in (one, other)
+            (node.name, node.target, repr((node.args, node.kwargs))) for node in (one, other)
         )
         if ours != theirs:
             raise VerifyError(f"the plan was judged with {other}, and runs with {one}")
