@@ -157,6 +157,31 @@ def test_masks_are_drawn_and_read_as_bytes():
     )
 
 
+def test_a_mask_that_cannot_be_drawn_as_bytes_is_kept_as_such():
+    """Its probabilities are in a tensor: how PyTorch draws it depends on its type."""
+    check_pass(
+        ReadMasksAsBytes(),
+        lambda x, p: x * aten.bernoulli.default(p),
+        (X, torch.rand(4, 4)),
+        after="""
+            x: f32[4, 4]
+            p: f32[4, 4]
+            bernoulli: f32[4, 4] = bernoulli(p)
+            _to_copy: b1[4, 4] = _to_copy(bernoulli, dtype=b1)
+            _to_copy.1: f32[4, 4] = _to_copy(_to_copy, dtype=f32)
+            mul: f32[4, 4] = mul.Tensor(x, _to_copy.1)
+            return [mul]
+        """,
+    )
+
+
+def test_a_mask_that_is_read_as_bytes_already_is_left_alone():
+    step = trace(lambda p: aten.bernoulli.default(p).bool(), torch.rand(4, 4))
+    text = show_plain(step)
+    assert ReadMasksAsBytes().run(step) == 0
+    assert show_plain(step) == text
+
+
 def test_a_step_without_masks_is_left_alone():
     step = trace(lambda x: x * 2, X)
     text = show_plain(step)
