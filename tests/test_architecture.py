@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from treadle.report.stages import ORDER
+
 PACKAGE = Path(__file__).parent.parent / "src" / "treadle"
 # Lowest first. A module may import floors below its own and its own room, nothing else.
 FLOORS = (
@@ -225,6 +227,26 @@ def test_the_fence_sees_ambient_reads():
     lines = ("torch.get_num_threads()", "torch.backends.mkldnn.enabled", "os.environ['X']")
     assert all(ambient_reads(ast.parse(line)) for line in lines)
     assert not ambient_reads(ast.parse("torch.is_tensor(x); torch.full((), 1)"))
+
+
+def stages_of(tree: ast.Module) -> list[str]:
+    """The names given to ``clock.stage``."""
+    return [
+        node.args[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "clock.stage"
+        and isinstance(node.args[0], ast.Constant)
+    ]
+
+
+def test_there_is_one_list_of_stages():
+    """``tools`` shows what it does by itself on the same clock; nothing else has stages."""
+    found = {name_of(path): stages_of(parse(path)) for path in MODULES if room(path) != "tools"}
+    named = {name: stages for name, stages in found.items() if stages}
+    assert set(named) == {"session/dispatch.py", "compiler/pipeline.py"}
+    every = [stage for stages in named.values() for stage in stages]
+    assert sorted(every) == sorted(stage.name for stage in ORDER)
 
 
 TABLE = {"compat/operator_facts.py", "compat/operators.py"}

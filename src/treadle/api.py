@@ -15,7 +15,7 @@ from treadle.compiler.memory import frontier_points
 from treadle.options import Options, from_environment
 from treadle.report.explain import explain, explain_stages
 from treadle.report.html import page
-from treadle.report.stages import STAGES, text_of
+from treadle.report.stages import PRODUCTS, text_of
 from treadle.report.step_report import StepReport, report_of
 from treadle.report.summary import Summary, summary_of
 from treadle.report.trace import trace_of
@@ -98,8 +98,8 @@ class Step:
         return explain(self._step_report())
 
     def stages(self) -> str:
-        """The stages of the compile in their order, with seconds and why each stands there, and
-        what each pass made of the nodes of the graph."""
+        """The stages of the compile in their order: seconds, what each was given and made, why it
+        stands there, and what each pass made of the nodes of the graph."""
         return explain_stages(self._step_report())
 
     def summary(self) -> Summary:
@@ -138,9 +138,11 @@ class Step:
     def graph(self, stage: str = "planned") -> str:
         """What a stage made: the graph ``captured``, ``clean`` or ``planned``, the memory plan's
         ``decisions``, the ``loops`` and ``kernels``, or the generated ``sources``."""
-        if stage not in STAGES:
+        if stage not in PRODUCTS:
             raise TreadleError(
-                f"there is no stage {stage!r}", code="TR-002", remedy=f"one of {', '.join(STAGES)}"
+                f"there is no stage {stage!r}",
+                code="TR-002",
+                remedy=f"one of {', '.join(PRODUCTS)}",
             )
         compiled = self.compiled
         return compiled.log.texts.get(stage) or text_of(compiled.artifact)

@@ -24,25 +24,22 @@ from torch.utils.checkpoint import CheckpointPolicy
 from treadle.capture.written import expand_written
 from treadle.compat.dynamo import boxed, mutated_inputs, through_autograd
 from treadle.compat.tracing import outside_modes, retraced
-from treadle.compiler.cleaning import extended, settled
 from treadle.compiler.compiled import Built
-from treadle.compiler.memory import plan_within
-from treadle.compiler.pipeline import compile_step
-from treadle.compiler.request import Target, build_for
+from treadle.compiler.pipeline import compile_step, plan_graph
 from treadle.graph.effects import remove_tokens
 from treadle.graph.operators import has_effect
 from treadle.graph.passes import run_passes
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
-from treadle.graph.values import compute
 from treadle.options import Options, from_environment
-from treadle.passes.memory.choose import fastest_plan
-from treadle.passes.memory.split import Halves, extract, split
+from treadle.passes.memory.split import copy_overwritten, reordered, split
 from treadle.passes.memory_order import DrawInMemoryOrder
 from treadle.report.explain import explain, explain_stages
 from treadle.report.html import page
+from treadle.report.stages import Clock
 from treadle.report.step_report import Observed, StepReport, report_of
 from treadle.report.summary import Summary, summary_of
 from treadle.report.trace import trace_of
+from treadle.report.watch import watcher_for
 from treadle.runtime.cache import Cache
 from treadle.targets.registry import device_of_kinds
 from treadle.util.errors import LoweringError, TreadleError
@@ -106,8 +103,8 @@ class CompiledGraph:
         return explain(self._step_report())
 
     def stages(self) -> str:
-        """The stages of the compile in their order, with seconds and why each stands there, and
-        what each pass made of the nodes of the graph."""
+        """The stages of the compile in their order: seconds, what each was given and made, why it
+        stands there, and what each pass made of the nodes of the graph."""
         return explain_stages(self._step_report())
 
     def summary(self) -> Summary:
@@ -219,32 +216,13 @@ class _Partition:
                 step = _planned(step, self.options)
             graph, places = step.graph, step.placeholders
             first, last = places[: len(first)], places[len(first) :]
-        old = _old_values(graph, [first[at] for at in written], last)
+        old = copy_overwritten(graph, [first[at] for at in written], last)
         halves = split(graph, first, last, num_fwd_outputs, old)
         sizes = [node for node in halves.kept if isinstance(node.meta["val"], SymInt)]
         if sizes:  # AOTAutograd takes them after the tensors, and gives them before
             order = [*(n for n in halves.kept if n not in sizes), *sizes]
-            halves = _reordered(graph, first, last, num_fwd_outputs, order, sizes)
+            halves = reordered(graph, first, last, num_fwd_outputs, order, sizes)
         return fx.GraphModule(joint, halves.forward), fx.GraphModule(joint, halves.backward)
-
-
-def _reordered(
-    graph: fx.Graph,
-    inputs: Sequence[fx.Node],
-    tangents: Sequence[fx.Node],
-    results: int,
-    order: Sequence[fx.Node],
-    sizes: Sequence[fx.Node],
-) -> Halves:
-    """The halves with sizes after the tensors that are kept, and before them in the backward."""
-    (output,) = graph.find_nodes(op="output")
-    returned: Any = output.args[0]
-    tensors = [node for node in order if node not in sizes]
-    return Halves(
-        extract(graph, inputs, [*returned[:results], *order]),
-        extract(graph, [*sizes, *tensors, *tangents], returned[results:]),
-        tuple(order),
-    )
 
 
 def _has_symbols(graph: fx.Graph) -> bool:
@@ -282,30 +260,6 @@ def _joint_step(graph: fx.Graph, tangents: Sequence[fx.Node], results: int) -> S
     return StepGraph(graph, signature)
 
 
-def _old_values(
-    graph: fx.Graph, written: Sequence[fx.Node], tangents: Sequence[fx.Node]
-) -> list[fx.Node]:
-    """Copies of inputs that are written after the forward, for a backward that reads what they
-    were: a batch norm that is computed again takes the running statistics of before."""
-    late = set(tangents)
-    for node in graph.nodes:
-        again = node.meta.get("recomputed") or node.meta.get("phase") == "backward"
-        if node.op != "output" and (again or not late.isdisjoint(node.all_input_nodes)):
-            late.add(node)
-    copies: list[fx.Node] = []
-    for place in written:
-        readers = [user for user in place.users if user in late]
-        if readers:
-            with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
-                copy = graph.call_function(torch.ops.aten.clone.default, (place,))
-            copy.meta = dict(place.meta) | {"phase": "forward"}
-            copy.meta["val"] = compute(copy)
-            for each in readers:
-                each.replace_input_with(place, copy)
-            copies.append(copy)
-    return copies
-
-
 def _inputs_first(graph: fx.Graph) -> list[fx.Node]:
     """The placeholders, in their order, moved before all else: a backward pass that has effects
     takes its tokens after the work of the forward."""
@@ -341,15 +295,19 @@ def _user_line(stack: str) -> str:
 
 def _planned(step: StepGraph, options: Options) -> StepGraph:
     """What is kept and what is computed again, by the planner of whole steps."""
-    device = _device(step.graph)
-    cache = Cache(options.cache_dir)
-    library = not build_for(device, options, cache).generates
-    target = Target(device, options, library=library)
-    run_passes(step, _FIRST)
-    step = settled(extended(step), options)
-    if options.memory is None:
-        return fastest_plan(step, target.hardware).step
-    return plan_within(step, target)[0].step
+    with _watched("joint", options) as clock:
+        run_passes(step, _FIRST, clock.watcher)
+        return plan_graph(step, _device(step.graph), options, clock)
+
+
+@contextmanager
+def _watched(name: str, options: Options) -> Iterator[Clock]:
+    """A clock for the compile of one graph. Graphs are many: none has a line of progress."""
+    watcher = watcher_for(name, replace(options, progress=False))
+    try:
+        yield Clock(watcher)
+    finally:
+        watcher.closes()
 
 
 def _device(graph: fx.Graph) -> str:
@@ -468,8 +426,10 @@ def _built(
     )
     cache = Cache(options.cache_dir)
     step = StepGraph(graph, signature)
-    run_passes(step, _FIRST)
-    built = compile_step(step, _device(graph), replace(options, memory=None), cache=cache)
+    with _watched(phase, options) as clock:
+        run_passes(step, _FIRST, clock.watcher)
+        plain = replace(options, memory=None)
+        built = compile_step(step, _device(graph), plain, cache=cache, clock=clock)
     if options.strict and built.artifact.fallbacks:
         first = built.artifact.fallbacks[0]
         raise LoweringError(

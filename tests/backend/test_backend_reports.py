@@ -60,3 +60,30 @@ def test_what_is_gone_is_not_listed(tmp_path, monkeypatch):
     del compiled
     torch._dynamo.reset()
     assert len(backend.compiled()) <= before
+
+
+def test_the_ladder_and_the_dump_show_the_joint_graph_and_both_halves(tmp_path, monkeypatch, capfd):
+    """What is decided about a joint graph is decided by passes, and shown as those of a step."""
+    monkeypatch.setenv("TREADLE_NO_CODEGEN", "1")
+    monkeypatch.setenv("TREADLE_DEBUG", "2")
+    monkeypatch.setenv("TREADLE_DUMP", str(tmp_path / "dump"))
+    torch._dynamo.reset()
+    model = nn.ModuleList([Net(), nn.Sequential(nn.Linear(3, 9), nn.Tanh(), nn.Dropout(0.5))])
+
+    def forward(x):
+        for each in (*model, *model):
+            x = torch.sin(each(x))
+        return x
+
+    compiled = torch.compile(forward, backend=treadle, options={"memory": 0.0})
+    compiled(torch.randn(64, 9)).sum().backward()
+    err = capfd.readouterr().err
+    shown = [line.split("(")[0] for line in err.splitlines() if line.startswith("treadle: ")]
+    for each in ("DrawInMemoryOrder", "RemoveNoOps", "ReadMasksAsBytes", "Recompute"):
+        assert f"treadle: {each}" in shown
+    assert sum(line.startswith("treadle: plan memory") for line in shown) == 3
+    folders = {path.name.partition("-")[0]: path for path in (tmp_path / "dump").iterdir()}
+    assert set(folders) == {"joint", "forward", "backward"}
+    assert (folders["joint"] / "planned.txt").exists()
+    assert not (folders["joint"] / "kernels.txt").exists()
+    assert (folders["backward"] / "kernels.txt").exists()

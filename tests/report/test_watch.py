@@ -14,7 +14,7 @@ import treadle
 from testing import forget_progress_settings
 from treadle.options import Options, from_environment
 from treadle.report.progress import ProgressLine, can_be_live
-from treadle.report.stages import STAGES, Clock, Watcher, Watchers
+from treadle.report.stages import PRODUCTS, Clock, Watcher, Watchers
 from treadle.report.watch import watcher_for
 
 
@@ -62,8 +62,8 @@ def test_a_dump_holds_every_stage_as_text(tmp_path):
     (folder,) = (tmp_path / "dump").iterdir()
     assert folder.name.startswith("train-")
     files = {path.name for path in folder.iterdir()}
-    assert {f"{stage}.txt" for stage in STAGES[:-1]} | {"sources-0.cpp", "times.txt"} <= files
-    for stage in STAGES[:-1]:
+    assert {f"{stage}.txt" for stage in PRODUCTS[:-1]} | {"sources-0.cpp", "times.txt"} <= files
+    for stage in PRODUCTS[:-1]:
         assert (folder / f"{stage}.txt").read_text().strip() == step.graph(stage).strip()
     assert (folder / "sources-0.cpp").read_text() in step.graph("sources")
     passes = {path.name for path in (folder / "passes").iterdir()}
@@ -75,7 +75,7 @@ def test_a_dump_holds_every_stage_as_text(tmp_path):
 def test_every_stage_can_be_read_of_a_step_from_the_cache(tmp_path):
     first, second = compiled(tmp_path), compiled(tmp_path)
     assert second.compiled.from_cache
-    for stage in STAGES:
+    for stage in PRODUCTS:
         assert second.graph(stage) == first.graph(stage), stage
     with pytest.raises(treadle.TreadleError, match="TR-002"):
         second.graph("fried")

@@ -1,4 +1,6 @@
-"""The passes that every captured graph goes through, and what users registered."""
+"""The passes of the stages ahead of the memory plan; those of a plan are its own."""
+
+from collections.abc import Sequence
 
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.signature import StepGraph
@@ -13,14 +15,14 @@ from treadle.passes.registered import registered
 from treadle.report.stages import Watcher
 
 CLEAN: tuple[GraphPass, ...] = (
-    ExpandDropout(),
-    RemoveNoOps(),  # first: it makes equal what only a no-op told apart
-    RemoveCommonSubexpressions(),
+    ExpandDropout(),  # first: what a dropout is made of is cleaned like the rest
+    RemoveNoOps(),  # early: it makes equal what only a no-op told apart
+    RemoveCommonSubexpressions(),  # before what is dead: of two equal values one is left
     RemoveDeadCode(),  # last: the others leave nodes without users
 )
 COUNTER_BASED: tuple[GraphPass, ...] = (
     ExpandDropout(everywhere=True),  # first: it shows the draw inside a fused dropout
-    UseCounterBasedRng(),
+    UseCounterBasedRng(),  # before the rest: what was drawn from is dead then
     *CLEAN,
 )
 
@@ -35,26 +37,33 @@ def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
     )
 
 
+def extending() -> tuple[GraphPass, ...]:
+    """What users registered, after what shows them a plain graph; none if nothing is."""
+    passes = registered()
+    return (*CLEAN, *passes) if passes else ()
+
+
 def extended(step: StepGraph, watcher: Watcher | None = None) -> StepGraph:
     """The step after what users registered. Before the cache is asked: their code may change."""
-    passes = registered()
-    if not passes:
-        return step
-    result = clean(step)
-    run_passes(result, passes, watcher or Watcher())
-    return result
+    passes = extending()
+    return rewritten(step, passes, watcher) if passes else step
 
 
 def settled(step: StepGraph, options: Options, watcher: Watcher | None = None) -> StepGraph:
     """A cleaned copy, ready to be planned, in which what checkpointing asks for is decided: its
     wishes give way to a budget."""
-    result = step.copy()
-    run_passes(result, cleaning_of(options), watcher or Watcher())
-    return result
+    return rewritten(step, cleaning_of(options), watcher)
 
 
 def clean(step: StepGraph) -> StepGraph:
     """A cleaned copy of the captured graph."""
+    return rewritten(step, CLEAN)
+
+
+def rewritten(
+    step: StepGraph, passes: Sequence[GraphPass], watcher: Watcher | None = None
+) -> StepGraph:
+    """A copy of the step after ``passes``."""
     result = step.copy()
-    run_passes(result, CLEAN)
+    run_passes(result, passes, watcher or Watcher())
     return result

@@ -10,7 +10,7 @@ from typing import Any
 from treadle.graph.canonical import SourceLines
 from treadle.graph.passes import PassReport
 from treadle.passes.memory.decisions import Decision
-from treadle.report.log import CompileLog, KernelInfo, Notes
+from treadle.report.log import CompileLog, KernelInfo, Notes, StagePass
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.serialize import artifact_from_dict, artifact_to_dict
 from treadle.schedule.timeline import timeline_from
@@ -67,9 +67,11 @@ def _notes(data: Mapping[str, Any]) -> Notes:
     calls = tuple(_info(each) for each in data["calls"])
     decisions = tuple(Decision(**each) for each in data["decisions"])
     line = data["timeline"]
-    passes = tuple(PassReport(**each) for each in data["passes"])
+    passes = tuple(
+        StagePass(each["stage"], PassReport(**each["report"])) for each in data["passes"]
+    )
     found = None if line is None else timeline_from(line)
-    return Notes(decisions, kernels, calls, found, passes)
+    return Notes(decisions, kernels, calls, found, passes, dict(data["sizes"]))
 
 
 def _info(data: Mapping[str, Any]) -> KernelInfo:

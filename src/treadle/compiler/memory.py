@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from treadle.compiler.cleaning import extended, settled
+from treadle.compiler.cleaning import extended, rewritten, settled
 from treadle.compiler.request import Target, build_for, request_of
 from treadle.compiler.workspaces import with_workspaces
 from treadle.graph.dynamic import dims_of_graph
@@ -14,8 +14,10 @@ from treadle.loop.simplify import simplify_program
 from treadle.lower.graph import lower
 from treadle.lower.reuse import LoweredNodes
 from treadle.options import Options
+from treadle.passes.memory.apply import require_same
 from treadle.passes.memory.choose import MemoryPlan, fastest_plan, plan_memory
 from treadle.passes.memory.search import frontier
+from treadle.report.stages import Watcher
 from treadle.runtime.cache import Cache
 from treadle.schedule.loop_nest import LoopNests
 from treadle.schedule.plan import schedule
@@ -105,6 +107,15 @@ def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled 
     evaluator = PeakEvaluator(target, known_of(step))
     memory = plan_memory(step, budget, target.hardware, evaluator)
     return memory, evaluator.scheduled(memory.step)
+
+
+def applied(step: StepGraph, memory: MemoryPlan, watcher: Watcher | None = None) -> StepGraph:
+    """The step as the plan wants it, by the plan's passes. ``VerifyError`` if it is another graph
+    than the plan was judged by."""
+    result = rewritten(step, memory.passes, watcher)
+    if memory.judged:
+        require_same(result, memory.step)
+    return result
 
 
 def frontier_points(

@@ -1,6 +1,17 @@
-"""The order of everything, and nothing else.
+"""The stages in the order of ``report/stages.py``, which says why; nothing else decides an order.
 
-capture -> clean -> plan memory -> lower -> simplify -> schedule -> generate code -> build
+::
+
+    stage                what is done                        its passes
+    capture              before this, by ``capture``
+    extend               graph -> graph                      ``cleaning.extending``
+    look up              graph -> key; if found, on to build
+    clean                graph -> graph                      ``cleaning.cleaning_of``
+    plan memory          graph -> plan -> graph              those of the plan: ``memory/apply.py``
+    lower and schedule   graph -> loops -> kernels
+    tune                 kernels -> kernels
+    generate code        kernels -> sources
+    build                sources -> what runs
 """
 
 from collections.abc import Sequence
@@ -13,11 +24,11 @@ from treadle.capture.step import Captured
 from treadle.capture.watching import watch_tensors
 from treadle.codegen.host import artifact_of
 from treadle.compat.switches import clear_workspaces
-from treadle.compiler.cleaning import extended, settled
+from treadle.compiler.cleaning import extended, extending, settled
 from treadle.compiler.compiled import Built, Compiled
 from treadle.compiler.entry import read_saved, saved_bytes, with_lines
-from treadle.compiler.memory import Scheduled, lowered, plan_within, planned
-from treadle.compiler.request import CompileRequest, build_for, key_of, request_of
+from treadle.compiler.memory import Scheduled, applied, lowered, plan_within, planned
+from treadle.compiler.request import CompileRequest, Target, build_for, key_of, request_of
 from treadle.compiler.specialization import require_unspecialized
 from treadle.compiler.tune import tuned
 from treadle.graph.dynamic import dims_of_graph, guards_of
@@ -28,7 +39,7 @@ from treadle.loop.verify import verify_kernel, verify_program
 from treadle.options import Options
 from treadle.passes.registered import registered
 from treadle.report.log import CompileLog
-from treadle.report.stages import Clock, Watchers
+from treadle.report.stages import Clock
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.cache import Cache
 from treadle.runtime.execute import Executable
@@ -76,11 +87,8 @@ def compile_step(
     know where no value of it has them."""
     guards = guards_of(step.graph) if guards is None else guards
     clock = clock or Clock()
-    step = extended(step, clock.watcher)
-    dims = dims_of_graph(step.graph)
-    checks = IndexCheck(step, {dim.name: dim.sample for dim in dims})
-    if not dims:  # otherwise each call's sizes have a check of their own
-        checks.require_fixed()
+    step, extension = _extended(step, clock)
+    checks = _checks_of(step)
     with clock.stage("look up"):
         build_ = build_for(device, options, cache)
         request = request_of(step, device, options, build_, cache=cache, kept=kept, guards=guards)
@@ -110,13 +118,45 @@ def compile_step(
         entry,
         artifact,
         executable,
-        log,
+        log.after(extension),
         clock.seconds,
         from_cache=from_cache,
         library=request.target.library,
         checks=checks,
         hardware=request.target.hardware,
     )
+
+
+def plan_graph(step: StepGraph, device: str, options: Options, clock: Clock) -> StepGraph:
+    """The stages up to the memory plan alone, for a joint graph that is cut in two before the rest;
+    the halves go through all stages. Changes nothing."""
+    cache = Cache(options.cache_dir)
+    step, _ = _extended(step, clock)
+    library = not build_for(device, options, cache).generates
+    planned_step, _ = _graph_to_graph(step, Target(device, options, library=library), clock)
+    return planned_step
+
+
+def _extended(step: StepGraph, clock: Clock) -> tuple[StepGraph, CompileLog]:
+    """The step after what users registered, and what was heard of that."""
+    heard = CompileLog()
+    if not extending():
+        return step, heard
+    clock = clock.heard_by(heard)
+    heard.note_size("captured", step)
+    with clock.stage("extend"):
+        step = extended(step, clock.watcher)
+    heard.note_size("extend", step)
+    return step, heard
+
+
+def _checks_of(step: StepGraph) -> IndexCheck:
+    """What a call's inputs must be; a fixed size for which that is never so is refused."""
+    dims = dims_of_graph(step.graph)
+    checks = IndexCheck(step, {dim.name: dim.sample for dim in dims})
+    if not dims:  # otherwise each call's sizes have a check of their own
+        checks.require_fixed()
+    return checks
 
 
 def _terms(step: StepGraph, artifact: Artifact, options: Options) -> Terms | None:
@@ -140,24 +180,18 @@ def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileL
     """Every stage between the captured graph and the artifact. They see the request alone."""
     target = request.target
     log = CompileLog()
-    watcher = Watchers([log, clock.watcher])
+    clock = clock.heard_by(log)
+    watcher = clock.watcher
     watcher.locates(request.canonical.lines)
-    watcher.made("captured", request.step)
-    with clock.stage("clean"):
-        step = settled(request.step, target.options, watcher)
-    watcher.made("clean", step)
-    with clock.stage("plan memory"):
-        memory, judged = plan_within(step, target)
-    watcher.made("planned", memory.step)
-    watcher.made("decisions", memory.table)
+    step, judged = _graph_to_graph(request.step, target, clock)
     with clock.stage("lower and schedule"):
-        scheduled = judged or planned(memory.step, target)
-        _verify(scheduled, guards_of(memory.step.graph))
-        require_unspecialized(memory.step, scheduled.program, partial(lowered, target=target))
+        scheduled = judged or planned(step, target)
+        _verify(scheduled, guards_of(step.graph))
+        require_unspecialized(step, scheduled.program, partial(lowered, target=target))
     if target.trials is not None:
         with clock.stage("tune"):
             scheduled = tuned(scheduled, target, target.trials)
-            _verify(scheduled, guards_of(memory.step.graph))
+            _verify(scheduled, guards_of(step.graph))
     watcher.made("loops", scheduled.program)
     watcher.made("kernels", scheduled.plan)
     with clock.stage("generate code"):
@@ -170,6 +204,23 @@ def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileL
         )
     watcher.made("sources", artifact)
     return artifact, log
+
+
+def _graph_to_graph(
+    step: StepGraph, target: Target, clock: Clock
+) -> tuple[StepGraph, Scheduled | None]:
+    """The planned graph, and what was made of it if its plan was judged."""
+    watcher = clock.watcher
+    watcher.made("captured", step)
+    with clock.stage("clean"):
+        step = settled(step, target.options, watcher)
+    watcher.made("clean", step)
+    with clock.stage("plan memory"):
+        memory, judged = plan_within(step, target)
+        step = applied(step, memory, watcher)
+    watcher.made("planned", step)
+    watcher.made("decisions", memory.table)
+    return step, judged
 
 
 def _verify(scheduled: Scheduled, guards: GuardSet) -> None:

@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+from collections.abc import Sequence
 
 from torch import fx
 
@@ -23,7 +24,7 @@ def restore_order(graph: fx.Graph) -> int:
         cycle = " -> ".join(str(node) for node in _cycle(nodes, set(order)))
         raise VerifyError(f"values depend on each other in a circle: {cycle}")
     if late:
-        _arrange(nodes, order)
+        arrange(nodes, order)
     return late
 
 
@@ -46,7 +47,8 @@ def _stable_order(nodes: list[fx.Node]) -> tuple[list[fx.Node], int]:
     return order, late
 
 
-def _arrange(nodes: list[fx.Node], order: list[fx.Node]) -> None:
+def arrange(nodes: Sequence[fx.Node], order: Sequence[fx.Node]) -> None:
+    """Move ``nodes``, which stand in this order from the first of their graph on, to ``order``."""
     if order[0] is not nodes[0]:
         nodes[0].prepend(order[0])
     for before, node in itertools.pairwise(order):

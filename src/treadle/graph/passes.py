@@ -2,7 +2,7 @@
 
 import abc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -120,21 +120,23 @@ def _broken(message: str) -> TreadleError:
 
 
 class DumpPasses(Observer):
-    """Writes the step to ``folder`` as text: ``00-start.txt``, then text and diff per pass."""
+    """Writes the step to ``folder`` as text: ``00-start.txt``, then text and diff per pass.
+    ``fill``: what to do to a text before, as to put source lines into it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fill: Callable[[str], str] = str) -> None:
         self._folder = folder
+        self._fill = fill
         self._text = ""
         self._count = 0
 
     def starts(self, step: StepGraph) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._text = show(step, details=True)
+        self._text = self._fill(show(step, details=True))
         (self._folder / f"{self._count:02}-start.txt").write_text(self._text + "\n")
 
     def ran(self, each: GraphPass, step: StepGraph, report: PassReport) -> None:
         self._count += 1
-        text = show(step, details=True)
+        text = self._fill(show(step, details=True))
         stem = self._folder / f"{self._count:02}-{type(each).__name__}"
         stem.with_suffix(".txt").write_text(f"# {_sentence(report)}\n{text}\n")
         stem.with_suffix(".diff").write_text(diff(self._text, text) + "\n")

@@ -13,7 +13,7 @@ from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.program import Call, Origin
 from treadle.passes.memory.cost import work_of
 from treadle.passes.memory.decisions import Decision
-from treadle.report.stages import Product, Watcher, text_of
+from treadle.report.stages import Product, Watcher, size_of, text_of
 from treadle.runtime.artifact import Artifact
 from treadle.schedule.timeline import Timeline, timeline
 from treadle.util.extents import sample_of
@@ -38,6 +38,14 @@ class KernelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class StagePass:
+    """One run of a pass, without its time, and the stage that ran it."""
+
+    stage: str
+    report: PassReport
+
+
+@dataclass(frozen=True, slots=True)
 class Notes:
     """What a compile knows beside its texts: a report is made of it, also of a cached step."""
 
@@ -45,7 +53,8 @@ class Notes:
     kernels: Mapping[str, KernelInfo] = field(default_factory=dict[str, KernelInfo])
     calls: tuple[KernelInfo, ...] = ()  # in the order of the artifact's
     timeline: Timeline | None = None
-    passes: tuple[PassReport, ...] = ()  # of the stage that cleans, without their times
+    passes: tuple[StagePass, ...] = ()
+    sizes: Mapping[str, str] = field(default_factory=dict[str, str])  # of what the stages made
 
 
 class CompileLog(Watcher):
@@ -54,12 +63,25 @@ class CompileLog(Watcher):
     def __init__(self, texts: Mapping[str, str] | None = None, notes: Notes | None = None) -> None:
         self.texts: dict[str, str] = dict(texts or {})
         self.notes = notes or Notes()
-        self.pass_seconds: list[float] = []  # of this process; an entry of a cache has none
+        self.pass_seconds: list[float | None] = [None] * len(self.notes.passes)
+        self._stage = ""
         self._nodes: dict[str, fx.Node] = {}
+
+    def begins(self, stage: str) -> None:
+        self._stage = stage
+
+    def after(self, earlier: "CompileLog") -> "CompileLog":
+        """This log, which may be of another process, after the passes of an ``earlier`` one."""
+        passes = (*earlier.notes.passes, *self.notes.passes)
+        sizes = {**self.notes.sizes, **earlier.notes.sizes}
+        made = CompileLog(self.texts, replace(self.notes, passes=passes, sizes=sizes))
+        made.pass_seconds = [*earlier.pass_seconds, *self.pass_seconds]
+        return made
 
     def made(self, name: str, product: Product) -> None:
         if not isinstance(product, Artifact):
             self.texts[name] = text_of(product)
+        self.note_size(name, product)
         match product:
             case StepGraph():
                 self._nodes = {str(node): node for node in product.graph.nodes}
@@ -74,10 +96,14 @@ class CompileLog(Watcher):
             case _:
                 pass
 
+    def note_size(self, name: str, product: Product) -> None:
+        """How large ``product`` is; ``name``: its own, or that of its stage."""
+        self.notes = replace(self.notes, sizes={**self.notes.sizes, name: size_of(product)})
+
     def ran(self, each: GraphPass, step: StepGraph, report: PassReport) -> None:
         self.pass_seconds.append(report.seconds)
-        passes = (*self.notes.passes, replace(report, seconds=0.0))
-        self.notes = replace(self.notes, passes=passes)
+        told = StagePass(self._stage, replace(report, seconds=0.0))
+        self.notes = replace(self.notes, passes=(*self.notes.passes, told))
 
     def _fused(self, kernel: Kernel) -> KernelInfo:
         return self._info(kernel.origins)

@@ -1,4 +1,4 @@
-"""The vocabulary of a compile's stages: their products, who hears of them, and their clock."""
+"""The stages of a compile: their order, their products, who hears of them, and their clock."""
 
 import time
 from collections.abc import Generator, Sequence
@@ -18,29 +18,43 @@ from treadle.runtime.artifact import Artifact
 Product = StepGraph | Program | KernelPlan | Artifact | tuple[Decision, ...]
 """What a stage makes."""
 
-STAGES = ("captured", "clean", "planned", "decisions", "loops", "kernels", "sources")
-"""The products of a compile, in the order they are made."""
-
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage of a compile: what it is for, and why it stands where it does."""
+    """One stage of a compile: why it stands where it does, and the names of what it ``makes``."""
 
     name: str
     why: str
+    makes: tuple[str, ...] = ()
 
 
 ORDER = (
-    Stage("capture", "one run of the step on fake tensors; nothing of it runs at a later call"),
+    Stage(
+        "capture",
+        "one run of the step on fake tensors; nothing of it runs at a later call",
+        ("captured",),
+    ),
+    Stage("extend", "where users registered passes: before the cache is asked, as those change"),
     Stage("look up", "before any work: equal facts are equal artifacts"),
-    Stage("clean", "before planning: what is merged or dropped needs no bytes"),
-    Stage("plan memory", "on the graph that will run: it decides what is lowered, and how often"),
-    Stage("lower and schedule", "after planning: what is computed again fuses with what reads it"),
+    Stage("clean", "before planning: what is merged or dropped needs no bytes", ("clean",)),
+    Stage(
+        "plan memory",
+        "on the graph that will run: it decides what is lowered, and how often",
+        ("planned", "decisions"),
+    ),
+    Stage(
+        "lower and schedule",
+        "after planning: what is computed again fuses with what reads it",
+        ("loops", "kernels"),
+    ),
     Stage("tune", "where it is asked for: a choice is data, so the program is scheduled again"),
-    Stage("generate code", "spells the kernels as scheduled; decides nothing"),
+    Stage("generate code", "spells the kernels as scheduled; decides nothing", ("sources",)),
     Stage("build", "last: compilers see finished text, and take it from the cache if they can"),
 )
-"""All stages, in the order they run; from the cache only the first two and the last."""
+"""All stages, in the order they run; from the cache those that make nothing, and no tuning."""
+
+PRODUCTS = tuple(product for stage in ORDER for product in stage.makes)
+"""What the stages make, by name and in order; ``captured`` is with what users registered."""
 
 
 class Watcher(Observer):
@@ -56,7 +70,7 @@ class Watcher(Observer):
         """The source lines that products refer to from now on."""
 
     def made(self, name: str, product: Product) -> None:
-        """A stage has made one of ``STAGES``; ``product`` belongs to the compile."""
+        """A stage has made one of ``PRODUCTS``; ``product`` belongs to the compile."""
 
     def closes(self) -> None:
         """The compile is over, or has failed."""
@@ -104,6 +118,10 @@ class Clock:
     watcher: Watcher = field(default_factory=Watcher)
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
+    def heard_by(self, watcher: Watcher) -> "Clock":
+        """The same clock; ``watcher`` hears of its stages before its own does."""
+        return Clock(Watchers([watcher, self.watcher]), self.seconds)
+
     @contextmanager
     def stage(self, name: str) -> Generator[None]:
         """Times what runs within; the watcher hears of its end after an error as well."""
@@ -115,6 +133,22 @@ class Clock:
             spent = time.perf_counter() - start
             self.seconds[name] = self.seconds.get(name, 0.0) + spent
             self.watcher.ends(name, spent)
+
+
+def size_of(product: Product) -> str:
+    """How large a product is, in words; nothing for a table of decisions."""
+    match product:
+        case StepGraph():
+            return f"{len(product.graph.nodes)} nodes"
+        case Program():
+            return f"{len(product.steps)} steps"
+        case KernelPlan():
+            kernels = sum(isinstance(each, Kernel) for each in product.steps)
+            return f"{kernels} kernels, {len(product.steps) - kernels} calls"
+        case Artifact():
+            return f"{sum(len(each.text.splitlines()) for each in product.sources)} lines"
+        case _:
+            return ""
 
 
 def text_of(product: Product) -> str:

@@ -9,11 +9,10 @@ from typing import TypeVar
 
 import torch
 
-from treadle.graph.passes import PassReport
 from treadle.graph.signature import Role, StepGraph
 from treadle.options import Options
 from treadle.passes.memory.decisions import Row, layer_of, rows
-from treadle.report.log import CompileLog, KernelInfo
+from treadle.report.log import CompileLog, KernelInfo, StagePass
 from treadle.runtime.artifact import Artifact, Launch
 from treadle.runtime.bindings import spec_bytes
 from treadle.schedule.timeline import Timeline
@@ -146,8 +145,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """A compiled step. Stages in the order they ran, with the passes of the one that cleans, timed
-    where it was compiled here; kernels and calls by time, else by floor."""
+    """A compiled step. Stages in the order they ran, and their passes, timed where they ran here;
+    ``sizes`` of what the stages made; kernels and calls by time, else by floor."""
 
     name: str
     device: DeviceModel
@@ -158,8 +157,9 @@ class StepReport:
     left: tuple[str, ...]
     results: int
     stages: tuple[tuple[str, float], ...]
-    passes: tuple[PassReport, ...]
-    pass_seconds: tuple[float, ...]
+    passes: tuple[StagePass, ...]
+    pass_seconds: tuple[float | None, ...]
+    sizes: Mapping[str, str]
     from_cache: bool
     library: bool
     dims: str
@@ -226,6 +226,7 @@ def report_of(seen: Observed) -> StepReport:
         stages=tuple(seen.seconds.items()),
         passes=seen.log.notes.passes,
         pass_seconds=tuple(seen.log.pass_seconds),
+        sizes=seen.log.notes.sizes,
         from_cache=seen.from_cache,
         library=seen.library,
         dims=seen.facts["sizes"],

@@ -13,7 +13,7 @@ from treadle.graph.signature import StepGraph
 from treadle.options import Options
 from treadle.report.made_up import NumbersPrinter
 from treadle.report.progress import ProgressLine, can_be_live
-from treadle.report.stages import STAGES, Product, Watcher, Watchers, text_of
+from treadle.report.stages import PRODUCTS, Product, Watcher, Watchers, text_of
 from treadle.runtime.artifact import Artifact
 
 _LEVEL = {"loops": 3, "kernels": 3, "sources": 4}
@@ -93,11 +93,11 @@ class Dump(Watcher):
 
     def made(self, name: str, product: Product) -> None:
         text = self._lines.fill(text_of(product))
-        if name == STAGES[0]:
+        if name == PRODUCTS[0]:
             digest = hashlib.sha256(text.encode()).hexdigest()[:8]
             self._folder = self._root / f"{self._name}-{digest}"
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._passes = DumpPasses(self._folder / "passes")
+            self._passes = DumpPasses(self._folder / "passes", self._lines.fill)
         if isinstance(product, Artifact):
             for at, source in enumerate(product.sources):
                 path = self._folder / f"{name}-{at}.{_SUFFIX[source.language]}"

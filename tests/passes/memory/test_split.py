@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from treadle.passes.memory.split import extract, split
+from treadle.passes.memory.split import copy_overwritten, extract, split
 from treadle.util.errors import PlanError
 
 aten = torch.ops.aten
@@ -79,3 +79,25 @@ def test_a_missing_input_is_named():
     with pytest.raises(PlanError, match=r"output 0 .relu. depends on an input") as caught:
         extract(graph, [x], output.args[0])
     assert caught.value.code == "TR-210"
+
+
+def test_a_backward_reads_what_an_overwritten_input_was():
+    def program(mean, x, dy):
+        y = aten.sub.Tensor(x, mean)
+        centred = aten.sub.Tensor(x, mean)
+        return [y, aten.mul.Tensor(dy, centred)]
+
+    given = torch.randn(3), torch.randn(5, 3), torch.randn(5, 3)
+    graph = make_fx(program, tracing_mode="fake")(*given).graph
+    mean, x, dy = graph.find_nodes(op="placeholder")
+    again = graph.find_nodes(op="call_function", target=aten.sub.Tensor)[1]
+    again.meta["recomputed"] = True
+    (copy,) = copy_overwritten(graph, [mean], [dy])
+    order = [node.name for node in graph.nodes][3:]
+    assert order == [copy.name, "sub", "sub_1", "mul", "output"]
+    assert copy.args == (mean,)
+    assert again.args == (x, copy)
+    assert copy_overwritten(graph, [mean], [dy]) == []  # a second run finds nothing
+    halves = split(graph, [mean, x], [dy], 1, [copy])
+    assert copy in halves.kept
+    assert mean not in halves.kept

@@ -11,7 +11,9 @@ and a plan is chosen only once it has been judged itself.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
+from treadle.passes.memory.apply import passes_of
 from treadle.passes.memory.decisions import Decision, decisions, folded
 from treadle.passes.memory.search import Candidate, candidates, fastest
 from treadle.passes.memory.simulate import timeline
@@ -28,13 +30,22 @@ _LAST_RESORTS = 4
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The chosen step. ``peak_bytes`` is the judge's word; ``table`` one entry per value."""
+    """The chosen candidate, and the ``passes`` that make its graph of the step. ``peak_bytes`` is
+    the judge's word, or the simulator's if it was not ``judged``; ``table`` one entry per value.
+    """
 
-    step: StepGraph
+    chosen: Candidate
+    passes: tuple[GraphPass, ...]
     saved: frozenset[str]
     peak_bytes: int
     seconds: float
     table: tuple[Decision, ...]
+    judged: bool
+
+    @property
+    def step(self) -> StepGraph:
+        """The graph of the chosen candidate, which the judge was asked about."""
+        return self.chosen.step
 
     def rows(self) -> list[str]:
         """What became of each activation and why, equal layers folded, largest first."""
@@ -84,13 +95,13 @@ def plan_memory(
         chosen = _first_fitting(judged, budget_bytes)
     else:
         chosen = _last_resort(judged, budget_bytes)
-    return _plan(judged.points[chosen], judged.exact(chosen))
+    return _plan(step, judged.points[chosen], judged.exact(chosen), judged=True)
 
 
 def fastest_plan(step: StepGraph, device: DeviceModel) -> MemoryPlan:
     """The plan that is estimated to be the fastest; its peak is the simulator's word."""
     chosen = fastest(step, device)
-    return _plan(chosen, chosen.predicted_peak)
+    return _plan(step, chosen, chosen.predicted_peak, judged=False)
 
 
 def _as_bytes(budget: int | float, judged: _Judged) -> int:
@@ -146,8 +157,9 @@ def _impossible(best: Candidate, peak: int, budget: int) -> PlanError:
     )
 
 
-def _plan(chosen: Candidate, peak: int) -> MemoryPlan:
+def _plan(step: StepGraph, chosen: Candidate, peak: int, *, judged: bool) -> MemoryPlan:
     facts = chosen.order.facts
     names = frozenset(str(facts.nodes[i]) for i in chosen.saved)
     table = decisions(chosen.order, chosen.saved)
-    return MemoryPlan(chosen.step, names, peak, chosen.seconds, table)
+    passes = passes_of(step, chosen)
+    return MemoryPlan(chosen, passes, names, peak, chosen.seconds, table, judged)

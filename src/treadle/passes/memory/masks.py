@@ -1,24 +1,25 @@
 """Read random masks of zeros and ones through one byte an element, in every phase."""
 
 import functools
+from dataclasses import dataclass
 
 import torch
 from torch import fx
 
 from treadle.compat.draw_operators import BERNOULLI
 from treadle.graph.draws import is_zero_or_one, zero_one_draw
+from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import inherit
-from treadle.passes.memory.order import as_traced, facts_of
-from treadle.passes.memory.rematerialise import build
 from treadle.targets.registry import target_for
 
 aten = torch.ops.aten
 
 
-def with_byte_masks(step: StepGraph) -> StepGraph:
-    """The step, in a copy in which all readers of a drawn mask go through a bool copy of it.
+@dataclass(frozen=True)
+class ReadMasksAsBytes(GraphPass):
+    """All readers of a drawn mask go through a bool copy of it.
 
     before:  m = bernoulli(e, 0.9); y = mul(x, m)
     after:   m = bernoulli(e, 0.9); b = bool(m); f = float(b); y = mul(x, f)
@@ -28,14 +29,25 @@ def with_byte_masks(step: StepGraph) -> StepGraph:
     The mask is the one thing that must be kept whatever the budget, and now it can be kept in a
     quarter of the bytes, also for what backward computes again.
     """
+
+    def run(self, step: StepGraph) -> int:
+        changes = 0
+        for node in step.graph.nodes:
+            if _is_mask(node):
+                changed = _read_through_bool(node)
+                if _same_as_bool(node):
+                    _draw_bool(node)
+                    changed = True
+                changes += changed
+        return changes
+
+
+def with_byte_masks(step: StepGraph) -> StepGraph:
+    """The step itself, or a copy if it has masks to read as bytes."""
     if not any(map(_is_mask, step.graph.nodes)):
         return step
-    copy = build(as_traced(facts_of(step)))
-    for node in copy.graph.nodes:
-        if _is_mask(node):
-            _read_through_bool(node)
-            if _same_as_bool(node):
-                _draw_bool(node)
+    copy = step.copy()
+    ReadMasksAsBytes().run(copy)
     return copy
 
 
@@ -47,10 +59,11 @@ def _is_float(node: fx.Node) -> bool:
     return type_of(node).dtype.is_floating_point
 
 
-def _read_through_bool(draw: fx.Node) -> None:
+def _read_through_bool(draw: fx.Node) -> bool:
+    """Whether there was a reader that did not."""
     readers = [user for user in draw.users if not _converts_to_bool(user)]
     if not readers:
-        return
+        return False
     graph = draw.graph
     with graph.inserting_after(draw):
         mask = graph.call_function(aten._to_copy.default, (draw,), {"dtype": torch.bool})
@@ -60,6 +73,7 @@ def _read_through_bool(draw: fx.Node) -> None:
     inherit(back, draw)
     for reader in readers:
         reader.replace_input_with(draw, back)
+    return True
 
 
 def _same_as_bool(draw: fx.Node) -> bool:

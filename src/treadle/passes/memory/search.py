@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from treadle.graph.signature import StepGraph
+from treadle.passes.memory.after import finished
 from treadle.passes.memory.classify import SaveCandidates, classify, must_save
 from treadle.passes.memory.cost import Kind
 from treadle.passes.memory.cut import cheapest_cut
@@ -38,7 +39,7 @@ class Candidate:
 
     @functools.cached_property
     def step(self) -> StepGraph:
-        return build(self.order)
+        return finished(build(self.order))
 
 
 class _Planner:

@@ -9,16 +9,20 @@
 A value is kept if the backward reads it and the forward computes it, or if it is an input that
 the backward reads. Of an operation with several results the results are kept, never the operation;
 views are taken again of what they show, which costs nothing.
+
+This is no pass: it makes two graphs of one, with other inputs. ``joint = backward after forward``.
 """
 
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from treadle.graph.alias import storages
 from treadle.graph.operators import has_effect
+from treadle.graph.values import compute
 from treadle.util.errors import PlanError
 
 Result = fx.Node | None
@@ -61,6 +65,55 @@ def split(
     forward = extract(graph, inputs, [*returned[:results], *kept], first)
     backward = extract(graph, [*kept, *tangents], returned[results:], second)
     return Halves(forward, backward, tuple(kept))
+
+
+def copy_overwritten(
+    graph: fx.Graph, written: Sequence[fx.Node], tangents: Sequence[fx.Node]
+) -> list[fx.Node]:
+    """Copies of inputs that are written after the forward, for a backward that reads what they
+    were: a batch norm that is computed again takes the running statistics of before.
+
+    ::
+
+        before:  y = norm(x, mean); ...; y' = norm(x, mean); dx = f(y', dy)     | mean is written
+        after:   m = clone(mean); y = norm(x, mean); ...; y' = norm(x, m); dx = f(y', dy)
+    """
+    late = set(tangents)
+    for node in graph.nodes:
+        again = node.meta.get("recomputed") or node.meta.get("phase") == "backward"
+        if node.op != "output" and (again or not late.isdisjoint(node.all_input_nodes)):
+            late.add(node)
+    copies: list[fx.Node] = []
+    for place in written:
+        readers = [user for user in place.users if user in late]
+        if readers:
+            with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
+                copy = graph.call_function(torch.ops.aten.clone.default, (place,))
+            copy.meta = dict(place.meta) | {"phase": "forward"}
+            copy.meta["val"] = compute(copy)
+            for each in readers:
+                each.replace_input_with(place, copy)
+            copies.append(copy)
+    return copies
+
+
+def reordered(
+    graph: fx.Graph,
+    inputs: Sequence[fx.Node],
+    tangents: Sequence[fx.Node],
+    results: int,
+    order: Sequence[fx.Node],
+    sizes: Sequence[fx.Node],
+) -> Halves:
+    """The halves with sizes after the tensors that are kept, and before them in the backward."""
+    (output,) = graph.find_nodes(op="output")
+    returned: Sequence[Result] = output.args[0]  # type: ignore[assignment]
+    tensors = [node for node in order if node not in sizes]
+    return Halves(
+        extract(graph, inputs, [*returned[:results], *order]),
+        extract(graph, [*sizes, *tensors, *tangents], returned[results:]),
+        tuple(order),
+    )
 
 
 def _needed(nodes: Collection[fx.Node]) -> set[fx.Node]:

@@ -1,0 +1,21 @@
+"""The passes that need a plan: they see what is kept and what is computed again.
+
+A plan is judged by what runs. So these run on every candidate before it is judged, and again, where
+they are seen, on the step that the plan was chosen for.
+"""
+
+from treadle.graph.passes import GraphPass, run_passes
+from treadle.graph.signature import StepGraph
+
+AFTER: tuple[GraphPass, ...] = ()
+"""In their order, each with the reason why it needs the plan; none so far."""
+
+
+def finished(step: StepGraph) -> StepGraph:
+    """``step``, a candidate's graph of its own, after these passes."""
+    if AFTER:
+        run_passes(step, AFTER)
+    return step
+
+
+__all__ = ["AFTER", "finished"]

@@ -1,0 +1,114 @@
+"""A memory plan as passes: what the search decided, done to the graph of the step.
+
+The search compares orders of operations, hundreds of them, and builds the graphs of few; these
+passes make the graph of the one that was chosen, each in the open. The graph that a candidate was
+judged by is what they give, node for node; ``require_same`` holds it.
+"""
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treadle.graph.order import arrange
+from treadle.graph.passes import Contract, GraphPass
+from treadle.graph.signature import StepGraph
+from treadle.passes.cse import RemoveCommonSubexpressions
+from treadle.passes.memory import after
+from treadle.passes.memory.masks import ReadMasksAsBytes
+from treadle.passes.memory.order import as_traced, facts_of
+from treadle.passes.memory.rematerialise import build, recompute
+from treadle.passes.memory.reorder import update_early
+from treadle.passes.memory.search import Candidate
+from treadle.util.errors import VerifyError
+
+
+@dataclass(frozen=True)
+class Recompute(GraphPass):
+    """Keep ``saved`` for the later phases, and compute again what else they read.
+
+    before:  h = mm(x, w); a = relu(h); ...; g = mm(t(a), d)           | saved: h
+    after:   h = mm(x, w); a = relu(h); ...; a' = relu(h); g = mm(t(a'), d)
+
+    Views of what is kept, inputs, results and random numbers are never computed again; what
+    nothing reads any more is gone. Each change is a node that is computed again, or, where none
+    is, one that is gone.
+    """
+
+    contract = Contract(after=(ReadMasksAsBytes, RemoveCommonSubexpressions))  # it merges them
+
+    saved: frozenset[str]
+
+    def __repr__(self) -> str:
+        return f"Recompute(all but {len(self.saved)} values)"
+
+    def run(self, step: StepGraph) -> int:
+        facts = facts_of(step)
+        kept = {i for i, node in enumerate(facts.nodes) if node.name in self.saved}
+        order = recompute(facts, kept)
+        again, gone = sum(order.again), len(facts.nodes) + sum(order.again) - len(order.origin)
+        if again or gone:
+            step.graph = build(order).graph
+        return again or gone
+
+
+@dataclass(frozen=True)
+class UpdateEarly(GraphPass):
+    """Run each update of the optimizer as soon as its gradient is final.
+
+    before:  g1 = mm(..); g2 = mm(..); n1 = sub(w1, g1); n2 = sub(w2, g2)
+    after:   g1 = mm(..); n1 = sub(w1, g1); g2 = mm(..); n2 = sub(w2, g2)
+
+    Only places change; how many nodes move at least is the number of changes.
+    """
+
+    contract = Contract(after=(Recompute,))
+
+    def run(self, step: StepGraph) -> int:
+        order = as_traced(facts_of(step))
+        places = update_early(order).origin
+        moved = len(places) - _longest_rise(places)
+        if moved:
+            nodes = order.facts.nodes
+            arrange(nodes, [nodes[i] for i in places])
+        return moved
+
+
+def _longest_rise(numbers: Sequence[int]) -> int:
+    """The length of the longest increasing subsequence: what can stay where it is."""
+    ends: list[int] = []  # the smallest end of a rise of each length
+    for number in numbers:
+        at = bisect.bisect_left(ends, number)
+        ends[at : at + 1] = [number]
+    return len(ends)
+
+
+def passes_of(step: StepGraph, chosen: Candidate) -> tuple[GraphPass, ...]:
+    """What turns ``step`` into the graph of ``chosen``, one of its candidates."""
+    order, facts = chosen.order, chosen.order.facts
+    if order.origin == as_traced(facts).origin and facts.step is step:
+        return after.AFTER
+    names = frozenset(facts.nodes[i].name for i in chosen.saved)
+    masks = (ReadMasksAsBytes(),) if facts.step is not step else ()
+    early = (UpdateEarly(),) if order.origin != recompute(facts, chosen.saved).origin else ()
+    return (
+        *masks,  # first: a mask that is kept is kept in bytes
+        Recompute(names),
+        *early,  # after it: an update may wait for what is computed again
+        *after.AFTER,  # last: they need the plan
+    )
+
+
+def require_same(made: StepGraph, judged: StepGraph) -> None:
+    """``VerifyError`` names the first node by which a graph is not the one that was judged."""
+    pairs = zip(made.graph.nodes, judged.graph.nodes, strict=False)
+    for one, other in pairs:
+        ours, theirs = (
+            (node.name, node.target, repr((node.args, node.kwargs))) for node in (one, other)
+        )
+        if ours != theirs:
+            raise VerifyError(f"the plan was judged with {other}, and runs with {one}")
+    if len(made.graph.nodes) != len(judged.graph.nodes):
+        raise VerifyError("the plan was judged with another number of nodes than it runs with")
+
+
+__all__ = ["Recompute", "UpdateEarly", "passes_of", "require_same"]
