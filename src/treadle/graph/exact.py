@@ -9,13 +9,11 @@
     constant  _tensor_constant0 [1.0, 2.0]             or its bytes, if there are many
 """
 
-import base64
 import functools
 import math
 import operator
 import re
 import types
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,9 +23,9 @@ from torch import fx, nn
 from treadle.compat.fake import is_fake
 from treadle.compat.operators import OpOverload
 from treadle.graph.operators import operation_name
-from treadle.graph.types import TensorType, short_dtype, type_of_tensor
+from treadle.graph.types import TensorType, type_of_tensor
 from treadle.util.extents import Size, size_key
-from treadle.util.generators import GeneratorRef
+from treadle.util.literals import literal_text, numbers_text
 
 NOTES = ("module", "region", "asked", "checkpoint", "recomputed")
 """What is noted of a node beside its phase and its source line, if anything."""
@@ -37,10 +35,6 @@ PYTHON = {"_operator": operator, "math": math, "torch": torch}
 """Modules whose functions a graph may call; those that compute with sizes."""
 _PLAIN_NAME = re.compile(r"[^\s'\"#,](?:[^\n\r'\"#]*[^\s'\"#])?")
 _PLAIN_NOTE = re.compile(r"[\w.]+")
-_FEW = 16
-"""Numbers of a constant that are shown as such."""
-_MOST = 1 << 20
-"""Bytes of a constant that are shown at all."""
 
 
 def type_text(value: Any) -> str:
@@ -93,31 +87,6 @@ def value_text(arg: Any, names: Mapping[fx.Node, str]) -> str:
             return f"slice({', '.join(parts)})"
         case _:
             return literal_text(arg)
-
-
-def literal_text(arg: Any) -> str:
-    """An argument that is no value of the graph."""
-    if arg is None or type(arg) in (bool, int, str):
-        return repr(arg)
-    match arg:
-        case float():
-            return repr(float(arg)) if math.isfinite(arg) else f"float('{arg}')"
-        case complex():
-            return f"complex({literal_text(arg.real)}, {literal_text(arg.imag)})"
-        case torch.device():
-            return f"device({str(arg)!r})"
-        case GeneratorRef() | torch.dtype() | torch.layout() | torch.memory_format():
-            return str(arg)
-        case _:
-            return f"<{type(arg).__name__} {arg}>"  # ``parse`` refuses it
-
-
-def named_constants() -> dict[str, Any]:
-    """By its text, every dtype, layout and memory format; dtypes by their short names as well."""
-    kinds = (torch.dtype, torch.layout, torch.memory_format)
-    found = [each for each in vars(torch).values() if isinstance(each, kinds)]
-    short = {short_dtype(each): each for each in found if isinstance(each, torch.dtype)}
-    return {str(each): each for each in found} | short
 
 
 def operation_text(target: Any) -> str:
@@ -191,23 +160,15 @@ def constant_text(owner: nn.Module | None, path: str) -> str:
     value = operator.attrgetter(path)(owner)
     if not isinstance(value, torch.Tensor) or is_fake(value) or value.layout is not torch.strided:
         return path
-    plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    wide = plain.dtype.itemsize > 1 or not plain.is_floating_point()  # of others nothing is known
-    if plain.numel() <= _FEW and wide and not (plain != plain).any():
-        return f"{path} [{', '.join(map(literal_text, plain.tolist()))}]"
-    if plain.nbytes > _MOST:
-        return path
-    packed = zlib.compress(plain.view(torch.uint8).numpy().tobytes())
-    return f"{path} bytes {base64.b64encode(packed).decode()!r}"
+    numbers = numbers_text(value)
+    return f"{path} {numbers}" if numbers else path
 
 
 __all__ = [
     "NOTES",
     "USUAL_DEVICE",
     "constant_text",
-    "literal_text",
     "name_text",
-    "named_constants",
     "note_text",
     "operation_of",
     "operation_text",

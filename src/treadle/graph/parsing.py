@@ -25,12 +25,13 @@ from torch import Tensor, fx, nn
 
 from treadle.compat.fake import FakeTensorMode
 from treadle.graph.exact import NOTES, operation_of, operation_text
-from treadle.graph.literals import DOTTED, Literals, TensorText, TypeText, fits
 from treadle.graph.operators import is_mutable
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.graph.type_text import TensorText, TypeReader, TypeText, fits
 from treadle.graph.types import show_type
 from treadle.graph.values import compute
 from treadle.graph.verify import PHASES, verify
+from treadle.util.literals import DOTTED
 from treadle.util.scanner import Scanner
 
 _VALUE = re.compile(r"[^\W\d]\w*(?:\.\d+)?")
@@ -70,7 +71,8 @@ class _Reader:
 
     def __post_init__(self) -> None:
         self.graph = fx.Graph(owning_module=self.owner)
-        self._literals = Literals(self.scanner)
+        self._types = TypeReader(self.scanner)
+        self._literals = self._types.literals
 
     def finished(self) -> StepGraph:
         if not self.ended:
@@ -99,7 +101,7 @@ class _Reader:
             raise self.scanner.error(f"{name!r} is defined twice", at)
         if self.ended:
             raise self.scanner.error("an operation after the return", at)
-        kind = self._literals.type()
+        kind = self._types.type()
         is_operation = self.scanner.take("=")
         made = self._operation(kind) if is_operation else self._input(name, kind, at)
         self.values[name] = made
@@ -225,7 +227,7 @@ class _Reader:
         path = self.scanner.word(DOTTED, "the name of a constant")
         if not isinstance(kind, TensorText):
             raise self.scanner.error("a constant is one tensor", at)
-        value = self._literals.numbers(kind)
+        value = self._literals.numbers(kind.empty())
         if path not in self.constants:
             self.constants[path] = self.mode.from_tensor(value)
             _put(self.owner, path, value)

@@ -10,7 +10,7 @@ from treadle.util.errors import ParseError
 _BLANKS = re.compile(r"[ \t]*")
 _REST = re.compile(r"[^\n]*")
 _QUOTED = re.compile(r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*\"""")
-_NUMBER = re.compile(r"-?(?:inf\b|nan\b|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)")
+_NUMBER = re.compile(r"-?(?:inf\b|nan\b|\d+(?:\.(?!\.)\d*)?(?:[eE][+-]?\d+)?)")
 _NAME = re.compile(r"[^\W\d]\w*")
 
 
