@@ -24,7 +24,7 @@ from treadle.compat.fake import is_fake
 from treadle.compat.operators import OpOverload
 from treadle.graph.operators import operation_name
 from treadle.graph.types import TensorType, type_of_tensor
-from treadle.util.extents import Size, size_key
+from treadle.util.extents import same_sizes, usual_strides
 from treadle.util.literals import literal_text, numbers_text
 
 NOTES = ("module", "region", "asked", "checkpoint", "recomputed")
@@ -52,20 +52,9 @@ def type_text(value: Any) -> str:
 
 
 def _strides_text(given: TensorType) -> str:
-    usual = usual_strides(given.shape)
-    if list(map(size_key, usual)) == list(map(size_key, given.strides)):
+    if same_sizes(usual_strides(given.shape), given.strides):
         return ""
     return f" strides [{', '.join(map(str, given.strides))}]"
-
-
-def usual_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of ``torch.empty(shape)``: an extent of 0 counts as 1."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step = step * size if isinstance(size, Size) or size != 0 else step
-    return tuple(reversed(strides))
 
 
 def _device_text(device: torch.device) -> str:
@@ -173,6 +162,5 @@ __all__ = [
     "operation_of",
     "operation_text",
     "type_text",
-    "usual_strides",
     "value_text",
 ]

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treadle.graph.exact import USUAL_DEVICE, usual_strides
+from treadle.graph.exact import USUAL_DEVICE
 from treadle.graph.types import short_dtypes, type_of_tensor
+from treadle.util.extents import usual_strides
 from treadle.util.literals import DOTTED, LiteralReader
 from treadle.util.scanner import Scanner
 

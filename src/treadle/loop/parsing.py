@@ -47,7 +47,7 @@ from treadle.util.scanner import Scanner
 
 T = TypeVar("T")
 _REMEDY = "give the text of show(array, exact=True)"
-_NAME = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
+NAME = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
 _CONST = re.compile(r"-?(?:inf|nan|True|False|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?):(?=\w)")
 _SHARED = re.compile(r"\$\d+")
 _LOCAL = re.compile(r"[^\s:]+")
@@ -84,31 +84,37 @@ class FormulaReader:
 
     def __init__(self, scanner: Scanner) -> None:
         self.scanner = scanner
-        self._sizes = SizeReader(scanner)
+        self.sizes = SizeReader(scanner)
         self._axes: dict[str, Axis] = {}
         self._shared: dict[str, Expr] = {}
 
     def array(self) -> Array:
         """The lines of an array; the scanner then stands at the end of the last."""
-        self._axes, self._shared = {}, {}
-        while self.scanner.take("dim"):
-            self._sizes.define()
-            self.scanner.next_line()
-        if self.scanner.take("axes"):
-            self._define_axes()
-            self.scanner.next_line()
+        self.dims_and_axes()
         self.scanner.need("[")
-        axes = tuple(self.scanner.several("]", self._axis))
+        axes = tuple(self.scanner.several("]", self.axis))
         self.scanner.need("->")
-        dtype = self._dtype()
+        dtype = self.dtype()
         self.scanner.next_line()
         at = self.scanner.place()
-        body = self._lines()
+        body = self.lines()
         if body.dtype is not dtype:
             raise self.scanner.error(f"the formula is {dtype_name(body.dtype)}", at)
         return Array(axes, body)
 
-    def _lines(self) -> Expr:
+    def dims_and_axes(self) -> None:
+        """The lines before an array or a kernel, if any."""
+        self._axes = {}
+        while self.scanner.take("dim"):
+            self.sizes.define()
+            self.scanner.next_line()
+        if self.scanner.take("axes"):
+            self._define_axes()
+            self.scanner.next_line()
+
+    def lines(self) -> Expr:
+        """Shared nodes, a line each, and the formula; the scanner stands at the end of its line."""
+        self._shared = {}
         while True:
             at = self.scanner.place()
             name = self.scanner.match(_SHARED)
@@ -128,7 +134,7 @@ class FormulaReader:
             if name in self._axes:
                 raise self.scanner.error(f"the axis {name!r} is defined twice", at)
             self.scanner.need("<")
-            extent = self._sizes.size()
+            extent = self.sizes.size()
             self._axes[name] = self._checked(at, lambda extent=extent: Axis(extent))
             if not self.scanner.take(","):
                 return
@@ -138,9 +144,9 @@ class FormulaReader:
     def bare(self) -> Expr:
         """A formula without parentheses around it."""
         at = self.scanner.place()
-        kind = self.scanner.match(_NAME)
+        kind = self.scanner.match(NAME)
         if kind in _KINDS and self.scanner.take("{"):
-            axes = tuple(self.scanner.several("}", self._axis))
+            axes = tuple(self.scanner.several("}", self.axis))
             body = self._operand()
             return self._checked(at, lambda: Reduce(_KINDS[kind], axes, body))
         self.scanner.at = at
@@ -161,9 +167,7 @@ class FormulaReader:
             self.scanner.need(">")
             return Position(index)
         if self.scanner.take("%"):
-            name = self.scanner.word(_LOCAL, "a name")
-            self.scanner.need(":")
-            return Local(name, self._dtype())
+            return self.local()
         shared = self.scanner.match(_SHARED)
         if shared is not None:
             if shared not in self._shared:
@@ -171,13 +175,19 @@ class FormulaReader:
             return self._shared[shared]
         const = self.scanner.match(_CONST)
         if const is not None:
-            return Const(_number(const[:-1]), self._dtype())
+            return Const(_number(const[:-1]), self.dtype())
         return self._named(at)
+
+    def local(self) -> Local:
+        """``name:f32``, after its ``%``."""
+        name = self.scanner.word(_LOCAL, "a name")
+        self.scanner.need(":")
+        return Local(name, self.dtype())
 
     def _named(self, at: int) -> Expr:
         """A load or a function."""
         quoted = self.scanner.quoted()
-        name = self.scanner.word(_NAME, "a formula") if quoted is None else quoted
+        name = self.scanner.word(NAME, "a formula") if quoted is None else quoted
         if self.scanner.take("["):
             return self._load(name)
         if quoted is not None or not self.scanner.take("("):
@@ -192,7 +202,7 @@ class FormulaReader:
         mask = self.bare() if self.scanner.take("if") else None
         self.scanner.need("]")
         self.scanner.need(":")
-        return Load(buffer, index, self._dtype(), mask)
+        return Load(buffer, index, self.dtype(), mask)
 
     def _apply(self, fn: str, operands: tuple[Expr, ...], at: int) -> Expr:
         if not operands:
@@ -207,16 +217,18 @@ class FormulaReader:
         except VerifyError as error:
             raise self.scanner.error(error.message, at) from error
 
-    def _dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:
+        """``f32``."""
         at = self.scanner.place()
-        word = self.scanner.word(_NAME, "a dtype")
+        word = self.scanner.word(NAME, "a dtype")
         if word not in _DTYPES:
             raise self.scanner.error(f"there is no dtype {word!r}", at)
         return _DTYPES[word]
 
     # indices
 
-    def _axis(self) -> Axis:
+    def axis(self) -> Axis:
+        """An axis by its name."""
         at = self.scanner.place()
         name = self.scanner.word()
         if name not in self._axes:
@@ -237,9 +249,9 @@ class FormulaReader:
                 return total
 
     def _term(self) -> Index:
-        if not self._sizes.begins():
+        if not self.sizes.begins():
             return self._atom()
-        size = self._sizes.size()
+        size = self.sizes.size()
         return self._atom() * size if self.scanner.take("*") else Index.of(size)
 
     def _atom(self) -> Index:
@@ -250,15 +262,15 @@ class FormulaReader:
         if word == "value" and self.scanner.take("("):
             return self._value(at)
         self.scanner.at = at
-        return Index.of(self._axis())
+        return Index.of(self.axis())
 
     def _divided(self, at: int) -> Index:
         index = self.index()
         if self.scanner.take("//"):
-            n = self._sizes.size()
+            n = self.sizes.size()
             index = self._checked(at, lambda inner=index: inner // n)
         elif self.scanner.take("%"):
-            n = self._sizes.size()
+            n = self.sizes.size()
             index = self._checked(at, lambda inner=index: inner % n)
         self.scanner.need(")")
         return index
@@ -266,9 +278,9 @@ class FormulaReader:
     def _value(self, at: int) -> Index:
         formula = self.bare()
         self.scanner.need(",")
-        low = self._sizes.size()
+        low = self.sizes.size()
         self.scanner.need(",")
-        high = self._sizes.size()
+        high = self.sizes.size()
         self.scanner.need(")")
         return self._checked(at, lambda: value_index(formula, low, high))
 
@@ -296,6 +308,7 @@ class SizeReader:
         return self.scanner.text[at : at + 1].isdecimal() or self.scanner.sees("{")
 
     def size(self) -> int:
+        """``4``, or ``{2 * S_B}``."""
         if not self.scanner.take("{"):
             return self.scanner.integer()
         found = self._sum()
@@ -346,4 +359,4 @@ def _number(text: str) -> float | int | bool:
     return int(text) if text.lstrip("-").isdecimal() else float(text)
 
 
-__all__ = ["FormulaReader", "SizeReader", "parse_array", "same_array"]
+__all__ = ["NAME", "FormulaReader", "SizeReader", "parse_array", "same_array"]

@@ -18,7 +18,7 @@ order in which they appear. With ``exact=True`` a text has every fact, and ``par
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -55,25 +55,23 @@ def show(array: Array, *, exact: bool = False) -> str:
     """Axes and dtype, shared nodes, then the element."""
     if exact:
         return _show_exact(array)
-    text = _Text()
+    text = FormulaText()
     header = f"[{text.ranges(array.axes)}] -> {dtype_name(array.dtype)}"
     return "\n".join((header, *(f"  {line}" for line in text.lines(array.body))))
 
 
 def _show_exact(array: Array) -> str:
-    axes = sorted({*array.axes, *axes_in(array.body)}, key=lambda axis: axis.serial)
-    text = _Text(exact=True)
-    ranges = ", ".join(f"{text.axis(axis)}<{size_text(axis.extent)}" for axis in axes)
+    text = FormulaText(exact=True)
+    axes = text.aged({*array.axes, *axes_in(array.body)})
     shown = ", ".join(text.axis(axis) for axis in array.axes)
     lines = text.lines(array.body, "$")
-    head = [*_dims(array), *([f"axes {ranges}"] if axes else [])]
+    head = [*dim_lines(sizes_in(array)), *([axes] if axes else [])]
     return "\n".join([*head, f"[{shown}] -> {dtype_name(array.dtype)}", *(f"  {x}" for x in lines)])
 
 
-def _dims(array: Array) -> list[str]:
-    """The dims behind the sizes of an array, each with its bounds and its sample."""
-    found = dims_in(sizes_in(array))
-    dims = [dim for size in found for dim in size.formula.dims]
+def dim_lines(sizes: Iterable[int]) -> list[str]:
+    """The dims behind ``sizes``, each with its bounds and its sample."""
+    dims = [dim for size in dims_in(sizes) for dim in size.formula.dims]
     return [f"dim {dim.name} {dim.low}..{dim.high} sample {dim.sample}" for dim in dims]
 
 
@@ -84,12 +82,12 @@ def size_text(size: int) -> str:
 
 def show_expr(expr: Expr) -> str:
     """A formula on its own; axes are named as they appear."""
-    return "\n".join(_Text().lines(expr))
+    return "\n".join(FormulaText().lines(expr))
 
 
 def show_index(index: Index) -> str:
     """``8*i + j``."""
-    return _Text().index(index)
+    return FormulaText().index(index)
 
 
 def show_program(program: Program) -> str:
@@ -108,7 +106,7 @@ def show_program(program: Program) -> str:
 
 def show_kernel(kernel: Kernel) -> str:
     """The loop nest: ``%name (axes) = formula`` and ``buffer[index] = %name``."""
-    text = _Text()
+    text = FormulaText()
     lines = [f"{kernel.kind} kernel {kernel.name}: for {text.ranges((kernel.rows, kernel.cols))}"]
     for item in kernel.body:
         axes = ", ".join(text.axis(axis) for axis in item.axes)
@@ -135,7 +133,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 @dataclass
-class _Text:
+class FormulaText:
     """Names of the axes, and of the nodes that have a line of their own."""
 
     names: dict[Axis, str] = field(default_factory=dict[Axis, str])
@@ -145,6 +143,12 @@ class _Text:
         count = len(self.names)
         round_ = str(count // len(_NAMES) or "")
         return self.names.setdefault(axis, _NAMES[count % len(_NAMES)] + round_)
+
+    def aged(self, axes: Iterable[Axis]) -> str:
+        """``axes i<4, j<8``, named by their age; nothing without axes."""
+        ordered = sorted(axes, key=lambda axis: axis.serial)
+        ranges = ", ".join(f"{self.axis(axis)}<{size_text(axis.extent)}" for axis in ordered)
+        return f"axes {ranges}" if ranges else ""
 
     def ranges(self, axes: Sequence[Axis]) -> str:
         return ", ".join(f"{self.axis(axis)}<{axis.extent}" for axis in axes)

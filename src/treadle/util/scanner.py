@@ -10,6 +10,7 @@ from treadle.util.errors import ParseError
 _BLANKS = re.compile(r"[ \t]*")
 _REST = re.compile(r"[^\n]*")
 _QUOTED = re.compile(r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*\"""")
+_IN_WORD = re.compile(r"\w")
 _NUMBER = re.compile(r"-?(?:inf\b|nan\b|\d+(?:\.(?!\.)\d*)?(?:[eE][+-]?\d+)?)")
 _NAME = re.compile(r"[^\W\d]\w*")
 
@@ -44,8 +45,7 @@ class Scanner:
         end = at + len(symbol)
         if not self.text.startswith(symbol, at):
             return False
-        longer = symbol[-1].isalnum() and end < len(self.text) and self.text[end].isalnum()
-        return not longer
+        return not (symbol[-1].isalnum() and _IN_WORD.match(self.text, end))
 
     def take(self, symbol: str) -> bool:
         """Go past ``symbol`` if it is the next piece."""
