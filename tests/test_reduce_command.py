@@ -138,6 +138,22 @@ def test_what_a_dump_holds_can_be_reduced(tmp_path, monkeypatch):
     assert "= tanh_backward(" in show(found)
 
 
+def test_what_is_interrupted_has_written_the_smallest_so_far(file, tmp_path, monkeypatch):
+    lower_as(monkeypatch, aten.tanh.default, registry.rule_for(aten.exp.default))
+    failure, tries = Trial.failure, []
+
+    def interrupted(trial, step):
+        tries.append(step)
+        if len(tries) > 4:
+            raise KeyboardInterrupt
+        return failure(trial, step)
+
+    monkeypatch.setattr(Trial, "failure", interrupted)
+    assert main(["reduce", str(file)]) == Exit.INTERRUPTED
+    found = parse((tmp_path / "captured.reduced.txt").read_text())
+    assert 1 <= count_of(found).operations < 10
+
+
 def test_a_graph_that_does_not_fail(file, capsys):
     assert main(["reduce", str(file)]) == Exit.NO
     out = capsys.readouterr().out

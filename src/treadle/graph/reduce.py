@@ -29,16 +29,16 @@ from treadle.graph.types import type_of
 from treadle.util.errors import ParseError, VerifyError
 
 Heard = Callable[[str, StepGraph, int], None]
-"""Hears of each move: its name, the smallest step so far, and how many were tried."""
+"""Hears of each smaller step: the move that found it, the step, and how many were tried."""
 T = TypeVar("T")
 Fails = Callable[[StepGraph], bool]
 Unit = tuple[fx.Node, ...]
 """An operation and the picks of its results, which are kept or left out together."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Count:
-    """How large a step is."""
+    """How large a step is; it sorts by the first number that differs."""
 
     operations: int
     inputs: int
@@ -99,17 +99,17 @@ def _nothing(move: str, step: StepGraph, tries: int) -> None:
 def reduced(step: StepGraph, fails: Fails, heard: Heard = _nothing) -> StepGraph:
     """A smallest step that verifies and that ``fails``; ``step`` itself if it does not.
 
-    Equal steps and equal answers give equal results. ``heard`` is called after each move.
+    Equal steps and equal answers give equal results. ``heard`` is called with each
+    smaller step that fails.
     ``ParseError`` where ``step`` cannot be written down exactly.
     """
-    search = _Search(parse(show(step, exact=True)), fails)
+    search = _Search(parse(show(step, exact=True)), fails, heard)
     if not search.accepts(search.step):
         return step
     while True:
         before = search.text
-        for name, move in _MOVES:
-            move(search)
-            heard(name, search.step, search.tries)
+        for search.move, change in _MOVES:
+            change(search)
         if search.text == before:
             return search.step
 
@@ -117,11 +117,14 @@ def reduced(step: StepGraph, fails: Fails, heard: Heard = _nothing) -> StepGraph
 class _Search:
     """The smallest step so far, and what is known of others."""
 
-    def __init__(self, step: StepGraph, fails: Fails) -> None:
+    def __init__(self, step: StepGraph, fails: Fails, heard: Heard) -> None:
         self.step = step
+        self.move = ""
         self.text = show(step, exact=True)
         self.tries = 0
         self._fails = fails
+        self._heard = heard
+        self._smallest = count_of(step)
         self._known: dict[str, bool] = {}
         self._sound = _is_sound(step)
 
@@ -134,7 +137,15 @@ class _Search:
             self.tries += 1
             made = self._read(text)
             self._known[text] = made is not None and self._fails(made)
+            if made is not None and self._known[text]:
+                self._tell(made)
         return self._known[text]
+
+    def _tell(self, found: StepGraph) -> None:
+        count = count_of(found)
+        if count < self._smallest:
+            self._smallest = count
+            self._heard(self.move, found, self.tries)
 
     def _read(self, text: str) -> StepGraph | None:
         """The step of a text; ``None`` for one that would not be right by itself."""

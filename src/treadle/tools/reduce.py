@@ -264,6 +264,7 @@ def _search(
         _write(job, found, step, failures[show(found, exact=True)])
 
     found = reduced(step, fails, heard)
+    _write(job, found, step, failures[show(found, exact=True)])
     _say(console, show(found))
     _say(console, f"written to {job.smallest}; again: {job.again}")
     return 0
