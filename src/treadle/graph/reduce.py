@@ -99,9 +99,8 @@ def _nothing(move: str, step: StepGraph, tries: int) -> None:
 def reduced(step: StepGraph, fails: Fails, heard: Heard = _nothing) -> StepGraph:
     """A smallest step that verifies and that ``fails``; ``step`` itself if it does not.
 
-    Equal steps and equal answers give equal results. ``heard`` is called with each
-    smaller step that fails.
-    ``ParseError`` where ``step`` cannot be written down exactly.
+    Equal steps and equal answers give equal results. ``heard`` is called with each smaller step
+    that fails. ``ParseError`` where ``step`` cannot be written down exactly.
     """
     search = _Search(parse(show(step, exact=True)), fails, heard)
     if not search.accepts(search.step):
