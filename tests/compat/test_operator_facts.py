@@ -1,5 +1,7 @@
 """The table of facts about operators, against what PyTorch says of every operator it has."""
 
+import re
+
 import pytest
 import torch
 from torch import fx
@@ -73,7 +75,7 @@ def test_the_exceptions_are_these():
 TOLD = (
     "_DRAW_NOTHING", "_SHAPE_ALONE", "_WRITES_UNDECLARED", "_SHARES_UNDECLARED", "_READ_OUTSIDE",
     "_CONDITIONS", "_POINTWISE", "_REDUCTIONS", "_PRODUCTS", "_SLOW_ELEMENTS", "_NEVER_WAIT",
-    "_COUNTS_MASKS", "_MEASURABLE", "_UNMEASURABLE",
+    "_COUNTS_MASKS", "_MEASURABLE", "_UNMEASURABLE", "_UNDEFINED",
 )  # fmt: skip
 
 
@@ -93,6 +95,14 @@ def test_no_list_is_left_out():
         if isinstance(value, frozenset | dict) and any("::" in str(each) for each in value)
     }
     assert lists == {*TOLD}
+
+
+def test_what_is_made_empty_is_undefined():
+    for op, schema in every_operator():
+        kinds = "(new_)?empty(_like|_strided|_permuted)?"
+        assert operator_facts.gives_undefined(op) == bool(
+            re.fullmatch(f"aten::{kinds}", schema.name)
+        )
 
 
 def test_what_is_tagged_random_or_takes_a_generator_draws():

@@ -51,7 +51,9 @@ def test_details_name_phase_and_line():
     step = trace(lambda x: x.neg(), X)
     node = next(each for each in step.graph.nodes if each.op == "call_function")
     node.meta |= {"where": "net.py:7", "module": "h.0", "region": 3}
-    assert "neg: f32[4, 8] = neg(x)  # forward, net.py:7, h.0, 3" in show(step, details=True)
+    assert "neg: f32[4, 8] = neg(x)  # forward, module h.0, region 3, at net.py:7" in show(
+        step, exact=True
+    )
 
 
 def test_the_lines_around_a_fault():

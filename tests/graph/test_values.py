@@ -64,13 +64,13 @@ def test_a_copy_is_independent():
         return values + torch.tensor([1.0, 2.0]), None
 
     step = trace(program, X, writes={})
-    before = show(step, details=True)
+    before = show(step, exact=True)
     copy = step.copy()
-    assert show(copy, details=True) == before
+    assert show(copy, exact=True) == before
     assert RemoveNoOps().run(copy) > 0
     verify(copy)
     check_numbers(copy, program, (X,))
-    assert show(step, details=True) == before
+    assert show(step, exact=True) == before
     verify(step)
     node_of(copy, aten.add.Tensor).meta["phase"] = "backward"
     assert node_of(step, aten.add.Tensor).meta["phase"] == "forward"

@@ -12,6 +12,8 @@ from torch import nn
 
 import treadle
 from testing import forget_progress_settings
+from treadle.graph.parsing import parse
+from treadle.graph.printing import show
 from treadle.options import Options, from_environment
 from treadle.report.progress import ProgressLine, can_be_live
 from treadle.report.stages import PRODUCTS, Clock, Watcher, Watchers
@@ -70,6 +72,19 @@ def test_a_dump_holds_every_stage_as_text(tmp_path):
     assert {"00-start.txt", "03-RemoveNoOps.txt", "03-RemoveNoOps.diff"} <= passes
     times = (folder / "times.txt").read_text()
     assert all(stage in times for stage in ("capture", "clean", "plan memory", "build"))
+
+
+def test_every_graph_of_a_dump_can_be_parsed(tmp_path):
+    step = compiled(tmp_path, dump=tmp_path / "dump")
+    (folder,) = (tmp_path / "dump").iterdir()
+    files = [folder / f"{stage}.txt" for stage in ("captured", "clean", "planned")]
+    files += sorted((folder / "passes").glob("*.txt"))
+    for path in files:
+        lines = path.read_text().splitlines()
+        kept = [line for line in lines if not line.startswith("#")]
+        assert show(parse(path.read_text()), exact=True) == "\n".join(kept), path.name
+    again = parse(step.graph("captured"))
+    assert show(again) == show(step.compiled.captured.step)
 
 
 def test_every_stage_can_be_read_of_a_step_from_the_cache(tmp_path):

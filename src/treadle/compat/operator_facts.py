@@ -181,6 +181,9 @@ _READ_OUTSIDE: Mapping[str, str] = {
 """Operators whose results depend on more than arguments and a generator, besides those that have no
 arguments at all."""
 
+_UNDEFINED = _named("empty empty_like empty_permuted empty_strided new_empty new_empty_strided")
+"""Operators that give memory as it is."""
+
 _CONDITIONS: Mapping[str, str] = {
     "treadle::expect": "looks at what capture took for granted; see util/expected.py"
 }
@@ -329,6 +332,11 @@ def follows_seed(op: OpOverload, arguments: Mapping[str, Any]) -> bool:
     return Effect.DRAWS in call_effects(op, arguments) or bool(arguments.get("dropout_p"))
 
 
+def gives_undefined(op: OpOverload) -> bool:
+    """Whether its result is whatever memory held: a shape is all that may be asked of it."""
+    return schema_of(op).name in _UNDEFINED
+
+
 def written_names(op: OpOverload, arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """The arguments that a call with these writes to.
 
@@ -435,6 +443,7 @@ __all__ = [
     "facts_by_name",
     "facts_of",
     "follows_seed",
+    "gives_undefined",
     "may_wait",
     "written_names",
 ]

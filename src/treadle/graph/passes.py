@@ -131,12 +131,12 @@ class DumpPasses(Observer):
 
     def starts(self, step: StepGraph) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._text = self._fill(show(step, details=True))
+        self._text = self._fill(show(step, exact=True))
         (self._folder / f"{self._count:02}-start.txt").write_text(self._text + "\n")
 
     def ran(self, each: GraphPass, step: StepGraph, report: PassReport) -> None:
         self._count += 1
-        text = self._fill(show(step, details=True))
+        text = self._fill(show(step, exact=True))
         stem = self._folder / f"{self._count:02}-{type(each).__name__}"
         stem.with_suffix(".txt").write_text(f"# {_sentence(report)}\n{text}\n")
         stem.with_suffix(".diff").write_text(diff(self._text, text) + "\n")

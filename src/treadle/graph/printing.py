@@ -7,6 +7,14 @@
     mm: f32[4, 2] = mm(x, w)
     return [mm]
     w <- mul
+
+``parse`` (``graph/parsing.py``) reads it. ``exact=True`` adds what it takes to make the same step::
+
+    x: f32[4, 8] strides [1, 4] on cuda:0  # batch
+    mm: f32[4, 2] = mm(x, w)  # forward, module lin, at net.py:7: return x @ w
+    sum: f64[] = sum(mm, dtype=torch.float64)  # forward, module lin, at net.py:8: y.sum()
+    return [mm]  # ['loss']
+    w <- mul  # lin.weight
 """
 
 from collections import Counter
@@ -15,6 +23,8 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
+from treadle.graph.exact import constant_text, name_text, note_text, operation_text, value_text
+from treadle.graph.exact import type_text as exact_type
 from treadle.graph.operators import is_item, operation_name
 from treadle.graph.signature import Input, StepGraph
 from treadle.graph.types import short_dtype, show_type
@@ -22,14 +32,15 @@ from treadle.graph.types import short_dtype, show_type
 Names = Mapping[fx.Node, str]
 
 
-def show(step: StepGraph, *, details: bool = False) -> str:
-    """The whole step. ``details`` adds phase, source line and module to each line."""
+def show(step: StepGraph, *, exact: bool = False) -> str:
+    """The whole step. ``exact`` adds phase, source line and module to each line, and all else that
+    makes a step: ``parse(show(step, exact=True))`` computes the same."""
+    if exact:
+        return _show_exact(step)
     names = _name_values(step.graph)
     lines = [_input_line(node, role, names) for node, role in step.inputs()]
     lines += [
-        _line(node, names) + (_details(node) if details else "")
-        for node in step.graph.nodes
-        if node.op not in ("placeholder", "output")
+        _line(node, names) for node in step.graph.nodes if node.op not in ("placeholder", "output")
     ]
     results = [_text(node, names) for node, output in step.outputs() if output.writes is None]
     lines.append(f"return [{', '.join(results)}]")
@@ -38,6 +49,56 @@ def show(step: StepGraph, *, details: bool = False) -> str:
         if output.writes is not None:
             lines.append(f"{names[placeholders[output.writes]]} <- {_text(node, names)}")
     return "\n".join(lines)
+
+
+def _show_exact(step: StepGraph) -> str:
+    names = _name_values(step.graph)
+    lines = [
+        f"{names[node]}: {exact_type(node.meta['val'])}  # {role.role}"
+        + (f" {name_text(role.name)}" if role.name != names[node] else "")
+        for node, role in step.inputs()
+    ]
+    lines += [
+        f"{names[node]}: {exact_type(node.meta['val'])} = {_exact_call(node, names)}"
+        f"  # {note_text(node.meta)}"
+        for node in step.graph.nodes
+        if node.op not in ("placeholder", "output")
+    ]
+    return "\n".join([*lines, *_exact_outputs(step, names)])
+
+
+def _exact_call(node: fx.Node, names: Names) -> str:
+    if node.op == "get_attr":
+        return f"constant {constant_text(node.graph.owning_module, str(node.target))}"
+    if is_item(node) and isinstance(node.args[0], fx.Node) and type(node.args[1]) is int:
+        return f"{names[node.args[0]]}[{node.args[1]}]"
+    operands = [value_text(arg, names) for arg in node.args]
+    options = [f"{key}={value_text(value, names)}" for key, value in node.kwargs.items()]
+    return f"{operation_text(node.target)}({', '.join(operands + options)})"
+
+
+def _exact_outputs(step: StepGraph, names: Names) -> list[str]:
+    """In the signature's order: results that follow each other on one line, with their names."""
+    lines: list[str] = []
+    placeholders = step.placeholders
+    results: list[tuple[str, str]] = []
+
+    def flush() -> None:
+        if results:
+            values, called = zip(*results, strict=True)
+            lines.append(f"return [{', '.join(values)}]  # [{', '.join(called)}]")
+            results.clear()
+
+    for node, output in step.outputs():
+        text = value_text(node, names)
+        if output.writes is None:
+            results.append((text, repr(output.name)))
+        else:
+            flush()
+            lines.append(f"{names[placeholders[output.writes]]} <- {text}")
+            lines[-1] += f"  # {name_text(output.name)}"
+    flush()
+    return lines or ["return []"]
 
 
 def show_around(graph: fx.Graph, fault: fx.Node, lines: int = 3) -> str:
@@ -83,12 +144,6 @@ def _line(node: fx.Node, names: Names) -> str:
 
 def _typed(node: fx.Node, names: Names) -> str:
     return f"{names[node]}: {show_type(node.meta['val']) if 'val' in node.meta else '?'}"
-
-
-def _details(node: fx.Node) -> str:
-    known = [str(node.meta.get(key, "")) for key in ("phase", "where", "module", "region")]
-    text = ", ".join(each for each in known if each and each != "None")
-    return f"  # {text}" if text else ""
 
 
 def _text(arg: object, names: Names) -> str:

@@ -78,6 +78,11 @@ def short_dtype(dtype: torch.dtype) -> str:
     return _SHORT.get(dtype, str(dtype).removeprefix("torch."))
 
 
+def short_dtypes() -> dict[str, torch.dtype]:
+    """``"f32"`` -> ``torch.float32``: those that have a short name."""
+    return {name: dtype for dtype, name in _SHORT.items()}
+
+
 def type_of_tensor(value: torch.Tensor) -> TensorType:
     """The type of a tensor, fake or not, with formulas for sizes that are symbols."""
     shape, strides = layout_of(value)

@@ -15,9 +15,10 @@ from treadle.graph.types import same_types, tensors_in
 from treadle.util.generators import without_generators
 
 
-def compute(node: fx.Node) -> Any:
-    """What ``node`` gives for the fake values of its operands. Draws no random numbers."""
-    value = _sample(node)
+def compute(node: fx.Node, mode: Any = None) -> Any:
+    """What ``node`` gives for the fake values of its operands. Draws no random numbers. ``mode``:
+    what makes them, for a graph that may have none yet."""
+    value = _sample(node, mode)
     twin = twin_result(node)
     if twin is not None:
         pair(value, twin)
@@ -39,13 +40,13 @@ def like(value: Any) -> Any:
             return value
 
 
-def _sample(node: fx.Node) -> Any:
+def _sample(node: fx.Node, mode: Any) -> Any:
     args: Any = without_generators(map_arg(node.args, lambda each: each.meta["val"]))
     kwargs: Any = without_generators(map_arg(node.kwargs, lambda each: each.meta["val"]))
     assert callable(node.target), node
     if not isinstance(node.target, OpOverload):
         return node.target(*args, **kwargs)
-    with torch.no_grad(), _fake_mode(node.graph):
+    with torch.no_grad(), mode or _fake_mode(node.graph):
         return node.target(*args, **kwargs)
 
 

@@ -7,12 +7,18 @@
                       %0 / sum{k<8} x[8*i + k]
 
 A node that is used more than once gets a line of its own. Axes are named ``i j k ...`` in the
-order in which they appear.
+order in which they appear. With ``exact=True`` a text has every fact, and ``parse_array`` of
+``parsing.py`` makes the same array of it; axes are then named by their age::
+
+    show(array, exact=True):    axes i<4, j<8, k<8
+                                [i, j] -> f32
+                                  $0 = x[8*i + j]:f32
+                                  $0 / (sum{k} x[8*i + k]:f32)
 """
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,12 +27,13 @@ from treadle.loop.expr import Apply, Array, Const, Expr, Load, Local, Position, 
 from treadle.loop.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.program import Buffer, Call, Compute, Program, TensorRef
-from treadle.loop.traverse import operands_of, walk
+from treadle.loop.traverse import axes_in, operands_of, sizes_in, walk
 from treadle.targets.registry import target_for
-from treadle.util.extents import Size, is_zero, same, sample_of
+from treadle.util.extents import Size, dims_in, is_zero, same, sample_of
 
 _NAMES = "ijklmnpqrstuvwxyzabcdefgh"
-_INFIX = {
+_NAME = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
+INFIX = {
     "add": "+",
     "sub": "-",
     "mul": "*",
@@ -44,21 +51,43 @@ _INFIX = {
 }
 
 
-def show(array: Array) -> str:
+def show(array: Array, *, exact: bool = False) -> str:
     """Axes and dtype, shared nodes, then the element."""
-    text = _Text()
+    if exact:
+        return _show_exact(array)
+    text = FormulaText()
     header = f"[{text.ranges(array.axes)}] -> {dtype_name(array.dtype)}"
     return "\n".join((header, *(f"  {line}" for line in text.lines(array.body))))
 
 
+def _show_exact(array: Array) -> str:
+    text = FormulaText(exact=True)
+    axes = text.aged({*array.axes, *axes_in(array.body)})
+    shown = ", ".join(text.axis(axis) for axis in array.axes)
+    lines = text.lines(array.body, "$")
+    head = [*dim_lines(sizes_in(array)), *([axes] if axes else [])]
+    return "\n".join([*head, f"[{shown}] -> {dtype_name(array.dtype)}", *(f"  {x}" for x in lines)])
+
+
+def dim_lines(sizes: Iterable[int]) -> list[str]:
+    """The dims behind ``sizes``, each with its bounds and its sample."""
+    dims = [dim for size in dims_in(sizes) for dim in size.formula.dims]
+    return [f"dim {dim.name} {dim.low}..{dim.high} sample {dim.sample}" for dim in dims]
+
+
+def size_text(size: int) -> str:
+    """A number, or the formula of one that the call decides, in braces."""
+    return f"{{{size}}}" if isinstance(size, Size) else str(size)
+
+
 def show_expr(expr: Expr) -> str:
     """A formula on its own; axes are named as they appear."""
-    return "\n".join(_Text().lines(expr))
+    return "\n".join(FormulaText().lines(expr))
 
 
 def show_index(index: Index) -> str:
     """``8*i + j``."""
-    return _Text().index(index)
+    return FormulaText().index(index)
 
 
 def show_program(program: Program) -> str:
@@ -77,7 +106,7 @@ def show_program(program: Program) -> str:
 
 def show_kernel(kernel: Kernel) -> str:
     """The loop nest: ``%name (axes) = formula`` and ``buffer[index] = %name``."""
-    text = _Text()
+    text = FormulaText()
     lines = [f"{kernel.kind} kernel {kernel.name}: for {text.ranges((kernel.rows, kernel.cols))}"]
     for item in kernel.body:
         axes = ", ".join(text.axis(axis) for axis in item.axes)
@@ -91,6 +120,11 @@ def show_kernel(kernel: Kernel) -> str:
     return "\n".join(lines)
 
 
+def name_text(name: str) -> str:
+    """The name of a buffer, quoted if it could be misread."""
+    return name if _NAME.fullmatch(name) else repr(name)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """``torch.bfloat16`` -> ``bf16``, ``torch.int64`` -> ``i64``."""
     name = str(dtype).removeprefix("torch.")
@@ -99,16 +133,22 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 @dataclass
-class _Text:
+class FormulaText:
     """Names of the axes, and of the nodes that have a line of their own."""
 
     names: dict[Axis, str] = field(default_factory=dict[Axis, str])
-    shared: dict[int, str] = field(default_factory=dict[int, str])
+    exact: bool = False
 
     def axis(self, axis: Axis) -> str:
         count = len(self.names)
         round_ = str(count // len(_NAMES) or "")
         return self.names.setdefault(axis, _NAMES[count % len(_NAMES)] + round_)
+
+    def aged(self, axes: Iterable[Axis]) -> str:
+        """``axes i<4, j<8``, named by their age; nothing without axes."""
+        ordered = sorted(axes, key=lambda axis: axis.serial)
+        ranges = ", ".join(f"{self.axis(axis)}<{size_text(axis.extent)}" for axis in ordered)
+        return f"axes {ranges}" if ranges else ""
 
     def ranges(self, axes: Sequence[Axis]) -> str:
         return ", ".join(f"{self.axis(axis)}<{axis.extent}" for axis in axes)
@@ -128,23 +168,28 @@ class _Text:
         return [*lines, _bare(text[id(expr)])]
 
     def index(self, index: Index, text: Mapping[int, str] | None = None) -> str:
-        parts = [_product(self._atom(atom, text), c) for atom, c in _biggest_first(index)]
+        parts = [self._product(self._atom(atom, text), c) for atom, c in _biggest_first(index)]
         if not is_zero(index.const) or not parts:
-            parts.append(str(index.const))
-        return " + ".join(parts).replace("+ -", "- ")
+            parts.append(self._size(index.const))
+        signed = (f"- {each[1:]}" if each.startswith("-") else f"+ {each}" for each in parts[1:])
+        return " ".join((parts[0], *signed))
+
+    def _size(self, size: int) -> str:
+        return size_text(size) if self.exact else str(size).replace("+ -", "- ")
 
     def _atom(self, atom: Axis | FloorDiv | Mod | Value, text: Mapping[int, str] | None) -> str:
         match atom:
             case Axis():
                 return self.axis(atom)
             case FloorDiv():
-                return f"({_operand(self.index(atom.index, text))}//{atom.n})"
+                return f"({_operand(self.index(atom.index, text))}//{self._size(atom.n)})"
             case Mod():
-                return f"({_operand(self.index(atom.index, text))}%{atom.n})"
+                return f"({_operand(self.index(atom.index, text))}%{self._size(atom.n)})"
             case Value():
                 if text is None:
                     text = self._inner(formula_of(atom))
-                return f"value({_bare(text[id(atom.formula)])})"
+                bounds = f", {self._size(atom.lo)}, {self._size(atom.hi)}" if self.exact else ""
+                return f"value({_bare(text[id(atom.formula)])}{bounds})"
 
     def _inner(self, expr: Expr) -> Mapping[int, str]:
         text: dict[int, str] = {}
@@ -155,25 +200,40 @@ class _Text:
     def _node(self, node: Expr, text: Mapping[int, str]) -> str:
         match node:
             case Const():
-                return f"{node.value}"
+                return f"{node.value}{self._dtype(node.dtype)}"
             case Position():
                 return f"<{self.index(node.index, text)}>"
             case Load():
                 mask = "" if node.mask is None else f" if {_bare(text[id(node.mask)])}"
-                return f"{node.buffer}[{self.index(node.index, text)}{mask}]"
+                buffer = name_text(node.buffer) if self.exact else node.buffer
+                place = self.index(node.index, text)
+                return f"{buffer}[{place}{mask}]{self._dtype(node.dtype)}"
             case Local():
-                return f"%{node.name}"
+                return f"%{node.name}{self._dtype(node.dtype)}"
             case Apply():
                 return _apply(node, [text[id(inner)] for inner in node.operands])
             case Reduce():
-                return f"({node.kind}{{{self.ranges(node.axes)}}} {text[id(node.body)]})"
+                axes = (
+                    ", ".join(map(self.axis, node.axes)) if self.exact else self.ranges(node.axes)
+                )
+                return f"({node.kind}{{{axes}}} {text[id(node.body)]})"
+
+    def _dtype(self, dtype: torch.dtype) -> str:
+        return f":{dtype_name(dtype)}" if self.exact else ""
+
+    def _product(self, atom: str, coefficient: int) -> str:
+        if isinstance(coefficient, Size):
+            return f"{self._size(coefficient)}*{atom}"
+        if coefficient in (1, -1):
+            return atom if coefficient == 1 else f"-{atom}"
+        return f"{coefficient}*{atom}"
 
 
 def _apply(node: Apply, operands: Sequence[str]) -> str:
     if node.fn == "cast":
         return f"{dtype_name(node.dtype)}({_bare(operands[0])})"
-    if node.fn in _INFIX and len(operands) == 2:
-        return f"({operands[0]} {_INFIX[node.fn]} {operands[1]})"
+    if node.fn in INFIX and len(operands) == 2:
+        return f"({operands[0]} {INFIX[node.fn]} {operands[1]})"
     return f"{node.fn}({', '.join(_bare(operand) for operand in operands)})"
 
 
@@ -191,14 +251,6 @@ def _bare(text: str) -> str:
 
 def _operand(text: str) -> str:
     return f"({text})" if " " in text or "*" in text else text
-
-
-def _product(atom: str, coefficient: int) -> str:
-    if isinstance(coefficient, Size):
-        return f"{coefficient}*{atom}"
-    if coefficient in (1, -1):
-        return atom if coefficient == 1 else f"-{atom}"
-    return f"{coefficient}*{atom}"
 
 
 def _biggest_first(index: Index) -> list[tuple[Axis | FloorDiv | Mod | Value, int]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from treadle.loop.expr import (
     Apply,
+    Array,
     Const,
     Expr,
     Inner,
@@ -18,7 +19,17 @@ from treadle.loop.expr import (
     formula_of,
     values_of,
 )
-from treadle.loop.index import Axis, Index, IndexLike, Key, Value, replace_axes, replace_values
+from treadle.loop.index import (
+    Axis,
+    FloorDiv,
+    Index,
+    IndexLike,
+    Key,
+    Mod,
+    Value,
+    replace_axes,
+    replace_values,
+)
 
 
 def operands_of(expr: Expr) -> tuple[Expr, ...]:
@@ -179,6 +190,33 @@ def axes_of(expr: Expr) -> frozenset[Axis]:
             axes -= frozenset(node.axes)
         free[id(node)] = axes
     return free[id(expr)]
+
+
+def axes_in(expr: Expr) -> frozenset[Axis]:
+    """Every axis that occurs, those that a reduce binds as well."""
+    bound = (axis for node in walk(expr) if isinstance(node, Reduce) for axis in node.axes)
+    every = (node.index.axes for node in walk(expr) if isinstance(node, Position | Load))
+    return frozenset(bound).union(*every)
+
+
+def sizes_in(array: Array) -> list[int]:
+    """Every size that occurs: extents, and what stands in indices."""
+    found = [axis.extent for axis in (*array.axes, *axes_in(array.body))]
+    pending = [n.index for n in walk(array.body) if isinstance(n, Position | Load)]
+    while pending:
+        index = pending.pop()
+        found.append(index.const)
+        for atom, coefficient in index.terms:
+            found.append(coefficient)
+            match atom:
+                case FloorDiv() | Mod():
+                    found.append(atom.n)
+                    pending.append(atom.index)
+                case Value():
+                    found += [atom.lo, atom.hi]
+                case Axis():
+                    pass
+    return found
 
 
 def structure(expr: Expr) -> Key:

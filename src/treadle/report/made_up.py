@@ -35,7 +35,7 @@ def _made_up(like: Tensor, generator: torch.Generator) -> Tensor:
     return made.copy_(torch.rand(shape, generator=generator))
 
 
-def _is_harmless(node: fx.Node) -> bool:
+def is_harmless(node: fx.Node) -> bool:
     """Whether a node may run on made-up numbers: it does nothing that is not known, and meets no
     other process."""
     return is_known(node) and not effects_of(node) & (Effect.UNKNOWN | Effect.COMMUNICATES)
@@ -51,7 +51,7 @@ class NumbersPrinter(Watcher):
         self._check: CheckNumbers | None = None
 
     def starts(self, step: StepGraph) -> None:
-        foreign = next((node for node in step.graph.nodes if not _is_harmless(node)), None)
+        foreign = next((node for node in step.graph.nodes if not is_harmless(node)), None)
         if foreign is not None:
             self._say(f"treadle: numbers are not compared: the step calls {foreign.target}")
             return
@@ -78,4 +78,4 @@ class NumbersPrinter(Watcher):
         self._check = None
 
 
-__all__ = ["NumbersPrinter", "made_up_inputs"]
+__all__ = ["NumbersPrinter", "is_harmless", "made_up_inputs"]

@@ -155,7 +155,7 @@ def text_of(product: Product) -> str:
     """A product as a person reads it."""
     match product:
         case StepGraph():
-            return show(product, details=True)
+            return show(product, exact=True)
         case Program():
             return show_program(product)
         case KernelPlan():

@@ -1,4 +1,4 @@
-"""``treadle demo | plan | bench | verify | explain | report | doctor | cache``
+"""``treadle demo | plan | bench | verify | explain | report | reduce | doctor | cache``
 (also ``python -m treadle``)."""
 
 import argparse
@@ -42,7 +42,7 @@ class Exit(enum.IntEnum):
     NO_READER = 141
 
 
-_WRONG_WORDS = ("TR-001", "TR-004", "TR-201", "TR-203", "TR-204")
+_WRONG_WORDS = ("TR-001", "TR-004", "TR-007", "TR-008", "TR-201", "TR-203", "TR-204")
 _USERS_CODE = ("TR-132", "TR-138", "TR-206")
 _BUGS = ("TR-199", "TR-900", "TR-901")
 
@@ -122,12 +122,40 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", type=Path, default=None, metavar="FILE", help="write figures here")
     bench.add_argument("--against", default="eager", help="eager, or eager,torch.compile")
     bench.set_defaults(run=_bench)
+    _add_reduce(commands)
     doctor = commands.add_parser("doctor", help="what this machine has and what treadle will use")
     doctor.set_defaults(run=_doctor)
     cache = commands.add_parser("cache", help="where compiled code is kept, and how much")
     cache.add_argument("action", nargs="?", choices=("size", "clear"), default="size")
     cache.set_defaults(run=_cache)
     return parser
+
+
+def _add_reduce(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    words = "the smallest graph that still fails, of one that does"
+    parser = commands.add_parser(
+        "reduce",
+        help=words,
+        description=words[0].upper() + words[1:] + ".",
+        epilog="example: TREADLE_DUMP=dump python train.py; "
+        "treadle reduce dump/train_step-1a2b3c4d/captured.txt",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="a graph, as a dump has it")
+    parser.add_argument("--output", type=Path, default=None, metavar="FILE", help="write it here")
+    parser.add_argument(
+        "--tolerance", type=_tolerance, default=1e-4, help="relative, of numbers (1e-4)"
+    )
+    parser.add_argument(
+        "--import",
+        type=Path,
+        action="append",
+        default=[],
+        dest="imports",
+        metavar="FILE",
+        help="a Python file to run first: it registers your operators, passes and lowerings",
+    )
+    _add_memory(parser)
+    parser.set_defaults(run=_reduce)
 
 
 def _with_target(
@@ -140,6 +168,11 @@ def _with_target(
         epilog=f"example: treadle {name} train.py:make --memory 12GiB",
     )
     parser.add_argument("target", metavar="FILE:FUNCTION", help=TARGET)
+    _add_memory(parser)
+    return parser
+
+
+def _add_memory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory",
         type=_memory,
@@ -148,7 +181,6 @@ def _with_target(
         help='budget for the peak of the whole step: "12GiB", bytes, or a ratio from "0.0" (the '
         'smallest plan) to "1.0" (the fastest); without it the fastest plan',
     )
-    return parser
 
 
 def _memory(text: str) -> str | int | float:
@@ -181,6 +213,16 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def _tolerance(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to below 1")
+    return found
 
 
 def _say(console: Console, text: str) -> None:
@@ -250,6 +292,14 @@ def _bench(parsed: argparse.Namespace, console: Console) -> int:
         json_file=parsed.json,
         against=[each.strip() for each in parsed.against.split(",")],
     )
+
+
+def _reduce(parsed: argparse.Namespace, console: Console) -> int:
+    """1 when the graph does not fail."""
+    from treadle.tools.reduce import Job, run_reduce
+
+    job = Job(parsed.file, parsed.output, parsed.tolerance, parsed.memory, tuple(parsed.imports))
+    return run_reduce(job, console, Console(stderr=True))
 
 
 def _doctor(parsed: argparse.Namespace, console: Console) -> int:

@@ -47,7 +47,7 @@ class EntryPoint:
         if not function or not colon:
             raise _wrong(f"{text!r} names no function of {path}")
         self.text = text
-        found = vars(_module(path))
+        found = vars(load_module(path))
         self._function = found.get(function)
         if not callable(self._function):
             what = "is no function" if function in found else "is not there"
@@ -142,7 +142,7 @@ def is_users_error(error: Exception) -> bool:
     return any(map(is_users, files)) and not files[-1].startswith(_OWN)
 
 
-def _module(path: Path) -> ModuleType:
+def load_module(path: Path) -> ModuleType:
     """The file as a module; files beside it can be imported, as if it were run."""
     spec = importlib.util.spec_from_file_location(f"treadle_target_{path.stem}", path)
     if spec is None or spec.loader is None:

@@ -44,6 +44,25 @@ class TreadleError(Exception):
         return "\n".join(lines)
 
 
+class ParseError(TreadleError):
+    """A text is not what ``show`` prints (``TR-007``). ``line`` and ``column`` count from 1::
+
+    [TR-007] there is no value 'y'
+      at line 2, column 17:
+        neg: f32[2] = neg(y)
+                          ^
+    """
+
+    def __init__(self, message: str, text: str, at: int, remedy: str) -> None:
+        begin = text.rfind("\n", 0, at) + 1
+        end = text.find("\n", begin)
+        self.line = text.count("\n", 0, at) + 1
+        self.column = at - begin + 1
+        shown = text[begin:] if end < 0 else text[begin:end]
+        where = f"line {self.line}, column {self.column}:\n    {shown}\n    {' ' * (at - begin)}^"
+        super().__init__(message, code="TR-007", where=where, remedy=remedy)
+
+
 class CaptureError(TreadleError):
     """The step cannot become one graph (``TR-1xx``)."""
 

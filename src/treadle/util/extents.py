@@ -21,7 +21,7 @@ and orders.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -432,6 +432,21 @@ def _pair_of(value: SizeKey | int) -> tuple[int, str]:
 def size_key(size: int) -> "int | SizeKey":
     """``size`` as a part of a key, which compares where sizes do not."""
     return SizeKey(sample_of(size), str(size)) if isinstance(size, Size) else size
+
+
+def usual_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Of a tensor that is made with this shape: row by row; an extent of 0 counts as 1."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * size if isinstance(size, Size) or size != 0 else step
+    return tuple(reversed(strides))
+
+
+def same_sizes(left: Sequence[int], right: Sequence[int]) -> bool:
+    """Whether the formulas are the same, one by one."""
+    return list(map(size_key, left)) == list(map(size_key, right))
 
 
 def dims_in(sizes: Iterable[int]) -> list[Size]:

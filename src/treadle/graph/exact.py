@@ -1,0 +1,166 @@
+"""Pieces of a step as texts from which ``graph/parsing.py`` makes the same pieces.
+
+::
+
+    type      f32[4, 8] strides [1, 4] on cuda:0       without strides: contiguous; without on: cpu
+    argument  x.1  [1, 2]  (x, None)  1.0  -0.0  inf  'mean'  torch.float32  device('cpu')
+    target    mul.Tensor  mm  _c10d_functional.all_reduce  python._operator.add
+    note      forward, module 'h.0', region 3, asked must_save, at net.py:7: y = x @ w
+    constant  _tensor_constant0 [1.0, 2.0]             or its bytes, if there are many
+"""
+
+import functools
+import math
+import operator
+import re
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from treadle.compat.fake import is_fake
+from treadle.compat.operators import OpOverload
+from treadle.graph.operators import operation_name
+from treadle.graph.types import TensorType, type_of_tensor
+from treadle.util.extents import same_sizes, usual_strides
+from treadle.util.literals import literal_text, numbers_text
+
+NOTES = ("module", "region", "asked", "checkpoint", "recomputed")
+"""What is noted of a node beside its phase and its source line, if anything."""
+USUAL_DEVICE = torch.device("cpu")
+"""Where a tensor is of which the text says nothing else."""
+PYTHON = {"_operator": operator, "math": math, "torch": torch}
+"""Modules whose functions a graph may call; those that compute with sizes."""
+_PLAIN_NAME = re.compile(r"[^\s'\"#,](?:[^\n\r'\"#]*[^\s'\"#])?")
+_PLAIN_NOTE = re.compile(r"[\w.]+")
+
+
+def type_text(value: Any) -> str:
+    """The type of a node's ``val``, with strides and device where they are not the usual."""
+    match value:
+        case torch.Tensor() if value.layout is not torch.strided:
+            return f"{value.layout}"
+        case torch.Tensor():
+            found = type_of_tensor(value)
+            return f"{found}{_strides_text(found)}{_device_text(found.device)}"
+        case tuple() | list():
+            return f"({', '.join(map(type_text, value))})"
+        case _:
+            return type(value).__name__
+
+
+def _strides_text(given: TensorType) -> str:
+    if same_sizes(usual_strides(given.shape), given.strides):
+        return ""
+    return f" strides [{', '.join(map(str, given.strides))}]"
+
+
+def _device_text(device: torch.device) -> str:
+    return "" if device == USUAL_DEVICE else f" on {device}"
+
+
+def value_text(arg: Any, names: Mapping[fx.Node, str]) -> str:
+    """An argument: a value of the graph, a literal, or lists of them."""
+    match arg:
+        case fx.Node():
+            return names.get(arg, f"<foreign {arg}>")
+        case tuple():
+            inside = ", ".join(value_text(each, names) for each in arg)
+            return f"({inside},)" if len(arg) == 1 else f"({inside})"
+        case list():
+            return f"[{', '.join(value_text(each, names) for each in arg)}]"
+        case slice():
+            parts = (value_text(each, names) for each in (arg.start, arg.stop, arg.step))
+            return f"slice({', '.join(parts)})"
+        case _:
+            return literal_text(arg)
+
+
+def operation_text(target: Any) -> str:
+    """``aten.mm.default`` -> ``mm``: as short as ``operation_of`` understands it."""
+    if isinstance(target, OpOverload):
+        short = operation_name(target)
+        for text in (short, str(target).removesuffix(".default")):
+            if operation_of(text) is target:
+                return text
+        return str(target)
+    functions = (types.BuiltinFunctionType, types.FunctionType)
+    if isinstance(target, functions) and target.__module__ in PYTHON:
+        return f"python.{target.__module__}.{target.__name__}"
+    return f"<{operation_name(target)}>"  # ``parse`` refuses it
+
+
+@functools.cache
+def operation_of(text: str) -> Any:
+    """What ``operation_text`` calls so; ``None`` for nothing.
+
+    Names of ATen come before libraries: ``mul.Tensor`` is ``aten.mul.Tensor``.
+    """
+    parts = text.split(".")
+    if len(parts) == 3 and parts[0] == "python" and parts[1] in PYTHON:
+        return vars(PYTHON[parts[1]]).get(parts[2])
+    ways = {
+        1: [["aten", parts[0], "default"]],
+        2: [["aten", *parts], [*parts, "default"]],
+        3: [parts],
+    }
+    found = (_operator(*way) for way in ways.get(len(parts), []))
+    return next((each for each in found if each is not None), None)
+
+
+def _operator(library: str, name: str, overload: str) -> OpOverload | None:
+    found: Any = torch.ops
+    for part in (library, name, overload):
+        try:
+            found = getattr(found, part)  # the way to an operator whose name is data
+        except AttributeError:
+            return None
+    return found if isinstance(found, OpOverload) else None
+
+
+def name_text(name: str) -> str:
+    """A name of the user's at the end of a line, quoted if it could be misread."""
+    return name if _PLAIN_NAME.fullmatch(name) else repr(name)
+
+
+def note_text(meta: Mapping[str, Any]) -> str:
+    """What a node belongs to; its source line comes last, as it is."""
+    parts = [meta["phase"]] if meta.get("phase") else []
+    for key in NOTES:
+        value = meta.get(key)
+        if value is True:
+            parts.append(key)
+        elif value is not None and value is not False and value != "":
+            text = str(value)
+            word = isinstance(value, str) and not _PLAIN_NOTE.fullmatch(text)
+            parts.append(f"{key} {text!r}" if word or _is_digits(value) else f"{key} {text}")
+    where = str(meta.get("where", "")).replace("\n", " ").strip()
+    return ", ".join([*parts, *([f"at {where}"] if where else [])])
+
+
+def _is_digits(value: Any) -> bool:
+    return isinstance(value, str) and value.lstrip("-").isdecimal()
+
+
+def constant_text(owner: nn.Module | None, path: str) -> str:
+    """A tensor of the graph's own: its name and its numbers, or its bytes if there are many."""
+    value = operator.attrgetter(path)(owner)
+    if not isinstance(value, torch.Tensor) or is_fake(value) or value.layout is not torch.strided:
+        return path
+    numbers = numbers_text(value)
+    return f"{path} {numbers}" if numbers else path
+
+
+__all__ = [
+    "NOTES",
+    "USUAL_DEVICE",
+    "constant_text",
+    "name_text",
+    "note_text",
+    "operation_of",
+    "operation_text",
+    "type_text",
+    "value_text",
+]
