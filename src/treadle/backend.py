@@ -19,10 +19,9 @@ from typing import Any
 
 import torch
 from torch import SymInt, Tensor, fx
-from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.capture.written import expand_written
-from treadle.compat.dynamo import boxed, mutated_inputs, through_autograd
+from treadle.compat.dynamo import boxed, checkpoint_of, mutated_inputs, stack_of, through_autograd
 from treadle.compat.tracing import outside_modes, retraced
 from treadle.compiler.cleaning import extended, settled
 from treadle.compiler.compiled import Built
@@ -30,6 +29,16 @@ from treadle.compiler.memory import plan_within
 from treadle.compiler.pipeline import compile_step
 from treadle.compiler.request import Target, build_for
 from treadle.graph.effects import remove_tokens
+from treadle.graph.node_info import (
+    NodeInfo,
+    copy_notes,
+    describe,
+    info,
+    known_value,
+    set_value,
+    value_of,
+    with_info,
+)
 from treadle.graph.operators import has_effect
 from treadle.graph.passes import run_passes
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
@@ -216,7 +225,7 @@ class _Partition:
             first, last = places[: len(first)], places[len(first) :]
         old = _old_values(graph, [first[at] for at in written], last)
         halves = split(graph, first, last, num_fwd_outputs, old)
-        sizes = [node for node in halves.kept if isinstance(node.meta["val"], SymInt)]
+        sizes = [node for node in halves.kept if isinstance(value_of(node), SymInt)]
         if sizes:  # AOTAutograd takes them after the tensors, and gives them before
             order = [*(n for n in halves.kept if n not in sizes), *sizes]
             halves = _reordered(graph, first, last, num_fwd_outputs, order, sizes)
@@ -243,7 +252,7 @@ def _reordered(
 
 
 def _has_symbols(graph: fx.Graph) -> bool:
-    vals = [node.meta.get("val") for node in graph.nodes]
+    vals = [known_value(node) for node in graph.nodes]
     return any(isinstance(val, SymInt) for val in vals) or any(
         isinstance(size, SymInt) for val in vals if isinstance(val, Tensor) for size in val.shape
     )
@@ -284,7 +293,7 @@ def _old_values(
     were: a batch norm that is computed again takes the running statistics of before."""
     late = set(tangents)
     for node in graph.nodes:
-        again = node.meta.get("recomputed") or node.meta.get("phase") == "backward"
+        again = info(node).recomputed or info(node).phase == "backward"
         if node.op != "output" and (again or not late.isdisjoint(node.all_input_nodes)):
             late.add(node)
     copies: list[fx.Node] = []
@@ -293,8 +302,9 @@ def _old_values(
         if readers:
             with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
                 copy = graph.call_function(torch.ops.aten.clone.default, (place,))
-            copy.meta = dict(place.meta) | {"phase": "forward"}
-            copy.meta["val"] = compute(copy)
+            copy_notes(copy, place)
+            with_info(copy, phase="forward")
+            set_value(copy, compute(copy))
             for each in readers:
                 each.replace_input_with(place, copy)
             copies.append(copy)
@@ -316,11 +326,12 @@ def _places(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _annotate(node: fx.Node, phase: str) -> None:
-    where = _user_line(node.meta.get("stack_trace") or "")
-    mark, region = node.meta.get("recompute"), node.meta.get("ac_graph_id")
-    node.meta = {"val": node.meta.get("val"), "phase": phase, "where": where, "module": ""}
-    if isinstance(mark, CheckpointPolicy):
-        node.meta["asked"], node.meta["checkpoint"] = mark.name.lower(), region
+    known = NodeInfo(phase, _user_line(stack_of(node)))
+    marked = checkpoint_of(node)
+    if marked is not None:
+        policy, region = marked
+        known = replace(known, asked=policy.name.lower(), checkpoint=region)
+    describe(node, known_value(node), known)
 
 
 def _user_line(stack: str) -> str:
@@ -351,7 +362,7 @@ def _device(graph: fx.Graph) -> str:
     kinds = {
         val.device.type
         for node in _places(graph)
-        if isinstance(val := node.meta.get("val"), Tensor) and val.ndim
+        if isinstance(val := known_value(node), Tensor) and val.ndim
     }
     return device_of_kinds(frozenset(kinds))
 
@@ -400,7 +411,7 @@ class _Fixed:
         position = {node: at for at, node in enumerate(unique)}
         self._order = [position.get(each, -1) for each in returned]
         self._graph = _built(module, places, unique, options, phase)
-        self._used = [isinstance(node.meta.get("val"), Tensor) for node in places]
+        self._used = [isinstance(known_value(node), Tensor) for node in places]
 
     def __call__(self, args: list[Any]) -> list[Any]:
         made: Sequence[Any] = ()
@@ -450,12 +461,12 @@ def _built(
     for node in module.graph.nodes:
         if node.op == "output":
             continue
-        if node.op == "placeholder" and not isinstance(node.meta.get("val"), Tensor):
+        if node.op == "placeholder" and not isinstance(known_value(node), Tensor):
             continue
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in results))
     for node in graph.nodes:
-        if node.op != "output" and "phase" not in node.meta:
+        if node.op != "output" and not info(node).phase:
             _annotate(node, phase)
     signature = Signature(
         tuple(Input(Role.BATCH, node.name) for node in places if node in copies),

@@ -8,6 +8,7 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 
 from treadle.graph.at_run_time import AtRunTime, fresh
+from treadle.graph.node_info import info, known_value, set_value, value_of
 from treadle.graph.types import tensors_in
 from treadle.util.errors import CaptureError
 
@@ -27,7 +28,7 @@ def wrap_unsized(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        value = node.meta.get("val")
+        value = known_value(node)
         takes = [each for each in node.all_input_nodes if each in unsized]
         if not takes and not _is_symbolic(value):
             continue
@@ -37,7 +38,7 @@ def wrap_unsized(graph: fx.Graph) -> None:
         flags = tuple(map(_is_symbolic, parts))
         if node.target is not operator.getitem:
             node.target = AtRunTime(node.target, fresh(known), flags)
-        node.meta["val"] = known
+        set_value(node, known)
         if any(flags):
             unsized.add(node)
 
@@ -45,9 +46,9 @@ def wrap_unsized(graph: fx.Graph) -> None:
 def refuse_unsized(graph: fx.Graph) -> None:
     """TR-150 where a size depends on values: steps with declared dims have symbols of their own."""
     for node in graph.nodes:
-        names = [str(each) for each in _symbols(node.meta.get("val"))]
+        names = [str(each) for each in _symbols(known_value(node))]
         if any(name.startswith("u") for name in names):
-            raise unsized_error(node.meta.get("where", ""))
+            raise unsized_error(info(node).where)
 
 
 def unsized_error(
@@ -90,7 +91,7 @@ def _symbols(value: Any) -> list[Any]:
 def _bound(bounds: Bounds, value: Any, node: fx.Node) -> None:
     for symbol in _symbols(value):
         if symbol not in bounds:
-            operands = [t for each in node.all_input_nodes for t in tensors_in(each.meta["val"])]
+            operands = [t for each in node.all_input_nodes for t in tensors_in(value_of(each))]
             bounds[symbol] = max([1, *(int(each.numel()) for each in operands)])
 
 

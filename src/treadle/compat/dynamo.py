@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 
 def through_autograd(
@@ -36,6 +37,19 @@ def mutated_inputs(joint: fx.Graph) -> list[int]:
     told = output.meta.get("desc") or ()
     kept = [each for each in told if type(each).__name__ == "InputMutationAOTOutput"]
     return [places.index(each.mutated_input) for each in kept]
+
+
+def stack_of(node: fx.Node) -> str:
+    """Where a node of a joint graph was called, as Python prints a stack."""
+    return node.meta.get("stack_trace") or ""
+
+
+def checkpoint_of(node: fx.Node) -> tuple[CheckpointPolicy, int | None] | None:
+    """What a checkpoint policy says of a node of a joint graph, and the number of its region."""
+    policy = node.meta.get("recompute")
+    if not isinstance(policy, CheckpointPolicy):
+        return None
+    return policy, node.meta.get("ac_graph_id")
 
 
 def captured_graphs() -> int:

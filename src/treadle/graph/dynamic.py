@@ -21,6 +21,7 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from treadle.compat.fake import FakeTensor, FakeTensorMode
+from treadle.graph.node_info import copy_notes, info, known_value, set_value, value_of
 from treadle.util.errors import LoweringError
 from treadle.util.extents import GuardSet, Size, as_int, dims_in, sample_of, with_dims
 from treadle.util.formulas import Dim, Quotient
@@ -229,7 +230,7 @@ def symbols_of(values: Any) -> Symbols | None:
 def symbols_of_graph(graph: fx.Graph) -> Symbols | None:
     """The symbols behind a graph of samples; ``None`` where all shapes are known. A size may have
     come from an argument that is no input, since nothing reads its elements."""
-    return symbols_of([node.meta.get("val") for node in graph.nodes])
+    return symbols_of([known_value(node) for node in graph.nodes])
 
 
 def guards_of(graph: fx.Graph) -> GuardSet:
@@ -263,7 +264,7 @@ def in_mode(mode: Any) -> Iterator[None]:
 
 def twin_result(node: fx.Node) -> Any:
     """What ``node`` gives for its operands' twins; ``None`` if no operand has one."""
-    vals = map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+    vals = map_arg((node.args, node.kwargs), value_of)
     vals = without_generators(vals)
     symbols = symbols_of(vals)
     if symbols is None:
@@ -300,29 +301,29 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
         if node.op == "output":
             node.args = map_aggregate(node.args, plain)
             continue
-        twin = node.meta.get("val")
+        twin = known_value(node)
         if isinstance(twin, SymFloat | SymBool):
             raise LoweringError(
                 "the step computes a float or a truth value from a size",
                 code="TR-305",
-                where=node.meta.get("where", ""),
+                where=info(node).where,
             )
         if isinstance(twin, SymInt | int) and node.op == "call_function":
             numbers[node] = symbols.size(twin)
             continue
         node.args = map_aggregate(node.args, plain)
         node.kwargs = map_aggregate(node.kwargs, plain)
-        node.meta["val"] = _sample(node, mode)
-        pair(node.meta["val"], twin)
+        set_value(node, _sample(node, mode))
+        pair(value_of(node), twin)
     for node in reversed(list(numbers)):
         graph.erase_node(node)
 
 
 def _sample(node: fx.Node, mode: SampleMode) -> Any:
-    twin = node.meta.get("val")
+    twin = known_value(node)
     if node.op == "call_function":
-        args = map_arg(node.args, lambda each: each.meta["val"])
-        kwargs = map_arg(node.kwargs, lambda each: each.meta["val"])
+        args = map_arg(node.args, value_of)
+        kwargs = map_arg(node.kwargs, value_of)
         with in_mode(mode):
             return node.target(*args, **kwargs)  # type: ignore[operator]
     if not isinstance(twin, Tensor):
@@ -344,12 +345,12 @@ def resampled(graph: fx.Graph, symbols: Symbols, sizes: Mapping[str, Size]) -> f
             (new.args, new.kwargs),
             lambda x: with_dims(x, sizes) if isinstance(x, Size) else x,
         )
-        new.meta = dict(old.meta)
+        copy_notes(new, old)
         if new.op != "output":
-            twin = twin_of(old.meta["val"])
-            new.meta["val"] = twin
-            new.meta["val"] = _sample(new, mode)
-            pair(new.meta["val"], twin)
+            twin = twin_of(value_of(old))
+            set_value(new, twin)
+            set_value(new, _sample(new, mode))
+            pair(value_of(new), twin)
     return made
 
 
@@ -357,6 +358,6 @@ def dims_of_graph(graph: fx.Graph) -> list[Dim]:
     """The dims of the values of a graph, by name; none where all shapes are known."""
     if symbols_of_graph(graph) is None:
         return []
-    values = [node.meta.get("val") for node in graph.nodes]
+    values = [known_value(node) for node in graph.nodes]
     sizes = [size for value in _tensors(values) for size in layout_of(value)[0]]
     return [dim for size in dims_in(sizes) for dim in size.formula.dims]

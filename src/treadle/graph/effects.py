@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from treadle.compat.operators import schema_of
+from treadle.graph.node_info import copy_notes, set_value, value_of
 from treadle.graph.operators import OpOverload
 
 
@@ -29,23 +30,23 @@ def remove_tokens(graph: fx.Graph) -> None:
                 tokens.add(token)
     for token in tokens:
         if all(user.op == "output" for user in token.users):
-            token.meta["val"] = None
+            set_value(token, None)
 
 
 def _called(graph: fx.Graph, node: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
     with graph.inserting_before(node):
         made = graph.call_function(target, args, dict(node.kwargs))
-    made.meta = dict(node.meta)
-    results = node.meta["val"][1:]
+    copy_notes(made, node)
+    results = value_of(node)[1:]
     count = _result_count(target, len(results))
-    made.meta["val"] = results if count > 1 else results[0] if results else None
+    set_value(made, results if count > 1 else results[0] if results else None)
     return made
 
 
 def _replace_results(
     graph: fx.Graph, node: fx.Node, token: Any, target: Any, made: fx.Node
 ) -> None:
-    count = _result_count(target, len(node.meta["val"]) - 1)
+    count = _result_count(target, len(value_of(node)) - 1)
     for user in list(node.users):
         assert user.target is operator.getitem, user
         at: Any = user.args[1]

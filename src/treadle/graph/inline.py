@@ -11,6 +11,7 @@ from torch.fx.node import map_arg
 
 from treadle.compat.operators import OpOverload
 from treadle.graph.dynamic import sample_mode_of, sampled, symbols_of, twin_of
+from treadle.graph.node_info import forget, value_of
 from treadle.graph.values import inherit
 from treadle.util.generators import without_generators
 
@@ -23,7 +24,7 @@ def traced_call(
     """``function`` with the arguments of ``node``, as a graph of the node's tensor operands.
     ``table``: operations to trace as others."""
     operands = node.all_input_nodes
-    symbols = symbols_of([operand.meta["val"] for operand in operands])
+    symbols = symbols_of([value_of(operand) for operand in operands])
 
     def run(*tensors: torch.Tensor) -> Any:
         values = dict(zip(operands, tensors, strict=True))
@@ -34,7 +35,7 @@ def traced_call(
             args, kwargs = symbols.symints(args), symbols.symints(kwargs)
         return function(*args, **kwargs)
 
-    fakes = [operand.meta["val"] for operand in operands]
+    fakes = [value_of(operand) for operand in operands]
     if symbols is None:
         return make_fx(run, decomposition_table=table, tracing_mode="fake")(*fakes)
     twins = [twin_of(each) for each in fakes]
@@ -55,7 +56,7 @@ def put_in_place(node: fx.Node, inner: fx.Graph) -> None:
             case "call_function":
                 with node.graph.inserting_before(node):
                     values[each] = node.graph.node_copy(each, values.__getitem__)
-                values[each].meta = {}
+                forget(values[each])
                 inherit(values[each], node)
             case _:
                 _read_instead(node, map_arg(each.args[0], values.__getitem__))

@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from treadle.graph.dynamic import layout_of
+from treadle.graph.node_info import info, known_value, tensor_of, value_of
 from treadle.graph.operators import OpOverload, arguments, is_mutable, is_random
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
@@ -81,7 +82,7 @@ def _of_node(node: fx.Node) -> Iterator[Lookup]:
         yield from _lookup(node, given["index"], extent, wraps=packet is aten.index_fill)
     elif packet in (aten.index, aten.index_put, aten._unsafe_index, aten._unsafe_index_put):
         for dim, index in enumerate(given["indices"]):
-            if index is None or index.meta["val"].dtype in (torch.bool, torch.uint8):
+            if index is None or tensor_of(index).dtype in (torch.bool, torch.uint8):
                 continue
             yield from _lookup(node, index, _extent(given["self"], dim), wraps=True)
 
@@ -93,7 +94,7 @@ def _lookup(
     if _is_of_whole_numbers(value):
         low = -extent if wraps else 0
         name = str(node.target).removesuffix(".default")
-        yield Lookup(value, low, extent - 1, ignored, name, node.meta.get("where", ""), node)
+        yield Lookup(value, low, extent - 1, ignored, name, info(node).where, node)
 
 
 def _unmoved(node: fx.Node) -> fx.Node:
@@ -108,7 +109,7 @@ def _unmoved(node: fx.Node) -> fx.Node:
 
 
 def _is_whole(node: fx.Node) -> bool:
-    value = node.meta.get("val")
+    value = known_value(node)
     return isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
 
 
@@ -163,7 +164,7 @@ def _inputs_of(node: fx.Node) -> set[fx.Node]:
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
-    return layout_of(node.meta["val"])[0]
+    return layout_of(value_of(node))[0]
 
 
 def _extent(node: fx.Node, dim: int) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
+from treadle.graph.node_info import has_value, info, value_of
 from treadle.graph.operators import is_item, operation_name
 from treadle.graph.signature import Input, StepGraph
 from treadle.graph.types import short_dtype, show_type
@@ -82,12 +83,13 @@ def _line(node: fx.Node, names: Names) -> str:
 
 
 def _typed(node: fx.Node, names: Names) -> str:
-    return f"{names[node]}: {show_type(node.meta['val']) if 'val' in node.meta else '?'}"
+    return f"{names[node]}: {show_type(value_of(node)) if has_value(node) else '?'}"
 
 
 def _details(node: fx.Node) -> str:
-    known = [str(node.meta.get(key, "")) for key in ("phase", "where", "module", "region")]
-    text = ", ".join(each for each in known if each and each != "None")
+    known = info(node)
+    region = "" if known.region is None else str(known.region)
+    text = ", ".join(filter(None, (known.phase, known.where, known.module, region)))
     return f"  # {text}" if text else ""
 
 

@@ -10,6 +10,7 @@ from torch import fx
 
 from treadle.compat.operators import schema_of
 from treadle.graph.alias import leaves_step
+from treadle.graph.node_info import info, value_of, with_info
 from treadle.graph.operators import OpOverload, arguments, is_random, operation_name
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
@@ -18,7 +19,6 @@ from treadle.graph.values import inherit, refresh
 from treadle.util.errors import TreadleError, VerifyError, require
 
 Bindings = Mapping[str, Any]
-_SHARED = "treadle_shared"
 
 
 class NoMatch(TreadleError):
@@ -65,7 +65,7 @@ def any_of(*targets: Any) -> AnyOf:
 def shared(value: Any) -> Any:
     """Mark a value of a pattern that may have readers outside the match; it then stays."""
     assert isinstance(value, fx.Proxy), "shared() marks the result of an operation in a pattern"
-    value.node.meta[_SHARED] = True
+    with_info(value.node, shared=True)
     return value
 
 
@@ -148,7 +148,7 @@ def _replace(node: fx.Node, rule: Rule, bindings: Bindings) -> fx.Node:
     while last.next is not node:
         last = last.next
         inherit(last, node)
-    new, old = result.meta["val"], node.meta["val"]
+    new, old = value_of(result), value_of(node)
     if (new.dtype, new.shape, new.device) != (old.dtype, old.shape, old.device):
         raise VerifyError(f"{rule.name} turned {show_type(old)} into {show_type(new)} at {node}")
     node.replace_all_uses_with(result)
@@ -222,10 +222,10 @@ class _Match:
         require(not is_random(value), NoMatch, f"{value} draws random numbers")
         if value is self._root:
             return
-        region, root = value.meta.get("region"), self._root.meta.get("region")
+        region, root = info(value).region, info(self._root).region
         require(region == root, NoMatch, f"{value} is in region {region}, not {root}")
         readers = len(pattern.users)
-        lone = len(value.users) <= readers or _SHARED in pattern.meta
+        lone = len(value.users) <= readers or info(pattern).shared
         require(lone, NoMatch, f"{value} is used outside the match")
 
 
@@ -258,7 +258,7 @@ def _traced(program: Callable[..., Any]) -> fx.Graph:
 def _known(value: Any) -> Any:
     match value:
         case fx.Node():
-            held = value.meta["val"]
+            held = value_of(value)
             return held if isinstance(held, tuple | list) else type_of_tensor(held)
         case list() | tuple():
             return [_known(each) for each in value]

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from treadle.graph.dynamic import layout_of
+from treadle.graph.node_info import value_of
 from treadle.util.extents import size_key
 
 _SHORT = {
@@ -86,7 +87,7 @@ def type_of_tensor(value: torch.Tensor) -> TensorType:
 
 def type_of(node: fx.Node) -> TensorType:
     """The type of a node that is one tensor; ``TypeError`` for any other."""
-    value = node.meta["val"]
+    value = value_of(node)
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{node} is not one tensor: {value!r}")
     return type_of_tensor(value)
@@ -94,7 +95,7 @@ def type_of(node: fx.Node) -> TensorType:
 
 def is_tensor(node: object) -> bool:
     """Whether ``node`` is a node that is one tensor."""
-    return isinstance(node, fx.Node) and isinstance(node.meta["val"], torch.Tensor)
+    return isinstance(node, fx.Node) and isinstance(value_of(node), torch.Tensor)
 
 
 def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:

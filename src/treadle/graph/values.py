@@ -10,6 +10,7 @@ from torch.fx.node import map_arg
 
 from treadle.graph.alias import storages
 from treadle.graph.dynamic import pair, twin_of, twin_result
+from treadle.graph.node_info import belong, known_value, set_value, value_of
 from treadle.graph.operators import OpOverload
 from treadle.graph.types import same_types, tensors_in
 from treadle.util.generators import without_generators
@@ -40,8 +41,8 @@ def like(value: Any) -> Any:
 
 
 def _sample(node: fx.Node) -> Any:
-    args: Any = without_generators(map_arg(node.args, lambda each: each.meta["val"]))
-    kwargs: Any = without_generators(map_arg(node.kwargs, lambda each: each.meta["val"]))
+    args: Any = without_generators(map_arg(node.args, value_of))
+    kwargs: Any = without_generators(map_arg(node.kwargs, value_of))
     assert callable(node.target), node
     if not isinstance(node.target, OpOverload):
         return node.target(*args, **kwargs)
@@ -52,26 +53,16 @@ def _sample(node: fx.Node) -> Any:
 def _fake_mode(graph: fx.Graph) -> Any:
     """The mode that made the graph's values, so that new ones can meet old ones."""
     for node in graph.nodes:
-        for tensor in tensors_in(node.meta.get("val")):
+        for tensor in tensors_in(known_value(node)):
             return tensor.fake_mode  # pyright: ignore[reportAttributeAccessIssue]
     raise ValueError("no value of the graph is a tensor")
-
-
-_BELONGS = ("phase", "where", "module", "region", "asked", "checkpoint")
 
 
 def inherit(node: fx.Node, root: fx.Node) -> None:
     """Give a new node its value, and phase, source line, module, region and what a checkpoint
     policy says from ``root``."""
-    _belong(node, root)
-    node.meta["val"] = compute(node)
-
-
-def _belong(node: fx.Node, root: fx.Node) -> None:
-    for key in _BELONGS:
-        node.meta.pop(key, None)
-        if key in root.meta:
-            node.meta[key] = root.meta[key]
+    belong(node, root)
+    set_value(node, compute(node))
 
 
 def gather_results(makers: Iterable[fx.Node]) -> None:
@@ -85,7 +76,7 @@ def gather_results(makers: Iterable[fx.Node]) -> None:
     for maker in dict.fromkeys(makers):
         last = maker
         for item in [user for user in maker.users if user.target is operator.getitem]:
-            _belong(item, maker)
+            belong(item, maker)
             last.append(item)
             last = item
 
@@ -102,10 +93,10 @@ def refresh(graph: fx.Graph, changed: Iterable[fx.Node]) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or dirty.isdisjoint(node.all_input_nodes):
             continue
-        old, new = node.meta["val"], compute(node)
+        old, new = value_of(node), compute(node)
         moved = not same_types(old, new)
         if moved or _is_view(new, node) or storages(old) & _operand_storages(node):
-            node.meta["val"] = new
+            set_value(node, new)
             dirty.add(node)
 
 
@@ -114,4 +105,4 @@ def _is_view(value: Any, node: fx.Node) -> bool:
 
 
 def _operand_storages(node: fx.Node) -> frozenset[int]:
-    return frozenset().union(*(storages(each.meta["val"]) for each in node.all_input_nodes))
+    return frozenset().union(*(storages(value_of(each)) for each in node.all_input_nodes))

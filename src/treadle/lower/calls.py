@@ -13,6 +13,7 @@ from treadle.compat.operators import OpOverload
 from treadle.graph.at_run_time import AtRunTime
 from treadle.graph.draws import ZeroOneDraw, zero_one_draw
 from treadle.graph.dynamic import layout_of, offset_of
+from treadle.graph.node_info import value_of
 from treadle.graph.operators import effects_of, is_in_order
 from treadle.loop.expr import Array
 from treadle.loop.program import Call, TensorRef
@@ -131,7 +132,7 @@ def _with_own_storage(
 ) -> tuple[Any, ...]:
     """The arguments of a call that counts in the storage of ``x``: that of a copy made by PyTorch,
     since buffers here share one."""
-    base = context.node.all_input_nodes[0].meta["val"]
+    base = value_of(context.node.all_input_nodes[0])
     shape, strides = layout_of(base)
     if not is_dense(shape, strides):
         raise context.fault(
@@ -161,7 +162,7 @@ def _as_eager(context: LoweringContext, value: Any, like: Any) -> Any:
         return tuple(map(partial(_as_eager, context), value, like))
     if not isinstance(like, fx.Node) or not isinstance(value, Array | TensorRef):
         return value
-    shape, strides = layout_of(like.meta["val"])
+    shape, strides = layout_of(value_of(like))
     if isinstance(value, TensorRef):
         triples = zip(shape, value.strides, strides, strict=True)
         if all(same(mine, eager) for size, mine, eager in triples if not surely_less(size, 2)):

@@ -11,6 +11,7 @@ from torch.fx.node import map_arg
 
 from treadle.compat.operators import OpOverload, schema_of
 from treadle.graph.at_run_time import AtRunTime
+from treadle.graph.node_info import info, known_value, value_of
 from treadle.loop.expr import DTYPES, Array, Const
 from treadle.loop.program import Call, Origin, TensorRef
 from treadle.lower import calls, pointwise, views
@@ -36,12 +37,12 @@ def lower_node(
         source, position = node.args
         return env[source][position]  # type: ignore[index]
     if isinstance(target, AtRunTime):
-        context = LoweringContext(builder, node, origin_of(node), node.meta["val"], node.name)
+        context = LoweringContext(builder, node, origin_of(node), value_of(node), node.name)
         args, kwargs = _resolved(context, node.args, env), _resolved(context, node.kwargs, env)
         return calls.at_run_time(context, target, args, kwargs)
     if not isinstance(target, OpOverload):
         raise error_at(node, f"{target} is not an ATen operation")
-    val = node.meta.get("val")
+    val = known_value(node)
     if val is None and schema_of(target).returns:
         raise error_at(node, "the node has no fake value")
     if inside is None:
@@ -251,13 +252,11 @@ def _is_moved(context: LoweringContext, source: Any) -> bool:
 
 def origin_of(node: fx.Node) -> Origin:
     """Who to name when this node is reported."""
-    meta = node.meta
-    return Origin(
-        (node.name,), meta.get("where", ""), meta.get("module", ""), meta.get("phase", "")
-    )
+    known = info(node)
+    return Origin((node.name,), known.where, known.module, known.phase)
 
 
 def error_at(node: fx.Node, message: str) -> LoweringError:
     """TR-301 for this node, with the user's line."""
-    where = node.meta.get("where", "")
+    where = info(node).where
     return LoweringError(f"{node.name}: {message}", code="TR-301", where=where)

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from treadle.graph.dynamic import layout_of, offset_of
+from treadle.graph.node_info import known_value
 from treadle.loop.expr import Array
 from treadle.loop.program import Buffer, Step, TensorRef
 from treadle.lower.context import Builder
@@ -71,7 +72,7 @@ def _is_numbered(buffer: Buffer, name: str) -> bool:
 
 def _key_of(builder: Builder, node: fx.Node, env: Environment) -> Hashable:
     """All that decides what a node becomes; ``_Unknown`` where that is more than is known."""
-    val = node.meta.get("val")
+    val = known_value(node)
     if not isinstance(val, torch.Tensor) or builder.moved:
         raise _Unknown
     layouts = builder.layouts

@@ -12,6 +12,7 @@ import torch
 
 from treadle.compat.operators import OpOverload
 from treadle.graph.dynamic import layout_of, offset_of
+from treadle.graph.node_info import value_of
 from treadle.loop.expr import Array
 from treadle.loop.index import linear, unflatten
 from treadle.loop.program import TensorRef
@@ -184,7 +185,7 @@ def as_strided(
 
     What is not laid out as in eager is copied so first.
     """
-    source = context.node.all_input_nodes[0].meta["val"]
+    source = value_of(context.node.all_input_nodes[0])
     if not isinstance(x, TensorRef) or not _lies(x, layout_of(source)[1]):
         x = as_eager(context, x, source)
     start = offset_of(source)

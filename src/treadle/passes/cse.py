@@ -7,6 +7,7 @@ from typing import Any
 from torch import fx
 
 from treadle.graph.alias import Aliases, analyse
+from treadle.graph.node_info import info
 from treadle.graph.operators import arguments, may_recompute
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
@@ -21,7 +22,7 @@ class RemoveCommonSubexpressions(GraphPass):
     after:   a = exp(x); c = add(a, a)
 
     Phase and source line are those of the first. Random operations are never merged. Nodes
-    whose ``meta["region"]`` differ stay apart: recomputation for memory's sake is not undone.
+    whose regions differ stay apart: recomputation for memory's sake is not undone.
     Two results that the caller gets as separate tensors stay separate tensors. A result that
     only the second of two equal operations had read becomes one of the first.
     """
@@ -65,7 +66,7 @@ class _Results:
 
 def _key(node: fx.Node, alike: dict[fx.Node, fx.Node]) -> Hashable:
     operands = tuple((name, _frozen(value, alike)) for name, value in arguments(node).items())
-    return node.op, node.target, operands, node.meta.get("region")
+    return node.op, node.target, operands, info(node).region
 
 
 def _frozen(value: Any, alike: dict[fx.Node, fx.Node]) -> Hashable:
