@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
 from treadle.capture.functional_forms import (
     base_of,
@@ -27,10 +26,10 @@ from treadle.capture.functional_forms import (
 from treadle.compat.draw_operators import DRAWS
 from treadle.compat.operators import changes_shape, returns_written, written_arguments
 from treadle.compat.tensors import storage_key
+from treadle.graph.arguments import map_nodes, types_of
 from treadle.graph.node_info import copy_notes, info, known_value, set_value, tensor_of, value_of
 from treadle.graph.operators import written_values
 from treadle.util.errors import CaptureError, internal_errors
-from treadle.util.generators import without_generators
 
 aten = torch.ops.aten
 
@@ -173,7 +172,7 @@ class Functionalizer:
         return self._typed(self._emit(like, aten.clone.default, (value,), plain))
 
     def _resolve(self, value: Any) -> Any:
-        return map_arg(value, self._read)
+        return map_nodes(self._read, value)
 
     def _emit(self, like: fx.Node, target: Any, args: Any, kwargs: Any) -> fx.Node:
         node = self._new.call_function(target, tuple(args), dict(kwargs))
@@ -403,7 +402,6 @@ def _same_type(old: fx.Node, new: fx.Node) -> bool:
 
 def _run_fake(node: fx.Node) -> Any:
     """The type of a node, by running its operation on the types of its operands."""
-    args: Any = without_generators(map_arg(node.args, value_of))
-    kwargs: Any = without_generators(map_arg(node.kwargs, value_of))
+    args, kwargs = types_of(node)
     target: Any = node.target
     return target(*args, **kwargs)

@@ -17,15 +17,14 @@ from typing import Any
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
-from torch.fx.node import map_aggregate, map_arg
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from treadle.compat.fake import FakeTensor, FakeTensorMode
+from treadle.graph.arguments import Argument, given_of, map_argument, types_of, without_generator
 from treadle.graph.node_info import copy_notes, info, known_value, set_value, value_of
 from treadle.util.errors import LoweringError
 from treadle.util.extents import GuardSet, Size, as_int, dims_in, sample_of, with_dims
 from treadle.util.formulas import Dim, Quotient
-from treadle.util.generators import without_generators
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -70,10 +69,6 @@ class Symbols:
         for atoms, coefficient in value.formula.terms:
             total = total + reduce(operator.mul, [self._atom(a) for a in atoms], coefficient)
         return total
-
-    def symints(self, tree: Any) -> Any:
-        """Nested arguments with every ``Size`` as the trace writes it."""
-        return map_aggregate(tree, lambda x: self.symint(x) if isinstance(x, Size) else x)
 
     def remembered(self, key: Any, make: Callable[[], Any]) -> Any:
         """What ``make`` gave for an equal ``key`` before: layers of a model repeat each other."""
@@ -264,21 +259,17 @@ def in_mode(mode: Any) -> Iterator[None]:
 
 def twin_result(node: fx.Node) -> Any:
     """What ``node`` gives for its operands' twins; ``None`` if no operand has one."""
-    vals = map_arg((node.args, node.kwargs), value_of)
-    vals = without_generators(vals)
-    symbols = symbols_of(vals)
+    symbols = symbols_of([value_of(each) for each in node.all_input_nodes])
     if symbols is None:
         return None
-    args, kwargs = map_aggregate(vals, lambda leaf: _as_traced(symbols, leaf))  # type: ignore[misc]
+
+    def traced(leaf: object) -> object:
+        return symbols.symint(leaf) if isinstance(leaf, Size) else without_generator(leaf)
+
+    args, kwargs = given_of(node, lambda each: twin_of(value_of(each)), traced)
     assert callable(node.target), node
     with in_mode(symbols.mode):
         return node.target(*args, **kwargs)
-
-
-def _as_traced(symbols: Symbols, leaf: Any) -> Any:
-    if isinstance(leaf, Size):
-        return symbols.symint(leaf)
-    return twin_of(leaf) if isinstance(leaf, Tensor) else leaf
 
 
 def sampled(graph: fx.Graph, mode: SampleMode) -> None:
@@ -292,14 +283,14 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
     symbols = mode.symbols
     numbers: dict[fx.Node, int] = {}
 
-    def plain(leaf: Any) -> Any:
+    def plain(leaf: Argument) -> Argument:
         if isinstance(leaf, fx.Node):
             return numbers.get(leaf, leaf)
         return symbols.size(leaf) if isinstance(leaf, SymInt) else leaf
 
     for node in list(graph.nodes):
         if node.op == "output":
-            node.args = map_aggregate(node.args, plain)
+            node.args = map_argument(plain, node.args)
             continue
         twin = known_value(node)
         if isinstance(twin, SymFloat | SymBool):
@@ -311,8 +302,8 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
         if isinstance(twin, SymInt | int) and node.op == "call_function":
             numbers[node] = symbols.size(twin)
             continue
-        node.args = map_aggregate(node.args, plain)
-        node.kwargs = map_aggregate(node.kwargs, plain)
+        node.args = map_argument(plain, node.args)
+        node.kwargs = map_argument(plain, node.kwargs)
         set_value(node, _sample(node, mode))
         pair(value_of(node), twin)
     for node in reversed(list(numbers)):
@@ -322,8 +313,7 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
 def _sample(node: fx.Node, mode: SampleMode) -> Any:
     twin = known_value(node)
     if node.op == "call_function":
-        args = map_arg(node.args, value_of)
-        kwargs = map_arg(node.kwargs, value_of)
+        args, kwargs = types_of(node)
         with in_mode(mode):
             return node.target(*args, **kwargs)  # type: ignore[operator]
     if not isinstance(twin, Tensor):
@@ -341,9 +331,8 @@ def resampled(graph: fx.Graph, symbols: Symbols, sizes: Mapping[str, Size]) -> f
     made = fx.Graph(owning_module=graph.owning_module)
     made.output(made.graph_copy(graph, {}))
     for new, old in zip(made.nodes, graph.nodes, strict=True):
-        new.args, new.kwargs = map_aggregate(
-            (new.args, new.kwargs),
-            lambda x: with_dims(x, sizes) if isinstance(x, Size) else x,
+        new.args, new.kwargs = map_argument(
+            lambda x: with_dims(x, sizes) if isinstance(x, Size) else x, (new.args, new.kwargs)
         )
         copy_notes(new, old)
         if new.op != "output":

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import map_arg
 
+from treadle.graph.arguments import Argument, map_argument, map_nodes
 from treadle.graph.dynamic import layout_of
 from treadle.graph.node_info import info, known_value, tensor_of, value_of
 from treadle.graph.operators import OpOverload, arguments, is_mutable, is_random
@@ -27,7 +27,7 @@ from treadle.graph.types import type_of
 from treadle.targets.registry import target_for
 from treadle.util.errors import BadIndex
 from treadle.util.expected import expect
-from treadle.util.extents import at_sizes
+from treadle.util.extents import Size, at
 from treadle.util.formulas import Sizes
 
 aten = torch.ops.aten
@@ -177,12 +177,12 @@ class _Made:
 
     node: fx.Node
     target: Callable[..., Any]
-    args: Any
-    kwargs: Any
+    args: tuple[Argument, ...]
+    kwargs: dict[str, Argument]
 
     def run(self, values: dict[fx.Node, Tensor]) -> None:
-        args = map_arg(self.args, values.__getitem__)
-        values[self.node] = self.target(*args, **map_arg(self.kwargs, values.__getitem__))
+        args = map_nodes(values.__getitem__, self.args)
+        values[self.node] = self.target(*args, **map_nodes(values.__getitem__, self.kwargs))
 
 
 class IndexCheck:
@@ -204,8 +204,12 @@ class IndexCheck:
         self._made: list[_Made] = []
         for node in self._step.graph.nodes:
             if node in needed and node.op == "call_function":
-                args = at_sizes((tuple(node.args), dict(node.kwargs)), self._sizes)
-                self._made.append(_Made(node, node.target, *args))
+                assert callable(node.target), node
+                args, kwargs = map_argument(self._at_sizes, (node.args, node.kwargs))
+                self._made.append(_Made(node, node.target, args, kwargs))
+
+    def _at_sizes(self, leaf: Argument) -> Argument:
+        return at(leaf, self._sizes) if isinstance(leaf, Size) else leaf
 
     def _is_fixed(self, each: Lookup) -> bool:
         """Whether no input has a say: a range of positions, as long as the shapes make it."""
@@ -233,7 +237,7 @@ class IndexCheck:
             for each in self._made:
                 each.run(values)
             for each in self._lookups:
-                low, high = at_sizes((each.low, each.high), self._sizes)
+                low, high = at(each.low, self._sizes), at(each.high, self._sizes)
                 self._require(each, values[each.value], low, high)
 
     def _require(self, each: Lookup, value: Tensor, low: int, high: int) -> None:

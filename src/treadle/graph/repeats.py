@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, final
+from typing import final
 
 from torch import fx
-from torch.fx.node import map_aggregate
 
+from treadle.graph.arguments import Argument, map_argument
 from treadle.graph.canonical import text_of_value
 from treadle.graph.node_info import info, known_value
 from treadle.graph.types import tensors_in, type_of_tensor
@@ -77,10 +77,10 @@ def _kinds(nodes: Sequence[fx.Node]) -> list[int]:
 
 
 def _structure(node: fx.Node) -> Hashable:
-    def plain(argument: Any) -> Any:
+    def plain(argument: Argument) -> Argument:
         return _type(argument) if isinstance(argument, fx.Node) else argument
 
-    given = map_aggregate((node.args, node.kwargs), plain)
+    given = map_argument(plain, (node.args, node.kwargs))
     return node.target, text_of_value(given), info(node).phase, _type(node)
 
 

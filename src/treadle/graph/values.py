@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
 from treadle.graph.alias import storages
+from treadle.graph.arguments import types_of
 from treadle.graph.dynamic import pair, twin_of, twin_result
 from treadle.graph.node_info import belong, known_value, set_value, value_of
 from treadle.graph.operators import OpOverload
 from treadle.graph.types import same_types, tensors_in
-from treadle.util.generators import without_generators
 
 
 def compute(node: fx.Node) -> Any:
@@ -41,8 +40,7 @@ def like(value: Any) -> Any:
 
 
 def _sample(node: fx.Node) -> Any:
-    args: Any = without_generators(map_arg(node.args, value_of))
-    kwargs: Any = without_generators(map_arg(node.kwargs, value_of))
+    args, kwargs = types_of(node)
     assert callable(node.target), node
     if not isinstance(node.target, OpOverload):
         return node.target(*args, **kwargs)

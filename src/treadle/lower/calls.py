@@ -16,13 +16,14 @@ from treadle.graph.dynamic import layout_of, offset_of
 from treadle.graph.node_info import value_of
 from treadle.graph.operators import effects_of, is_in_order
 from treadle.loop.expr import Array
-from treadle.loop.program import Call, TensorRef
+from treadle.loop.program import Call, CallArgument, TensorRef
 from treadle.lower.context import LoweringContext, is_dense
 from treadle.lower.library import OUT_VARIANTS
 from treadle.lower.registry import Value
 from treadle.lower.workspace import workspace_of
 from treadle.runtime.draws import OPERATOR, STATE_BYTES, can_draw
 from treadle.util.extents import same, surely_less
+from treadle.util.nested import Nested, Plain, map_leaves
 
 aten = torch.ops.aten
 _DROPPED = frozenset({"layout", "pin_memory", "non_blocking"})
@@ -211,10 +212,12 @@ def _used_results(context: LoweringContext) -> set[int]:
     return {place for place in places if isinstance(place, int)}
 
 
-def _plain(context: LoweringContext, arg: Any) -> Any:
-    """An argument as a call may hold it: formulas get a buffer, lists become tuples."""
-    if isinstance(arg, Array):
-        return context.stored(arg)
-    if isinstance(arg, tuple | list):
-        return tuple(_plain(context, item) for item in arg)
-    return str(arg) if isinstance(arg, torch.device) else arg
+def _plain(context: LoweringContext, argument: Nested[Value | Plain]) -> CallArgument:
+    """An argument as a call may hold it: formulas get a buffer, devices are named."""
+
+    def plain(leaf: Value | Plain) -> TensorRef | Plain:
+        if isinstance(leaf, Array):
+            return context.stored(leaf)
+        return str(leaf) if isinstance(leaf, torch.device) else leaf
+
+    return map_leaves(plain, argument)

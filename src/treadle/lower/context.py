@@ -392,14 +392,3 @@ def margins(
 def numel(shape: Sequence[int]) -> int:
     """The product of the extents."""
     return math.prod(shape)
-
-
-def buffers_read(value: Any) -> Iterator[str]:
-    """Names of the buffers that an argument of a call mentions."""
-    if isinstance(value, TensorRef):
-        yield value.buffer
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from buffers_read(item)
-    elif isinstance(value, Mapping):
-        yield from buffers_read(tuple(value.values()))

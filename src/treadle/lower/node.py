@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
 from treadle.compat.operators import OpOverload, schema_of
+from treadle.graph.arguments import given_of
 from treadle.graph.at_run_time import AtRunTime
 from treadle.graph.node_info import info, known_value, value_of
 from treadle.loop.expr import DTYPES, Array, Const
@@ -21,6 +21,7 @@ from treadle.lower.library import is_chosen
 from treadle.lower.registry import Unsupported, Value, rule_for
 from treadle.util.errors import LoweringError
 from treadle.util.extents import same, surely_less
+from treadle.util.nested import leaves, map_leaves
 
 NO_COMPILER = "no kernels are generated here"
 """Why everything is a library call: no compiler was found, or ``codegen=False``."""
@@ -99,22 +100,16 @@ def _lowered(
     return calls.call(context, op, args, kwargs, "" if chosen else reason)
 
 
-def _without_formulas(*values: Any) -> str:
+def _without_formulas(*values: object) -> str:
     """The first dtype among tensors and their operands that formulas do not have; or none."""
-    for value in values:
+    for value in leaves(values):
         match value:
-            case torch.Tensor() | TensorRef() | Array():
-                found = "" if value.dtype in DTYPES else _name_of(value.dtype)
+            case torch.Tensor() | TensorRef() | Array() if value.dtype not in DTYPES:
+                return _name_of(value.dtype)
             case complex():
-                found = "complex"
-            case tuple() | list():
-                found = _without_formulas(*value)
-            case Mapping():
-                found = _without_formulas(*value.values())
+                return "complex"
             case _:
-                found = ""
-        if found:
-            return found
+                pass
     return ""
 
 
@@ -192,18 +187,18 @@ def _results(context: LoweringContext, value: Any) -> Any:
     return context.result(value)
 
 
-def _resolved(context: LoweringContext, arg: Any, env: Environment) -> Any:
+def _resolved(context: LoweringContext, argument: object, env: Environment) -> Any:
     """Arguments with nodes replaced by their values, on the device of the program."""
-    if isinstance(arg, fx.Node):
-        value = env[arg]
-        if not isinstance(value, TensorRef):
-            return value
-        return context.builder.local(value, context.origin, may_wait=not _goes_ahead(arg))
-    if isinstance(arg, tuple | list):
-        return tuple(_resolved(context, item, env) for item in arg)
-    if isinstance(arg, Mapping):
-        return {key: _resolved(context, item, env) for key, item in arg.items()}
-    return arg
+
+    def value(leaf: object) -> object:
+        if not isinstance(leaf, fx.Node):
+            return leaf
+        found = env[leaf]
+        if not isinstance(found, TensorRef):
+            return found
+        return context.builder.local(found, context.origin, may_wait=not _goes_ahead(leaf))
+
+    return map_leaves(value, argument)
 
 
 def _is_on_the_host(context: LoweringContext, env: Environment) -> bool:
@@ -223,8 +218,7 @@ def _is_on_the_host(context: LoweringContext, env: Environment) -> bool:
 
 def _on_the_host(context: LoweringContext, op: OpOverload, env: Environment) -> Any:
     """A view of what is on the host, or PyTorch's kernel there."""
-    args = map_arg(tuple(context.node.args), env.__getitem__)
-    kwargs = map_arg(dict(context.node.kwargs), env.__getitem__)
+    args, kwargs = given_of(context.node, env.__getitem__)
     rule = rule_for(op) if op in views.VIEWS else None
     if rule is not None:
         with contextlib.suppress(Unsupported):

@@ -10,7 +10,7 @@ becomes may not depend on anything else then but the names that are taken: a nod
 a number is not kept, and one that finds a name taken is lowered anew.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -23,6 +23,7 @@ from treadle.loop.expr import Array
 from treadle.loop.program import Buffer, Step, TensorRef
 from treadle.lower.context import Builder
 from treadle.lower.node import Environment, lower_node, origin_of
+from treadle.util.nested import map_leaves
 
 _STATIC = (str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
@@ -76,35 +77,35 @@ def _key_of(builder: Builder, node: fx.Node, env: Environment) -> Hashable:
     if not isinstance(val, torch.Tensor) or builder.moved:
         raise _Unknown
     layouts = builder.layouts
+
+    def fixed(leaf: object) -> Hashable:
+        return _fixed(builder, leaf, env)
+
     return (
         origin_of(node),
         node.target,
-        _fixed(builder, node.args, env),
-        _fixed(builder, node.kwargs, env),
+        map_leaves(fixed, node.args),
+        tuple([(name, map_leaves(fixed, each)) for name, each in node.kwargs.items()]),
         (val.dtype, layout_of(val), offset_of(val), val.device),
         layouts.buffers.get(node),
         layouts.factors.get(node),
     )
 
 
-def _fixed(builder: Builder, argument: Any, env: Environment) -> Hashable:
+def _fixed(builder: Builder, leaf: object, env: Environment) -> Hashable:
     """An argument by value, with the operands that it names as they were lowered."""
-    match argument:
+    match leaf:
         case fx.Node():
-            return _operand(builder, env.get(argument))
+            return _operand(builder, env.get(leaf))
         case bool() | int() | float() | complex():
-            return type(argument), repr(argument)
-        case tuple() | list():
-            return tuple([_fixed(builder, each, env) for each in argument])
-        case Mapping():
-            return tuple([(key, _fixed(builder, each, env)) for key, each in argument.items()])
-        case _ if isinstance(argument, _STATIC):
-            return argument
+            return type(leaf), repr(leaf)
+        case _ if isinstance(leaf, _STATIC):
+            return leaf
         case _:
             raise _Unknown
 
 
-def _operand(builder: Builder, value: Any) -> Hashable:
+def _operand(builder: Builder, value: object) -> Hashable:
     match value:
         case TensorRef(buffer=name) if builder.buffers[name].device == builder.device:
             return value, builder.buffers[name]

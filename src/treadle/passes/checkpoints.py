@@ -7,11 +7,10 @@ region computes is not kept. A selective policy's word is in ``asked``.
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
-from torch.fx.node import map_arg
 
+from treadle.graph.arguments import map_nodes
 from treadle.graph.node_info import info, with_info
 from treadle.graph.operators import arguments
 from treadle.graph.passes import GraphPass
@@ -79,8 +78,7 @@ def _forget(step: StepGraph) -> int:
 
 
 def _key(node: fx.Node, alike: dict[fx.Node, fx.Node]) -> Hashable:
-    given: Any = arguments(node)
-    return node.target, repr(map_arg(given, lambda each: alike.get(each, each)))
+    return node.target, repr(map_nodes(lambda each: alike.get(each, each), arguments(node)))
 
 
 @dataclass(frozen=True)

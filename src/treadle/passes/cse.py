@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 
@@ -12,6 +11,7 @@ from treadle.graph.operators import arguments, may_recompute
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.values import gather_results, refresh
+from treadle.util.nested import map_leaves
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,20 @@ class _Results:
 
 
 def _key(node: fx.Node, alike: dict[fx.Node, fx.Node]) -> Hashable:
-    operands = tuple((name, _frozen(value, alike)) for name, value in arguments(node).items())
+    def frozen(leaf: object) -> object:
+        return _frozen(leaf, alike)
+
+    operands = tuple((name, map_leaves(frozen, each)) for name, each in arguments(node).items())
     return node.op, node.target, operands, info(node).region
 
 
-def _frozen(value: Any, alike: dict[fx.Node, fx.Node]) -> Hashable:
-    match value:
+def _frozen(leaf: object, alike: dict[fx.Node, fx.Node]) -> object:
+    match leaf:
         case fx.Node():
-            return alike.get(value, value)
-        case list() | tuple():
-            return tuple(_frozen(each, alike) for each in value)
+            return alike.get(leaf, leaf)
         case bool() | int() | float() | complex():
-            return type(value), repr(value)  # 1, 1.0 and True differ; so do 0.0 and -0.0
+            return type(leaf), repr(leaf)  # 1, 1.0 and True differ; so do 0.0 and -0.0
         case slice():
-            return "slice", repr(value)
+            return "slice", repr(leaf)
         case _:
-            return value
+            return leaf

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# defines operators, recurrent ones as well
 import treadle.runtime.packed  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from treadle.compat.operator_facts import Effect, facts_by_name
 from treadle.compat.tensors import is_zerotensor
@@ -49,6 +48,9 @@ from treadle.runtime.steady import SteadyInputs
 from treadle.targets.registry import target_for
 from treadle.util.errors import RuntimeFailure, require
 from treadle.util.expected import NotExpected, require_expected
+
+# defines operators, recurrent ones as well
+from treadle.util.nested import leaves
 
 __all__ = ["Build", "DeviceFunction", "Executable", "Loader", "build", "resolve"]
 
@@ -505,7 +507,7 @@ class _CallAllocating:
 
     def _own(self, value: Any) -> Any:
         """A tensor that shares no storage with an argument, whose bytes may be given away."""
-        taken = {_storage(t) for t in _tensors((self.args, self.kwargs))} - {0}
+        taken = {_storage(t) for t in _tensors(self.args, self.kwargs)} - {0}
         return value.clone() if isinstance(value, Tensor) and _storage(value) in taken else value
 
     def _inspect(self, results: Sequence[Any]) -> tuple[bool, ...]:
@@ -514,7 +516,7 @@ class _CallAllocating:
 
         An argument's bytes may be given to another buffer, or written, while the result lives.
         """
-        taken = {_storage(t) for t in _tensors((self.args, self.kwargs))} - {0}
+        taken = {_storage(t) for t in _tensors(self.args, self.kwargs)} - {0}
         for spec, tensor in zip(self.specs, results, strict=False):
             if spec is None or spec.unsized:
                 continue
@@ -546,13 +548,8 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value
-    if not isinstance(value, dict | list | tuple):
-        return []
-    return [tensor for item in items for tensor in _tensors(item)]
+def _tensors(*given: object) -> list[Tensor]:
+    return [each for each in leaves(given) if isinstance(each, Tensor)]
 
 
 def is_condition(step: Launch | CallStep) -> bool:

@@ -6,11 +6,11 @@ from math import prod
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
 from treadle.compat.operator_facts import MATTERS, CostClass, Effect, facts_of
 from treadle.graph.alias import storages
+from treadle.graph.arguments import given_of
 from treadle.graph.node_info import value_of
 from treadle.graph.operators import OpOverload, effects_of
 from treadle.graph.types import tensors_in
@@ -64,8 +64,7 @@ def flops_of(node: fx.Node) -> float:
     formula = flop_registry.get(node.target.overloadpacket)
     if formula is None:
         return 0.0
-    args = map_arg(node.args, value_of)
-    kwargs = map_arg(node.kwargs, value_of)
+    args, kwargs = given_of(node, value_of)
     return float(formula(*args, **kwargs, out_val=value_of(node)))
 
 

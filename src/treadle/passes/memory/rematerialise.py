@@ -4,8 +4,8 @@ from collections.abc import Collection
 from typing import Any
 
 from torch import fx
-from torch.fx.node import map_arg
 
+from treadle.graph.arguments import map_nodes
 from treadle.graph.node_info import copy_notes, set_value, value_of, with_info
 from treadle.graph.signature import StepGraph
 from treadle.graph.values import compute, like
@@ -146,8 +146,8 @@ def build(order: Order) -> StepGraph:
         copied = graph.create_node(
             node.op,
             node.target,
-            map_arg(node.args, by_node.__getitem__),
-            map_arg(node.kwargs, by_node.__getitem__),
+            map_nodes(by_node.__getitem__, node.args),
+            map_nodes(by_node.__getitem__, node.kwargs),
             name,
             node.type,
         )
