@@ -196,8 +196,8 @@ class IndexCheck:
     def _take(self, lookups: Sequence[Lookup]) -> None:
         """These are the checks from now on."""
         self._lookups = lookups
-        waits = {id(each) for each in _asked_before(self._step.graph, lookups)}
-        self._waits = waits | {id(each) for each in lookups if _is_on_host(each.value)}
+        early = frozenset(_asked_before(self._step.graph, lookups))
+        self._waits = [each in early or _is_on_host(each.value) for each in lookups]
         needed = {node for each in lookups for node in _cone(each.value)}
         self._inputs = {n: at for at, n in enumerate(self._step.placeholders) if n in needed}
         self._fixed = any(self._is_fixed(each) for each in lookups)
@@ -236,14 +236,14 @@ class IndexCheck:
         with torch.no_grad():
             for each in self._made:
                 each.run(values)
-            for each in self._lookups:
+            for each, waits in zip(self._lookups, self._waits, strict=True):
                 low, high = at(each.low, self._sizes), at(each.high, self._sizes)
-                self._require(each, values[each.value], low, high)
+                self._require(each, values[each.value], low, high, waits=waits)
 
-    def _require(self, each: Lookup, value: Tensor, low: int, high: int) -> None:
+    def _require(self, each: Lookup, value: Tensor, low: int, high: int, *, waits: bool) -> None:
         if value.numel() == 0:
             return
-        if id(each) not in self._waits:
+        if not waits:
             _assert_on_device(each, value, low, high)
         elif not _is_inside(value, low, high, each.ignored):
             raise self._error(each, value, low, high)

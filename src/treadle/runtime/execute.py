@@ -289,7 +289,7 @@ class Executable:
         if function is None:
             raise RuntimeFailure(f"no source defines {step.function}", code="TR-402")
         storages = self._bindings.storages(step.buffers)
-        return [*actions, functools.partial(function, storages, step.sizes)]
+        return [*actions, function(storages, step.sizes)]
 
     def _call(self, step: CallStep, filled: set[str]) -> list[Callable[[], Any]]:
         args: list[Any] = [None] * len(step.args)

@@ -180,10 +180,10 @@ def bench(target: EntryPoint, *, memory: Budget, steps: int, with_torch: bool) -
 def _require_own_models(contestants: Sequence[Contestant]) -> None:
     """``PlanError`` TR-203 where two would train the same model."""
     owned = [
-        {id(p) for model in named_models(each.job.model).values() for p in model.parameters()}
+        {p for model in named_models(each.job.model).values() for p in model.parameters()}
         for each in contestants
     ]
-    if len(set[int]().union(*owned)) < sum(map(len, owned)):
+    if len(set[nn.Parameter]().union(*owned)) < sum(map(len, owned)):
         raise PlanError(
             "the function returns the same model each time it is called",
             code="TR-203",
