@@ -45,7 +45,7 @@ class Step:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         models: Models | None,
         optimizers: Optimizers,
         options: Options,
@@ -68,19 +68,19 @@ class Step:
             remedy="compile the copy's own step; step.save(path) keeps what was compiled",
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the function on this batch. ``update=False``, for a function without a parameter of
         that name: gradients stay in ``.grad``, no optimizer steps, and the next call with an
         update includes them."""
         with self._lock:
             return serve(self._step, self._dispatcher, run, args, kwargs)
 
-    def profile(self, *args: Any, **kwargs: Any) -> Any:
+    def profile(self, *args: object, **kwargs: object) -> Any:
         """Run one real step, each kernel and library call timed; ``explain`` then shows it."""
         with self._lock:
             return serve(self._step, self._dispatcher, profiled, args, kwargs)
 
-    def prepare(self, *args: Any, **kwargs: Any) -> Compiled:
+    def prepare(self, *args: object, **kwargs: object) -> Compiled:
         """Compile for this batch without running the step, and return the variant."""
         with self._lock:
             update = self._step.take_update(kwargs)
@@ -153,7 +153,7 @@ class Step:
                 _ = self.compiled  # says that there is nothing yet
             save(Path(path), variants, self._cache)
 
-    def measure(self, *args: Any, **kwargs: Any) -> PeakReport:
+    def measure(self, *args: object, **kwargs: object) -> PeakReport:
         """Run one real step and measure the peak of all tensor bytes alive during it.
 
         The copies that a variant's first run keeps for undoing it are not counted."""
@@ -180,7 +180,7 @@ class Step:
         return last
 
     def verify(
-        self, batches: Iterable[Sequence[Any]], *, rtol: float = 1e-4, atol: float = 1e-5
+        self, batches: Iterable[Sequence[object]], *, rtol: float = 1e-4, atol: float = 1e-5
     ) -> Difference | None:
         """Run each batch both ways from the same state and random numbers; change nothing.
 
@@ -199,7 +199,7 @@ class Step:
 
 
 def compile(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     *,
     model: Models | None = None,
     optimizer: Optimizers = (),
@@ -236,7 +236,7 @@ def compile(
 
 def load(
     path: str | Path,
-    function: Callable[..., Any],
+    function: Callable[..., object],
     *,
     model: Models,
     optimizer: Optimizers = (),

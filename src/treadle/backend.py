@@ -69,10 +69,10 @@ _MOST = 64
 
 def treadle(
     module: fx.GraphModule,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     *,
     mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Callable[..., Any]:
     """The backend. ``options``: ``memory`` (a budget for forward and backward together, as for
     ``treadle.compile``) and ``strict``. ``TreadleError`` TR-001 for any other, and for ``mode``."""
@@ -193,7 +193,7 @@ def compiled_graphs() -> int:
     return _TALLY.graphs
 
 
-def _options(mode: str | None, given: Mapping[str, Any]) -> Options:
+def _options(mode: str | None, given: Mapping[str, object]) -> Options:
     unknown = sorted(set(given) - set(_KNOWN))
     if unknown or mode not in (None, "default"):
         what = f"mode={mode!r}" if not unknown else f"option {unknown[0]!r}"
@@ -374,7 +374,7 @@ class _Half:
     options: Options
     phase: str
 
-    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
         with outside_modes():
             return self._compiled(module)
 
@@ -432,13 +432,13 @@ class _Return:
     constant: Any
 
     @staticmethod
-    def of(result: Any, number: Mapping[fx.Node, int]) -> "_Return":
+    def of(result: object, number: Mapping[fx.Node, int]) -> "_Return":
         """For a result of the graph; ``number``: the place of each input among the arguments."""
         if isinstance(result, fx.Node):
             return _Return(number.get(result), None)
         return _Return(None, result)
 
-    def value(self, args: Sequence[Any]) -> Any:
+    def value(self, args: Sequence[object]) -> Any:
         """What it is in a call with these arguments."""
         return self.constant if self.place is None else args[self.place]
 

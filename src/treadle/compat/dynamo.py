@@ -10,10 +10,10 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 def through_autograd(
     module: fx.GraphModule,
-    inputs: Sequence[Any],
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    partition: Callable[..., Any],
+    inputs: Sequence[object],
+    forward: Callable[..., object],
+    backward: Callable[..., object],
+    partition: Callable[..., object],
 ) -> Callable[..., Any]:
     """A graph of Dynamo's as a function with a backward: traced jointly, cut by ``partition``, its
     parts compiled by ``forward`` (inference graphs as well) and ``backward``."""
@@ -23,7 +23,7 @@ def through_autograd(
     return compiler(module, inputs)
 
 
-def boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+def boxed(call: Callable[[list[Any]], object]) -> Callable[[list[Any]], Any]:
     """``call`` told to AOTAutograd as one that takes its arguments in a list that it may empty."""
     vars(call)["_boxed_call"] = True
     return call

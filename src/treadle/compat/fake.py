@@ -41,7 +41,7 @@ def fake_operations_heard(tensors: Sequence[Tensor], hear: Callable[[], None]) -
         return
     dispatch = mode.dispatch
 
-    def heard(*args: Any, **kwargs: Any) -> Any:
+    def heard(*args: object, **kwargs: object) -> Any:
         hear()
         return dispatch(*args, **kwargs)
 

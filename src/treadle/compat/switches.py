@@ -107,7 +107,7 @@ def getters_named(names: Iterable[str]) -> list[tuple[str, Callable[[], Any]]]:
     return found
 
 
-def _answers(getter: Callable[[], Any]) -> bool:
+def _answers(getter: Callable[[], object]) -> bool:
     try:
         with warnings.catch_warnings(action="ignore"):
             return isinstance(getter(), bool | int | float | str | torch.dtype | torch.device)

@@ -22,9 +22,9 @@ from treadle.compat.switches import without_onednn
 
 
 def trace(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     inputs: list[Tensor],
-    instead: Mapping[Any, Callable[..., Any]],
+    instead: Mapping[Any, Callable[..., object]],
     *,
     symbolic: bool = False,
 ) -> fx.GraphModule:
@@ -76,10 +76,10 @@ def works_for(thread: int) -> bool:
     return threading.get_ident() == thread or get_proxy_mode() is not None
 
 
-def without_functions(function: Callable[..., Any]) -> Callable[..., Any]:
+def without_functions(function: Callable[..., object]) -> Callable[..., Any]:
     """``function``, whose operations no mode or class sees before they are traced."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         with torch._C.DisableTorchFunction():
             return function(*args, **kwargs)
 
@@ -110,7 +110,7 @@ def outside_modes() -> Iterator[None]:
         yield
 
 
-def retraced(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+def retraced(module: fx.GraphModule, inputs: Sequence[object]) -> fx.GraphModule:
     """``module``, traced with symbols, for inputs of known sizes."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(each) if isinstance(each, Tensor) else each for each in inputs]
@@ -127,7 +127,7 @@ def masks_as_given() -> tuple[Any, str, Any]:
     """What to put where (owner, name, value) while a step is traced: transformers of torch.nn look
     at the values of a mask, to see whether a kernel may do without it. Here it is just used."""
 
-    def detect(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+    def detect(mask: object, is_causal: bool | None = None, size: int | None = None) -> bool:
         return is_causal is True
 
     return transformer, "_detect_is_causal_mask", detect

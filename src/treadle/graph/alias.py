@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 
@@ -13,7 +12,7 @@ from treadle.graph.signature import StepGraph
 from treadle.graph.types import tensors_in
 
 
-def storages(value: Any) -> frozenset[int]:
+def storages(value: object) -> frozenset[int]:
     """Identities of the storages behind a ``val``; comparable while the values live."""
     return frozenset(storage_of(each) for each in tensors_in(value))
 

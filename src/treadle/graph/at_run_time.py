@@ -36,12 +36,12 @@ class AtRunTime:
             return str(self.op)
         return f"python.{self.op.__module__}.{self.op.__name__}"
 
-    def __call__(self, *_: Any, **__: Any) -> Any:
+    def __call__(self, *_: object, **__: object) -> Any:
         """The type of the result, in storages of its own."""
         return fresh(self.val)
 
 
-def fresh(value: Any) -> Any:
+def fresh(value: object) -> Any:
     """A value of the same type in storages of its own."""
     if isinstance(value, tuple | list):
         return type(value)(map(fresh, value))

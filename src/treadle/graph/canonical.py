@@ -107,7 +107,7 @@ def _keep_facts(node: fx.Node, numbers: dict[str, int]) -> None:
     with_info(node, where=number, asked_at=None)
 
 
-def _has_text(value: Any) -> bool:
+def _has_text(value: object) -> bool:
     try:
         text_of_value(value)
     except VerifyError:
@@ -150,7 +150,7 @@ class _Facts:
         value = self._value(known_value(node)) if node.op != "output" else ""
         return f"{node.op} {target} {node.name} {given} {value}"
 
-    def _value(self, value: Any) -> str:
+    def _value(self, value: object) -> str:
         match value:
             case torch.Tensor():
                 return self._tensor(value)
@@ -174,7 +174,7 @@ class _Facts:
         return text_of_value(facts)
 
 
-def _target(target: Any) -> str:
+def _target(target: object) -> str:
     if isinstance(target, OpOverload):
         return str(schema_of(target))
     if isinstance(target, AtRunTime):
@@ -184,7 +184,7 @@ def _target(target: Any) -> str:
     return str(target)
 
 
-def text_of_value(value: Any) -> str:
+def text_of_value(value: object) -> str:
     """The one text of an argument, a note or a fact: values that differ have texts that differ.
 
     ``(1, 1.0, "1", True)``  ->  ``(1, 1.0, '1', True)``. ``VerifyError`` for kinds without a text.

@@ -67,11 +67,11 @@ _library.impl("ctc_loss", _losses, "CompositeExplicitAutograd")
 _library.impl("ctc_loss_backward", _backward, "CompositeExplicitAutograd")
 
 
-def _one_each(log_probs: Tensor, *_: Any) -> Tensor:
+def _one_each(log_probs: Tensor, *_: object) -> Tensor:
     return log_probs.new_empty(log_probs.shape[1])
 
 
-def _like(grad: Tensor, log_probs: Tensor, *_: Any) -> Tensor:
+def _like(grad: Tensor, log_probs: Tensor, *_: object) -> Tensor:
     return log_probs.new_empty(log_probs.shape)
 
 
@@ -85,11 +85,11 @@ def _gradients(ctx: Any, grad: Tensor) -> Any:
     return found, None, None, None, None, None
 
 
-def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep_nothing(ctx: object, inputs: tuple[object, ...], output: object) -> None:
     """There is no second derivative."""
 
 
-def _no_second_derivative(ctx: Any, *_: Any) -> Any:
+def _no_second_derivative(ctx: object, *_: object) -> Any:
     raise CaptureError(
         "the gradient of ctc_loss is differentiated again",
         code="TR-140",

@@ -39,7 +39,7 @@ class Symbols:
     trace, and all that is made of it, is right.
     """
 
-    def __init__(self, mode: Any, known: Known) -> None:
+    def __init__(self, mode: FakeTensorMode, known: Known) -> None:
         self.mode = mode
         self.guards = GuardSet()
         self._known = known
@@ -70,7 +70,7 @@ class Symbols:
             total = total + reduce(operator.mul, [self._atom(a) for a in atoms], coefficient)
         return total
 
-    def remembered(self, key: Any, make: Callable[[], Any]) -> Any:
+    def remembered(self, key: object, make: Callable[[], object]) -> Any:
         """What ``make`` gave for an equal ``key`` before: layers of a model repeat each other."""
         if key not in self._replayed:
             self._replayed[key] = make()
@@ -118,6 +118,7 @@ class Symbols:
     def note(self) -> None:
         """Guard what PyTorch has asked of its symbols since this was done last."""
         env = self.mode.shape_env
+        assert env is not None, "a mode without symbols"
         relations = [guard.expr for guard in env.guards[self._noted :]]
         self._noted += len(relations)
         for relation in relations:
@@ -175,7 +176,7 @@ def _twin_and_symbols(value: Tensor) -> tuple[Tensor, Symbols] | None:
     return None if mode is None or twin is None else (twin, mode.symbols)
 
 
-def twin_of(value: Any) -> Any:
+def twin_of(value: object) -> Any:
     """The fake value with symbols, of a value or a tuple of them; itself where it has none."""
     if isinstance(value, tuple | list):
         return type(value)(twin_of(each) for each in value)
@@ -213,7 +214,7 @@ def offset_of(value: Tensor) -> int:
     return symbols.size(twin.storage_offset())
 
 
-def symbols_of(values: Any) -> Symbols | None:
+def symbols_of(values: object) -> Symbols | None:
     """The symbols behind the first value that has a twin."""
     for value in _tensors(values):
         found = _twin_and_symbols(value)
@@ -235,7 +236,7 @@ def guards_of(graph: fx.Graph) -> GuardSet:
     return GuardSet() if symbols is None else symbols.guards
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
@@ -245,7 +246,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(tuple(value.values()))
 
 
-def sample_mode_of(values: Any) -> SampleMode:
+def sample_mode_of(values: object) -> SampleMode:
     """The mode of the first sample among ``values``."""
     modes = (_sample_mode_of(value) for value in _tensors(values))
     return next(mode for mode in modes if mode is not None)

@@ -61,6 +61,6 @@ def _replace_results(
     graph.erase_node(node)
 
 
-def _result_count(target: Any, given: int) -> int:
+def _result_count(target: object, given: int) -> int:
     """How many results ``target`` has by itself; a list of tensors is one."""
     return len(schema_of(target).returns) if isinstance(target, OpOverload) else given

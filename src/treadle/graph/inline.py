@@ -18,8 +18,8 @@ from treadle.util.extents import Size
 
 def traced_call(
     node: fx.Node,
-    function: Callable[..., Any],
-    table: Mapping[OpOverload, Callable[..., Any]] | None = None,
+    function: Callable[..., object],
+    table: Mapping[OpOverload, Callable[..., object]] | None = None,
 ) -> fx.GraphModule:
     """``function`` with the arguments of ``node``, as a graph of the node's tensor operands.
     ``table``: operations to trace as others."""
@@ -63,7 +63,7 @@ def put_in_place(node: fx.Node, inner: fx.Graph) -> None:
                 _read_instead(node, map_nodes(values.__getitem__, each.args[0]))
 
 
-def _read_instead(node: fx.Node, result: Any) -> None:
+def _read_instead(node: fx.Node, result: object) -> None:
     if isinstance(result, fx.Node):
         node.replace_all_uses_with(result)
     else:

@@ -102,25 +102,27 @@ def _unpacked_gradient(ctx: Any, grad: Tensor) -> Any:
     return unpacked(grad, lengths, 0.0, ANY), None, None, None
 
 
-def _nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _nothing(ctx: object, inputs: tuple[object, ...], output: object) -> None:
     """Nothing is kept: there is no second derivative."""
 
 
-def _layer_flops(x: Any, lengths: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any) -> int:
+def _layer_flops(
+    x: object, lengths: object, h: object, c: object, weights: object, *_: object, **__: object
+) -> int:
     return flops_of_layer(x, weights)
 
 
 def _backward_flops(
-    dy: Any,
-    dhy: Any,
-    dcy: Any,
-    x: Any,
-    lengths: Any,
-    h: Any,
-    c: Any,
-    weights: Any,
-    *_: Any,
-    **__: Any,
+    dy: object,
+    dhy: object,
+    dcy: object,
+    x: object,
+    lengths: object,
+    h: object,
+    c: object,
+    weights: object,
+    *_: object,
+    **__: object,
 ) -> int:
     return 3 * flops_of_layer(x, weights)
 

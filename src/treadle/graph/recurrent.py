@@ -138,7 +138,7 @@ def _onednn_backward(
     h: Tensor,
     c: Tensor,
     weights: Sequence[Tensor],
-    *_: Any,
+    *_: object,
 ) -> list[Tensor]:
     return _like(x, h, c, *weights, dtype=torch.float32)
 
@@ -235,11 +235,11 @@ def _cudnn_gradients(ctx: Any, grads: Sequence[Tensor | None]) -> Any:
     return _padded(c, dx, found[1:] if needs_x else found, len(ctx.rest))
 
 
-def _once(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _once(ctx: object, inputs: tuple[object, ...], output: object) -> None:
     """Nothing is kept: there is no second derivative."""
 
 
-def no_second_derivative(ctx: Any, *grads: Any) -> Any:
+def no_second_derivative(ctx: object, *grads: object) -> Any:
     """TR-140."""
     raise CaptureError(
         "the gradient of a recurrent layer is differentiated again",
@@ -258,24 +258,46 @@ def flops_of_layer(x: Any, weights: Any) -> int:
     return 2 * x[0] * x[1] * sum(prod(each) for each in weights if len(each) == 2)
 
 
-def _layer_flops(x: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any) -> int:
+def _layer_flops(x: object, h: object, c: object, weights: object, *_: object, **__: object) -> int:
     return flops_of_layer(x, weights)
 
 
 def _layer_backward_flops(
-    dy: Any, dcy: Any, x: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any
+    dy: object,
+    dcy: object,
+    x: object,
+    h: object,
+    c: object,
+    weights: object,
+    *_: object,
+    **__: object,
 ) -> int:
     return 3 * flops_of_layer(x, weights)
 
 
 def _onednn_backward_flops(
-    dy: Any, dcy: Any, x: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any
+    dy: object,
+    dcy: object,
+    x: object,
+    h: object,
+    c: object,
+    weights: object,
+    *_: object,
+    **__: object,
 ) -> int:
     return 2 * flops_of_layer(x, weights)
 
 
 def _cudnn_backward_flops(
-    dy: Any, dhy: Any, dcy: Any, x: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any
+    dy: object,
+    dhy: object,
+    dcy: object,
+    x: object,
+    h: object,
+    c: object,
+    weights: object,
+    *_: object,
+    **__: object,
 ) -> int:
     return 2 * flops_of_layer(x, weights)
 

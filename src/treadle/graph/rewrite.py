@@ -25,7 +25,7 @@ class NoMatch(TreadleError):
     """Why a rule does not apply at a node."""
 
 
-def _always(**types: Any) -> None:
+def _always(**types: object) -> None:
     """The check of a rule that is right wherever it matches."""
 
 
@@ -52,17 +52,17 @@ class AnyOf:
 
     targets: tuple[Any, ...]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         proxy = next(each for each in args if isinstance(each, fx.Proxy))
         return proxy.tracer.create_proxy("call_function", self, args, kwargs, name="any_of")
 
 
-def any_of(*targets: Any) -> AnyOf:
+def any_of(*targets: object) -> AnyOf:
     """In a pattern: a call of any of these operators."""
     return AnyOf(targets)
 
 
-def shared(value: Any) -> Any:
+def shared(value: object) -> Any:
     """Mark a value of a pattern that may have readers outside the match; it then stays."""
     assert isinstance(value, fx.Proxy), "shared() marks the result of an operation in a pattern"
     with_info(value.node, shared=True)
@@ -211,7 +211,7 @@ class _Match:
         for name, inner in expected.items():
             self._unify_argument(name, inner, given.get(name), value)
 
-    def _unify_argument(self, name: str, inner: Any, operand: Any, value: fx.Node) -> None:
+    def _unify_argument(self, name: str, inner: object, operand: object, value: fx.Node) -> None:
         if isinstance(inner, fx.Node | list | tuple):
             self.unify(inner, operand)
             return
@@ -229,7 +229,7 @@ class _Match:
         require(lone, NoMatch, f"{value} is used outside the match")
 
 
-def _arguments_as(pattern: fx.Node, target: Any) -> dict[str, Any]:
+def _arguments_as(pattern: fx.Node, target: object) -> dict[str, Any]:
     """The pattern's arguments by the names of ``target``'s schema, which it may stand for."""
     if pattern.target is target or not isinstance(target, OpOverload):
         return arguments(pattern)
@@ -241,13 +241,13 @@ def _targets(pattern: fx.Node) -> tuple[Any, ...]:
     return pattern.target.targets if isinstance(pattern.target, AnyOf) else (pattern.target,)
 
 
-def _result(program: Callable[..., Any]) -> Any:
+def _result(program: Callable[..., object]) -> Any:
     (output,) = _traced(program).find_nodes(op="output")
     return output.args[0]
 
 
 @functools.cache
-def _traced(program: Callable[..., Any]) -> fx.Graph:
+def _traced(program: Callable[..., object]) -> fx.Graph:
     """The program as a graph, made once and only read. Every call in it takes a variable."""
     graph = fx.Tracer().trace(program)
     constants = any(node.op == "get_attr" for node in graph.nodes)
@@ -255,7 +255,7 @@ def _traced(program: Callable[..., Any]) -> fx.Graph:
     return graph
 
 
-def _known(value: Any) -> Any:
+def _known(value: object) -> Any:
     match value:
         case fx.Node():
             held = value_of(value)

@@ -98,7 +98,7 @@ def is_tensor(node: object) -> bool:
     return isinstance(node, fx.Node) and isinstance(value_of(node), torch.Tensor)
 
 
-def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
+def tensors_in(value: object) -> tuple[torch.Tensor, ...]:
     """The tensors of a node's ``val``: one, those of a tuple, or none."""
     match value:
         case torch.Tensor():
@@ -109,7 +109,7 @@ def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
             return ()
 
 
-def same_types(left: Any, right: Any) -> bool:
+def same_types(left: object, right: object) -> bool:
     """Whether two ``val`` agree in structure, and tensor by tensor in type."""
     match left, right:
         case torch.Tensor(), torch.Tensor():
@@ -120,7 +120,7 @@ def same_types(left: Any, right: Any) -> bool:
             return type(left) is type(right)
 
 
-def show_type(value: Any) -> str:
+def show_type(value: object) -> str:
     """``f32[4, 8]``, or ``(f32[4, 8], i64[4])`` for an operation with several results."""
     match value:
         case torch.Tensor():

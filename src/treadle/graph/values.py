@@ -24,7 +24,7 @@ def compute(node: fx.Node) -> Any:
     return value
 
 
-def like(value: Any) -> Any:
+def like(value: object) -> Any:
     """A value of the same type in storages of its own."""
     match value:
         case torch.Tensor():
@@ -98,7 +98,7 @@ def refresh(graph: fx.Graph, changed: Iterable[fx.Node]) -> None:
             dirty.add(node)
 
 
-def _is_view(value: Any, node: fx.Node) -> bool:
+def _is_view(value: object, node: fx.Node) -> bool:
     return bool(storages(value) & _operand_storages(node))
 
 

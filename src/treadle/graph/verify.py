@@ -1,7 +1,5 @@
 """The rules every step obeys between passes."""
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -76,7 +74,7 @@ def _verify_write(node: fx.Node | None, target: fx.Node, name: str) -> None:
     _hold(_fits(new, old), node, f"{name} writes {show_type(new)} to {target}: {show_type(old)}")
 
 
-def _fits(new: Any, old: Any) -> bool:
+def _fits(new: object, old: object) -> bool:
     if not isinstance(new, torch.Tensor) or not isinstance(old, torch.Tensor):
         return False
     return (new.dtype, new.shape, new.device) == (old.dtype, old.shape, old.device)

@@ -114,7 +114,7 @@ def at_run_time(
     return tuple(results) if several else results[0]
 
 
-def _at_run_time(context: LoweringContext, name: str, value: Any, unsized: bool) -> Any:
+def _at_run_time(context: LoweringContext, name: str, value: object, unsized: bool) -> Any:
     if isinstance(value, torch.Tensor):
         shape, strides, device = value.shape, value.stride(), context.builder.device_of(value)
         return context.builder.buffer(
@@ -127,8 +127,8 @@ def _with_own_storage(
     context: LoweringContext,
     x: Value,
     source: Value,
-    size: Any,
-    stride: Any,
+    size: object,
+    stride: object,
     offset: int | None = None,
 ) -> tuple[Any, ...]:
     """The arguments of a call that counts in the storage of ``x``: that of a copy made by PyTorch,

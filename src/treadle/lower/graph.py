@@ -8,8 +8,6 @@ Nothing is fused here. Every computed node gets a buffer with eager's strides (b
 ``padding.py``); views and constants get none.
 """
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -140,7 +138,7 @@ def _placed(builder: Builder, node: fx.Node, ref: TensorRef) -> TensorRef:
     return copy
 
 
-def _returned(builder: Builder, node: fx.Node, value: Any) -> TensorRef:
+def _returned(builder: Builder, node: fx.Node, value: object) -> TensorRef:
     """A result in storage of its own: not an input's, a constant's or a formula."""
     val = known_value(node)
     if not isinstance(value, TensorRef | Array) or not isinstance(val, torch.Tensor):

@@ -157,7 +157,7 @@ def _laid_out(context: LoweringContext, value: Any) -> Value | None:
     return context.result(pointwise.clone(context, value))
 
 
-def _has_formulas(value: Any) -> bool:
+def _has_formulas(value: object) -> bool:
     return any(isinstance(each, Array) for each in (value if isinstance(value, tuple) else [value]))
 
 
@@ -169,7 +169,7 @@ def _leaves(context: LoweringContext, source: Value) -> bool:
     )
 
 
-def _is_tensors(val: Any) -> bool:
+def _is_tensors(val: object) -> bool:
     if isinstance(val, tuple | list):
         return any(isinstance(each, torch.Tensor) for each in val)
     return isinstance(val, torch.Tensor)
@@ -236,7 +236,7 @@ def _goes_ahead(source: fx.Node) -> bool:
     )
 
 
-def _is_moved(context: LoweringContext, source: Any) -> bool:
+def _is_moved(context: LoweringContext, source: object) -> bool:
     """Whether ``source`` is all that ``tensor.to(device)`` gives: it was brought here already."""
     if not isinstance(source, TensorRef) or source.buffer not in context.builder.moved.values():
         return False

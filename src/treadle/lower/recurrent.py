@@ -20,7 +20,7 @@ _RESERVE = 8  # its place among the arguments
 
 
 @lowers(cudnn_rnn_backward)
-def backward(context: LoweringContext, *args: Any) -> Any:
+def backward(context: LoweringContext, *args: object) -> Any:
     """The call, told whether it is the last reader of what the forward kept."""
     reserve = context.node.args[_RESERVE]
     last = isinstance(reserve, fx.Node) and _readers(reserve) == 1

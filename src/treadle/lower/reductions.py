@@ -181,7 +181,7 @@ def sum_dims(
     x: Value,
     dims: Sequence[int] | None = None,
     keepdim: bool = False,
-    **_dtype: Any,
+    **_dtype: object,
 ) -> Value:
     """``out[i] = sum{k} x[i, k]``."""
     wide = compute_dtype(context.dtype)
@@ -194,7 +194,7 @@ def mean(
     x: Value,
     dims: Sequence[int] | None = None,
     keepdim: bool = False,
-    **_dtype: Any,
+    **_dtype: object,
 ) -> Value:
     """``out[i] = sum{k} x[i, k] / n``."""
     where_ = wrapped(dims, len(x.shape))
@@ -204,14 +204,14 @@ def mean(
 
 
 @lowers(aten.prod.default)
-def prod(context: LoweringContext, x: Value, **_dtype: Any) -> Value:
+def prod(context: LoweringContext, x: Value, **_dtype: object) -> Value:
     wide = compute_dtype(context.dtype)
     return reduce_node(context, ReduceKind.PROD, x, wrapped(None, len(x.shape)), wide)
 
 
 @lowers(aten.prod.dim_int)
 def prod_dim(
-    context: LoweringContext, x: Value, dim: int, keepdim: bool = False, **_dtype: Any
+    context: LoweringContext, x: Value, dim: int, keepdim: bool = False, **_dtype: object
 ) -> Value:
     wide = compute_dtype(context.dtype)
     return reduce_node(context, ReduceKind.PROD, x, wrapped(dim, len(x.shape)), wide)
@@ -343,7 +343,7 @@ def vector_norm(
     order: Number = 2,
     dims: Sequence[int] | None = None,
     keepdim: bool = False,
-    **_dtype: Any,
+    **_dtype: object,
 ) -> Value:
     """``(sum |x|^order)^(1/order)`` over ``dims``; the limits of it for 0 and infinities."""
     where_ = wrapped(dims, len(x.shape))

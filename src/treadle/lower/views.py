@@ -32,7 +32,7 @@ RESHAPES: tuple[OpOverload, ...] = (
 
 
 @lowers(*RESHAPES)
-def reshape(context: LoweringContext, x: Value, *_args: Any) -> Value:
+def reshape(context: LoweringContext, x: Value, *_args: object) -> Value:
     """The same elements in the same order, in another shape."""
     return reshaped(context, x, context.shape)
 
@@ -73,13 +73,13 @@ def _replayed(context: LoweringContext, op: OpOverload, args: Any, kwargs: Any) 
     return symbols.remembered(key, replay)
 
 
-def _has_sizes(tree: Any) -> bool:
+def _has_sizes(tree: object) -> bool:
     if isinstance(tree, tuple | list):
         return any(map(_has_sizes, tree))
     return isinstance(tree, Size)
 
 
-def _key(tree: Any) -> Any:
+def _key(tree: object) -> Any:
     if isinstance(tree, tuple | list):
         return tuple(map(_key, tree))
     return size_key(tree) if isinstance(tree, int) else tree
@@ -89,7 +89,7 @@ def _itself(size: int) -> int:
     return size
 
 
-def _numbers(arg: Any) -> Any:
+def _numbers(arg: object) -> Any:
     return [arg.shape, _strides(arg)] if isinstance(arg, TensorRef | Array) else arg
 
 
@@ -158,7 +158,7 @@ the arena."""
 
 @lowers(*OTHER_VIEWS)
 def view(
-    context: LoweringContext, x: Value, *args: Any, **kwargs: Any
+    context: LoweringContext, x: Value, *args: object, **kwargs: object
 ) -> Value | tuple[Value, ...]:
     """A view of ``x``, or one for each piece."""
     result = _replayed(context, _target(context), (x, *args), kwargs)
@@ -194,7 +194,7 @@ def as_strided(
 
 
 @lowers(aten.as_strided_copy.default)
-def as_strided_copy(context: LoweringContext, x: Value, *args: Any, **kwargs: Any) -> Value:
+def as_strided_copy(context: LoweringContext, x: Value, *args: object, **kwargs: object) -> Value:
     """``as_strided`` in a buffer of its own."""
     return context.builder.copied(
         context.name, as_strided(context, x, *args, **kwargs), context.origin

@@ -122,7 +122,7 @@ class _Decisions:
 _FINDERS: dict[Any, Finder] = {}
 
 
-def _equals(*targets: Any) -> Callable[[Finder], Finder]:
+def _equals(*targets: object) -> Callable[[Finder], Finder]:
     """Register what calls of ``targets`` equal, given that the type does not change."""
 
     def register(finder: Finder) -> Finder:
@@ -260,7 +260,7 @@ def _is_negative(zero: complex | None) -> bool:
     return isinstance(zero, float) and math.copysign(1.0, zero) < 0
 
 
-def _number(value: Any) -> complex | None:
+def _number(value: object) -> complex | None:
     """The number that ``value`` is everywhere: a constant, or a tensor filled with one."""
     if isinstance(value, int | float | complex):
         return value

@@ -92,11 +92,11 @@ def _meaning_of(node: fx.Node) -> fx.Graph:
     return graph
 
 
-def _listed(result: Any) -> list[Any]:
+def _listed(result: object) -> list[Any]:
     return list(result) if isinstance(result, list | tuple) else [result]
 
 
-def _val(value: Any) -> Any:
+def _val(value: object) -> Any:
     return value_of(value) if isinstance(value, fx.Node) else None
 
 

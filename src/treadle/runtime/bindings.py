@@ -80,7 +80,7 @@ class BufferUses:
         for container, key, view in self.views:
             container[key] = storage if view is None else view_of(storage, view)
 
-    def hold(self, value: Any) -> None:
+    def hold(self, value: object) -> None:
         """From now on the buffer is ``value``, of any size, or a number."""
         for container, key, _ in self.views:
             container[key] = value

@@ -451,7 +451,9 @@ class _CallInto:
 
     __slots__ = ("args", "checked", "kwargs", "op", "spec")
 
-    def __init__(self, op: Any, args: list[Any], kwargs: dict[str, Any], spec: BufferSpec) -> None:
+    def __init__(
+        self, op: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], spec: BufferSpec
+    ) -> None:
         self.op, self.args, self.kwargs, self.spec = op, args, kwargs, spec
         self.checked = False
 
@@ -478,7 +480,7 @@ class _CallAllocating:
 
     def __init__(
         self,
-        op: Any,
+        op: Callable[..., Any],
         args: list[Any],
         kwargs: dict[str, Any],
         specs: tuple[BufferSpec | None, ...],
@@ -505,12 +507,12 @@ class _CallAllocating:
                 tensor = laid_out(tensor, spec)
             self.define(spec, tensor)
 
-    def _own(self, value: Any) -> Any:
+    def _own(self, value: object) -> Any:
         """A tensor that shares no storage with an argument, whose bytes may be given away."""
         taken = {_storage(t) for t in _tensors(self.args, self.kwargs)} - {0}
         return value.clone() if isinstance(value, Tensor) and _storage(value) in taken else value
 
-    def _inspect(self, results: Sequence[Any]) -> tuple[bool, ...]:
+    def _inspect(self, results: Sequence[object]) -> tuple[bool, ...]:
         """Which results must be copied: those that share the storage of an argument, or have none,
         or are floats of another precision than PyTorch says.
 

@@ -48,7 +48,7 @@ def widened(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _wide(value: Any) -> Any:
+def _wide(value: object) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype in _HALVES else value
 
 

@@ -102,7 +102,7 @@ def _to_source(data: Sequence[Any]) -> Source:
     return Source(language, text, tuple(functions), tuple((a, b) for a, b in spans))
 
 
-def encode(value: Any) -> Any:
+def encode(value: object) -> Any:
     """An argument of a call as JSON data; see the table at the top."""
     match value:
         case Size():
@@ -135,7 +135,7 @@ def encode(value: Any) -> Any:
             )
 
 
-def decode(data: Any) -> Any:
+def decode(data: object) -> Any:
     """The inverse of ``encode``."""
     if isinstance(data, list):
         return [decode(item) for item in data]

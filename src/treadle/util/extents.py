@@ -130,7 +130,7 @@ def _require_whole(size: "Size", other: object) -> None:
 
 
 def _unable(name: str) -> Callable[..., Any]:
-    def call(self: "Size", *_: Any) -> Any:
+    def call(self: "Size", *_: object) -> Any:
         raise VerifyError(f"{self.formula.text}: {name} would lose the formula")
 
     return call
