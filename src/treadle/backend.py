@@ -374,11 +374,11 @@ class _Half:
     options: Options
     phase: str
 
-    def __call__(self, module: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
         with outside_modes():
             return self._compiled(module)
 
-    def _compiled(self, module: fx.GraphModule) -> Callable[..., Any]:
+    def _compiled(self, module: fx.GraphModule) -> Callable[..., object]:
         _TALLY.graphs += 1
         run = (
             _Sized(module, self.options, self.phase)
@@ -413,8 +413,8 @@ class _Fixed:
         self._graph = _built(module, places, unique, options, phase)
         self._used = [isinstance(known_value(node), Tensor) for node in places]
 
-    def __call__(self, args: list[Any]) -> list[Any]:
-        made: Sequence[Any] = ()
+    def __call__(self, args: list[Any]) -> list[object]:
+        made: Sequence[object] = ()
         if self._graph is not None:
             tensors = [each for each, used in zip(args, self._used, strict=True) if used]
             made = self._graph.run([each.resolve_conj().resolve_neg() for each in tensors])
@@ -493,7 +493,7 @@ class _Sized:
     phase: str
     known: OrderedDict[Any, _Fixed] = field(default_factory=OrderedDict[Any, _Fixed])
 
-    def __call__(self, args: list[Any]) -> list[Any]:
+    def __call__(self, args: list[Any]) -> list[object]:
         key = tuple(
             (each.shape, each.stride(), each.dtype) if isinstance(each, Tensor) else each
             for each in args

@@ -41,7 +41,7 @@ def watched_checkpointing(
         def __init__(
             self, policy_fn: Callable[..., object], *rest: object, **named: object
         ) -> None:
-            def policy(*args: object, **kwargs: object) -> Any:
+            def policy(*args: object, **kwargs: object) -> object:
                 said = policy_fn(*args, **kwargs)
                 self.said = _policy(said)
                 return said
@@ -51,7 +51,7 @@ def watched_checkpointing(
 
         def __torch_dispatch__(
             self, func: object, types: object, args: object = (), kwargs: object = None
-        ) -> Any:
+        ) -> object:
             start, self.said = traced_nodes(), None
             result = super().__torch_dispatch__(func, types, args, kwargs)
             if self.said is not None and works_for(thread):
@@ -77,7 +77,7 @@ def watched_checkpointing(
 
 def _within(
     mode: Callable[[], AbstractContextManager[Any]], function: Callable[..., object]
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     def call(*args: object, **kwargs: object) -> Any:
         with mode():
             return function(*args, **kwargs)

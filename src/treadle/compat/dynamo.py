@@ -14,7 +14,7 @@ def through_autograd(
     forward: Callable[..., object],
     backward: Callable[..., object],
     partition: Callable[..., object],
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """A graph of Dynamo's as a function with a backward: traced jointly, cut by ``partition``, its
     parts compiled by ``forward`` (inference graphs as well) and ``backward``."""
     from torch._dynamo.backends.common import aot_autograd  # late: as above
@@ -23,7 +23,7 @@ def through_autograd(
     return compiler(module, inputs)
 
 
-def boxed(call: Callable[[list[Any]], object]) -> Callable[[list[Any]], Any]:
+def boxed(call: Callable[[list[Any]], object]) -> Callable[[list[object]], object]:
     """``call`` told to AOTAutograd as one that takes its arguments in a list that it may empty."""
     vars(call)["_boxed_call"] = True
     return call

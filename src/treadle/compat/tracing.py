@@ -76,7 +76,7 @@ def works_for(thread: int) -> bool:
     return threading.get_ident() == thread or get_proxy_mode() is not None
 
 
-def without_functions(function: Callable[..., object]) -> Callable[..., Any]:
+def without_functions(function: Callable[..., object]) -> Callable[..., object]:
     """``function``, whose operations no mode or class sees before they are traced."""
 
     def call(*args: object, **kwargs: object) -> Any:
@@ -92,13 +92,13 @@ def traced_nodes() -> int:
     return len(mode.tracer.graph.nodes) if mode is not None else 0
 
 
-def traced_targets() -> list[Any]:
+def traced_targets() -> list[object]:
     """What the nodes of the trace in progress call, in their order."""
     mode = get_proxy_mode()
     return [node.target for node in mode.tracer.graph.nodes] if mode is not None else []
 
 
-def dispatch_of_trace() -> tuple[Any, str]:
+def dispatch_of_trace() -> tuple[object, str]:
     """The method that puts an operation into the graph; where a trace runs."""
     return type(get_proxy_mode()), "__torch_dispatch__"
 

@@ -10,7 +10,7 @@ Whoever has a value or the graph has these; two graphs share nothing, however eq
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
@@ -21,10 +21,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from treadle.compat.fake import FakeTensor, FakeTensorMode
 from treadle.graph.arguments import Argument, given_of, map_argument, types_of, without_generator
-from treadle.graph.node_info import copy_notes, info, known_value, set_value, value_of
+from treadle.graph.node_info import Value, copy_notes, info, known_value, set_value, value_of
 from treadle.util.errors import LoweringError
 from treadle.util.extents import GuardSet, Size, as_int, dims_in, sample_of, with_dims
-from treadle.util.formulas import Dim, Quotient
+from treadle.util.formulas import Atom, Dim, Quotient
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -46,7 +46,7 @@ class Symbols:
         self._sizes = {name: size for name, (_, size) in known.items()}
         self._ints = {dim: symint for symint, size in known.values() for dim in size.formula.dims}
         self._noted = 0
-        self._replayed: dict[Any, Any] = {}
+        self._replayed: dict[object, object] = {}
 
     def with_samples(self, sizes: Mapping[str, Size]) -> "Symbols":
         """The same dims with other samples, by name. Nothing is guarded yet."""
@@ -70,7 +70,7 @@ class Symbols:
             total = total + reduce(operator.mul, [self._atom(a) for a in atoms], coefficient)
         return total
 
-    def remembered(self, key: object, make: Callable[[], object]) -> Any:
+    def remembered(self, key: object, make: Callable[[], object]) -> object:
         """What ``make`` gave for an equal ``key`` before: layers of a model repeat each other."""
         if key not in self._replayed:
             self._replayed[key] = make()
@@ -83,12 +83,13 @@ class Symbols:
             yield
         self.note()
 
-    def _atom(self, atom: Any) -> Any:
-        if atom in self._ints:
+    def _atom(self, atom: Atom) -> int | SymInt:
+        if isinstance(atom, Dim):
             return self._ints[atom]
-        over: Any = self.symint(as_int(atom.over))
+        over = self.symint(as_int(atom.over))
         under: Any = self.symint(as_int(atom.under))
-        return over // under if isinstance(atom, Quotient) else over % under
+        combine = operator.floordiv if isinstance(atom, Quotient) else operator.mod
+        return combine(over, under)
 
     def _from(self, expr: Any) -> int:
         """A sympy expression over the symbols as a number of ours."""
@@ -161,7 +162,7 @@ class SampleMode(FakeTensorMode):
     def __init__(self, symbols: Symbols) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.symbols = symbols
-        self.twins: Any = WeakTensorKeyDictionary()
+        self.twins: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
 
 
 def _sample_mode_of(value: Tensor) -> SampleMode | None:
@@ -176,7 +177,7 @@ def _twin_and_symbols(value: Tensor) -> tuple[Tensor, Symbols] | None:
     return None if mode is None or twin is None else (twin, mode.symbols)
 
 
-def twin_of(value: object) -> Any:
+def twin_of(value: Value) -> Value:
     """The fake value with symbols, of a value or a tuple of them; itself where it has none."""
     if isinstance(value, tuple | list):
         return type(value)(twin_of(each) for each in value)
@@ -253,12 +254,12 @@ def sample_mode_of(values: object) -> SampleMode:
 
 
 @contextmanager
-def in_mode(mode: Any) -> Iterator[None]:
+def in_mode(mode: FakeTensorMode) -> Iterator[None]:
     with torch.no_grad(), mode:
         yield
 
 
-def twin_result(node: fx.Node) -> Any:
+def twin_result(node: fx.Node) -> object:
     """What ``node`` gives for its operands' twins; ``None`` if no operand has one."""
     symbols = symbols_of([value_of(each) for each in node.all_input_nodes])
     if symbols is None:

@@ -7,12 +7,14 @@
 """
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
 from treadle.compat.operators import schema_of
+from treadle.graph.arguments import Argument
 from treadle.graph.node_info import copy_notes, set_value, value_of
 from treadle.graph.operators import OpOverload
 
@@ -24,6 +26,8 @@ def remove_tokens(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is torch.ops.higher_order.with_effects:
             token, target, *args = node.args
+            assert isinstance(token, fx.Node), node
+            assert callable(target), node
             made = _called(graph, node, target, tuple(args))
             _replace_results(graph, node, token, target, made)
             if token.op == "placeholder":
@@ -33,7 +37,9 @@ def remove_tokens(graph: fx.Graph) -> None:
             set_value(token, None)
 
 
-def _called(graph: fx.Graph, node: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
+def _called(
+    graph: fx.Graph, node: fx.Node, target: Callable[..., Any], args: tuple[Argument, ...]
+) -> fx.Node:
     with graph.inserting_before(node):
         made = graph.call_function(target, args, dict(node.kwargs))
     copy_notes(made, node)
@@ -44,12 +50,13 @@ def _called(graph: fx.Graph, node: fx.Node, target: Any, args: tuple[Any, ...]) 
 
 
 def _replace_results(
-    graph: fx.Graph, node: fx.Node, token: Any, target: Any, made: fx.Node
+    graph: fx.Graph, node: fx.Node, token: fx.Node, target: Callable[..., Any], made: fx.Node
 ) -> None:
     count = _result_count(target, len(value_of(node)) - 1)
     for user in list(node.users):
         assert user.target is operator.getitem, user
-        at: Any = user.args[1]
+        at = user.args[1]
+        assert isinstance(at, int), user
         if at == 0:
             user.replace_all_uses_with(token)
         elif count == 1:

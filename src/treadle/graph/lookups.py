@@ -60,7 +60,7 @@ class Lookup:
 
 def lookups_in(graph: fx.Graph) -> list[Lookup]:
     """Every check that the graph needs, each once."""
-    found: dict[tuple[Any, ...], Lookup] = {}
+    found: dict[tuple[object, ...], Lookup] = {}
     for node in graph.nodes:
         for each in _of_node(node):
             found.setdefault((each.value, each.low, each.high, each.ignored), each)

@@ -123,7 +123,7 @@ def forget(node: fx.Node) -> None:
     node.meta = {}
 
 
-def notes(node: fx.Node) -> dict[str, Any]:
+def notes(node: fx.Node) -> dict[str, object]:
     """All that others than treadle and FX noted of ``node``: passes of users."""
     return {key: each for key, each in node.meta.items() if key not in (_VALUE, _INFO)}
 

@@ -124,7 +124,7 @@ def arguments_of(
     return {name: given[name] if name in given else defaults.get(name) for name in names}
 
 
-def written_values(node: fx.Node) -> list[Any]:
+def written_values(node: fx.Node) -> list[object]:
     """The arguments that the node writes to, in the order of its schema.
 
     ``add_(x, y)``  ->  ``[x]``

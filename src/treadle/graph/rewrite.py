@@ -52,7 +52,7 @@ class AnyOf:
 
     targets: tuple[Any, ...]
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> fx.Proxy:
         proxy = next(each for each in args if isinstance(each, fx.Proxy))
         return proxy.tracer.create_proxy("call_function", self, args, kwargs, name="any_of")
 
@@ -62,7 +62,7 @@ def any_of(*targets: object) -> AnyOf:
     return AnyOf(targets)
 
 
-def shared(value: object) -> Any:
+def shared(value: object) -> fx.Proxy:
     """Mark a value of a pattern that may have readers outside the match; it then stays."""
     assert isinstance(value, fx.Proxy), "shared() marks the result of an operation in a pattern"
     with_info(value.node, shared=True)

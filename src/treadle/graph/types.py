@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 from torch import fx
@@ -44,7 +43,7 @@ class TensorType:
         return hash(self._key)
 
     @property
-    def _key(self) -> tuple[Any, ...]:
+    def _key(self) -> tuple[object, ...]:
         sizes = tuple(map(size_key, (*self.shape, *self.strides)))
         return self.dtype, len(self.shape), sizes, self.device
 

@@ -175,7 +175,7 @@ def _is_tensors(val: object) -> bool:
     return isinstance(val, torch.Tensor)
 
 
-def _results(context: LoweringContext, value: Any) -> Any:
+def _results(context: LoweringContext, value: Any) -> object:
     """What the rule returned, each formula that reads a buffer stored in one of its own."""
     if isinstance(value, tuple):
         if all(isinstance(each, TensorRef) for each in value):

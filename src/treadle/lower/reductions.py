@@ -6,7 +6,6 @@ reductions are split in two steps, rows of partials and then the rest, so that r
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -256,7 +255,7 @@ def _arg(context: LoweringContext, kind: ReduceKind, x: Value, dim: int) -> Valu
 
 def _with_place(
     context: LoweringContext, kind: ReduceKind, place: ReduceKind, x: Value, dim: int
-) -> Any:
+) -> object:
     values, indices = context.element_context(0), context.element_context(1)
     dims = wrapped(dim, len(x.shape))
     best = reduce_node(values, kind, x, dims, values.dtype)
@@ -264,13 +263,13 @@ def _with_place(
 
 
 @lowers(aten.max.dim)
-def max_dim(context: LoweringContext, x: Value, dim: int, keepdim: bool = False) -> Any:
+def max_dim(context: LoweringContext, x: Value, dim: int, keepdim: bool = False) -> object:
     """Values and positions of the largest along ``dim``."""
     return _with_place(context, ReduceKind.MAX, ReduceKind.ARGMAX, x, dim)
 
 
 @lowers(aten.min.dim)
-def min_dim(context: LoweringContext, x: Value, dim: int, keepdim: bool = False) -> Any:
+def min_dim(context: LoweringContext, x: Value, dim: int, keepdim: bool = False) -> object:
     """Values and positions of the smallest along ``dim``."""
     return _with_place(context, ReduceKind.MIN, ReduceKind.ARGMIN, x, dim)
 

@@ -46,7 +46,7 @@ class LoweredNodes:
 
     _known: dict[Hashable, _Lowered] = field(default_factory=dict[Hashable, _Lowered])
 
-    def lower(self, builder: Builder, node: fx.Node, env: Environment) -> Any:
+    def lower(self, builder: Builder, node: fx.Node, env: Environment) -> object:
         """``lower_node``, or what it gave for this node before."""
         try:
             key = _key_of(builder, node, env)

@@ -79,7 +79,7 @@ def _has_sizes(tree: object) -> bool:
     return isinstance(tree, Size)
 
 
-def _key(tree: object) -> Any:
+def _key(tree: object) -> object:
     if isinstance(tree, tuple | list):
         return tuple(map(_key, tree))
     return size_key(tree) if isinstance(tree, int) else tree
@@ -89,7 +89,7 @@ def _itself(size: int) -> int:
     return size
 
 
-def _numbers(arg: object) -> Any:
+def _numbers(arg: object) -> object:
     return [arg.shape, _strides(arg)] if isinstance(arg, TensorRef | Array) else arg
 
 
@@ -97,7 +97,7 @@ def _strides(x: Value) -> tuple[int, ...]:
     return x.strides if isinstance(x, TensorRef) else contiguous_strides(x.shape)
 
 
-def _ghost(arg: Any, number: Callable[[int], Any]) -> Any:
+def _ghost(arg: Any, number: Callable[[int], Any]) -> object:
     """A tensor without data: the strides of a ref from offset 0, or contiguous for a formula."""
     if isinstance(arg, TensorRef | Array):
         shape, strides = (list(map(number, each)) for each in (arg.shape, _strides(arg)))
@@ -107,7 +107,7 @@ def _ghost(arg: Any, number: Callable[[int], Any]) -> Any:
     return number(arg) if isinstance(arg, int) else arg
 
 
-def _layouts(result: Any, size: Callable[[Any], int]) -> Any:
+def _layouts(result: Any, size: Callable[[Any], int]) -> object:
     if not isinstance(result, torch.Tensor):
         return tuple(_layouts(each, size) for each in result)
     shape, strides = (tuple(map(size, each)) for each in (result.shape, result.stride()))

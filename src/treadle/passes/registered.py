@@ -83,7 +83,7 @@ def _meaning_of(node: fx.Node) -> fx.Graph:
         if fault:
             raise _unfit(node, fault)
     (output,) = graph.find_nodes(op="output")
-    result: Any = output.args[0]
+    result: object = output.args[0]
     new = [each for value in _listed(result) for each in tensors_in(_val(value))]
     old = tensors_in(value_of(node))
     if [_kind(each) for each in new] != [_kind(each) for each in old]:
@@ -92,15 +92,15 @@ def _meaning_of(node: fx.Node) -> fx.Graph:
     return graph
 
 
-def _listed(result: object) -> list[Any]:
+def _listed(result: object) -> list[object]:
     return list(result) if isinstance(result, list | tuple) else [result]
 
 
-def _val(value: object) -> Any:
+def _val(value: object) -> object:
     return value_of(value) if isinstance(value, fx.Node) else None
 
 
-def _kind(value: Any) -> tuple[Any, ...]:
+def _kind(value: Any) -> tuple[object, ...]:
     return value.dtype, tuple(value.shape), value.device
 
 

@@ -123,7 +123,7 @@ class Bindings:
             container[key] = None
             self.uses[value.buffer].views.append((container, key, value))
         elif isinstance(value, tuple | list):
-            items: list[Any] = [None] * len(value)
+            items: list[object] = [None] * len(value)
             for position, item in enumerate(value):
                 self.argument(item, items, position)
             container[key] = items

@@ -99,7 +99,7 @@ class Executable:
         self._constants: dict[str, Tensor] = {}
         self._live = Live(self._bindings, self.device)
         self._bound: Sequence[Tensor] = ()  # inputs, this call only
-        self._actions: list[Callable[[], Any]] = []
+        self._actions: list[Callable[[], object]] = []
         self._owners: list[int] = []
         self._keep: list[Any] = []  # C arrays whose addresses the actions hold
         self._empty: list[BufferSpec] = []  # without elements, so that no step fills them
@@ -564,7 +564,7 @@ def resolve(name: str) -> Any:
     """``"aten.mm.out"`` -> the operator."""
     if name.startswith(f"{NAMESPACE}."):
         return named(name.split(".")[1])
-    found: Any = torch.ops
+    found: object = torch.ops
     if name.startswith("python."):
         _, module, name = name.split(".")
         require(module in _PYTHON, RuntimeFailure(f"{name} is no operator", code="TR-402"))

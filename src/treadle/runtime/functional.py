@@ -38,7 +38,7 @@ def functional_of(op: OpOverload) -> OpOverload | None:
 def named(name: str) -> OpOverload:
     """The operator ``treadle_functional.<name>``, defined if it is not yet."""
     namespace, packet, overload = name.split("__")
-    found: Any = getattr(getattr(torch.ops, namespace), packet)
+    found: object = getattr(getattr(torch.ops, namespace), packet)
     made = functional_of(getattr(found, overload))
     assert made is not None, name
     return made

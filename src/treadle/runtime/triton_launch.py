@@ -13,11 +13,11 @@ import importlib.util
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
 import triton
@@ -107,10 +107,16 @@ def _import(name: str, path: Path) -> ModuleType:
     return module
 
 
+class Jit(Protocol):
+    """A function of Triton's: ``jit[grid](*arguments, **options)``."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]: ...
+
+
 class Stage(TypedDict):
     """One device function of an entry, and how it is launched."""
 
-    jit: Any
+    jit: Jit
     programs: int
     block: int
     warps: int

@@ -220,7 +220,7 @@ def compile_in_place(model: nn.Module) -> None:
     of ``nn.Sequential``; called from a function of ours it is captured as any other."""
     inner = model.forward
 
-    def forward(*args: object, **kwargs: object) -> Any:
+    def forward(*args: object, **kwargs: object) -> object:
         return inner(*args, **kwargs)
 
     model.forward = torch.compile(forward)

@@ -123,7 +123,7 @@ def of_slots(value: Any, members: Iterable[Any]) -> Words | None:
     if found is None:
         return None
     at: list[int] = []
-    held: list[tuple[Any, ...]] = []
+    held: list[tuple[object, ...]] = []
     for member in members:
         definition = word(id(member) + found.member)
         if ctypes.c_int.from_address(definition + WORD).value != _OBJECT_OR_ERROR:
@@ -227,7 +227,7 @@ def gathered(addresses: Sequence[int]) -> Callable[[], Any]:
 class _Slotted:
     __slots__ = ("first", "second")
     first: Any
-    second: Any
+    second: object
 
 
 @final
@@ -239,8 +239,8 @@ class _Layout:
         def function(a: int = 1, *, b: int = 2) -> int:
             return a + b + len(own)
 
-        own: list[Any] = [object() for _ in range(3)]
-        ordered: OrderedDict[Any, Any] = OrderedDict()
+        own: list[object] = [object() for _ in range(3)]
+        ordered: OrderedDict[object, object] = OrderedDict()
         cell = next(iter(function.__closure__ or ()))
         called = property(lambda _: 1, lambda _, __: None, lambda _: None)
         parts = function.__code__, function.__defaults__, function.__kwdefaults__
