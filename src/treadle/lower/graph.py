@@ -122,7 +122,10 @@ def _outputs(
             continue
         results.append(None)
         if node is not placeholders[output.writes]:
-            writes[env[placeholders[output.writes]].buffer] = (env[node], origin_of(node))
+            target, value = env[placeholders[output.writes]], env[node]
+            assert isinstance(target, TensorRef), output
+            assert isinstance(value, TensorRef | Array), output
+            writes[target.buffer] = (value, origin_of(node))
     return tuple(results), writes
 
 

@@ -255,7 +255,7 @@ def _arg(context: LoweringContext, kind: ReduceKind, x: Value, dim: int) -> Valu
 
 def _with_place(
     context: LoweringContext, kind: ReduceKind, place: ReduceKind, x: Value, dim: int
-) -> object:
+) -> tuple[Value, Value]:
     values, indices = context.element_context(0), context.element_context(1)
     dims = wrapped(dim, len(x.shape))
     best = reduce_node(values, kind, x, dims, values.dtype)
@@ -263,13 +263,17 @@ def _with_place(
 
 
 @lowers(aten.max.dim)
-def max_dim(context: LoweringContext, x: Value, dim: int, keepdim: bool = False) -> object:
+def max_dim(
+    context: LoweringContext, x: Value, dim: int, keepdim: bool = False
+) -> tuple[Value, Value]:
     """Values and positions of the largest along ``dim``."""
     return _with_place(context, ReduceKind.MAX, ReduceKind.ARGMAX, x, dim)
 
 
 @lowers(aten.min.dim)
-def min_dim(context: LoweringContext, x: Value, dim: int, keepdim: bool = False) -> object:
+def min_dim(
+    context: LoweringContext, x: Value, dim: int, keepdim: bool = False
+) -> tuple[Value, Value]:
     """Values and positions of the smallest along ``dim``."""
     return _with_place(context, ReduceKind.MIN, ReduceKind.ARGMIN, x, dim)
 

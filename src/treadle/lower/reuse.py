@@ -12,7 +12,7 @@ a number is not kept, and one that finds a name taken is lowered anew.
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import fx
@@ -23,6 +23,7 @@ from treadle.loop.expr import Array
 from treadle.loop.program import Buffer, Step, TensorRef
 from treadle.lower.context import Builder
 from treadle.lower.node import Environment, lower_node, origin_of
+from treadle.lower.registry import Lowered
 from treadle.util.nested import map_leaves
 
 _STATIC = (str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
@@ -31,7 +32,7 @@ _STATIC = (str, torch.dtype, torch.device, torch.layout, torch.memory_format, ty
 @final
 @dataclass(frozen=True, slots=True)
 class _Lowered:
-    value: Any
+    value: Lowered
     steps: tuple[Step, ...]
     buffers: tuple[Buffer, ...]
 
@@ -46,7 +47,7 @@ class LoweredNodes:
 
     _known: dict[Hashable, _Lowered] = field(default_factory=dict[Hashable, _Lowered])
 
-    def lower(self, builder: Builder, node: fx.Node, env: Environment) -> object:
+    def lower(self, builder: Builder, node: fx.Node, env: Environment) -> Lowered:
         """``lower_node``, or what it gave for this node before."""
         try:
             key = _key_of(builder, node, env)

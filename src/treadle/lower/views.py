@@ -6,9 +6,11 @@ are replayed as PyTorch's symbols.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import SymInt
 
 from treadle.compat.operators import OpOverload
 from treadle.graph.dynamic import layout_of, offset_of
@@ -19,6 +21,7 @@ from treadle.loop.program import TensorRef
 from treadle.lower.context import LoweringContext, contiguous_strides, element, fresh_axes, is_dense
 from treadle.lower.registry import Value, lowers
 from treadle.util.extents import Size, same, size_key
+from treadle.util.nested import leaves, map_leaves
 
 aten = torch.ops.aten
 
@@ -61,50 +64,42 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 def _replayed(context: LoweringContext, op: OpOverload, args: Any, kwargs: Any) -> Any:
     """The layout of what ``op`` gives, or one for each piece, from the layouts of its operands."""
     symbols = context.builder.symbols
-    if symbols is None or not _has_sizes([_numbers(each) for each in args]):
-        return _layouts(op(*[_ghost(each, _itself) for each in args], **kwargs), int)
+    numbers = map_leaves(_numbers, args)
+    if symbols is None or not any(isinstance(each, Size) for each in leaves(numbers)):
+        ghosts = [map_leaves(partial(_ghost, _itself), each) for each in args]
+        return _layouts(op(*ghosts, **kwargs), int)
 
     def replay() -> Any:
         with symbols.replaying():
-            ghosts = [_ghost(each, symbols.symint) for each in args]
+            ghosts = [map_leaves(partial(_ghost, symbols.symint), each) for each in args]
             return _layouts(op(*ghosts, **kwargs), symbols.size)
 
-    key = op, _key([_numbers(each) for each in args]), tuple(sorted(kwargs.items()))
+    key = op, map_leaves(_key, numbers), tuple(sorted(kwargs.items()))
     return symbols.remembered(key, replay)
 
 
-def _has_sizes(tree: object) -> bool:
-    if isinstance(tree, tuple | list):
-        return any(map(_has_sizes, tree))
-    return isinstance(tree, Size)
-
-
-def _key(tree: object) -> object:
-    if isinstance(tree, tuple | list):
-        return tuple(map(_key, tree))
-    return size_key(tree) if isinstance(tree, int) else tree
+def _key(leaf: object) -> object:
+    return size_key(leaf) if isinstance(leaf, int) else leaf
 
 
 def _itself(size: int) -> int:
     return size
 
 
-def _numbers(arg: object) -> object:
-    return [arg.shape, _strides(arg)] if isinstance(arg, TensorRef | Array) else arg
+def _numbers(leaf: object) -> object:
+    return (leaf.shape, _strides(leaf)) if isinstance(leaf, TensorRef | Array) else leaf
 
 
 def _strides(x: Value) -> tuple[int, ...]:
     return x.strides if isinstance(x, TensorRef) else contiguous_strides(x.shape)
 
 
-def _ghost(arg: Any, number: Callable[[int], Any]) -> object:
+def _ghost(number: Callable[[int], int | SymInt], leaf: object) -> object:
     """A tensor without data: the strides of a ref from offset 0, or contiguous for a formula."""
-    if isinstance(arg, TensorRef | Array):
-        shape, strides = (list(map(number, each)) for each in (arg.shape, _strides(arg)))
-        return torch.empty_strided(shape, strides, dtype=arg.dtype, device="meta")
-    if isinstance(arg, tuple | list):
-        return [_ghost(each, number) for each in arg]
-    return number(arg) if isinstance(arg, int) else arg
+    if isinstance(leaf, TensorRef | Array):
+        shape, strides = (list(map(number, each)) for each in (leaf.shape, _strides(leaf)))
+        return torch.empty_strided(shape, strides, dtype=leaf.dtype, device="meta")
+    return number(leaf) if isinstance(leaf, int) else leaf
 
 
 def _layouts(result: Any, size: Callable[[Any], int]) -> object:
@@ -180,7 +175,7 @@ def as_strided(
     size: Sequence[int],
     stride: Sequence[int],
     storage_offset: int | None = None,
-) -> Value:
+) -> TensorRef:
     """A view by its strides. The offset counts from eager's storage, not from ``x``.
 
     What is not laid out as in eager is copied so first.
@@ -194,11 +189,16 @@ def as_strided(
 
 
 @lowers(aten.as_strided_copy.default)
-def as_strided_copy(context: LoweringContext, x: Value, *args: object, **kwargs: object) -> Value:
+def as_strided_copy(
+    context: LoweringContext,
+    x: Value,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> TensorRef:
     """``as_strided`` in a buffer of its own."""
-    return context.builder.copied(
-        context.name, as_strided(context, x, *args, **kwargs), context.origin
-    )
+    shown = as_strided(context, x, size, stride, storage_offset)
+    return context.builder.copied(context.name, shown, context.origin)
 
 
 def _lies(x: TensorRef, strides: Sequence[int]) -> bool:
