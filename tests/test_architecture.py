@@ -276,6 +276,35 @@ def test_the_fence_sees_questions_about_operators():
     assert not asks_operators(ast.parse("facts_of(op).writes"))
 
 
+NOTES = {"graph/node_info.py", "compat/dynamo.py"}
+"""Who names what is noted of a node: one for treadle, one for what AOTAutograd notes."""
+
+
+def asks_notes(tree: ast.Module) -> bool:
+    """Whether ``node.meta`` is read or written."""
+    return any(isinstance(node, ast.Attribute) and node.attr == "meta" for node in ast.walk(tree))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_what_is_noted_of_a_node_is_one_record(path):
+    assert name_of(path) in NOTES or not asks_notes(parse(path)), "ask graph/node_info.py"
+
+
+WALKS = {"map_arg", "map_aggregate"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_nested_arguments_have_one_map(path):
+    names = {each.rpartition(".")[2] for each in imported_modules(parse(path))}
+    assert name_of(path) == "graph/arguments.py" or not names & WALKS, "ask graph/arguments.py"
+
+
+def test_the_fence_sees_notes_of_nodes():
+    lines = ("node.meta['val']", "node.meta.get('phase')", "new.meta = dict(old.meta)")
+    assert all(asks_notes(ast.parse(line)) for line in lines)
+    assert not asks_notes(ast.parse("value_of(node)"))
+
+
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_imports_are_absolute(path):
     relative = [node for node in ast.walk(parse(path)) if isinstance(node, ast.ImportFrom)]

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from treadle.graph.execute import run_step
+from treadle.graph.node_info import with_info
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.printing import show
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
@@ -55,7 +56,7 @@ def trace(
     for node in module.graph.nodes:
         phase = "backward" if node.name == backward_from else phase
         if node.op not in ("placeholder", "output"):
-            node.meta |= {"phase": phase, "where": "", "module": ""}
+            with_info(node, phase=phase)
     count = _return_tuple(module.graph)
     roles, writes = roles or {}, writes or {}
     signature = Signature(

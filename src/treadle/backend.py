@@ -19,14 +19,20 @@ from typing import Any
 
 import torch
 from torch import SymInt, Tensor, fx
-from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.capture.written import expand_written
-from treadle.compat.dynamo import boxed, mutated_inputs, through_autograd
+from treadle.compat.dynamo import boxed, checkpoint_of, mutated_inputs, stack_of, through_autograd
 from treadle.compat.tracing import outside_modes, retraced
 from treadle.compiler.compiled import Built
 from treadle.compiler.pipeline import compile_step, plan_graph
 from treadle.graph.effects import remove_tokens
+from treadle.graph.node_info import (
+    NodeInfo,
+    describe,
+    info,
+    known_value,
+    value_of,
+)
 from treadle.graph.operators import has_effect
 from treadle.graph.passes import run_passes
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
@@ -218,7 +224,7 @@ class _Partition:
             first, last = places[: len(first)], places[len(first) :]
         old = copy_overwritten(graph, [first[at] for at in written], last)
         halves = split(graph, first, last, num_fwd_outputs, old)
-        sizes = [node for node in halves.kept if isinstance(node.meta["val"], SymInt)]
+        sizes = [node for node in halves.kept if isinstance(value_of(node), SymInt)]
         if sizes:  # AOTAutograd takes them after the tensors, and gives them before
             order = [*(n for n in halves.kept if n not in sizes), *sizes]
             halves = reordered(graph, first, last, num_fwd_outputs, order, sizes)
@@ -226,7 +232,7 @@ class _Partition:
 
 
 def _has_symbols(graph: fx.Graph) -> bool:
-    vals = [node.meta.get("val") for node in graph.nodes]
+    vals = [known_value(node) for node in graph.nodes]
     return any(isinstance(val, SymInt) for val in vals) or any(
         isinstance(size, SymInt) for val in vals if isinstance(val, Tensor) for size in val.shape
     )
@@ -275,11 +281,12 @@ def _places(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _annotate(node: fx.Node, phase: str) -> None:
-    where = _user_line(node.meta.get("stack_trace") or "")
-    mark, region = node.meta.get("recompute"), node.meta.get("ac_graph_id")
-    node.meta = {"val": node.meta.get("val"), "phase": phase, "where": where, "module": ""}
-    if isinstance(mark, CheckpointPolicy):
-        node.meta["asked"], node.meta["checkpoint"] = mark.name.lower(), region
+    known = NodeInfo(phase, _user_line(stack_of(node)))
+    marked = checkpoint_of(node)
+    if marked is not None:
+        policy, region = marked
+        known = replace(known, asked=policy.name.lower(), checkpoint=region)
+    describe(node, known_value(node), known)
 
 
 def _user_line(stack: str) -> str:
@@ -314,7 +321,7 @@ def _device(graph: fx.Graph) -> str:
     kinds = {
         val.device.type
         for node in _places(graph)
-        if isinstance(val := node.meta.get("val"), Tensor) and val.ndim
+        if isinstance(val := known_value(node), Tensor) and val.ndim
     }
     return device_of_kinds(frozenset(kinds))
 
@@ -363,7 +370,7 @@ class _Fixed:
         position = {node: at for at, node in enumerate(unique)}
         self._order = [position.get(each, -1) for each in returned]
         self._graph = _built(module, places, unique, options, phase)
-        self._used = [isinstance(node.meta.get("val"), Tensor) for node in places]
+        self._used = [isinstance(known_value(node), Tensor) for node in places]
 
     def __call__(self, args: list[Any]) -> list[object]:
         made: Sequence[object] = ()
@@ -413,12 +420,12 @@ def _built(
     for node in module.graph.nodes:
         if node.op == "output":
             continue
-        if node.op == "placeholder" and not isinstance(node.meta.get("val"), Tensor):
+        if node.op == "placeholder" and not isinstance(known_value(node), Tensor):
             continue
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in results))
     for node in graph.nodes:
-        if node.op != "output" and "phase" not in node.meta:
+        if node.op != "output" and not info(node).phase:
             _annotate(node, phase)
     signature = Signature(
         tuple(Input(Role.BATCH, node.name) for node in places if node in copies),

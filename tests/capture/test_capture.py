@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import treadle
 from treadle.capture.refuse import named_models, named_optimizers
 from treadle.capture.step import capture
+from treadle.graph.node_info import info
 from treadle.graph.signature import Role
 from treadle.graph.verify import verify
 
@@ -81,18 +82,18 @@ def test_roles_phases_modules_and_lines():
     assert roles.count(Role.BATCH) == 2
     assert Role.SCALAR in roles
     nodes = [node for node in found.step.graph.nodes if node.op == "call_function"]
-    assert {node.meta["phase"] for node in nodes} == {"forward", "backward", "optimizer"}
+    assert {info(node).phase for node in nodes} == {"forward", "backward", "optimizer"}
     tanh = next(node for node in nodes if "tanh.default" in str(node.target))
-    assert tanh.meta["module"] == "body.1"
-    assert __file__ in tanh.meta["where"] or "container.py" not in tanh.meta["where"]
+    assert info(tanh).module == "body.1"
+    assert __file__ in info(tanh).where or "container.py" not in info(tanh).where
     loss = next(node for node in nodes if "mse_loss.default" in str(node.target))
-    assert loss.meta["module"] == ""
-    assert "F.mse_loss(model(x), y)" in loss.meta["where"]
+    assert info(loss).module == ""
+    assert "F.mse_loss(model(x), y)" in info(loss).where
     for maker, name in ((tanh, "tanh_backward"), (loss, "mse_loss_backward")):
         gradient = next(node for node in nodes if name in str(node.target))
-        assert gradient.meta["phase"] == "backward"
-        assert gradient.meta["where"] == maker.meta["where"]
-        assert gradient.meta["module"] == maker.meta["module"]
+        assert info(gradient).phase == "backward"
+        assert info(gradient).where == info(maker).where
+        assert info(gradient).module == info(maker).module
 
 
 def test_gradients_have_the_lines_of_what_they_are_gradients_of():
@@ -108,8 +109,8 @@ def test_gradients_have_the_lines_of_what_they_are_gradients_of():
     found = captured(step, model, [], torch.randn(2, 3))
     lines: dict[str, set[str]] = {}
     for node in found.step.graph.nodes:
-        if node.meta.get("phase") == "backward" and node.op == "call_function":
-            lines.setdefault(str(node.target), set()).add(node.meta["where"].split(": ")[-1])
+        if info(node).phase == "backward" and node.op == "call_function":
+            lines.setdefault(str(node.target), set()).add(info(node).where.split(": ")[-1])
     line = "loss = F.cross_entropy(y, torch.zeros(2, dtype=torch.int64))"
     assert lines["aten._log_softmax_backward_data.default"] == {line}
     assert "y = model(x)" in lines["aten.mm.default"]

@@ -10,8 +10,8 @@ from torch import nn
 import treadle
 from treadle.capture import updates
 from treadle.capture.step import capture
+from treadle.capture.tracing_again import TracedPiece
 from treadle.capture.updates import UpdatesOfGroup
-from treadle.compat.tracing_again import TracedPiece
 from treadle.graph.printing import show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "optimizers"))

@@ -33,7 +33,7 @@ for job in torch.load(folder / "jobs.pt"):
     functions = TritonLauncher(folder).load([source]).device
     for function, rows, sizes in job["launches"]:
         storages = [[job["tensors"][name] for name in row] for row in rows]
-        functions[function](storages, sizes)
+        functions[function](storages, sizes)()
     torch.save(job["tensors"], folder / job["result"])
 """
 

@@ -16,6 +16,7 @@ from treadle.compiler.entry import saved_bytes
 from treadle.compiler.pipeline import _generate
 from treadle.compiler.request import CompileRequest, key_of, request_of
 from treadle.graph.canonical import canonical, text_of_value
+from treadle.graph.node_info import with_info
 from treadle.graph.signature import Role
 from treadle.options import Options
 from treadle.report.stages import Clock
@@ -91,12 +92,12 @@ class Ingredients:
         calls = step.graph.find_nodes(op="call_function", target=torch.ops.aten.exp.default)
         for node in calls:
             if self.region is not None:
-                node.meta["region"] = self.region
+                with_info(node, region=self.region)
             if self.asked:
-                node.meta["asked"] = self.asked
+                with_info(node, asked=self.asked)
             if self.backward:
                 for each in list(node.users):
-                    each.meta["phase"] = "backward"
+                    with_info(each, phase="backward")
         return step
 
     def request(self, cache: Cache) -> CompileRequest:
@@ -265,7 +266,7 @@ def test_lines_are_numbers_for_the_compiler():
         step = Ingredients(operation="add").step()
         calls = [node for node in step.graph.nodes if node.op == "call_function"]
         for at, node in enumerate(calls):
-            node.meta["where"] = lines[at % len(lines)]
+            with_info(node, where=lines[at % len(lines)])
         return canonical(step)
 
     here, there = lined("a.py:1: x", "a.py:2: y"), lined("b.py:7: p", "b.py:9: q")

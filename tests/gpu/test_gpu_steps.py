@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import treadle
+from treadle.graph.node_info import info
 
 FORMS = {
     "plain": lambda block, x: block(x),
@@ -74,5 +75,5 @@ def test_gradients_have_the_lines_of_what_they_are_gradients_of():
     step.prepare(torch.randn(8, 64, device="cuda"))
     nodes = step.compiled.captured.step.graph.nodes
     gradient = next(node for node in nodes if "tanh_backward" in str(node.target))
-    assert "FORMS[self.form](block, x)" not in gradient.meta["where"]  # the block's own
-    assert gradient.meta["module"].startswith("blocks.")
+    assert "FORMS[self.form](block, x)" not in info(gradient).where  # the block's own
+    assert info(gradient).module.startswith("blocks.")

@@ -4,6 +4,7 @@ import torch
 
 from testing import trace
 from treadle.graph.diff import diff
+from treadle.graph.node_info import with_info
 from treadle.graph.printing import show, show_around
 from treadle.graph.signature import Role
 
@@ -50,7 +51,7 @@ def test_several_results_and_constants():
 def test_details_name_phase_and_line():
     step = trace(lambda x: x.neg(), X)
     node = next(each for each in step.graph.nodes if each.op == "call_function")
-    node.meta |= {"where": "net.py:7", "module": "h.0", "region": 3}
+    with_info(node, where="net.py:7", module="h.0", region=3)
     assert "neg: f32[4, 8] = neg(x)  # forward, module h.0, region 3, at net.py:7" in show(
         step, exact=True
     )

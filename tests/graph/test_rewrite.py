@@ -3,6 +3,7 @@ import torch
 
 from testing import check_pass, node_of, refusal, trace
 from treadle.graph.alias import analyse
+from treadle.graph.node_info import info, with_info
 from treadle.graph.passes import run_passes
 from treadle.graph.rewrite import NoMatch, Rewrite, Rule, any_of, explain, shared
 from treadle.util.errors import require
@@ -43,7 +44,7 @@ def test_folds_a_row_vector():
             return [addmm]
         """,
     )
-    assert node_of(step, aten.addmm.default).meta["phase"] == "forward"
+    assert info(node_of(step, aten.addmm.default)).phase == "forward"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_random_numbers_are_never_moved():
 
 def test_regions_are_not_crossed():
     step = trace(lambda x, w, b: x @ w + b, X, W, ROW)
-    node_of(step, aten.mm.default).meta["region"] = 1
+    with_info(node_of(step, aten.mm.default), region=1)
     assert explain(BIAS, node_of(step, aten.add.Tensor)) == "mm is in region 1, not None"
 
 

@@ -2,6 +2,7 @@ import torch
 
 from testing import check_numbers, node_of, trace
 from treadle.graph.alias import analyse, storages
+from treadle.graph.node_info import info, with_info
 from treadle.graph.printing import show
 from treadle.graph.values import compute, inherit, refresh
 from treadle.graph.verify import verify
@@ -14,13 +15,13 @@ X = torch.randn(2, 6)
 def test_new_nodes_get_value_and_origin():
     step = trace(lambda x: x.exp().sum(), X)
     root = node_of(step, aten.sum.default)
-    root.meta |= {"phase": "backward", "where": "net.py:3", "module": "h.1"}
+    with_info(root, phase="backward", where="net.py:3", module="h.1")
     with step.graph.inserting_before(root):
         full = step.graph.call_function(aten.full.default, ([2, 6], 1.0))
     inherit(full, root)
     assert full.meta["val"].shape == (2, 6)
     assert full.meta["val"].fake_mode is root.meta["val"].fake_mode
-    assert (full.meta["phase"], full.meta["where"], full.meta["module"]) == (
+    assert (info(full).phase, info(full).where, info(full).module) == (
         "backward",
         "net.py:3",
         "h.1",
@@ -72,5 +73,5 @@ def test_a_copy_is_independent():
     check_numbers(copy, program, (X,))
     assert show(step, exact=True) == before
     verify(step)
-    node_of(copy, aten.add.Tensor).meta["phase"] = "backward"
-    assert node_of(step, aten.add.Tensor).meta["phase"] == "forward"
+    with_info(node_of(copy, aten.add.Tensor), phase="backward")
+    assert info(node_of(step, aten.add.Tensor)).phase == "forward"

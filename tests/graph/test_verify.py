@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from testing import node_of, refusal, trace
+from treadle.graph.node_info import with_info
 from treadle.graph.signature import Input, Output, Role, Signature
 from treadle.graph.verify import verify
 
@@ -38,7 +39,7 @@ def no_value(step):
 
 
 def no_phase(step):
-    node_of(step, aten.sub.Tensor).meta["phase"] = "later"
+    with_info(node_of(step, aten.sub.Tensor), phase="later")
 
 
 def mutation(step):

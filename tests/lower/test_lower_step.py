@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 
 from lower.lowering_help import calls_of, check, fallbacks, run, trace
+from treadle.graph.node_info import with_info
 from treadle.loop.program import Call
 from treadle.lower import lower
 from treadle.lower.registry import lowers
@@ -44,7 +45,7 @@ def test_a_fallback_says_why() -> None:
     assert fallbacks(program) == ["aten.special_bessel_j0.default has no lowering rule"]
     step = trace(lambda x: x.exp(), x)
     (node,) = step.graph.find_nodes(op="call_function", target=aten.exp.default)
-    node.meta |= {"where": "model.py:3: y = x.exp()", "module": "net.act", "phase": "forward"}
+    with_info(node, where="model.py:3: y = x.exp()", module="net.act", phase="forward")
     (compute,) = lower(step).steps
     assert compute.origin.nodes == (node.name,)
     assert (compute.origin.where, compute.origin.phase) == ("model.py:3: y = x.exp()", "forward")
@@ -54,7 +55,7 @@ def test_refusals() -> None:
     x = torch.randn(3)
     step = trace(lambda x: x.exp(), x)
     (node,) = step.graph.find_nodes(op="call_function", target=aten.exp.default)
-    node.meta["where"] = "model.py:3"
+    with_info(node, where="model.py:3")
     del node.meta["val"]
     with pytest.raises(LoweringError, match=r"TR-301.*no fake value(.|\n)*model.py:3"):
         lower(step)

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from testing import trace
+from treadle.graph.node_info import with_info
 from treadle.graph.signature import StepGraph
 from treadle.loop.printing import show_program
 from treadle.loop.simplify import simplify_program
@@ -29,7 +30,7 @@ def traced() -> StepGraph:
     step = trace(program, *inputs, writes={1: 1})
     nodes = [node for node in step.graph.nodes if node.op == "call_function"]
     for node in nodes[len(nodes) // 2 :]:
-        node.meta["phase"] = "backward"
+        with_info(node, phase="backward")
     return step
 
 

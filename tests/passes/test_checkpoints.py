@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from testing import trace
+from treadle.graph.node_info import info, with_info
 from treadle.graph.passes import run_passes
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
@@ -29,9 +30,9 @@ def twice(mark: str = "", region: int | None = 1) -> StepGraph:
     for node in step.graph.nodes:
         forward &= node.name != "mm_1"
         if node.name in ("mm_1", "exp_1") and region is not None:
-            node.meta["region"] = region
+            with_info(node, region=region)
         if node.name in ("mm", "exp") and mark:
-            node.meta["asked"] = mark
+            with_info(node, asked=mark)
     return step
 
 
@@ -60,11 +61,11 @@ def test_a_wish_gives_way_to_a_budget_and_a_rule_does_not(mark, budgeted, left):
     assert products(step) == left
 
 
-@pytest.mark.parametrize(("budgeted", "mark"), [(False, "must_save"), (True, None)])
+@pytest.mark.parametrize(("budgeted", "mark"), [(False, "must_save"), (True, "")])
 def test_a_value_that_is_better_kept(budgeted, mark):
     step = twice("prefer_save", region=None)
     run_passes(step, (SettleCheckpoints(budgeted),))
-    asked = {node.name: node.meta.get("asked") for node in step.graph.nodes}
+    asked = {node.name: info(node).asked for node in step.graph.nodes}
     assert asked["mm"] == asked["exp"] == mark
 
 
@@ -79,7 +80,7 @@ def once(mark: str) -> StepGraph:
     step = trace(program, X, W, backward_from="cos")
     for node in step.graph.nodes:
         if node.name in ("mm", "exp", "mm_1", "sin"):
-            node.meta |= {"asked": mark, "checkpoint": int(node.name in ("mm_1", "sin"))}
+            with_info(node, asked=mark, checkpoint=int(node.name in ("mm_1", "sin")))
     return step
 
 
@@ -93,7 +94,7 @@ def test_a_value_between_two_regions_is_kept(budgeted):
     targets = [node.target for node in step.graph.nodes if node.op == "call_function"]
     assert targets.count(aten.exp.default) == 1
     assert targets.count(aten.sin.default) == 1  # the loss outside reads it: kept as well
-    assert not any("asked" in node.meta for node in step.graph.nodes)
+    assert not any(info(node).asked for node in step.graph.nodes)
 
 
 def test_without_marks_nothing_happens():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from testing import check_numbers, check_pass, trace
 from treadle.graph.alias import analyse
+from treadle.graph.node_info import info, with_info
 from treadle.graph.verify import verify
 from treadle.passes.cse import RemoveCommonSubexpressions
 
@@ -95,12 +96,12 @@ def test_regions_stay_apart_and_phase_is_that_of_the_first():
 
     step = trace(program, X)
     first, second, third = step.graph.find_nodes(op="call_function", target=aten.exp.default)
-    second.meta["region"] = "recompute 0"
-    third.meta["phase"] = "backward"
+    with_info(second, region="recompute 0")
+    with_info(third, phase="backward")
     assert RemoveCommonSubexpressions().run(step) == 1
     kept = step.graph.find_nodes(op="call_function", target=aten.exp.default)
     assert kept == [first, second]
-    assert first.meta["phase"] == "forward"
+    assert info(first).phase == "forward"
     check_numbers(step, program, (X,))
 
 
@@ -161,7 +162,7 @@ def test_a_result_that_only_the_second_reads_becomes_one_of_the_first():
     results = [node for node in others if node.target is operator.getitem]
     assert made.target is aten.native_layer_norm.default
     assert others[: len(results)] == results
-    assert {node.meta["phase"] for node in results} == {"forward"}
+    assert {info(node).phase for node in results} == {"forward"}
     assert {node.args[1] for node in results if node.users} == {0, 1, 2}
     check_numbers(step, program, (X,))
 

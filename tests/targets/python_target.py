@@ -29,7 +29,7 @@ from treadle.loop.traverse import walk
 from treadle.runtime.artifact import Launch, Source, joined
 from treadle.runtime.build import add_loader
 from treadle.runtime.cache import Cache
-from treadle.runtime.loader import Functions
+from treadle.runtime.loader import DeviceFunction, Functions
 from treadle.runtime.tables import Tables
 from treadle.targets.cpu import CPU_MODEL, HOST
 from treadle.targets.record import DeviceTarget
@@ -231,7 +231,7 @@ class PythonLoader:
     identity: str = "python"
 
     def load(self, sources: Sequence[Source], tables: Tables) -> Functions:
-        functions: dict[str, Callable[..., None]] = {}
+        functions: dict[str, DeviceFunction] = {}
         for source in sources:
             module: dict[str, Callable[..., None]] = {}
             exec(compile(source.text, "<generated>", "exec"), module)
@@ -242,12 +242,15 @@ class PythonLoader:
         return []
 
 
-def _launcher(function: Callable[..., None]) -> Callable[..., None]:
-    def launch(storages: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]]) -> None:
-        for tensors, each in zip(storages, sizes, strict=True):
-            function(*tensors, *each)
+def _launcher(function: Callable[..., None]) -> DeviceFunction:
+    def bound(storages: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]]):
+        def launch() -> None:
+            for tensors, each in zip(storages, sizes, strict=True):
+                function(*tensors, *each)
 
-    return launch
+        return launch
+
+    return bound
 
 
 def _loader(cache: Cache) -> PythonLoader:

@@ -34,6 +34,16 @@ from treadle.capture.watching import Watches
 from treadle.compat.operators import OpOverload
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.tracing import hold_constants
+from treadle.graph.node_info import (
+    NodeInfo,
+    copy_notes,
+    describe,
+    info,
+    known_value,
+    tensor_of,
+    value_of,
+    with_info,
+)
 from treadle.graph.operators import (
     arguments,
     draw_reads_values,
@@ -164,10 +174,10 @@ def _clean(
     for node in graph.find_nodes(
         op="call_function", target=torch.ops.aten._local_scalar_dense.default
     ):
-        raise looks_at_value(node.meta["where"])
+        raise looks_at_value(info(node).where)
     _constants_to_inputs(module, sources, reads.places(), seen)
     for node, (entry, _) in zip(graph.find_nodes(op="placeholder"), sources, strict=True):
-        node.meta["name"] = entry.name  # for words about it
+        with_info(node, name=entry.name)
     _strip(graph)
     _numbers_made_tensors(graph)
     refuse_undense(graph)
@@ -227,20 +237,17 @@ def _annotate(graph: fx.Graph, seen: Trace) -> None:
             phase = "optimizer"
         else:
             phase = "forward"
-        node.meta = {
-            "val": node.meta.get("val"),
-            "phase": phase,
-            "where": show_line(line.at(at)),
-            "module": "" if phase == "optimizer" else module.at(at),
-            "draw": draw.of(at, node),
-            "lost": at in seen.lost,
-        }
-        if at in regions:
-            node.meta["region"] = regions[at]
-        if at in marks:
-            node.meta["asked"] = marks[at]
-        if node.target is expect:
-            node.meta["asked at"] = next(asked)
+        known = NodeInfo(
+            phase=phase,
+            where=show_line(line.at(at)),
+            module="" if phase == "optimizer" else module.at(at),
+            region=regions.get(at),
+            asked=marks.get(at, ""),
+            asked_at=next(asked) if node.target is expect else None,
+            draw=draw.of(at, node),
+            lost=at in seen.lost,
+        )
+        describe(node, known_value(node), known)
     draw.finish()
 
 
@@ -315,18 +322,18 @@ def _draw_once(graph: fx.Graph) -> None:
     first: dict[int, tuple[fx.Node, tuple[object, ...]]] = {}
     again: list[fx.Node] = []
     for node in list(graph.nodes):
-        draw = node.meta.get("draw", -1)
+        draw = info(node).draw
         if draw < 0 or not is_random(node):
             continue
         numbers = repr([a for a in node.args if not isinstance(a, fx.Node)])
-        shapes = repr([each.shape for each in tensors_in(node.meta["val"])])
+        shapes = repr([each.shape for each in tensors_in(value_of(node))])
         key = node.target, shapes, numbers
         original, drawn = first.setdefault(draw, (node, key))
         if original is node:
             continue
         alike = not draw_reads_values(node) or _is_second_run(original, node)
         if key != drawn or not alike:  # other numbers from the same state
-            raise seeds("PyTorch's random generator", node.meta["where"])
+            raise seeds("PyTorch's random generator", info(node).where)
         node.replace_all_uses_with(original)
         graph.erase_node(node)
         again.append(original)
@@ -336,7 +343,7 @@ def _draw_once(graph: fx.Graph) -> None:
 
 def _is_second_run(original: fx.Node, node: fx.Node) -> bool:
     """Whether the backward pass runs a region of the forward pass again."""
-    return original.meta["phase"] == "forward" and node.meta["phase"] == "backward"
+    return info(original).phase == "forward" and info(node).phase == "backward"
 
 
 def _constants_to_inputs(
@@ -354,14 +361,14 @@ def _constants_to_inputs(
         if id(tensor) not in found:
             with graph.inserting_after(last) if last else graph.inserting_before():
                 place = graph.placeholder(f"constant_{len(found)}")
-            place.meta = dict(node.meta)
+            copy_notes(place, node)
             last = found[id(tensor)] = place
             name = f"constant {len(found) - 1}"
-            seen.watch.rng.refuse_state(tensor, node.meta["where"])
+            seen.watch.rng.refuse_state(tensor, info(node).where)
             known = seen.scalars.get(id(tensor))
             source = known or _outside(tensor, held, seen.uses, name)
             if isinstance(source[1], Fixed):
-                refuse_without_memory(tensor, node.meta["where"])
+                refuse_without_memory(tensor, info(node).where)
             sources.append(source)
         node.replace_all_uses_with(found[id(tensor)])
         graph.erase_node(node)
@@ -395,7 +402,7 @@ def _numbers_made_tensors(graph: fx.Graph) -> None:
     """``vmap`` makes a tensor of a number by converting it: that is a tensor filled with it."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default):
         if isinstance(node.args[0], int | float):
-            value: Tensor = node.meta["val"]
+            value: Tensor = tensor_of(node)
             node.target = torch.ops.aten.full.default
             node.args = [], node.args[0]
             node.kwargs = {"dtype": value.dtype, "device": value.device}

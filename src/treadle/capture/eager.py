@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from treadle.capture.optimizers.registry import has_form
 from treadle.capture.snapshot import Snapshot
 from treadle.compat.hooks import step_hooks
+from treadle.graph.node_info import info
 from treadle.util.errors import CaptureError
 
 
@@ -85,19 +86,19 @@ def run_eagerly(steps: Sequence[EagerStep], grads: Sequence[Tensor]) -> None:
 def drop_lost(writes: Mapping[int, fx.Node]) -> dict[int, fx.Node]:
     """The write-backs without those of parameters that an optimizer outside of the graph writes.
 
-    ``meta["lost"]`` marks a value that stands for what such an optimizer leaves in a parameter.
+    ``lost`` marks a value that stands for what such an optimizer leaves in a parameter.
     """
-    return {at: value for at, value in writes.items() if not value.meta.get("lost")}
+    return {at: value for at, value in writes.items() if not info(value).lost}
 
 
 def refuse_lost(graph: fx.Graph, steps: Sequence[EagerStep]) -> None:
     """``CaptureError`` TR-115 if the step reads what such an optimizer leaves."""
-    readers = [user for node in graph.nodes if node.meta.get("lost") for user in node.users]
+    readers = [user for node in graph.nodes if info(node).lost for user in node.users]
     if readers:
         raise CaptureError(
             "the step reads a parameter after an optimizer that steps outside of the graph: "
             + "; ".join(each.reason.words for each in steps),
             code="TR-115",
-            where=readers[0].meta.get("where", ""),
+            where=info(readers[0]).where,
             remedy="read it after the compiled step, or register the optimizer's form",
         )

@@ -20,6 +20,7 @@ from torch.distributions import constraints
 from treadle.capture.explain_errors import here
 from treadle.capture.frames import Whose, whose
 from treadle.compat.fake import FakeTensor
+from treadle.graph.node_info import copy_notes, info, set_value, tensor_of, with_info
 from treadle.util.answers import answer_without_error
 from treadle.util.expected import expect
 
@@ -92,12 +93,12 @@ def join_conditions(graph: fx.Graph) -> None:
     A checkpointed region that runs again asks what it asked the first time.
     """
     nodes = graph.find_nodes(op="call_function", target=expect)
-    first_runs = {node.meta["asked at"] for node in nodes if "region" not in node.meta}
-    again = [n for n in nodes if "region" in n.meta and n.meta["asked at"] in first_runs]
+    first_runs = {info(node).asked_at for node in nodes if info(node).region is None}
+    again = [n for n in nodes if info(n).region is not None and info(n).asked_at in first_runs]
     by_device: dict[torch.device, list[fx.Node]] = {}
     for node in nodes:
         if node not in again:
-            by_device.setdefault(_condition(node).meta["val"].device, []).append(node)
+            by_device.setdefault(tensor_of(_condition(node)).device, []).append(node)
     for each in by_device.values():
         _join(graph, each)
     for node in again:
@@ -110,20 +111,22 @@ def _join(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
     for other in others:
         with graph.inserting_before(last):
             joined = graph.call_function(aten.logical_and.default, (held, other))
-        value = torch.logical_and(held.meta["val"], other.meta["val"])
-        joined.meta = {**_plain(last), "val": value}
+        _stands_for(joined, last)
+        set_value(joined, torch.logical_and(tensor_of(held), tensor_of(other)))
         held = joined
     after = last.next
-    while after.op != "output" and after.meta["phase"] == "forward":
+    while after.op != "output" and info(after).phase == "forward":
         after = after.next
     with graph.inserting_before(after):
-        graph.call_function(expect, (held,)).meta = _plain(last)
+        _stands_for(graph.call_function(expect, (held,)), last)
     for node in nodes:
         graph.erase_node(node)
 
 
-def _plain(node: fx.Node) -> dict[str, object]:
-    return {key: each for key, each in node.meta.items() if key not in ("region", "asked at")}
+def _stands_for(node: fx.Node, last: fx.Node) -> None:
+    """``node`` is what several conditions are now, the last of which is ``last``."""
+    copy_notes(node, last)
+    with_info(node, region=None, asked_at=None)
 
 
 def _condition(node: fx.Node) -> fx.Node:

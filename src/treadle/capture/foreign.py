@@ -9,6 +9,7 @@ from torch import Tensor, fx
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.reads import Reads
 from treadle.capture.sources import Fixed, Source
+from treadle.graph.node_info import info, known_value
 from treadle.graph.signature import Input
 from treadle.graph.types import tensors_in
 from treadle.util.errors import CaptureError
@@ -26,14 +27,14 @@ _QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32})
 def refuse_undense(graph: fx.Graph) -> None:
     """TR-127 for sparse and quantized tensors; sparse gradients never become tensors of a graph."""
     for node in graph.nodes:
-        for value in tensors_in(node.meta.get("val")):
+        for value in tensors_in(known_value(node)):
             if value.layout is torch.strided and value.dtype not in _QUANTIZED:
                 continue
             kind = "a quantized" if value.layout is torch.strided else f"a {value.layout}"
             raise CaptureError(
                 f"the step makes {kind} tensor ({node.target})",
                 code="TR-127",
-                where=node.meta.get("where", ""),
+                where=info(node).where,
                 remedy="compute with dense tensors in the step, or do that part outside of it and "
                 "pass what comes of it",
             )
@@ -61,7 +62,7 @@ def refuse_foreign_writes(
                 f"the step writes to a tensor {list(tensor.shape)} of the memory of an array of "
                 "NumPy's or of other bytes outside of it",
                 code="TR-112",
-                where=written.meta.get("where", ""),
+                where=info(written).where,
                 remedy="write to a copy: torch.tensor(array), or torch.from_numpy(array.copy())",
             )
 

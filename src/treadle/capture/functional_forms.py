@@ -15,6 +15,7 @@ from treadle.compat.operators import (
     filled_arguments,
     written_arguments,
 )
+from treadle.graph.node_info import tensor_of, value_of
 from treadle.runtime.functional import functional_of
 
 aten = torch.ops.aten
@@ -107,7 +108,7 @@ def base_of(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node
         return _with_piece(call, view, base, value)
     args: Any = view.args[1:]
     target: Any = in_place_of(view.target)
-    shape = list(base.meta["val"].shape)
+    shape = list(tensor_of(base).shape)
     if target in _SAME:
         return value
     if target in _CONVERSIONS:
@@ -124,13 +125,13 @@ def base_of(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node
         order = [dim % len(shape) for dim in args[0]]
         return call(target, (value, [order.index(dim) for dim in range(len(order))]), {})
     if target is aten.view.dtype:
-        return call(target, (value, base.meta["val"].dtype), {})
+        return call(target, (value, tensor_of(base).dtype), {})
     return _strided(call, view, base, value)
 
 
 def _even(call: Call, value: fx.Node) -> fx.Node:
     """``value`` in a layout of its own, whose last pairs may be complex numbers."""
-    if value.meta["val"].is_contiguous():
+    if tensor_of(value).is_contiguous():
         return value
     return call(aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
 
@@ -144,7 +145,7 @@ def _with_piece(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.
         return call(aten.select_scatter.default, (base, value, dim, at), {})
     if pieces.target in _SPLITS:
         dim = values[2] if len(values) > 2 else 0
-        sizes = [each.shape[dim] for each in pieces.meta["val"]]
+        sizes = [each.shape[dim] for each in value_of(pieces)]
         start = sum(sizes[:at])
         span = (start, start + sizes[at])
         return call(aten.slice_scatter.default, (base, value, dim, *span), {})
@@ -153,7 +154,7 @@ def _with_piece(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.
 
 def _strided(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node | None:
     """Any other view, by its strides; they count in the storage, which ``base`` must fill."""
-    like: Tensor = base.meta["val"]
+    like: Tensor = tensor_of(base)
     if not like.is_contiguous() or like.storage_offset():
         return None
     return call(aten.as_strided_scatter.default, (base, value, *place_of(view)), {})
@@ -161,7 +162,7 @@ def _strided(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Nod
 
 def place_of(view: fx.Node) -> tuple[list[int], list[int], int]:
     """Size, strides and offset of a value in its storage."""
-    val: Tensor = view.meta["val"]
+    val: Tensor = tensor_of(view)
     return list(val.shape), list(val.stride()), int(val.storage_offset())
 
 
@@ -178,5 +179,5 @@ def in_place_of(target: Any) -> Any:
 
 def reshaping(value: fx.Node) -> Any:
     """The operation that gives ``value`` another shape: a view if its layout allows any."""
-    contiguous = value.meta["val"].is_contiguous()
+    contiguous = tensor_of(value).is_contiguous()
     return aten.view.default if contiguous else aten.reshape.default

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
 from treadle.capture.functional_forms import (
     base_of,
@@ -27,9 +26,10 @@ from treadle.capture.functional_forms import (
 from treadle.compat.draw_operators import DRAWS
 from treadle.compat.operators import changes_shape, returns_written, written_arguments
 from treadle.compat.tensors import storage_key
+from treadle.graph.arguments import map_nodes, types_of
+from treadle.graph.node_info import copy_notes, info, known_value, set_value, tensor_of, value_of
 from treadle.graph.operators import written_values
 from treadle.util.errors import CaptureError, internal_errors
-from treadle.util.generators import without_generators
 
 aten = torch.ops.aten
 
@@ -77,11 +77,11 @@ class Functionalizer:
             match node.op:
                 case "placeholder":
                     copy = self._new.placeholder(node.name)
-                    copy.meta = dict(node.meta)
+                    copy_notes(copy, node)
                     inputs.append(node)
                     self._define(node, copy, None)
                 case "call_function":
-                    with internal_errors(f"capturing {node.target}", node.meta.get("where", "")):
+                    with internal_errors(f"capturing {node.target}", info(node).where):
                         self._call(node)
                 case "output":
                     break
@@ -101,7 +101,7 @@ class Functionalizer:
 
     def _memory(self, node: fx.Node) -> tuple[int, int] | None:
         """Equal for values that may share an element."""
-        value: Any = node.meta.get("val")
+        value: Any = known_value(node)
         key = storage_key(value)
         if key is None:
             return None
@@ -150,7 +150,7 @@ class Functionalizer:
         if node.target is operator.getitem:  # one piece of a split: split the new base
             pieces, at = item_of(node)
             fresh = self._emit(pieces, pieces.target, self._resolve(pieces.args), pieces.kwargs)
-            fresh.meta["val"] = _run_fake(fresh)
+            set_value(fresh, _run_fake(fresh))
             return self._typed(self._emit(node, operator.getitem, (fresh, at), {}))
         if node.target is aten.as_strided.default:
             return self._strided(node, alias.source)
@@ -165,24 +165,24 @@ class Functionalizer:
 
     def _laid_out(self, root: fx.Node, value: fx.Node, like: fx.Node) -> fx.Node:
         """``value`` in the layout that ``root`` had, for strides that count in the storage."""
-        old = root.meta["val"]
+        old = value_of(root)
         if not old.is_contiguous() or old.storage_offset():
             raise _no_form(like, "counts strides in memory that is not contiguous")
-        if value.meta["val"].is_contiguous():
+        if tensor_of(value).is_contiguous():
             return value
         plain = {"memory_format": torch.contiguous_format}
         return self._typed(self._emit(like, aten.clone.default, (value,), plain))
 
     def _resolve(self, value: Any) -> Any:
-        return map_arg(value, self._read)
+        return map_nodes(self._read, value)
 
     def _emit(self, like: fx.Node, target: Any, args: Any, kwargs: Any) -> fx.Node:
         node = self._new.call_function(target, tuple(args), dict(kwargs))
-        node.meta = dict(like.meta)
+        copy_notes(node, like)
         return node
 
     def _typed(self, node: fx.Node) -> fx.Node:
-        node.meta["val"] = _run_fake(node)
+        set_value(node, _run_fake(node))
         return node
 
     def _call(self, node: fx.Node) -> None:
@@ -225,7 +225,7 @@ class Functionalizer:
 
     def _write(self, node: fx.Node, written: list[fx.Node]) -> None:
         """An in-place operation: its functional form, then new bases for what it wrote."""
-        if node.target in DRAWS and not node.args[0].meta["val"].is_contiguous():  # type: ignore[union-attr]
+        if node.target in DRAWS and not tensor_of(node.args[0]).is_contiguous():  # type: ignore[union-attr]
             self._draw(node, written[0])
             return
         form = functional_call(node)
@@ -245,18 +245,18 @@ class Functionalizer:
         """Numbers drawn in place, where memory has an order of its own: as a function of it."""
         tensor, *rest = node.args
         assert isinstance(tensor, fx.Node)
-        val = tensor.meta["val"]
+        val = value_of(tensor)
         layout = list(val.shape), list(val.stride()), val.dtype, val.device
         args, kwargs = self._resolve(rest), self._resolve(node.kwargs)
         drawn = self._emit(node, DRAWS[node.target], (*layout, *args), kwargs)  # type: ignore[index]
-        drawn.meta["val"] = val.new_empty_strided(val.shape, val.stride())
+        set_value(drawn, val.new_empty_strided(val.shape, val.stride()))
         self._same[node] = written
         self._rebase(written, drawn, node)
 
     def _note_result(self, node: fx.Node, result: fx.Node, written: list[fx.Node]) -> None:
         """What the result of an operation that writes stands for."""
         if not returns_written(node.target):
-            one, several = (isinstance(each.meta["val"], torch.Tensor) for each in (node, result))
+            one, several = (isinstance(value_of(each), torch.Tensor) for each in (node, result))
             if one and not several:  # what it returns comes before what it wrote
                 result = self._typed(self._emit(node, operator.getitem, (result, 0), {}))
             self._define(node, result, None)
@@ -267,7 +267,7 @@ class Functionalizer:
 
     def _values(self, node: fx.Node, result: fx.Node, written: list[fx.Node]) -> list[fx.Node]:
         """The new value of each written tensor: the last results of the functional form."""
-        val = result.meta["val"]
+        val = value_of(result)
         if isinstance(val, torch.Tensor):
             return [self._matched(node, result, written[0])]
         first = len(val) - len(written)
@@ -279,11 +279,11 @@ class Functionalizer:
 
     def _matched(self, node: fx.Node, result: fx.Node, old: fx.Node) -> fx.Node:
         """The result with the dtype and shape of what it replaces, as in-place forms keep them."""
-        want = old.meta["val"]
-        if result.meta["val"].dtype != want.dtype:
+        want = value_of(old)
+        if tensor_of(result).dtype != want.dtype:
             cast = {"dtype": want.dtype}
             result = self._typed(self._emit(node, aten._to_copy.default, (result,), cast))
-        if result.meta["val"].shape != want.shape:
+        if tensor_of(result).shape != want.shape:
             if _outs(node):
                 raise _no_form(node, "gives its out= argument another shape")
             spread = self._emit(node, aten.expand.default, (result, list(want.shape)), {})
@@ -302,11 +302,11 @@ class Functionalizer:
             node = source
             chain.append((node, value))
         if len(storage.roots) > 1:
-            names = " and ".join(str(each.meta.get("name", each)) for each in storage.roots[:2])
+            names = " and ".join((info(each).name or str(each)) for each in storage.roots[:2])
             raise CaptureError(
                 f"the step writes to memory that several of its inputs share ({names})",
                 code="TR-112",
-                where=like.meta.get("where", ""),
+                where=info(like).where,
                 remedy="pass the tensor they are views of as well, or a copy of one of them",
             )
         storage.version += 1
@@ -345,7 +345,7 @@ def _spans(inputs: Sequence[fx.Node]) -> dict[int, list[tuple[int, int]]]:
     found: dict[int, list[tuple[int, int]]] = {}
     symbolic: set[int] = set()
     for node in inputs:
-        value: Any = node.meta.get("val")
+        value: Any = known_value(node)
         key = storage_key(value)
         if key is None:
             continue
@@ -390,21 +390,20 @@ def _no_form(node: fx.Node, why: str) -> CaptureError:
     return CaptureError(
         f"the step mutates through {node.target}, which {why}",
         code="TR-107",
-        where=node.meta.get("where", ""),
+        where=info(node).where,
         remedy="use the out-of-place form of this operation",
     )
 
 
 def _same_type(old: fx.Node, new: fx.Node) -> bool:
     """May ``new`` stand wherever ``old`` stood?"""
-    a, b = old.meta["val"], new.meta["val"]
+    a, b = value_of(old), value_of(new)
     same = a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
     return same and a.device == b.device
 
 
 def _run_fake(node: fx.Node) -> Any:
     """The type of a node, by running its operation on the types of its operands."""
-    args: Any = without_generators(map_arg(node.args, lambda each: each.meta["val"]))
-    kwargs: Any = without_generators(map_arg(node.kwargs, lambda each: each.meta["val"]))
+    args, kwargs = types_of(node)
     target: Any = node.target
     return target(*args, **kwargs)

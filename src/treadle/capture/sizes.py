@@ -9,6 +9,7 @@ from torch import SymBool, SymFloat, SymInt, Tensor, fx
 
 from treadle.compat.fake import is_of_values
 from treadle.graph.at_run_time import AtRunTime, fresh
+from treadle.graph.node_info import info, known_value, set_value, value_of
 from treadle.graph.types import tensors_in
 from treadle.util.errors import CaptureError
 
@@ -28,7 +29,7 @@ def wrap_unsized(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        value = node.meta.get("val")
+        value = known_value(node)
         takes = [each for each in node.all_input_nodes if each in unsized]
         if not takes and not _is_symbolic(value):
             continue
@@ -38,7 +39,7 @@ def wrap_unsized(graph: fx.Graph) -> None:
         flags = tuple(map(_is_symbolic, parts))
         if node.target is not operator.getitem:
             node.target = AtRunTime(node.target, fresh(known), flags)
-        node.meta["val"] = known
+        set_value(node, known)
         if any(flags):
             unsized.add(node)
 
@@ -46,8 +47,8 @@ def wrap_unsized(graph: fx.Graph) -> None:
 def refuse_unsized(graph: fx.Graph) -> None:
     """TR-150 where a size depends on values: steps with declared dims have symbols of their own."""
     for node in graph.nodes:
-        if any(map(is_of_values, _symbols(node.meta.get("val")))):
-            raise unsized_error(node.meta.get("where", ""))
+        if any(map(is_of_values, _symbols(known_value(node)))):
+            raise unsized_error(info(node).where)
 
 
 def unsized_error(
@@ -90,11 +91,11 @@ def _symbols(value: object) -> list[object]:
 def _bound(bounds: Bounds, value: object, node: fx.Node) -> None:
     for symbol in _symbols(value):
         if symbol not in bounds:
-            operands = [t for each in node.all_input_nodes for t in tensors_in(each.meta["val"])]
+            operands = [t for each in node.all_input_nodes for t in tensors_in(value_of(each))]
             bounds[symbol] = max([1, *(int(each.numel()) for each in operands)])
 
 
-def _known(value: object, bounds: Mapping[object, int]) -> object:
+def _known(value: object, bounds: Mapping[object, int]) -> Any:
     """``value`` with every symbol replaced by its bound."""
     match value:
         case SymInt():

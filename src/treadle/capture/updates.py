@@ -11,8 +11,8 @@ from typing import final
 
 from torch import SymInt, Tensor
 
+from treadle.capture.tracing_again import TracedPiece, tracing_of
 from treadle.compat.tensors import storage_key
-from treadle.compat.tracing_again import TracedPiece, tracing_of
 
 
 @final

@@ -15,6 +15,7 @@ from torch import fx
 from torch.fx.node import Argument
 
 from treadle.compat.operators import OpOverload, schema_of, written_arguments
+from treadle.graph.node_info import copy_notes, info, set_value
 from treadle.graph.values import compute
 from treadle.runtime.functional import functional_of
 from treadle.util.errors import LoweringError
@@ -44,7 +45,7 @@ def _expand(graph: fx.Graph, node: fx.Node) -> None:
         raise LoweringError(
             f"{op} writes to a list, or returns what it was given",
             code="TR-301",
-            where=node.meta.get("where", ""),
+            where=info(node).where,
             remedy="let the operator write to tensors of its own arguments, and return new ones",
         )
 
@@ -53,8 +54,8 @@ def _expand(graph: fx.Graph, node: fx.Node) -> None:
     ) -> fx.Node:
         with graph.inserting_before(node):
             made = graph.call_function(target, args, dict(kwargs))
-        made.meta = dict(node.meta)
-        made.meta["val"] = compute(made)
+        copy_notes(made, node)
+        set_value(made, compute(made))
         return made
 
     places: list[tuple[int, tuple[Any, ...]]] = []

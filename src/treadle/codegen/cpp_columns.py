@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from treadle.codegen.cpp_body import Body
 from treadle.codegen.cpp_expr import VALUE_TYPES, Writer
 from treadle.codegen.cpp_reduce import Accumulator, fold_of
-from treadle.loop.expr import Reduce
+from treadle.loop.expr import Reduce, ReduceKind
 from treadle.loop.index import Axis
 from treadle.loop.kernel import Definition, LoopForm, Store
 from treadle.loop.nest import is_position
@@ -153,13 +153,13 @@ class Columns(Body):
     def _start(self, name: str, fold: Accumulator, kind: str = "") -> list[str]:
         lines = [f"{kind or fold.type} a_{name}[{self.block}];"]
         set_ = f"a_{name}[l] = {fold.start};"
-        if not fold.clause and fold.kind.startswith("arg"):
+        if fold.is_position:
             lines.append(f"int64_t at_{name}[{self.block}];")
             set_ += f" at_{name}[l] = -1;"
         return [*lines, f"for (int64_t l = 0; l < w; ++l) {{ {set_} }}"]
 
     def _finish(self, name: str, fold: Accumulator, found: str = "a") -> list[str]:
-        if fold.kind.startswith("arg"):
+        if fold.is_position:
             self.outer[name] = f"at_{name}[l]"
             return []
         self.outer[name] = f"y_{name}[l]"
@@ -207,7 +207,7 @@ class Columns(Body):
         if not is_position(reduce):
             writer.inner.append(fold.step(into, value))
             return
-        better = "first_above" if "max" in reduce.kind else "first_below"
+        better = "first_above" if reduce.kind is ReduceKind.ARGMAX else "first_below"
         writer.inner.extend(
             [
                 f"const bool go_{name} = at_{name}[l] < 0 "

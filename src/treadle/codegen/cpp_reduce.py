@@ -39,6 +39,11 @@ class Accumulator:
         return "double" if self.long else self.type
 
     @property
+    def is_position(self) -> bool:
+        """Whether what is found is a place along the axis and not a value."""
+        return self.kind in (ReduceKind.ARGMAX, ReduceKind.ARGMIN)
+
+    @property
     def keyed(self) -> bool:
         """Whether floats are compared as integers of the same order."""
         return self.type == "int32_t" and self.source in _FLOATS and self.kind in _EXTREME

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from treadle.codegen.cpp_body import Body, simd
 from treadle.codegen.cpp_expr import STORED_TYPES, VALUE_TYPES, Scope, Writer, stored, wide
 from treadle.codegen.cpp_reduce import Accumulator, fold_of
-from treadle.loop.expr import Expr, Local, Reduce
+from treadle.loop.expr import Expr, Local, Reduce, ReduceKind
 from treadle.loop.index import Axis, Index
 from treadle.loop.kernel import Definition, LoopForm, Store
 from treadle.loop.nest import is_position, transposed_loads
@@ -173,7 +173,7 @@ class RowLoops(Body):
         fold = fold_of(reduce)
         value = writer.value(reduce.body)
         if is_position(reduce):
-            better = "first_above" if "max" in reduce.kind else "first_below"
+            better = "first_above" if reduce.kind is ReduceKind.ARGMAX else "first_below"
             writer.inner.append(
                 f"if (at_{name} < 0 || {better}(({fold.type}){value}, a_{name})) "
                 f"{{ a_{name} = {value}; at_{name} = c; }}"
@@ -187,7 +187,7 @@ class RowLoops(Body):
     def _own_loop(self, writer: Writer, folds: Mapping[str, Accumulator]) -> list[str]:
         """The loop of a pass, run by one thread."""
         lines = [f"{fold.type} a_{name} = {fold.start};" for name, fold in folds.items()]
-        lines += [f"int64_t at_{name} = -1;" for name in folds if self.outer[name][0] == "a"]
+        lines += [f"int64_t at_{name} = -1;" for name, fold in folds.items() if fold.is_position]
         long = self._long(folds, self.cols)
         lines += [f"double t_{name} = 0;" for name in long]
         pragma = simd([(f"a_{name}", fold) for name, fold in folds.items()])
@@ -242,7 +242,7 @@ class RowLoops(Body):
             f"const {VALUE_TYPES[fold.dtype]} y_{name} = "
             f"{fold.finish(f't_{name}' if name in long else f'a_{name}')};"
             for name, fold in folds.items()
-            if self.outer[name][0] == "y"
+            if not fold.is_position
         ]
 
     def _shared_loop(self, writer: Writer, folds: Mapping[str, Accumulator]) -> list[str]:

@@ -1,7 +1,6 @@
 """A plan becomes an artifact: launches and calls in order, and where every buffer lives."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from treadle.codegen.cpp_draws import DRAWS
 from treadle.codegen.languages import printer_of
@@ -9,6 +8,7 @@ from treadle.loop.kernel import KernelLaunch, KernelPlan
 from treadle.loop.program import Buffer, BufferKind, Call, TensorRef
 from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Storage, View
 from treadle.runtime.draws import OPERATOR
+from treadle.util.nested import Plain, map_leaves
 
 
 def artifact_of(
@@ -48,8 +48,8 @@ def call_step(call: Call) -> CallStep:
     """A library call as the runtime knows it."""
     return CallStep(
         op=call.op,
-        args=tuple(_argument(each) for each in call.args),
-        kwargs={key: _argument(each) for key, each in call.kwargs.items()},
+        args=tuple(map_leaves(_leaf, each) for each in call.args),
+        kwargs={key: map_leaves(_leaf, each) for key, each in call.kwargs.items()},
         outputs=call.outputs,
         out=call.out,
         reason=call.reason,
@@ -57,12 +57,8 @@ def call_step(call: Call) -> CallStep:
     )
 
 
-def _argument(value: Any) -> Any:
-    if isinstance(value, TensorRef):
-        return _view(value)
-    if isinstance(value, tuple | list):
-        return tuple(_argument(each) for each in value)
-    return value
+def _leaf(leaf: TensorRef | Plain) -> View | Plain:
+    return _view(leaf) if isinstance(leaf, TensorRef) else leaf
 
 
 def _view(ref: TensorRef) -> View:
@@ -90,15 +86,8 @@ def touched(step: Launch | CallStep) -> set[str]:
     """The buffers a host step reads or writes."""
     if isinstance(step, Launch):
         return {name for names in step.buffers for name in names}
-    found = {name for name in step.outputs if name is not None}
-    pending: list[Any] = [*step.args, *step.kwargs.values()]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, View):
-            found.add(value.buffer)
-        elif isinstance(value, tuple):
-            pending.extend(value)
-    return found
+    made = {name for name in step.outputs if name is not None}
+    return made | {view.buffer for view in step.views}
 
 
 def _releases(

@@ -31,15 +31,17 @@ def watched_checkpointing(
                 self.modes.enter_context(mode())
             return super().__enter__()
 
-        def __exit__(self, *error: Any) -> Any:
+        def __exit__(self, *error: object) -> Any:
             self.modes.close()
             if works_for(thread):
                 ends()
             return super().__exit__(*error)
 
     class Caching(checkpointing._CachingTorchDispatchMode):
-        def __init__(self, policy_fn: Callable[..., Any], *rest: Any, **named: Any) -> None:
-            def policy(*args: Any, **kwargs: Any) -> Any:
+        def __init__(
+            self, policy_fn: Callable[..., object], *rest: object, **named: object
+        ) -> None:
+            def policy(*args: object, **kwargs: object) -> object:
                 said = policy_fn(*args, **kwargs)
                 self.said = _policy(said)
                 return said
@@ -48,8 +50,8 @@ def watched_checkpointing(
             self.said: CheckpointPolicy | None = None
 
         def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+            self, func: object, types: object, args: object = (), kwargs: object = None
+        ) -> object:
             start, self.said = traced_nodes(), None
             result = super().__torch_dispatch__(func, types, args, kwargs)
             if self.said is not None and works_for(thread):
@@ -74,20 +76,20 @@ def watched_checkpointing(
 
 
 def _within(
-    mode: Callable[[], AbstractContextManager[Any]], function: Callable[..., Any]
-) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
+    mode: Callable[[], AbstractContextManager[Any]], function: Callable[..., object]
+) -> Callable[..., object]:
+    def call(*args: object, **kwargs: object) -> Any:
         with mode():
             return function(*args, **kwargs)
 
     return call
 
 
-def _never(*_: Any) -> bool:
+def _never(*_: object) -> bool:
     return False
 
 
-def _policy(said: Any) -> CheckpointPolicy:
+def _policy(said: object) -> CheckpointPolicy:
     """A policy, or what a boolean stands for."""
     if isinstance(said, CheckpointPolicy):
         return said

@@ -94,7 +94,7 @@ FUNCTIONAL: Mapping[OpOverload, OpOverload] = {
 def _written(in_place: OpOverload) -> Any:
     draw = DRAWS[in_place]
 
-    def write(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def write(tensor: Tensor, *args: object, **kwargs: object) -> Tensor:
         layout = list(tensor.shape), list(tensor.stride()), tensor.dtype, tensor.device
         return tensor.copy_(draw(*layout, *args, **kwargs))
 

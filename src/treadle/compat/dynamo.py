@@ -5,15 +5,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 
 def through_autograd(
     module: fx.GraphModule,
-    inputs: Sequence[Any],
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    partition: Callable[..., Any],
-) -> Callable[..., Any]:
+    inputs: Sequence[object],
+    forward: Callable[..., object],
+    backward: Callable[..., object],
+    partition: Callable[..., object],
+) -> Callable[..., object]:
     """A graph of Dynamo's as a function with a backward: traced jointly, cut by ``partition``, its
     parts compiled by ``forward`` (inference graphs as well) and ``backward``."""
     from torch._dynamo.backends.common import aot_autograd  # late: as above
@@ -22,7 +23,7 @@ def through_autograd(
     return compiler(module, inputs)
 
 
-def boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+def boxed(call: Callable[[list[Any]], object]) -> Callable[[list[object]], object]:
     """``call`` told to AOTAutograd as one that takes its arguments in a list that it may empty."""
     vars(call)["_boxed_call"] = True
     return call
@@ -36,6 +37,19 @@ def mutated_inputs(joint: fx.Graph) -> list[int]:
     told = output.meta.get("desc") or ()
     kept = [each for each in told if type(each).__name__ == "InputMutationAOTOutput"]
     return [places.index(each.mutated_input) for each in kept]
+
+
+def stack_of(node: fx.Node) -> str:
+    """Where a node of a joint graph was called, as Python prints a stack."""
+    return node.meta.get("stack_trace") or ""
+
+
+def checkpoint_of(node: fx.Node) -> tuple[CheckpointPolicy, int | None] | None:
+    """What a checkpoint policy says of a node of a joint graph, and the number of its region."""
+    policy = node.meta.get("recompute")
+    if not isinstance(policy, CheckpointPolicy):
+        return None
+    return policy, node.meta.get("ac_graph_id")
 
 
 def captured_graphs() -> int:

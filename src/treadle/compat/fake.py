@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import SymInt, Tensor
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -36,7 +37,7 @@ def fake_mode_of(tensors: Sequence[Tensor]) -> FakeTensorMode:
 @contextmanager
 def fake_operations_heard(tensors: Sequence[Tensor], hear: Callable[[], None]) -> Iterator[None]:
     """``hear`` is called before each operation on fake tensors like ``tensors``, in any thread."""
-    mode: Any = detect_fake_mode(list(tensors))
+    mode: FakeTensorMode | None = detect_fake_mode(list(tensors))
     if mode is None:
         yield
         return
@@ -58,6 +59,12 @@ def is_fake(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+def fake_like(value: FakeTensor) -> FakeTensor:
+    """A fake tensor of the same type, in memory of its own; outside of all modes."""
+    plain = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return FakeTensor(value.fake_mode, plain, value.device)
+
+
 def alone(tensor: Tensor) -> Tensor:
     """The same memory, for fake tensors to be made of, as a tensor that is no view and has no
     ``.grad``: these need not be of its dtype, where ``.data`` was set since (``Module.to``)."""
@@ -66,13 +73,13 @@ def alone(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple[Any, Size]]]:
+def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple[SymInt, Size]]]:
     """A fake mode whose tensors may have these sizes, and by the name of its symbol each size as
     a ``SymInt`` and as it was given."""
     from torch._dynamo.source import ConstantSource  # late: Dynamo takes a second to import
 
     env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
-    known: dict[str, tuple[Any, Size]] = {}
+    known: dict[str, tuple[SymInt, Size]] = {}
     for size in dims:
         (dim,) = size.formula.dims
         source = ConstantSource(dim.name)
@@ -84,7 +91,9 @@ def symbolic_mode(dims: Iterable[Size]) -> tuple[FakeTensorMode, dict[str, tuple
             constraint_dim=bounds,
             do_not_specialize_zero_one=True,
         )
-        known[str(symbol)] = env.create_symintnode(symbol, hint=dim.sample, source=source), size
+        number = env.create_symintnode(symbol, hint=dim.sample, source=source)
+        assert isinstance(number, SymInt), symbol
+        known[str(symbol)] = number, size
     mode = FakeTensorMode(shape_env=env, static_shapes=True, allow_non_fake_inputs=True)
     return mode, known
 
@@ -113,6 +122,7 @@ __all__ = [
     "FakeTensorMode",
     "alone",
     "detect_fake_mode",
+    "fake_like",
     "fake_mode_of",
     "fake_operations_heard",
     "is_fake",

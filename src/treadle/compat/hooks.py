@@ -9,12 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils.hooks import RemovableHandle
+
+HookDict = dict[int, Callable[..., Any]]
+"""What PyTorch keeps hooks in, by the numbers of their handles."""
 
 OURS = -1
 """The key of our own hook among those of every optimizer, while a step is traced."""
 
 
-def global_step_hooks() -> dict[Any, Any]:
+def global_step_hooks() -> HookDict:
     """What is called before any optimizer's ``step``, but for those whose ``step`` is replaced."""
     return _global_optimizer_pre_hooks
 
@@ -26,7 +30,7 @@ def step_hooks(optimizer: Optimizer) -> bool:
     return any(key != OURS for each in (*everywhere, *own) for key in each)
 
 
-def step_hook_dicts(optimizers: Iterable[Optimizer]) -> tuple[dict[Any, Any], ...]:
+def step_hook_dicts(optimizers: Iterable[Optimizer]) -> tuple[HookDict, ...]:
     """Where the hooks of ``step_hooks`` are kept."""
     own = (
         hooks
@@ -41,7 +45,7 @@ def note_stepped(optimizer: Optimizer) -> None:
     vars(optimizer)["_opt_called"] = True
 
 
-def tensor_hooks(tensor: Tensor) -> tuple[Callable[..., Any], ...]:
+def tensor_hooks(tensor: Tensor) -> tuple[Callable[..., object], ...]:
     """What is called with the tensor's gradient, and what after it was accumulated."""
     own, after = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     return (*(own or {}).values(), *(after or {}).values())
@@ -55,7 +59,7 @@ def copy_hooks(source: Tensor, target: Tensor) -> None:
         target.register_post_accumulate_grad_hook(hook)
 
 
-def hook_dicts_of(tensor: Tensor) -> tuple[dict[int, Any] | None, dict[int, Any] | None]:
+def hook_dicts_of(tensor: Tensor) -> tuple[HookDict | None, HookDict | None]:
     """Where the hooks of ``tensor_hooks`` are kept; ``None`` where there never were any."""
     return tensor._backward_hooks, tensor._post_accumulate_grad_hooks
 
@@ -68,14 +72,14 @@ def has_tensor_hooks(tensors: Sequence[Tensor]) -> bool:
     return any(chain.from_iterable(map(_OWN_HOOKS, tensors)))
 
 
-def module_hooks(module: nn.Module) -> tuple[Callable[..., Any], ...]:
+def module_hooks(module: nn.Module) -> tuple[Callable[..., object], ...]:
     """What is called before and after the module's forward and backward."""
     hooks = module._forward_pre_hooks, module._forward_hooks
     back = module._backward_pre_hooks, module._backward_hooks
     return tuple(hook for each in (*hooks, *back) if each for hook in each.values())
 
 
-def hook_dicts(module: nn.Module) -> tuple[dict[Any, Any], ...]:
+def hook_dicts(module: nn.Module) -> tuple[HookDict, ...]:
     """Where the hooks of ``module_hooks`` are kept."""
     return (
         module._forward_pre_hooks,
@@ -97,7 +101,7 @@ def accumulator_hooks(parameter: Tensor) -> bool:
     if node is None:
         return False
     for register in (node.register_hook, node.register_prehook):
-        handle: Any = register(lambda *_: None)
+        handle: RemovableHandle = register(lambda *_: None)
         hooks = handle.hooks_dict_ref()
         handle.remove()
         if hooks:
@@ -107,11 +111,10 @@ def accumulator_hooks(parameter: Tensor) -> bool:
 
 def after_backward(function: Callable[[], None]) -> None:
     """``function`` is called at the end of the backward pass that runs."""
-    engine: Any = torch.autograd.Variable._execution_engine
-    engine.queue_callback(function)
+    torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
-def reducer_methods() -> tuple[tuple[Any, str], ...]:
+def reducer_methods() -> tuple[tuple[type, str], ...]:
     """What ``DistributedDataParallel`` calls, however its forward is reached, before its hooks send
     anything."""
     if not torch.distributed.is_available():

@@ -309,7 +309,7 @@ def facts_by_name(name: str) -> OperatorFacts:
     return facts_of(found) if isinstance(found, OpOverload) else _NOBODY_KNOWS
 
 
-def call_effects(op: OpOverload, arguments: Mapping[str, Any]) -> Effect:
+def call_effects(op: OpOverload, arguments: Mapping[str, object]) -> Effect:
     """What a call with these ``arguments`` (by name, defaults included) does."""
     effects = facts_of(op).effects
     if Effect.DRAWS in effects and not _draws_with(arguments):
@@ -319,14 +319,14 @@ def call_effects(op: OpOverload, arguments: Mapping[str, Any]) -> Effect:
     return effects
 
 
-def _draws_with(arguments: Mapping[str, Any]) -> bool:
+def _draws_with(arguments: Mapping[str, object]) -> bool:
     return not any(
         name in arguments and arguments[name] is not None and arguments[name] == value
         for name, value in _NO_DRAW_IF.items()
     )
 
 
-def follows_seed(op: OpOverload, arguments: Mapping[str, Any]) -> bool:
+def follows_seed(op: OpOverload, arguments: Mapping[str, object]) -> bool:
     """Whether a call makes random numbers, its own or once more those of a seed that it is given:
     dropout within attention, forward and backward."""
     return Effect.DRAWS in call_effects(op, arguments) or bool(arguments.get("dropout_p"))
@@ -337,7 +337,7 @@ def gives_undefined(op: OpOverload) -> bool:
     return schema_of(op).name in _UNDEFINED
 
 
-def written_names(op: OpOverload, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+def written_names(op: OpOverload, arguments: Mapping[str, object]) -> tuple[str, ...]:
     """The arguments that a call with these writes to.
 
     ``add_(self, other)``  ->  ``("self",)``

@@ -16,24 +16,24 @@ def overload_of(op: OpOverload) -> str:
     return op._overloadname
 
 
-def changes_shape(target: Any) -> bool:
+def changes_shape(target: object) -> bool:
     """Does this operator make its argument another view of its own storage, as ``t_`` does?"""
     return isinstance(target, OpOverload) and torch.Tag.inplace_view in target.tags
 
 
-def argument_types(target: Any) -> tuple[tuple[str, str], ...]:
+def argument_types(target: object) -> tuple[tuple[str, str], ...]:
     """Names and types of an operator's arguments, those of an ``out=`` aside."""
     arguments = schema_of(target).arguments
     return tuple((each.name, str(each.type)) for each in arguments if not each.is_out)
 
 
-def filled_arguments(target: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+def filled_arguments(target: object, given: tuple[object, ...]) -> tuple[Any, ...]:
     """Arguments by position, defaults filled in where positions are missing."""
     positional = [each for each in schema_of(target).arguments if not each.kwarg_only]
     return (*given, *(each.default_value for each in positional[len(given) :]))
 
 
-def written_arguments(target: Any) -> list[tuple[int, str]]:
+def written_arguments(target: object) -> list[tuple[int, str]]:
     """Positions and names of the arguments that an operator declares that it writes to."""
     if not isinstance(target, OpOverload) or not schema_of(target).is_mutable:
         return []
@@ -45,7 +45,7 @@ def written_arguments(target: Any) -> list[tuple[int, str]]:
     ]
 
 
-def returns_written(target: Any) -> bool:
+def returns_written(target: object) -> bool:
     """Does this operator return nothing but what it has written to, if anything?"""
     return all(each.alias_info is not None for each in schema_of(target).returns)
 

@@ -28,7 +28,7 @@ class Switches:
     """What ``switches`` says, put into words only where it changed."""
 
     def __init__(self) -> None:
-        self._raw: Any = None
+        self._raw: object = None
         self._words: tuple[str, ...] = ()
 
     def now(self) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ class Switches:
             self._raw, self._words = raw, self._words if words == self._words else words
         return self._words
 
-    def _read(self) -> Any:
+    def _read(self) -> object:
         try:
             return (
                 *[each() for each in _getter_functions()],
@@ -55,11 +55,11 @@ class Switches:
 
 
 @functools.cache
-def _getter_functions() -> tuple[Callable[[], Any], ...]:
+def _getter_functions() -> tuple[Callable[[], object], ...]:
     return tuple(vars(torch._C)[name] for name in _getters())
 
 
-def _switch(name: str) -> Any:
+def _switch(name: str) -> object:
     """What a getter says, which is nothing for what new and old interfaces have set."""
     try:
         return vars(torch._C)[name]()
@@ -97,9 +97,9 @@ def switches_kept(refuse: Callable[[str], Exception]) -> Iterator[None]:
 _ASKS = ("get_", "is_", "are_", "initial_seed")
 
 
-def getters_named(names: Iterable[str]) -> list[tuple[str, Callable[[], Any]]]:
+def getters_named(names: Iterable[str]) -> list[tuple[str, Callable[[], object]]]:
     """Those of PyTorch's functions with such a name that take nothing and give a plain value."""
-    found: list[tuple[str, Callable[[], Any]]] = []
+    found: list[tuple[str, Callable[[], object]]] = []
     for name in sorted(names):
         getter = vars(torch).get(name) if name.startswith(_ASKS) else None
         if getter is not None and callable(getter) and _answers(getter):
@@ -107,7 +107,7 @@ def getters_named(names: Iterable[str]) -> list[tuple[str, Callable[[], Any]]]:
     return found
 
 
-def _answers(getter: Callable[[], Any]) -> bool:
+def _answers(getter: Callable[[], object]) -> bool:
     try:
         with warnings.catch_warnings(action="ignore"):
             return isinstance(getter(), bool | int | float | str | torch.dtype | torch.device)

@@ -23,7 +23,7 @@ def is_zerotensor(tensor: Tensor) -> bool:
     return tensor._is_zerotensor()
 
 
-def storage_key(value: Any) -> int | None:
+def storage_key(value: object) -> int | None:
     """Equal for values that share storage; ``None`` for what is no tensor, and for sparse ones."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return None

@@ -5,14 +5,19 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule, _use_lazy_graph_module
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx, track_tensor_tree
+from torch.fx.experimental.proxy_tensor import (
+    get_proxy_mode,
+    get_proxy_slot,
+    make_fx,
+    track_tensor_tree,
+)
 from torch.nn.modules import transformer
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -20,11 +25,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from treadle.compat.fake import without_words
 from treadle.compat.switches import without_onednn
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 def trace(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     inputs: list[Tensor],
-    instead: Mapping[Any, Callable[..., Any]],
+    instead: Mapping[Any, Callable[..., object]],
     *,
     symbolic: bool = False,
 ) -> fx.GraphModule:
@@ -70,16 +78,40 @@ def held_input(tensor: Tensor) -> Tensor:
     return track_tensor_tree(fake, proxy, constant=None, tracer=tracer)
 
 
+class TraceInProgress:
+    """The graph that is being made, and which of its nodes tensors are."""
+
+    def __init__(self) -> None:
+        mode = get_proxy_mode()
+        assert mode is not None, "no trace is in progress"
+        self._tracer = mode.tracer
+
+    @property
+    def graph(self) -> fx.Graph:
+        """What was traced so far."""
+        return self._tracer.graph
+
+    def node_of(self, tensor: Tensor) -> fx.Node:
+        """The node that ``tensor`` is now."""
+        found: Any = get_proxy_slot(tensor, self._tracer)
+        return found.proxy.node
+
+    def track(self, tensor: Tensor, node: fx.Node) -> None:
+        """From now on ``tensor`` is ``node``."""
+        proxy = self._tracer.proxy(node)
+        track_tensor_tree(tensor, proxy, constant=None, tracer=self._tracer)
+
+
 def works_for(thread: int) -> bool:
     """Whether this is the thread (by its identity) that traces, or one of the autograd engine's,
     which runs the backward pass of a GPU for it."""
     return threading.get_ident() == thread or get_proxy_mode() is not None
 
 
-def without_functions(function: Callable[..., Any]) -> Callable[..., Any]:
+def without_functions(function: Callable[P, T]) -> Callable[P, T]:
     """``function``, whose operations no mode or class sees before they are traced."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
         with torch._C.DisableTorchFunction():
             return function(*args, **kwargs)
 
@@ -92,13 +124,13 @@ def traced_nodes() -> int:
     return len(mode.tracer.graph.nodes) if mode is not None else 0
 
 
-def traced_targets() -> list[Any]:
+def traced_targets() -> list[object]:
     """What the nodes of the trace in progress call, in their order."""
     mode = get_proxy_mode()
     return [node.target for node in mode.tracer.graph.nodes] if mode is not None else []
 
 
-def dispatch_of_trace() -> tuple[Any, str]:
+def dispatch_of_trace() -> tuple[object, str]:
     """The method that puts an operation into the graph; where a trace runs."""
     return type(get_proxy_mode()), "__torch_dispatch__"
 
@@ -110,7 +142,7 @@ def outside_modes() -> Iterator[None]:
         yield
 
 
-def retraced(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+def retraced(module: fx.GraphModule, inputs: Sequence[object]) -> fx.GraphModule:
     """``module``, traced with symbols, for inputs of known sizes."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(each) if isinstance(each, Tensor) else each for each in inputs]
@@ -127,7 +159,7 @@ def masks_as_given() -> tuple[Any, str, Any]:
     """What to put where (owner, name, value) while a step is traced: transformers of torch.nn look
     at the values of a mask, to see whether a kernel may do without it. Here it is just used."""
 
-    def detect(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+    def detect(mask: object, is_causal: bool | None = None, size: int | None = None) -> bool:
         return is_causal is True
 
     return transformer, "_detect_is_causal_mask", detect
@@ -144,6 +176,7 @@ def flat_weights(module: nn.RNNBase, table: Mapping[int, Tensor]) -> dict[str, l
 __all__ = [
     "METHOD_FILES",
     "DispatchMode",
+    "TraceInProgress",
     "dispatch_of_trace",
     "flat_weights",
     "held_input",

@@ -1,7 +1,5 @@
 """Tensors within ``torch.func``."""
 
-from typing import Any
-
 from torch import Tensor
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch._functorch import eager_transforms
@@ -16,7 +14,7 @@ def unwrapped(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def tensor_entries() -> tuple[tuple[Any, str], ...]:
+def tensor_entries() -> tuple[tuple[object, str], ...]:
     """Functions of a tensor first that ``torch.func`` calls without asking any mode."""
     return (
         (eager_transforms, "_wrap_for_grad"),

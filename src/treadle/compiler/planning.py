@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -67,10 +66,10 @@ class Plan:
 
 
 def plan(
-    function: Callable[..., Any],
-    *batch: Any,
-    model: Any,
-    optimizer: Any,
+    function: Callable[..., object],
+    *batch: object,
+    model: object,
+    optimizer: object,
     memory: str | int | float | None = None,
     device: str | None = None,
 ) -> Plan:

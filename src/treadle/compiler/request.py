@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -143,7 +142,7 @@ def key_of(facts: Mapping[str, str]) -> str:
 
 def _foreign_costs(step: StepGraph) -> str:
     """What users' operations cost by the formulas that are registered for them."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for node in step.graph.nodes:
         if isinstance(node.target, OpOverload) and not facts_of(node.target).native:
             flops = flops_of(node)

@@ -8,7 +8,6 @@ from treadle.codegen.host import call_step, spec_of
 from treadle.compat.operator_facts import CostClass, facts_of, follows_seed
 from treadle.graph.operators import arguments_of
 from treadle.loop.program import Call, Program, TensorRef
-from treadle.lower.context import buffers_read
 from treadle.runtime.artifact import call_at, spec_at
 from treadle.runtime.execute import resolve
 from treadle.runtime.workspace import Workspaces
@@ -38,7 +37,7 @@ def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
 
 def _is_unsized(call: Call, program: Program) -> bool:
     """Whether only a run of the step can tell the sizes of a call."""
-    named = [*buffers_read(call.args), *buffers_read(call.kwargs), *filter(None, call.outputs)]
+    named = [*(ref.buffer for ref in call.refs), *filter(None, call.outputs)]
     return any(program.buffers[name].unsized for name in named)
 
 

@@ -3,16 +3,16 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 
 from treadle.compat.tensors import storage_of
+from treadle.graph.node_info import value_of
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import tensors_in
 
 
-def storages(value: Any) -> frozenset[int]:
+def storages(value: object) -> frozenset[int]:
     """Identities of the storages behind a ``val``; comparable while the values live."""
     return frozenset(storage_of(each) for each in tensors_in(value))
 
@@ -54,11 +54,11 @@ def leaves_step(node: fx.Node) -> bool:
     worklist, seen = [node], {node}
     while worklist:
         each = worklist.pop()
-        held = storages(each.meta["val"])
+        held = storages(value_of(each))
         for user in each.users:
             if user.op == "output":
                 return True
-            if user not in seen and held & storages(user.meta["val"]):
+            if user not in seen and held & storages(value_of(user)):
                 seen.add(user)
                 worklist.append(user)
     return False
@@ -66,7 +66,7 @@ def leaves_step(node: fx.Node) -> bool:
 
 def analyse(step: StepGraph) -> Aliases:
     """Which values of a step share storage, and with which inputs, as it was when it was traced."""
-    of = {node: storages(node.meta["val"]) for node in step.graph.nodes if node.op != "output"}
+    of = {node: storages(value_of(node)) for node in step.graph.nodes if node.op != "output"}
     holders = [node for node in of if node.op in ("placeholder", "get_attr")]
     fixed: dict[int, fx.Node] = {}
     for node in holders:

@@ -10,9 +10,12 @@ conclude anything from them: so the operation is wrapped, and no pass or rule kn
 """
 
 from dataclasses import dataclass
-from typing import Any, final
+from types import BuiltinFunctionType, FunctionType
+from typing import final
 
+from treadle.compat.fake import FakeTensor
 from treadle.compat.operators import OpOverload
+from treadle.graph.node_info import Value
 
 
 @final
@@ -21,8 +24,8 @@ class AtRunTime:
     """The target of such a node. ``val``: what it gives, as fake tensors and numbers of known
     sizes; ``unsized``: for each result whether its true sizes (or number) are others."""
 
-    op: Any
-    val: Any
+    op: OpOverload | FunctionType | BuiltinFunctionType
+    val: Value
     unsized: tuple[bool, ...]
 
     @property
@@ -36,18 +39,16 @@ class AtRunTime:
             return str(self.op)
         return f"python.{self.op.__module__}.{self.op.__name__}"
 
-    def __call__(self, *_: Any, **__: Any) -> Any:
+    def __call__(self, *_: object, **__: object) -> Value:
         """The type of the result, in storages of its own."""
         return fresh(self.val)
 
 
-def fresh(value: Any) -> Any:
+def fresh(value: Value) -> Value:
     """A value of the same type in storages of its own."""
     if isinstance(value, tuple | list):
         return type(value)(map(fresh, value))
-    return value if isinstance(value, bool | int | float) or value is None else _emptied(value)
-
-
-def _emptied(value: Any) -> Any:
+    if not isinstance(value, FakeTensor):
+        return value
     with value.fake_mode:
         return value.new_empty_strided(value.shape, value.stride())

@@ -27,6 +27,7 @@ from treadle.compat.operators import schema_of
 from treadle.compat.tensors import storage_of
 from treadle.graph.at_run_time import AtRunTime
 from treadle.graph.dynamic import layout_of, offset_of
+from treadle.graph.node_info import drop_notes, info, known_value, notes, with_info
 from treadle.graph.operators import OpOverload
 from treadle.graph.signature import StepGraph
 from treadle.util.errors import TreadleError, VerifyError
@@ -82,7 +83,7 @@ def canonical(step: StepGraph) -> CanonicalStep:
     facts = _Facts()
     constants: list[str] = []
     for node in graph.nodes:
-        node.meta = _noted(node.meta, numbers)
+        _keep_facts(node, numbers)
         if node.op == "get_attr":
             constants.append(_take_constant(step.graph.owning_module, holder, str(node.target)))
     made = StepGraph(graph, step.signature, list(step.history))
@@ -98,16 +99,15 @@ def _digest(texts: list[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
-def _noted(meta: Mapping[str, Any], numbers: dict[str, int]) -> dict[str, Any]:
-    """The notes of a node that have a text, with the number of its line."""
-    kept = {key: value for key, value in meta.items() if key == "val" or _has_text(value)}
-    line = kept.get("where")
-    if line:
-        kept["where"] = f"\u27e6{numbers.setdefault(line, len(numbers))}\u27e7"
-    return kept
+def _keep_facts(node: fx.Node, numbers: dict[str, int]) -> None:
+    """Drop the notes of users' passes that have no text; the line of a node becomes its number."""
+    drop_notes(node, [key for key, each in notes(node).items() if not _has_text(each)])
+    line = info(node).where
+    number = f"\u27e6{numbers.setdefault(line, len(numbers))}\u27e7" if line else ""
+    with_info(node, where=number, asked_at=None)
 
 
-def _has_text(value: Any) -> bool:
+def _has_text(value: object) -> bool:
     try:
         text_of_value(value)
     except VerifyError:
@@ -144,13 +144,13 @@ class _Facts:
         self._storages: dict[int, int] = {}
 
     def of_node(self, node: fx.Node) -> str:
-        notes = {key: value for key, value in sorted(node.meta.items()) if key != "val"}
-        given = text_of_value((tuple(node.args), dict(node.kwargs), notes))
+        known = repr(info(node)), tuple(sorted(notes(node).items()))
+        given = text_of_value((tuple(node.args), dict(node.kwargs), known))
         target = _target(node.target)
-        value = self._value(node.meta.get("val")) if node.op != "output" else ""
+        value = self._value(known_value(node)) if node.op != "output" else ""
         return f"{node.op} {target} {node.name} {given} {value}"
 
-    def _value(self, value: Any) -> str:
+    def _value(self, value: object) -> str:
         match value:
             case torch.Tensor():
                 return self._tensor(value)
@@ -174,7 +174,7 @@ class _Facts:
         return text_of_value(facts)
 
 
-def _target(target: Any) -> str:
+def _target(target: object) -> str:
     if isinstance(target, OpOverload):
         return str(schema_of(target))
     if isinstance(target, AtRunTime):
@@ -184,7 +184,7 @@ def _target(target: Any) -> str:
     return str(target)
 
 
-def text_of_value(value: Any) -> str:
+def text_of_value(value: object) -> str:
     """The one text of an argument, a note or a fact: values that differ have texts that differ.
 
     ``(1, 1.0, "1", True)``  ->  ``(1, 1.0, '1', True)``. ``VerifyError`` for kinds without a text.

@@ -8,11 +8,13 @@ PyTorch's own also gives the table of its recursion, whose width is the longest 
 Backward computes that table again.
 """
 
-from typing import Any
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from treadle.compat.operators import OpOverload
+from treadle.graph.autograd_context import CallContext, Gradients, Registered
 from treadle.util.errors import CaptureError
 
 aten = torch.ops.aten
@@ -25,8 +27,8 @@ _library.define(
     "ctc_loss_backward(Tensor grad, Tensor log_probs, Tensor targets, Tensor input_lengths, "
     "Tensor target_lengths, int blank, bool zero_infinity) -> Tensor"
 )
-ctc_loss: Any = torch.ops.treadle.ctc_loss.default
-ctc_loss_backward: Any = torch.ops.treadle.ctc_loss_backward.default
+ctc_loss: OpOverload = torch.ops.treadle.ctc_loss.default
+ctc_loss_backward: OpOverload = torch.ops.treadle.ctc_loss_backward.default
 OPERATIONS = (ctc_loss, ctc_loss_backward)
 
 
@@ -42,8 +44,15 @@ def _table(
     return aten._ctc_loss.default(log_probs, targets, *lengths, blank, zero_infinity)
 
 
-def _losses(*args: Any) -> Tensor:
-    return _table(*args)[0]
+def _losses(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> Tensor:
+    return _table(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
 
 
 def _backward(
@@ -67,29 +76,32 @@ _library.impl("ctc_loss", _losses, "CompositeExplicitAutograd")
 _library.impl("ctc_loss_backward", _backward, "CompositeExplicitAutograd")
 
 
-def _one_each(log_probs: Tensor, *_: Any) -> Tensor:
+def _one_each(log_probs: Tensor, *_: object) -> Tensor:
     return log_probs.new_empty(log_probs.shape[1])
 
 
-def _like(grad: Tensor, log_probs: Tensor, *_: Any) -> Tensor:
+def _like(grad: Tensor, log_probs: Tensor, *_: object) -> Tensor:
     return log_probs.new_empty(log_probs.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.blank, ctx.zero_infinity = inputs
+def _keep(
+    ctx: CallContext, inputs: tuple[Tensor, Tensor, Tensor, Tensor, int, bool], output: Tensor
+) -> None:
+    *tensors, blank, zero_infinity = inputs
     ctx.save_for_backward(*tensors)
+    ctx.rest = blank, zero_infinity
 
 
-def _gradients(ctx: Any, grad: Tensor) -> Any:
-    found = ctc_loss_backward(grad, *ctx.saved_tensors, ctx.blank, ctx.zero_infinity)
+def _gradients(ctx: CallContext, grad: Tensor) -> Gradients:
+    found = ctc_loss_backward(grad, *ctx.saved_tensors, *ctx.rest)
     return found, None, None, None, None, None
 
 
-def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep_nothing(ctx: object, inputs: tuple[object, ...], output: object) -> None:
     """There is no second derivative."""
 
 
-def _no_second_derivative(ctx: Any, *_: Any) -> Any:
+def _no_second_derivative(ctx: object, *_: object) -> NoReturn:
     raise CaptureError(
         "the gradient of ctc_loss is differentiated again",
         code="TR-140",
@@ -98,11 +110,12 @@ def _no_second_derivative(ctx: Any, *_: Any) -> Any:
 
 
 def _register() -> None:
-    rows: tuple[tuple[str, Any, Any, Any], ...] = (
-        ("treadle::ctc_loss", _one_each, _keep, _gradients),
-        ("treadle::ctc_loss_backward", _like, _keep_nothing, _no_second_derivative),
+    rows: tuple[Registered, ...] = (
+        (ctc_loss, _one_each, _keep, _gradients),
+        (ctc_loss_backward, _like, _keep_nothing, _no_second_derivative),
     )
-    for name, fake, keep, gradients in rows:
+    for op, fake, keep, gradients in rows:
+        name = op.name().partition(".")[0]
         torch.library.register_fake(name, fake, lib=_library)
         torch.library.register_autograd(name, gradients, setup_context=keep, lib=_library)
 

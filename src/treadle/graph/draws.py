@@ -8,6 +8,7 @@ from torch import fx
 
 from treadle.compat.draw_operators import BERNOULLI, DRAWS
 from treadle.graph.dynamic import layout_of
+from treadle.graph.node_info import value_of
 from treadle.graph.operators import arguments
 
 aten = torch.ops.aten
@@ -40,7 +41,7 @@ def zero_one_draw(node: fx.Node) -> ZeroOneDraw | None:
     if node.target is not BERNOULLI and node.target is not aten.bernoulli.p:
         return None
     given = arguments(node)
-    return ZeroOneDraw(*layout_of(node.meta["val"]), given["p"], given["generator"])
+    return ZeroOneDraw(*layout_of(value_of(node)), given["p"], given["generator"])
 
 
 __all__ = ["ZeroOneDraw", "is_zero_or_one", "zero_one_draw"]

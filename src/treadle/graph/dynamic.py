@@ -10,21 +10,21 @@ Whoever has a value or the graph has these; two graphs share nothing, however eq
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
-from torch.fx.node import map_aggregate, map_arg
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from treadle.compat.fake import FakeTensor, FakeTensorMode
+from treadle.graph.arguments import Argument, given_of, map_argument, types_of, without_generator
+from treadle.graph.node_info import Value, copy_notes, info, known_value, set_value, value_of
 from treadle.util.errors import LoweringError
 from treadle.util.extents import GuardSet, Size, as_int, dims_in, sample_of, with_dims
-from treadle.util.formulas import Dim, Quotient
-from treadle.util.generators import without_generators
+from treadle.util.formulas import Atom, Dim, Quotient
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -39,14 +39,14 @@ class Symbols:
     trace, and all that is made of it, is right.
     """
 
-    def __init__(self, mode: Any, known: Known) -> None:
+    def __init__(self, mode: FakeTensorMode, known: Known) -> None:
         self.mode = mode
         self.guards = GuardSet()
         self._known = known
         self._sizes = {name: size for name, (_, size) in known.items()}
         self._ints = {dim: symint for symint, size in known.values() for dim in size.formula.dims}
         self._noted = 0
-        self._replayed: dict[Any, Any] = {}
+        self._replayed: dict[object, object] = {}
 
     def with_samples(self, sizes: Mapping[str, Size]) -> "Symbols":
         """The same dims with other samples, by name. Nothing is guarded yet."""
@@ -70,11 +70,7 @@ class Symbols:
             total = total + reduce(operator.mul, [self._atom(a) for a in atoms], coefficient)
         return total
 
-    def symints(self, tree: Any) -> Any:
-        """Nested arguments with every ``Size`` as the trace writes it."""
-        return map_aggregate(tree, lambda x: self.symint(x) if isinstance(x, Size) else x)
-
-    def remembered(self, key: Any, make: Callable[[], Any]) -> Any:
+    def remembered(self, key: object, make: Callable[[], object]) -> object:
         """What ``make`` gave for an equal ``key`` before: layers of a model repeat each other."""
         if key not in self._replayed:
             self._replayed[key] = make()
@@ -87,12 +83,13 @@ class Symbols:
             yield
         self.note()
 
-    def _atom(self, atom: Any) -> Any:
-        if atom in self._ints:
+    def _atom(self, atom: Atom) -> int | SymInt:
+        if isinstance(atom, Dim):
             return self._ints[atom]
-        over: Any = self.symint(as_int(atom.over))
+        over = self.symint(as_int(atom.over))
         under: Any = self.symint(as_int(atom.under))
-        return over // under if isinstance(atom, Quotient) else over % under
+        combine = operator.floordiv if isinstance(atom, Quotient) else operator.mod
+        return combine(over, under)
 
     def _from(self, expr: Any) -> int:
         """A sympy expression over the symbols as a number of ours."""
@@ -122,6 +119,7 @@ class Symbols:
     def note(self) -> None:
         """Guard what PyTorch has asked of its symbols since this was done last."""
         env = self.mode.shape_env
+        assert env is not None, "a mode without symbols"
         relations = [guard.expr for guard in env.guards[self._noted :]]
         self._noted += len(relations)
         for relation in relations:
@@ -164,7 +162,7 @@ class SampleMode(FakeTensorMode):
     def __init__(self, symbols: Symbols) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.symbols = symbols
-        self.twins: Any = WeakTensorKeyDictionary()
+        self.twins: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
 
 
 def _sample_mode_of(value: Tensor) -> SampleMode | None:
@@ -179,7 +177,7 @@ def _twin_and_symbols(value: Tensor) -> tuple[Tensor, Symbols] | None:
     return None if mode is None or twin is None else (twin, mode.symbols)
 
 
-def twin_of(value: Any) -> Any:
+def twin_of(value: Value) -> Value:
     """The fake value with symbols, of a value or a tuple of them; itself where it has none."""
     if isinstance(value, tuple | list):
         return type(value)(twin_of(each) for each in value)
@@ -217,7 +215,7 @@ def offset_of(value: Tensor) -> int:
     return symbols.size(twin.storage_offset())
 
 
-def symbols_of(values: Any) -> Symbols | None:
+def symbols_of(values: object) -> Symbols | None:
     """The symbols behind the first value that has a twin."""
     for value in _tensors(values):
         found = _twin_and_symbols(value)
@@ -229,7 +227,7 @@ def symbols_of(values: Any) -> Symbols | None:
 def symbols_of_graph(graph: fx.Graph) -> Symbols | None:
     """The symbols behind a graph of samples; ``None`` where all shapes are known. A size may have
     come from an argument that is no input, since nothing reads its elements."""
-    return symbols_of([node.meta.get("val") for node in graph.nodes])
+    return symbols_of([known_value(node) for node in graph.nodes])
 
 
 def guards_of(graph: fx.Graph) -> GuardSet:
@@ -239,7 +237,7 @@ def guards_of(graph: fx.Graph) -> GuardSet:
     return GuardSet() if symbols is None else symbols.guards
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
@@ -249,35 +247,31 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(tuple(value.values()))
 
 
-def sample_mode_of(values: Any) -> SampleMode:
+def sample_mode_of(values: object) -> SampleMode:
     """The mode of the first sample among ``values``."""
     modes = (_sample_mode_of(value) for value in _tensors(values))
     return next(mode for mode in modes if mode is not None)
 
 
 @contextmanager
-def in_mode(mode: Any) -> Iterator[None]:
+def in_mode(mode: FakeTensorMode) -> Iterator[None]:
     with torch.no_grad(), mode:
         yield
 
 
-def twin_result(node: fx.Node) -> Any:
+def twin_result(node: fx.Node) -> object:
     """What ``node`` gives for its operands' twins; ``None`` if no operand has one."""
-    vals = map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-    vals = without_generators(vals)
-    symbols = symbols_of(vals)
+    symbols = symbols_of([value_of(each) for each in node.all_input_nodes])
     if symbols is None:
         return None
-    args, kwargs = map_aggregate(vals, lambda leaf: _as_traced(symbols, leaf))  # type: ignore[misc]
+
+    def traced(leaf: object) -> object:
+        return symbols.symint(leaf) if isinstance(leaf, Size) else without_generator(leaf)
+
+    args, kwargs = given_of(node, lambda each: twin_of(value_of(each)), traced)
     assert callable(node.target), node
     with in_mode(symbols.mode):
         return node.target(*args, **kwargs)
-
-
-def _as_traced(symbols: Symbols, leaf: Any) -> Any:
-    if isinstance(leaf, Size):
-        return symbols.symint(leaf)
-    return twin_of(leaf) if isinstance(leaf, Tensor) else leaf
 
 
 def sampled(graph: fx.Graph, mode: SampleMode) -> None:
@@ -291,38 +285,37 @@ def sampled(graph: fx.Graph, mode: SampleMode) -> None:
     symbols = mode.symbols
     numbers: dict[fx.Node, int] = {}
 
-    def plain(leaf: Any) -> Any:
+    def plain(leaf: Argument) -> Argument:
         if isinstance(leaf, fx.Node):
             return numbers.get(leaf, leaf)
         return symbols.size(leaf) if isinstance(leaf, SymInt) else leaf
 
     for node in list(graph.nodes):
         if node.op == "output":
-            node.args = map_aggregate(node.args, plain)
+            node.args = map_argument(plain, node.args)
             continue
-        twin = node.meta.get("val")
+        twin = known_value(node)
         if isinstance(twin, SymFloat | SymBool):
             raise LoweringError(
                 "the step computes a float or a truth value from a size",
                 code="TR-305",
-                where=node.meta.get("where", ""),
+                where=info(node).where,
             )
         if isinstance(twin, SymInt | int) and node.op == "call_function":
             numbers[node] = symbols.size(twin)
             continue
-        node.args = map_aggregate(node.args, plain)
-        node.kwargs = map_aggregate(node.kwargs, plain)
-        node.meta["val"] = _sample(node, mode)
-        pair(node.meta["val"], twin)
+        node.args = map_argument(plain, node.args)
+        node.kwargs = map_argument(plain, node.kwargs)
+        set_value(node, _sample(node, mode))
+        pair(value_of(node), twin)
     for node in reversed(list(numbers)):
         graph.erase_node(node)
 
 
 def _sample(node: fx.Node, mode: SampleMode) -> Any:
-    twin = node.meta.get("val")
+    twin = known_value(node)
     if node.op == "call_function":
-        args = map_arg(node.args, lambda each: each.meta["val"])
-        kwargs = map_arg(node.kwargs, lambda each: each.meta["val"])
+        args, kwargs = types_of(node)
         with in_mode(mode):
             return node.target(*args, **kwargs)  # type: ignore[operator]
     if not isinstance(twin, Tensor):
@@ -340,16 +333,15 @@ def resampled(graph: fx.Graph, symbols: Symbols, sizes: Mapping[str, Size]) -> f
     made = fx.Graph(owning_module=graph.owning_module)
     made.output(made.graph_copy(graph, {}))
     for new, old in zip(made.nodes, graph.nodes, strict=True):
-        new.args, new.kwargs = map_aggregate(
-            (new.args, new.kwargs),
-            lambda x: with_dims(x, sizes) if isinstance(x, Size) else x,
+        new.args, new.kwargs = map_argument(
+            lambda x: with_dims(x, sizes) if isinstance(x, Size) else x, (new.args, new.kwargs)
         )
-        new.meta = dict(old.meta)
+        copy_notes(new, old)
         if new.op != "output":
-            twin = twin_of(old.meta["val"])
-            new.meta["val"] = twin
-            new.meta["val"] = _sample(new, mode)
-            pair(new.meta["val"], twin)
+            twin = twin_of(value_of(old))
+            set_value(new, twin)
+            set_value(new, _sample(new, mode))
+            pair(value_of(new), twin)
     return made
 
 
@@ -357,6 +349,6 @@ def dims_of_graph(graph: fx.Graph) -> list[Dim]:
     """The dims of the values of a graph, by name; none where all shapes are known."""
     if symbols_of_graph(graph) is None:
         return []
-    values = [node.meta.get("val") for node in graph.nodes]
+    values = [known_value(node) for node in graph.nodes]
     sizes = [size for value in _tensors(values) for size in layout_of(value)[0]]
     return [dim for size in dims_in(sizes) for dim in size.formula.dims]

@@ -7,12 +7,15 @@
 """
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
 from treadle.compat.operators import schema_of
+from treadle.graph.arguments import Argument
+from treadle.graph.node_info import copy_notes, set_value, value_of
 from treadle.graph.operators import OpOverload
 
 
@@ -23,32 +26,37 @@ def remove_tokens(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is torch.ops.higher_order.with_effects:
             token, target, *args = node.args
+            assert isinstance(token, fx.Node), node
+            assert callable(target), node
             made = _called(graph, node, target, tuple(args))
             _replace_results(graph, node, token, target, made)
             if token.op == "placeholder":
                 tokens.add(token)
     for token in tokens:
         if all(user.op == "output" for user in token.users):
-            token.meta["val"] = None
+            set_value(token, None)
 
 
-def _called(graph: fx.Graph, node: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
+def _called(
+    graph: fx.Graph, node: fx.Node, target: Callable[..., Any], args: tuple[Argument, ...]
+) -> fx.Node:
     with graph.inserting_before(node):
         made = graph.call_function(target, args, dict(node.kwargs))
-    made.meta = dict(node.meta)
-    results = node.meta["val"][1:]
+    copy_notes(made, node)
+    results = value_of(node)[1:]
     count = _result_count(target, len(results))
-    made.meta["val"] = results if count > 1 else results[0] if results else None
+    set_value(made, results if count > 1 else results[0] if results else None)
     return made
 
 
 def _replace_results(
-    graph: fx.Graph, node: fx.Node, token: Any, target: Any, made: fx.Node
+    graph: fx.Graph, node: fx.Node, token: fx.Node, target: Callable[..., Any], made: fx.Node
 ) -> None:
-    count = _result_count(target, len(node.meta["val"]) - 1)
+    count = _result_count(target, len(value_of(node)) - 1)
     for user in list(node.users):
         assert user.target is operator.getitem, user
-        at: Any = user.args[1]
+        at = user.args[1]
+        assert isinstance(at, int), user
         if at == 0:
             user.replace_all_uses_with(token)
         elif count == 1:
@@ -60,6 +68,6 @@ def _replace_results(
     graph.erase_node(node)
 
 
-def _result_count(target: Any, given: int) -> int:
+def _result_count(target: object, given: int) -> int:
     """How many results ``target`` has by itself; a list of tensors is one."""
     return len(schema_of(target).returns) if isinstance(target, OpOverload) else given

@@ -22,6 +22,7 @@ from torch import fx, nn
 
 from treadle.compat.fake import is_fake
 from treadle.compat.operators import OpOverload
+from treadle.graph.node_info import NodeInfo
 from treadle.graph.operators import operation_name
 from treadle.graph.types import TensorType, type_of_tensor
 from treadle.util.extents import same_sizes, usual_strides
@@ -125,22 +126,27 @@ def name_text(name: str) -> str:
     return name if _PLAIN_NAME.fullmatch(name) else repr(name)
 
 
-def note_text(meta: Mapping[str, Any]) -> str:
+def note_text(known: NodeInfo) -> str:
     """What a node belongs to; its source line comes last, as it is."""
-    parts = [meta["phase"]] if meta.get("phase") else []
-    for key in NOTES:
-        value = meta.get(key)
+    parts = [known.phase] if known.phase else []
+    for key, value in _notes_of(known).items():
         if value is True:
             parts.append(key)
         elif value is not None and value is not False and value != "":
             text = str(value)
             word = isinstance(value, str) and not _PLAIN_NOTE.fullmatch(text)
             parts.append(f"{key} {text!r}" if word or _is_digits(value) else f"{key} {text}")
-    where = str(meta.get("where", "")).replace("\n", " ").strip()
+    where = known.where.replace("\n", " ").strip()
     return ", ".join([*parts, *([f"at {where}"] if where else [])])
 
 
-def _is_digits(value: Any) -> bool:
+def _notes_of(known: NodeInfo) -> dict[str, object]:
+    """Those of ``NOTES``, by name."""
+    values = known.module, known.region, known.asked, known.checkpoint, known.recomputed
+    return dict(zip(NOTES, values, strict=True))
+
+
+def _is_digits(value: object) -> bool:
     return isinstance(value, str) and value.lstrip("-").isdecimal()
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import map_arg
 
+from treadle.graph.arguments import given_of
 from treadle.graph.signature import StepGraph
 
 
@@ -38,7 +38,6 @@ def run_step(step: StepGraph, inputs: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def _call(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    args = map_arg(node.args, lambda each: values[each])
-    kwargs = map_arg(node.kwargs, lambda each: values[each])
+    args, kwargs = given_of(node, values.__getitem__)
     assert callable(node.target), node
     return node.target(*args, **kwargs)

@@ -9,8 +9,7 @@ bfloat16 alone, and other strides than the kernels' on CPUs, though these take f
 too; here all of them are known, with the checks and the strides of the kernels.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from treadle.compat.operators import OpOverload
 aten = torch.ops.aten
 _library = torch.library.Library("treadle", "FRAGMENT")
 _library.define("grouped_mm(Tensor a, Tensor b, Tensor? ends) -> Tensor")
-grouped_mm: Any = torch.ops.treadle.grouped_mm.default
+grouped_mm: OpOverload = torch.ops.treadle.grouped_mm.default
 OPERATIONS = (grouped_mm,)
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -119,7 +118,7 @@ def _traced(
     return grouped_mm(a, b, offs)
 
 
-def _flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
+def _flops(a: Sequence[int], b: Sequence[int], *_: object, **__: object) -> int:
     """Of shapes. Where one operand has no groups, each of its rows or columns meets one of them."""
     each = 2 * a[-2] * a[-1] * b[-1]
     return a[0] * each if len(a) == len(b) == 3 else each
@@ -129,7 +128,7 @@ _library.impl("grouped_mm", _run, "CompositeExplicitAutograd")
 torch.library.register_fake("treadle::grouped_mm", _type, lib=_library)
 register_flop_formula(torch.ops.treadle.grouped_mm)(_flops)
 
-GROUPED: Mapping[OpOverload, Any] = {aten._grouped_mm.default: _traced}
+GROUPED: Mapping[OpOverload, Callable[..., Tensor]] = {aten._grouped_mm.default: _traced}
 """What to trace instead of PyTorch's operator."""
 
 __all__ = ["GROUPED", "OPERATIONS", "grouped_mm"]

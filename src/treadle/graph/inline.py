@@ -7,34 +7,36 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import map_arg
 
 from treadle.compat.operators import OpOverload
+from treadle.graph.arguments import given_of, map_nodes, without_generator
 from treadle.graph.dynamic import sample_mode_of, sampled, symbols_of, twin_of
+from treadle.graph.node_info import forget, value_of
 from treadle.graph.values import inherit
-from treadle.util.generators import without_generators
+from treadle.util.extents import Size
 
 
 def traced_call(
     node: fx.Node,
-    function: Callable[..., Any],
-    table: Mapping[OpOverload, Callable[..., Any]] | None = None,
+    function: Callable[..., object],
+    table: Mapping[OpOverload, Callable[..., object]] | None = None,
 ) -> fx.GraphModule:
     """``function`` with the arguments of ``node``, as a graph of the node's tensor operands.
     ``table``: operations to trace as others."""
     operands = node.all_input_nodes
-    symbols = symbols_of([operand.meta["val"] for operand in operands])
+    symbols = symbols_of([value_of(operand) for operand in operands])
+
+    def plain(leaf: object) -> object:
+        if symbols is not None and isinstance(leaf, Size):
+            return symbols.symint(leaf)
+        return without_generator(leaf)
 
     def run(*tensors: torch.Tensor) -> Any:
         values = dict(zip(operands, tensors, strict=True))
-        args: Any = map_arg(node.args, values.__getitem__)
-        kwargs: Any = map_arg(node.kwargs, values.__getitem__)
-        args, kwargs = without_generators((args, kwargs))
-        if symbols is not None:
-            args, kwargs = symbols.symints(args), symbols.symints(kwargs)
+        args, kwargs = given_of(node, values.__getitem__, plain)
         return function(*args, **kwargs)
 
-    fakes = [operand.meta["val"] for operand in operands]
+    fakes = [value_of(operand) for operand in operands]
     if symbols is None:
         return make_fx(run, decomposition_table=table, tracing_mode="fake")(*fakes)
     twins = [twin_of(each) for each in fakes]
@@ -55,13 +57,13 @@ def put_in_place(node: fx.Node, inner: fx.Graph) -> None:
             case "call_function":
                 with node.graph.inserting_before(node):
                     values[each] = node.graph.node_copy(each, values.__getitem__)
-                values[each].meta = {}
+                forget(values[each])
                 inherit(values[each], node)
             case _:
-                _read_instead(node, map_arg(each.args[0], values.__getitem__))
+                _read_instead(node, map_nodes(values.__getitem__, each.args[0]))
 
 
-def _read_instead(node: fx.Node, result: Any) -> None:
+def _read_instead(node: fx.Node, result: object) -> None:
     if isinstance(result, fx.Node):
         node.replace_all_uses_with(result)
     else:

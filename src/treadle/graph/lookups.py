@@ -17,16 +17,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import map_arg
 
+from treadle.graph.arguments import Argument, map_argument, map_nodes
 from treadle.graph.dynamic import layout_of
+from treadle.graph.node_info import info, known_value, tensor_of, value_of
 from treadle.graph.operators import OpOverload, arguments, is_mutable, is_random
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.targets.registry import target_for
 from treadle.util.errors import BadIndex
 from treadle.util.expected import expect
-from treadle.util.extents import at_sizes
+from treadle.util.extents import Size, at
 from treadle.util.formulas import Sizes
 
 aten = torch.ops.aten
@@ -59,7 +60,7 @@ class Lookup:
 
 def lookups_in(graph: fx.Graph) -> list[Lookup]:
     """Every check that the graph needs, each once."""
-    found: dict[tuple[Any, ...], Lookup] = {}
+    found: dict[tuple[object, ...], Lookup] = {}
     for node in graph.nodes:
         for each in _of_node(node):
             found.setdefault((each.value, each.low, each.high, each.ignored), each)
@@ -81,7 +82,7 @@ def _of_node(node: fx.Node) -> Iterator[Lookup]:
         yield from _lookup(node, given["index"], extent, wraps=packet is aten.index_fill)
     elif packet in (aten.index, aten.index_put, aten._unsafe_index, aten._unsafe_index_put):
         for dim, index in enumerate(given["indices"]):
-            if index is None or index.meta["val"].dtype in (torch.bool, torch.uint8):
+            if index is None or tensor_of(index).dtype in (torch.bool, torch.uint8):
                 continue
             yield from _lookup(node, index, _extent(given["self"], dim), wraps=True)
 
@@ -93,7 +94,7 @@ def _lookup(
     if _is_of_whole_numbers(value):
         low = -extent if wraps else 0
         name = str(node.target).removesuffix(".default")
-        yield Lookup(value, low, extent - 1, ignored, name, node.meta.get("where", ""), node)
+        yield Lookup(value, low, extent - 1, ignored, name, info(node).where, node)
 
 
 def _unmoved(node: fx.Node) -> fx.Node:
@@ -108,7 +109,7 @@ def _unmoved(node: fx.Node) -> fx.Node:
 
 
 def _is_whole(node: fx.Node) -> bool:
-    value = node.meta.get("val")
+    value = known_value(node)
     return isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
 
 
@@ -163,7 +164,7 @@ def _inputs_of(node: fx.Node) -> set[fx.Node]:
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
-    return layout_of(node.meta["val"])[0]
+    return layout_of(value_of(node))[0]
 
 
 def _extent(node: fx.Node, dim: int) -> int:
@@ -176,12 +177,12 @@ class _Made:
 
     node: fx.Node
     target: Callable[..., Any]
-    args: Any
-    kwargs: Any
+    args: tuple[Argument, ...]
+    kwargs: dict[str, Argument]
 
     def run(self, values: dict[fx.Node, Tensor]) -> None:
-        args = map_arg(self.args, values.__getitem__)
-        values[self.node] = self.target(*args, **map_arg(self.kwargs, values.__getitem__))
+        args = map_nodes(values.__getitem__, self.args)
+        values[self.node] = self.target(*args, **map_nodes(values.__getitem__, self.kwargs))
 
 
 class IndexCheck:
@@ -195,16 +196,20 @@ class IndexCheck:
     def _take(self, lookups: Sequence[Lookup]) -> None:
         """These are the checks from now on."""
         self._lookups = lookups
-        waits = {id(each) for each in _asked_before(self._step.graph, lookups)}
-        self._waits = waits | {id(each) for each in lookups if _is_on_host(each.value)}
+        early = frozenset(_asked_before(self._step.graph, lookups))
+        self._waits = [each in early or _is_on_host(each.value) for each in lookups]
         needed = {node for each in lookups for node in _cone(each.value)}
         self._inputs = {n: at for at, n in enumerate(self._step.placeholders) if n in needed}
         self._fixed = any(self._is_fixed(each) for each in lookups)
         self._made: list[_Made] = []
         for node in self._step.graph.nodes:
             if node in needed and node.op == "call_function":
-                args = at_sizes((tuple(node.args), dict(node.kwargs)), self._sizes)
-                self._made.append(_Made(node, node.target, *args))
+                assert callable(node.target), node
+                args, kwargs = map_argument(self._at_sizes, (node.args, node.kwargs))
+                self._made.append(_Made(node, node.target, args, kwargs))
+
+    def _at_sizes(self, leaf: Argument) -> Argument:
+        return at(leaf, self._sizes) if isinstance(leaf, Size) else leaf
 
     def _is_fixed(self, each: Lookup) -> bool:
         """Whether no input has a say: a range of positions, as long as the shapes make it."""
@@ -231,14 +236,14 @@ class IndexCheck:
         with torch.no_grad():
             for each in self._made:
                 each.run(values)
-            for each in self._lookups:
-                low, high = at_sizes((each.low, each.high), self._sizes)
-                self._require(each, values[each.value], low, high)
+            for each, waits in zip(self._lookups, self._waits, strict=True):
+                low, high = at(each.low, self._sizes), at(each.high, self._sizes)
+                self._require(each, values[each.value], low, high, waits=waits)
 
-    def _require(self, each: Lookup, value: Tensor, low: int, high: int) -> None:
+    def _require(self, each: Lookup, value: Tensor, low: int, high: int, *, waits: bool) -> None:
         if value.numel() == 0:
             return
-        if id(each) not in self._waits:
+        if not waits:
             _assert_on_device(each, value, low, high)
         elif not _is_inside(value, low, high, each.ignored):
             raise self._error(each, value, low, high)

@@ -99,7 +99,7 @@ def operation_name(target: object) -> str:
 
 
 @functools.cache
-def _parameters(target: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+def _parameters(target: object) -> tuple[tuple[str, ...], dict[str, Any]]:
     arguments = schema_of(target).arguments
     defaults = {each.name: each.default_value for each in arguments if each.has_default_value()}
     return tuple(each.name for each in arguments), defaults
@@ -115,14 +115,16 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     return arguments_of(node.target, node.args, node.kwargs)
 
 
-def arguments_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_of(
+    op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+) -> dict[str, Any]:
     """``arguments`` of a call that is no node."""
     names, defaults = _parameters(op)
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
     return {name: given[name] if name in given else defaults.get(name) for name in names}
 
 
-def written_values(node: fx.Node) -> list[Any]:
+def written_values(node: fx.Node) -> list[object]:
     """The arguments that the node writes to, in the order of its schema.
 
     ``add_(x, y)``  ->  ``[x]``

@@ -11,13 +11,13 @@ on values, so none is ever made: PyTorch packs inside the call. The kernels are 
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
-from treadle.graph.recurrent import flops_of_layer, no_second_derivative, results_of_layer
+from treadle.compat.operators import OpOverload
+from treadle.graph.autograd_context import CallContext, Formula, Gradients, Registered, count_flops
+from treadle.graph.recurrent import Shape, flops_of_layer, no_second_derivative, results_of_layer
 
 _library = torch.library.Library("treadle", "FRAGMENT")
 _library.define(
@@ -30,7 +30,7 @@ _library.define(
     "ScalarType? autocast, bool needs_x) -> Tensor[]"
 )
 _library.define("unpacked(Tensor y, Tensor lengths, float value, str fits) -> Tensor")
-_treadle: Any = torch.ops.treadle
+_treadle = torch.ops.treadle
 packed_layer = _treadle.packed_layer.default
 packed_layer_backward = _treadle.packed_layer_backward.default
 unpacked = _treadle.unpacked.default
@@ -76,13 +76,17 @@ def _unpacked(y: Tensor, lengths: Tensor, value: float, fits: str) -> Tensor:
     return y.new_empty(y.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, list[Tensor], *tuple[object, ...]]
+"""``x, lengths, h, c, weights`` and what is no tensor."""
+
+
+def _keep(ctx: CallContext, inputs: Inputs, output: Sequence[Tensor]) -> None:
     x, lengths, h, c, weights, *ctx.rest = inputs
     ctx.save_for_backward(x, lengths, h, c, output[0], *weights)
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, grads: Sequence[Tensor | None]) -> Any:
+def _gradients(ctx: CallContext, grads: Sequence[Tensor | None]) -> Gradients:
     x, lengths, h, c, y, *weights = ctx.saved_tensors
     dy, dhy, dcy = (*grads, None)[:3]
     needs_x = ctx.needs_input_grad[0]
@@ -93,40 +97,50 @@ def _gradients(ctx: Any, grads: Sequence[Tensor | None]) -> Any:
     return (dx, None, dh, dc, found, *(None,) * len(ctx.rest))
 
 
-def _keep_lengths(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep_lengths(
+    ctx: CallContext, inputs: tuple[Tensor, Tensor, *tuple[object, ...]], output: Tensor
+) -> None:
     ctx.save_for_backward(inputs[1])
 
 
-def _unpacked_gradient(ctx: Any, grad: Tensor) -> Any:
+def _unpacked_gradient(ctx: CallContext, grad: Tensor) -> Gradients:
     (lengths,) = ctx.saved_tensors
     return unpacked(grad, lengths, 0.0, ANY), None, None, None
 
 
-def _nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _nothing(ctx: object, inputs: tuple[object, ...], output: object) -> None:
     """Nothing is kept: there is no second derivative."""
 
 
-def _layer_flops(x: Any, lengths: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any) -> int:
+def _layer_flops(
+    x: Shape,
+    lengths: object,
+    h: object,
+    c: object,
+    weights: Sequence[Shape],
+    *_: object,
+    **__: object,
+) -> int:
     return flops_of_layer(x, weights)
 
 
 def _backward_flops(
-    dy: Any,
-    dhy: Any,
-    dcy: Any,
-    x: Any,
-    lengths: Any,
-    h: Any,
-    c: Any,
-    weights: Any,
-    *_: Any,
-    **__: Any,
+    dy: object,
+    dhy: object,
+    dcy: object,
+    x: Shape,
+    lengths: object,
+    h: object,
+    c: object,
+    weights: Sequence[Shape],
+    *_: object,
+    **__: object,
 ) -> int:
     return 3 * flops_of_layer(x, weights)
 
 
 def _register() -> None:
-    rows = (
+    rows: tuple[Registered, ...] = (
         (packed_layer, _layer, _keep, _gradients),
         (packed_layer_backward, _layer_backward, _nothing, no_second_derivative),
         (unpacked, _unpacked, _keep_lengths, _unpacked_gradient),
@@ -135,9 +149,12 @@ def _register() -> None:
         name = op.name().partition(".")[0]
         torch.library.register_fake(name, fake, lib=_library)
         torch.library.register_autograd(name, gradients, setup_context=keep, lib=_library)
-    for op, formula in ((packed_layer, _layer_flops), (packed_layer_backward, _backward_flops)):
-        count: Any = register_flop_formula(op.overloadpacket)
-        count(formula)
+    formulas: tuple[tuple[OpOverload, Formula], ...] = (
+        (packed_layer, _layer_flops),
+        (packed_layer_backward, _backward_flops),
+    )
+    for op, formula in formulas:
+        count_flops(op, formula)
 
 
 _register()

@@ -25,6 +25,7 @@ from torch import Tensor, fx, nn
 
 from treadle.compat.fake import FakeTensorMode
 from treadle.graph.exact import NOTES, operation_of, operation_text
+from treadle.graph.node_info import set_value, value_of, with_info
 from treadle.graph.operators import is_mutable
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.type_text import TensorText, TypeReader, TypeText, fits
@@ -124,7 +125,7 @@ class _Reader:
         node = self.graph.placeholder(name)
         node.name = node.target = name  # also where FX would take another
         with torch.no_grad(), self.mode:
-            node.meta["val"] = kind.empty()
+            set_value(node, kind.empty())
         return node
 
     def _users_name(self) -> str:
@@ -157,7 +158,7 @@ class _Reader:
             raise self.scanner.error("this input is written twice", at)
         place = self.scanner.place()
         node = self._value()
-        new, old = node.meta["val"], target.meta["val"]
+        new, old = value_of(node), value_of(target)
         layout = isinstance(new, Tensor) and (new.dtype, new.shape, new.device)
         if layout != (old.dtype, old.shape, old.device):
             raise self.scanner.error(
@@ -178,10 +179,10 @@ class _Reader:
             node = self._item(word, at)
         else:
             node = self._call(word, at)
-        if not fits(kind, node.meta["val"]):
-            found = show_type(node.meta["val"])
+        if not fits(kind, value_of(node)):
+            found = show_type(value_of(node))
             raise self.scanner.error(f"the operation gives {found}, which is not what is said", at)
-        node.meta |= {"phase": "forward", "where": "", "module": ""}
+        with_info(node, phase="forward")
         if self.scanner.take("#"):
             self._note(node)
         return node
@@ -204,7 +205,7 @@ class _Reader:
         if is_mutable(node):
             raise self.scanner.error("an operation that writes to its argument", at)
         try:
-            node.meta["val"] = compute(node, self.mode)
+            set_value(node, compute(node, self.mode))
         except Exception as error:  # of any operation's
             text = f"{operation_text(node.target)} does not take this: {error}"
             raise self.scanner.error(text, at) from error
@@ -215,11 +216,11 @@ class _Reader:
         self.scanner.need("[")
         number = self.scanner.integer()
         self.scanner.need("]")
-        items = maker.meta["val"]
+        items = value_of(maker)
         if not isinstance(items, tuple | list) or not 0 <= number < len(items):
             raise self.scanner.error(f"{word!r} has no result {number}", at)
         node = self.graph.call_function(operator.getitem, (maker, number))
-        node.meta["val"] = items[number]
+        set_value(node, items[number])
         return node
 
     def _constant(self, kind: TypeText) -> fx.Node:
@@ -232,20 +233,20 @@ class _Reader:
             self.constants[path] = self.mode.from_tensor(value)
             _put(self.owner, path, value)
         node = self.graph.create_node("get_attr", path)
-        node.meta["val"] = self.constants[path]
+        set_value(node, self.constants[path])
         return node
 
     def _note(self, node: fx.Node) -> None:
         while not self.scanner.at_end_of_line():
             if self.scanner.take("at"):
-                node.meta["where"] = self.scanner.rest()
+                with_info(node, where=self.scanner.rest())
                 return
             at = self.scanner.place()
             word = self.scanner.word()
             if word in PHASES:
-                node.meta["phase"] = word
+                with_info(node, phase=word)
             elif word in NOTES:
-                node.meta[word] = self._noted()
+                with_info(node, **{word: self._noted()})
             else:
                 raise self.scanner.error(f"{word!r} is no phase and no note", at)
             if not self.scanner.take(","):

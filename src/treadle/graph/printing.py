@@ -25,6 +25,7 @@ from torch import fx
 
 from treadle.graph.exact import constant_text, name_text, note_text, operation_text, value_text
 from treadle.graph.exact import type_text as exact_type
+from treadle.graph.node_info import has_value, info, value_of
 from treadle.graph.operators import is_item, operation_name
 from treadle.graph.signature import Input, StepGraph
 from treadle.graph.types import short_dtype, show_type
@@ -54,13 +55,13 @@ def show(step: StepGraph, *, exact: bool = False) -> str:
 def _show_exact(step: StepGraph) -> str:
     names = _name_values(step.graph)
     lines = [
-        f"{names[node]}: {exact_type(node.meta['val'])}  # {role.role}"
+        f"{names[node]}: {exact_type(value_of(node))}  # {role.role}"
         + (f" {name_text(role.name)}" if role.name != names[node] else "")
         for node, role in step.inputs()
     ]
     lines += [
-        f"{names[node]}: {exact_type(node.meta['val'])} = {_exact_call(node, names)}"
-        f"  # {note_text(node.meta)}"
+        f"{names[node]}: {exact_type(value_of(node))} = {_exact_call(node, names)}"
+        f"  # {note_text(info(node))}"
         for node in step.graph.nodes
         if node.op not in ("placeholder", "output")
     ]
@@ -143,7 +144,7 @@ def _line(node: fx.Node, names: Names) -> str:
 
 
 def _typed(node: fx.Node, names: Names) -> str:
-    return f"{names[node]}: {show_type(node.meta['val']) if 'val' in node.meta else '?'}"
+    return f"{names[node]}: {show_type(value_of(node)) if has_value(node) else '?'}"
 
 
 def _text(arg: object, names: Names) -> str:

@@ -17,12 +17,12 @@ in ``runtime/recurrent.py``.
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
+from treadle.graph.autograd_context import CallContext, Formula, Gradients, Registered, count_flops
 from treadle.util.errors import CaptureError
 
 LSTM, GRU, TANH, RELU = "lstm", "gru", "rnn_tanh", "rnn_relu"
@@ -55,7 +55,7 @@ _library.define(
     "Tensor[] weights, Tensor y, Tensor? reserve, int layers, bool bidirectional, str cell, "
     "bool needs_x, bool last) -> Tensor[]"
 )
-_treadle: Any = torch.ops.treadle
+_treadle = torch.ops.treadle
 recurrent_layer = _treadle.recurrent_layer.default
 recurrent_layer_backward = _treadle.recurrent_layer_backward.default
 onednn_lstm = _treadle.onednn_lstm.default
@@ -138,7 +138,7 @@ def _onednn_backward(
     h: Tensor,
     c: Tensor,
     weights: Sequence[Tensor],
-    *_: Any,
+    *_: object,
 ) -> list[Tensor]:
     return _like(x, h, c, *weights, dtype=torch.float32)
 
@@ -182,49 +182,59 @@ def _cudnn_backward(
 # Gradients. A context keeps the tensors of a call, which may be views that share storage.
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
+Inputs = tuple[Tensor, Tensor, Tensor | None, list[Tensor], *tuple[object, ...]]
+"""``x, h, c, weights`` and what is no tensor."""
+
+
+def _keep(ctx: CallContext, inputs: Inputs, output: Sequence[Tensor]) -> None:
     x, h, c, weights, *rest = inputs
-    ctx.count = len(weights)
     ctx.save_for_backward(x, h, c, *weights, *output)
-    ctx.rest = rest
+    ctx.rest = (len(weights), *rest)
     ctx.set_materialize_grads(False)
 
 
-def _kept(ctx: Any) -> tuple[Any, ...]:
+Kept = tuple[Tensor, Tensor, Tensor | None, list[Tensor], list[Tensor], list[Any]]
+
+
+def _kept(ctx: CallContext) -> Kept:
+    """Inputs, outputs, and what was no tensor."""
     x, h, c, *others = ctx.saved_tensors
-    return x, h, c, list(others[: ctx.count]), others[ctx.count :]
+    count, *rest = ctx.rest
+    assert isinstance(count, int)
+    return x, h, c, others[:count], others[count:], rest
 
 
-def _padded(c: Tensor | None, dx: Tensor | None, found: Sequence[Tensor], rest: int) -> Any:
+def _padded(c: Tensor | None, dx: Tensor | None, found: Sequence[Tensor], rest: int) -> Gradients:
     """Gradients in the order of the arguments."""
     dh, *left = found
     dc = left.pop(0) if c is not None else None
     return (dx, dh, dc, left, *(None,) * rest)
 
 
-def _layer_gradients(ctx: Any, grads: Sequence[Tensor | None]) -> Any:
-    x, h, c, weights, outputs = _kept(ctx)
+def _layer_gradients(ctx: CallContext, grads: Sequence[Tensor | None]) -> Gradients:
+    x, h, c, weights, outputs, rest = _kept(ctx)
     dy, dcy = (*grads, None)[:2]
     needs_x = ctx.needs_input_grad[0]
-    found = recurrent_layer_backward(dy, dcy, x, h, c, weights, outputs[0], *ctx.rest, needs_x)
+    found = recurrent_layer_backward(dy, dcy, x, h, c, weights, outputs[0], *rest, needs_x)
     dx = found[0] if needs_x else None
-    return _padded(c, dx, found[1:] if needs_x else found, len(ctx.rest))
+    return _padded(c, dx, found[1:] if needs_x else found, len(rest))
 
 
-def _onednn_gradients(ctx: Any, grads: Sequence[Tensor | None]) -> Any:
-    x, h, c, weights, (y, cy, *kept) = _kept(ctx)
-    reverse, train, _ = ctx.rest
+def _onednn_gradients(ctx: CallContext, grads: Sequence[Tensor | None]) -> Gradients:
+    x, h, c, weights, (y, cy, *kept), rest = _kept(ctx)
+    reverse, train, _ = rest
     workspace = kept[0] if kept else None
     dx, *found = onednn_lstm_backward(
         grads[0], grads[1], x, h, c, weights, y, cy, workspace, reverse, train
     )
+    assert c is not None
     found = [each.to(like.dtype) for each, like in zip(found, (h, c, *weights), strict=True)]
-    return _padded(c, dx.to(x.dtype), found, len(ctx.rest))
+    return _padded(c, dx.to(x.dtype), found, len(rest))
 
 
-def _cudnn_gradients(ctx: Any, grads: Sequence[Tensor | None]) -> Any:
-    x, h, c, weights, outputs = _kept(ctx)
-    layers, bidirectional, cell, _, reserve = ctx.rest
+def _cudnn_gradients(ctx: CallContext, grads: Sequence[Tensor | None]) -> Gradients:
+    x, h, c, weights, outputs, rest = _kept(ctx)
+    layers, bidirectional, cell, _, reserve = rest
     dcy = grads[2] if c is not None else None
     needs_x = ctx.needs_input_grad[0]
     found = cudnn_rnn_backward(
@@ -232,14 +242,14 @@ def _cudnn_gradients(ctx: Any, grads: Sequence[Tensor | None]) -> Any:
         *(outputs[-1] if reserve else None, layers, bidirectional, cell, needs_x, False),
     )
     dx = found[0] if needs_x else None
-    return _padded(c, dx, found[1:] if needs_x else found, len(ctx.rest))
+    return _padded(c, dx, found[1:] if needs_x else found, len(rest))
 
 
-def _once(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _once(ctx: object, inputs: tuple[object, ...], output: object) -> None:
     """Nothing is kept: there is no second derivative."""
 
 
-def no_second_derivative(ctx: Any, *grads: Any) -> Any:
+def no_second_derivative(ctx: object, *grads: object) -> NoReturn:
     """TR-140."""
     raise CaptureError(
         "the gradient of a recurrent layer is differentiated again",
@@ -249,54 +259,78 @@ def no_second_derivative(ctx: Any, *grads: Any) -> Any:
     )
 
 
+Shape = Sequence[int]
+
 # Floating-point operations: two for each weight of a product and each row, thrice in a training
 # step; a backward that computes gates again does the forward's as well.
 
 
-def flops_of_layer(x: Any, weights: Any) -> int:
+def flops_of_layer(x: Shape, weights: Sequence[Shape]) -> int:
     """Of its products, forward, from the shapes."""
     return 2 * x[0] * x[1] * sum(prod(each) for each in weights if len(each) == 2)
 
 
-def _layer_flops(x: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any) -> int:
+def _layer_flops(
+    x: Shape, h: object, c: object, weights: Sequence[Shape], *_: object, **__: object
+) -> int:
     return flops_of_layer(x, weights)
 
 
 def _layer_backward_flops(
-    dy: Any, dcy: Any, x: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any
+    dy: object,
+    dcy: object,
+    x: Shape,
+    h: object,
+    c: object,
+    weights: Sequence[Shape],
+    *_: object,
+    **__: object,
 ) -> int:
     return 3 * flops_of_layer(x, weights)
 
 
 def _onednn_backward_flops(
-    dy: Any, dcy: Any, x: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any
+    dy: object,
+    dcy: object,
+    x: Shape,
+    h: object,
+    c: object,
+    weights: Sequence[Shape],
+    *_: object,
+    **__: object,
 ) -> int:
     return 2 * flops_of_layer(x, weights)
 
 
 def _cudnn_backward_flops(
-    dy: Any, dhy: Any, dcy: Any, x: Any, h: Any, c: Any, weights: Any, *_: Any, **__: Any
+    dy: object,
+    dhy: object,
+    dcy: object,
+    x: Shape,
+    h: object,
+    c: object,
+    weights: Sequence[Shape],
+    *_: object,
+    **__: object,
 ) -> int:
     return 2 * flops_of_layer(x, weights)
 
 
 def _register() -> None:
-    rows = (
-        (recurrent_layer, results_of_layer, _layer_flops, _keep, _layer_gradients),
-        (onednn_lstm, _onednn, _layer_flops, _keep, _onednn_gradients),
-        (cudnn_rnn, _cudnn, _layer_flops, _keep, _cudnn_gradients),
-        (recurrent_layer_backward, _layer_backward, _layer_backward_flops, _once, None),
-        (onednn_lstm_backward, _onednn_backward, _onednn_backward_flops, _once, None),
-        (cudnn_rnn_backward, _cudnn_backward, _cudnn_backward_flops, _once, None),
+    never = no_second_derivative
+    rows: tuple[tuple[Registered, Formula], ...] = (
+        ((recurrent_layer, results_of_layer, _keep, _layer_gradients), _layer_flops),
+        ((onednn_lstm, _onednn, _keep, _onednn_gradients), _layer_flops),
+        ((cudnn_rnn, _cudnn, _keep, _cudnn_gradients), _layer_flops),
+        ((recurrent_layer_backward, _layer_backward, _once, never), _layer_backward_flops),
+        ((onednn_lstm_backward, _onednn_backward, _once, never), _onednn_backward_flops),
+        ((cudnn_rnn_backward, _cudnn_backward, _once, never), _cudnn_backward_flops),
     )
-    for op, fake, flops, keep, gradients in rows:
+    for (op, fake, keep, gradients), flops in rows:
         name = op.name().partition(".")[0]
         torch.library.register_fake(name, fake, lib=_library)
-        torch.library.register_autograd(
-            name, gradients or no_second_derivative, setup_context=keep, lib=_library
-        )
-        count: Any = register_flop_formula(op.overloadpacket)
-        count(flops)
+        torch.library.register_autograd(name, gradients, setup_context=keep, lib=_library)
+        count_flops(op, flops)
 
 
 _register()

@@ -20,6 +20,7 @@ from typing import TypeVar
 from torch import Tensor, fx
 
 from treadle.graph.alias import storages
+from treadle.graph.node_info import set_value, value_of
 from treadle.graph.operators import may_drop, operation_name
 from treadle.graph.parsing import parse
 from treadle.graph.printing import show
@@ -169,12 +170,12 @@ def _is_sound(step: StepGraph) -> bool:
         each
         for _, output in step.outputs()
         if output.writes is not None
-        for each in storages(step.placeholders[output.writes].meta["val"])
+        for each in storages(value_of(step.placeholders[output.writes]))
     }
     results = (
         node for node, output in step.outputs() if output.writes is None and node is not None
     )
-    return all(written.isdisjoint(storages(node.meta["val"])) for node in results)
+    return all(written.isdisjoint(storages(value_of(node))) for node in results)
 
 
 # operations
@@ -205,7 +206,7 @@ def _with_operations(step: StepGraph, units: Sequence[Unit]) -> StepGraph | None
     results. ``None`` where that is no tensor, or nothing is left to look at."""
     kept = {node for unit in units for node in unit}
     needed = _needed(step, kept)
-    if not all(isinstance(node.meta["val"], Tensor) for node in needed):
+    if not all(isinstance(value_of(node), Tensor) for node in needed):
         return None
     graph = fx.Graph(owning_module=step.graph.owning_module)
     copies: dict[fx.Node, fx.Node] = {}
@@ -215,7 +216,7 @@ def _with_operations(step: StepGraph, units: Sequence[Unit]) -> StepGraph | None
     for node in needed:
         base = operation_name(node.target).partition(".")[0]
         copies[node] = graph.placeholder(f"from_{base}")
-        copies[node].meta["val"] = node.meta["val"]
+        set_value(copies[node], value_of(node))
         inputs.append(Input(Role.BATCH, copies[node].name))
     for node in step.graph.nodes:
         if node in kept:
@@ -246,7 +247,7 @@ def _outputs_of(
             outputs.append(output)
     for node in step.graph.nodes:
         read = any(user not in kept and user.op != "output" for user in node.users)
-        if node not in kept or not read or not isinstance(node.meta["val"], Tensor):
+        if node not in kept or not read or not isinstance(value_of(node), Tensor):
             continue
         if copies[node] not in returned:
             returned.append(copies[node])

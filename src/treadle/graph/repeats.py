@@ -15,12 +15,13 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, final
+from typing import final
 
 from torch import fx
-from torch.fx.node import map_aggregate
 
+from treadle.graph.arguments import Argument, map_argument
 from treadle.graph.canonical import text_of_value
+from treadle.graph.node_info import info, known_value
 from treadle.graph.types import tensors_in, type_of_tensor
 
 _PERIODS = 64
@@ -76,15 +77,15 @@ def _kinds(nodes: Sequence[fx.Node]) -> list[int]:
 
 
 def _structure(node: fx.Node) -> Hashable:
-    def plain(argument: Any) -> Any:
+    def plain(argument: Argument) -> Argument:
         return _type(argument) if isinstance(argument, fx.Node) else argument
 
-    given = map_aggregate((node.args, node.kwargs), plain)
-    return node.target, text_of_value(given), node.meta.get("phase", ""), _type(node)
+    given = map_argument(plain, (node.args, node.kwargs))
+    return node.target, text_of_value(given), info(node).phase, _type(node)
 
 
 def _type(node: fx.Node) -> str:
-    types = map(type_of_tensor, tensors_in(node.meta.get("val")))
+    types = map(type_of_tensor, tensors_in(known_value(node)))
     return "; ".join(f"{each} {each.strides} {each.device}" for each in types)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.fx.node import map_aggregate
 
+from treadle.graph.node_info import set_value, value_of
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import compute
@@ -30,11 +31,11 @@ def resized(step: StepGraph, old: int, new: int) -> StepGraph | None:
         if node.op == "get_attr":
             continue
         if node.op == "placeholder":
-            node.meta["val"] = _input(node.meta["val"], old, new)
+            set_value(node, _input(value_of(node), old, new))
         elif node.op == "call_function":
             node.args = tuple(_argument(each, old, new) for each in node.args)
             try:
-                node.meta["val"] = compute(node)
+                set_value(node, compute(node))
             except Exception:  # of any operation's: it does not take that, which is the answer
                 return None
     return made

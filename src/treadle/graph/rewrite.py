@@ -10,6 +10,7 @@ from torch import fx
 
 from treadle.compat.operators import schema_of
 from treadle.graph.alias import leaves_step
+from treadle.graph.node_info import info, value_of, with_info
 from treadle.graph.operators import OpOverload, arguments, is_random, operation_name
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
@@ -18,14 +19,13 @@ from treadle.graph.values import inherit, refresh
 from treadle.util.errors import TreadleError, VerifyError, require
 
 Bindings = Mapping[str, Any]
-_SHARED = "treadle_shared"
 
 
 class NoMatch(TreadleError):
     """Why a rule does not apply at a node."""
 
 
-def _always(**types: Any) -> None:
+def _always(**types: object) -> None:
     """The check of a rule that is right wherever it matches."""
 
 
@@ -52,20 +52,20 @@ class AnyOf:
 
     targets: tuple[Any, ...]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> fx.Proxy:
         proxy = next(each for each in args if isinstance(each, fx.Proxy))
         return proxy.tracer.create_proxy("call_function", self, args, kwargs, name="any_of")
 
 
-def any_of(*targets: Any) -> AnyOf:
+def any_of(*targets: object) -> AnyOf:
     """In a pattern: a call of any of these operators."""
     return AnyOf(targets)
 
 
-def shared(value: Any) -> Any:
+def shared(value: object) -> fx.Proxy:
     """Mark a value of a pattern that may have readers outside the match; it then stays."""
     assert isinstance(value, fx.Proxy), "shared() marks the result of an operation in a pattern"
-    value.node.meta[_SHARED] = True
+    with_info(value.node, shared=True)
     return value
 
 
@@ -148,7 +148,7 @@ def _replace(node: fx.Node, rule: Rule, bindings: Bindings) -> fx.Node:
     while last.next is not node:
         last = last.next
         inherit(last, node)
-    new, old = result.meta["val"], node.meta["val"]
+    new, old = value_of(result), value_of(node)
     if (new.dtype, new.shape, new.device) != (old.dtype, old.shape, old.device):
         raise VerifyError(f"{rule.name} turned {show_type(old)} into {show_type(new)} at {node}")
     node.replace_all_uses_with(result)
@@ -211,7 +211,7 @@ class _Match:
         for name, inner in expected.items():
             self._unify_argument(name, inner, given.get(name), value)
 
-    def _unify_argument(self, name: str, inner: Any, operand: Any, value: fx.Node) -> None:
+    def _unify_argument(self, name: str, inner: object, operand: object, value: fx.Node) -> None:
         if isinstance(inner, fx.Node | list | tuple):
             self.unify(inner, operand)
             return
@@ -222,14 +222,14 @@ class _Match:
         require(not is_random(value), NoMatch, f"{value} draws random numbers")
         if value is self._root:
             return
-        region, root = value.meta.get("region"), self._root.meta.get("region")
+        region, root = info(value).region, info(self._root).region
         require(region == root, NoMatch, f"{value} is in region {region}, not {root}")
         readers = len(pattern.users)
-        lone = len(value.users) <= readers or _SHARED in pattern.meta
+        lone = len(value.users) <= readers or info(pattern).shared
         require(lone, NoMatch, f"{value} is used outside the match")
 
 
-def _arguments_as(pattern: fx.Node, target: Any) -> dict[str, Any]:
+def _arguments_as(pattern: fx.Node, target: object) -> dict[str, Any]:
     """The pattern's arguments by the names of ``target``'s schema, which it may stand for."""
     if pattern.target is target or not isinstance(target, OpOverload):
         return arguments(pattern)
@@ -241,13 +241,13 @@ def _targets(pattern: fx.Node) -> tuple[Any, ...]:
     return pattern.target.targets if isinstance(pattern.target, AnyOf) else (pattern.target,)
 
 
-def _result(program: Callable[..., Any]) -> Any:
+def _result(program: Callable[..., object]) -> Any:
     (output,) = _traced(program).find_nodes(op="output")
     return output.args[0]
 
 
 @functools.cache
-def _traced(program: Callable[..., Any]) -> fx.Graph:
+def _traced(program: Callable[..., object]) -> fx.Graph:
     """The program as a graph, made once and only read. Every call in it takes a variable."""
     graph = fx.Tracer().trace(program)
     constants = any(node.op == "get_attr" for node in graph.nodes)
@@ -255,10 +255,10 @@ def _traced(program: Callable[..., Any]) -> fx.Graph:
     return graph
 
 
-def _known(value: Any) -> Any:
+def _known(value: object) -> Any:
     match value:
         case fx.Node():
-            held = value.meta["val"]
+            held = value_of(value)
             return held if isinstance(held, tuple | list) else type_of_tensor(held)
         case list() | tuple():
             return [_known(each) for each in value]

@@ -47,9 +47,8 @@ class Signature:
 class StepGraph:
     """A functional ATen graph of one training step, with its signature.
 
-    Every node has ``meta["val"]`` (fake tensor, or tuple of them); nodes other than placeholders
-    and the output have ``meta["phase"]`` ("forward", "backward" or "optimizer"),
-    ``meta["where"]`` (user source line, may be empty) and ``meta["module"]`` (module path).
+    Every node has a value (fake tensor, or tuple of them); nodes other than placeholders and the
+    output have a phase, and may have a source line and a module path: see ``NodeInfo``.
     The output node's only argument is a tuple, one entry per ``signature.outputs``.
     """
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 from torch import fx
 
 from treadle.graph.dynamic import layout_of
+from treadle.graph.node_info import value_of
 from treadle.util.extents import size_key
 
 _SHORT = {
@@ -43,7 +43,7 @@ class TensorType:
         return hash(self._key)
 
     @property
-    def _key(self) -> tuple[Any, ...]:
+    def _key(self) -> tuple[object, ...]:
         sizes = tuple(map(size_key, (*self.shape, *self.strides)))
         return self.dtype, len(self.shape), sizes, self.device
 
@@ -91,7 +91,7 @@ def type_of_tensor(value: torch.Tensor) -> TensorType:
 
 def type_of(node: fx.Node) -> TensorType:
     """The type of a node that is one tensor; ``TypeError`` for any other."""
-    value = node.meta["val"]
+    value = value_of(node)
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{node} is not one tensor: {value!r}")
     return type_of_tensor(value)
@@ -99,10 +99,10 @@ def type_of(node: fx.Node) -> TensorType:
 
 def is_tensor(node: object) -> bool:
     """Whether ``node`` is a node that is one tensor."""
-    return isinstance(node, fx.Node) and isinstance(node.meta["val"], torch.Tensor)
+    return isinstance(node, fx.Node) and isinstance(value_of(node), torch.Tensor)
 
 
-def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
+def tensors_in(value: object) -> tuple[torch.Tensor, ...]:
     """The tensors of a node's ``val``: one, those of a tuple, or none."""
     match value:
         case torch.Tensor():
@@ -113,7 +113,7 @@ def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
             return ()
 
 
-def same_types(left: Any, right: Any) -> bool:
+def same_types(left: object, right: object) -> bool:
     """Whether two ``val`` agree in structure, and tensor by tensor in type."""
     match left, right:
         case torch.Tensor(), torch.Tensor():
@@ -124,7 +124,7 @@ def same_types(left: Any, right: Any) -> bool:
             return type(left) is type(right)
 
 
-def show_type(value: Any) -> str:
+def show_type(value: object) -> str:
     """``f32[4, 8]``, or ``(f32[4, 8], i64[4])`` for an operation with several results."""
     match value:
         case torch.Tensor():

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
 from treadle.graph.alias import storages
+from treadle.graph.arguments import types_of
 from treadle.graph.dynamic import pair, twin_of, twin_result
+from treadle.graph.node_info import belong, known_value, set_value, value_of
 from treadle.graph.operators import OpOverload
 from treadle.graph.types import same_types, tensors_in
-from treadle.util.generators import without_generators
 
 
 def compute(node: fx.Node, mode: Any = None) -> Any:
@@ -25,7 +25,7 @@ def compute(node: fx.Node, mode: Any = None) -> Any:
     return value
 
 
-def like(value: Any) -> Any:
+def like(value: object) -> Any:
     """A value of the same type in storages of its own."""
     match value:
         case torch.Tensor():
@@ -41,8 +41,7 @@ def like(value: Any) -> Any:
 
 
 def _sample(node: fx.Node, mode: Any) -> Any:
-    args: Any = without_generators(map_arg(node.args, lambda each: each.meta["val"]))
-    kwargs: Any = without_generators(map_arg(node.kwargs, lambda each: each.meta["val"]))
+    args, kwargs = types_of(node)
     assert callable(node.target), node
     if not isinstance(node.target, OpOverload):
         return node.target(*args, **kwargs)
@@ -53,26 +52,16 @@ def _sample(node: fx.Node, mode: Any) -> Any:
 def _fake_mode(graph: fx.Graph) -> Any:
     """The mode that made the graph's values, so that new ones can meet old ones."""
     for node in graph.nodes:
-        for tensor in tensors_in(node.meta.get("val")):
+        for tensor in tensors_in(known_value(node)):
             return tensor.fake_mode  # pyright: ignore[reportAttributeAccessIssue]
     raise ValueError("no value of the graph is a tensor")
-
-
-_BELONGS = ("phase", "where", "module", "region", "asked", "checkpoint")
 
 
 def inherit(node: fx.Node, root: fx.Node) -> None:
     """Give a new node its value, and phase, source line, module, region and what a checkpoint
     policy says from ``root``."""
-    _belong(node, root)
-    node.meta["val"] = compute(node)
-
-
-def _belong(node: fx.Node, root: fx.Node) -> None:
-    for key in _BELONGS:
-        node.meta.pop(key, None)
-        if key in root.meta:
-            node.meta[key] = root.meta[key]
+    belong(node, root)
+    set_value(node, compute(node))
 
 
 def gather_results(makers: Iterable[fx.Node]) -> None:
@@ -86,7 +75,7 @@ def gather_results(makers: Iterable[fx.Node]) -> None:
     for maker in dict.fromkeys(makers):
         last = maker
         for item in [user for user in maker.users if user.target is operator.getitem]:
-            _belong(item, maker)
+            belong(item, maker)
             last.append(item)
             last = item
 
@@ -103,16 +92,16 @@ def refresh(graph: fx.Graph, changed: Iterable[fx.Node]) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or dirty.isdisjoint(node.all_input_nodes):
             continue
-        old, new = node.meta["val"], compute(node)
+        old, new = value_of(node), compute(node)
         moved = not same_types(old, new)
         if moved or _is_view(new, node) or storages(old) & _operand_storages(node):
-            node.meta["val"] = new
+            set_value(node, new)
             dirty.add(node)
 
 
-def _is_view(value: Any, node: fx.Node) -> bool:
+def _is_view(value: object, node: fx.Node) -> bool:
     return bool(storages(value) & _operand_storages(node))
 
 
 def _operand_storages(node: fx.Node) -> frozenset[int]:
-    return frozenset().union(*(storages(each.meta["val"]) for each in node.all_input_nodes))
+    return frozenset().union(*(storages(value_of(each)) for each in node.all_input_nodes))

@@ -1,10 +1,9 @@
 """The rules every step obeys between passes."""
 
-from typing import Any
-
 import torch
 from torch import fx
 
+from treadle.graph.node_info import has_value, info, value_of
 from treadle.graph.operators import is_mutable
 from treadle.graph.printing import show_around
 from treadle.graph.signature import StepGraph
@@ -38,14 +37,14 @@ def _verify_node(node: fx.Node) -> None:
             _hold(isinstance(node.args[0], tuple), node, "the return is not a tuple")
             return
         case "call_function":
-            phase = node.meta.get("phase")
+            phase = info(node).phase
             _hold(phase in PHASES, node, f"{node} has no phase: {phase!r}")
             _hold(not is_mutable(node), node, f"{node} writes to its argument: {node.target}")
         case "placeholder" | "get_attr":
             pass
         case other:
             _hold(False, node, f"{node} is a {other}, not an operation")
-    _hold("val" in node.meta, node, f"{node} has no value")
+    _hold(has_value(node), node, f"{node} has no value")
 
 
 def _verify_signature(step: StepGraph) -> None:
@@ -71,11 +70,11 @@ def _verify_signature(step: StepGraph) -> None:
 def _verify_write(node: fx.Node | None, target: fx.Node, name: str) -> None:
     if node is None:
         raise VerifyError(f"{name} writes nothing to {target}")
-    new, old = node.meta["val"], target.meta["val"]
+    new, old = value_of(node), value_of(target)
     _hold(_fits(new, old), node, f"{name} writes {show_type(new)} to {target}: {show_type(old)}")
 
 
-def _fits(new: Any, old: Any) -> bool:
+def _fits(new: object, old: object) -> bool:
     if not isinstance(new, torch.Tensor) or not isinstance(old, torch.Tensor):
         return False
     return (new.dtype, new.shape, new.device) == (old.dtype, old.shape, old.device)

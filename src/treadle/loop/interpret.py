@@ -19,6 +19,7 @@ from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Program, TensorRef
 from treadle.loop.traverse import walk
 from treadle.util.errors import VerifyError, require
+from treadle.util.nested import Plain, map_leaves
 
 
 def _divide_safely(
@@ -169,17 +170,11 @@ def _run_call(call: Call, program: Program, storages: dict[str, Tensor]) -> None
     """``outputs = op(*args)`` through ``torch.ops``; each result gets its buffer's strides."""
     op: Callable[..., Any] = operator.attrgetter(call.op)(torch.ops)
 
-    def value(argument: Any) -> Any:
-        match argument:
-            case TensorRef():
-                return view(argument, storages)
-            case tuple() | list():
-                return [value(each) for each in argument]
-            case _:
-                return argument
+    def value(leaf: TensorRef | Plain) -> Tensor | Plain:
+        return view(leaf, storages) if isinstance(leaf, TensorRef) else leaf
 
-    kwargs = {name: value(argument) for name, argument in call.kwargs.items()}
-    result = op(*(value(argument) for argument in call.args), **kwargs)
+    kwargs = {name: map_leaves(value, each) for name, each in call.kwargs.items()}
+    result = op(*[map_leaves(value, each) for each in call.args], **kwargs)
     results = (result,) if isinstance(result, Tensor) else tuple(result or ())
     for name, tensor in zip(call.outputs, results, strict=True):
         if name is not None:

@@ -15,12 +15,13 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
 from treadle.compat.operator_facts import IN_ORDER, Effect
 from treadle.loop.expr import Array
+from treadle.util.nested import Nested, Plain, leaves
 
 
 class BufferKind(enum.StrEnum):
@@ -92,6 +93,10 @@ class Compute:
     origin: Origin
 
 
+CallArgument: TypeAlias = Nested[TensorRef | Plain]
+"""An argument of a library call."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A kernel of PyTorch's: ``outputs = op(*args, **kwargs)``.
@@ -108,14 +113,21 @@ class Call:
     """
 
     op: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: tuple[CallArgument, ...]
+    kwargs: Mapping[str, CallArgument]
     outputs: tuple[str | None, ...]
     origin: Origin
     out: str = ""
     reason: str = ""
     workspace: int = 0
     effects: Effect = Effect.NONE
+
+    @property
+    def refs(self) -> tuple[TensorRef, ...]:
+        """The tensors among its arguments, in order."""
+        return tuple(
+            each for each in leaves((self.args, self.kwargs)) if isinstance(each, TensorRef)
+        )
 
     @property
     def is_in_order(self) -> bool:

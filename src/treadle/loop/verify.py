@@ -1,7 +1,7 @@
 """Checks that a loop IR keeps its own rules. Each finding names the formula or item at fault."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -65,10 +65,9 @@ def verify_program(program: Program, guards: GuardSet | None = None) -> None:
                     _check_written(read, written, program)
                 written.add(step.output.buffer)
             case Call():
-                refs = tuple(_refs((step.args, tuple(step.kwargs.values()))))
-                for ref in refs:
+                for ref in step.refs:
                     _check_ref(ref, program.buffers, guards)
-                _check_written({ref.buffer for ref in refs if ref.numel}, written, program)
+                _check_written({ref.buffer for ref in step.refs if ref.numel}, written, program)
                 names = {name for name in step.outputs if name is not None}
                 require(names <= program.buffers.keys(), VerifyError, f"{step.op} fills {names}")
                 written |= names
@@ -190,14 +189,6 @@ def _check_written(read: set[str], written: set[str], program: Program) -> None:
         if program.buffers[name].elements  # nothing to write
     )
     require(not missing, VerifyError, f"{missing} are read before anything is written to them")
-
-
-def _refs(argument: object) -> Iterable[TensorRef]:
-    if isinstance(argument, TensorRef):
-        yield argument
-    elif isinstance(argument, tuple | list):
-        for each in argument:
-            yield from _refs(each)
 
 
 def _check_kernel(kernel: Kernel, buffers: Mapping[str, Buffer] | None, guards: GuardSet) -> None:

@@ -1,27 +1,28 @@
 """Library calls: the framework's own kernels, their results in buffers of ours."""
 
 import operator
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import fx
 
 from treadle.compat.operators import OpOverload
+from treadle.graph.arguments import Argument
 from treadle.graph.at_run_time import AtRunTime
 from treadle.graph.draws import ZeroOneDraw, zero_one_draw
 from treadle.graph.dynamic import layout_of, offset_of
+from treadle.graph.node_info import value_of
 from treadle.graph.operators import effects_of, is_in_order
 from treadle.loop.expr import Array
-from treadle.loop.program import Call, TensorRef
+from treadle.loop.program import Call, CallArgument, TensorRef
 from treadle.lower.context import LoweringContext, is_dense
 from treadle.lower.library import OUT_VARIANTS
-from treadle.lower.registry import Value
+from treadle.lower.registry import Args, Kwargs, Lowered, LoweredArgument, Value
 from treadle.lower.workspace import workspace_of
 from treadle.runtime.draws import OPERATOR, STATE_BYTES, can_draw
 from treadle.util.extents import same, surely_less
+from treadle.util.nested import Nested, Plain, map_leaves
 
 aten = torch.ops.aten
 _DROPPED = frozenset({"layout", "pin_memory", "non_blocking"})
@@ -33,11 +34,11 @@ def qualified(op: OpOverload) -> str:
 
 
 def call(
-    context: LoweringContext, op: OpOverload, args: Any, kwargs: Mapping[str, Any], reason: str
-) -> Any:
+    context: LoweringContext, op: OpOverload, args: Args, kwargs: Kwargs, reason: str
+) -> Lowered:
     """``op`` as a library call; its tensor results are buffers of ours."""
     if op is aten.as_strided_scatter.default:
-        args = _with_own_storage(context, *args)
+        args = _with_own_storage(context, args)
     in_order = is_in_order(context.node)
     drawn = _own_draw(context)
     if drawn is not None:
@@ -81,15 +82,13 @@ def call(
     return results[0] if single else tuple(results)
 
 
-def at_run_time(
-    context: LoweringContext, target: AtRunTime, args: Any, kwargs: Mapping[str, Any]
-) -> Any:
+def at_run_time(context: LoweringContext, target: AtRunTime, args: Args, kwargs: Kwargs) -> Lowered:
     """A call whose operands or results have sizes that are known when it runs."""
     plain_args = tuple(_plain(context, arg) for arg in args)
     plain = {key: _plain(context, value) for key, value in kwargs.items() if key not in _DROPPED}
     several = isinstance(context.val, tuple | list)
     used = _used_results(context) if several else {0}
-    results: list[Any] = []
+    results: list[Lowered] = []
     for at, value in enumerate(context.val if several else (context.val,)):
         name = f"{context.name}_{at}" if several else context.name
         results.append(
@@ -112,26 +111,24 @@ def at_run_time(
     return tuple(results) if several else results[0]
 
 
-def _at_run_time(context: LoweringContext, name: str, value: Any, unsized: bool) -> Any:
+def _at_run_time(context: LoweringContext, name: str, value: object, unsized: bool) -> Lowered:
     if isinstance(value, torch.Tensor):
         shape, strides, device = value.shape, value.stride(), context.builder.device_of(value)
         return context.builder.buffer(
             name, value.dtype, shape, strides, device=device, unsized=unsized
         )
+    assert value is None or isinstance(value, int | float), context.node
     return context.builder.buffer(name, torch.int64, (), unsized=True) if unsized else value
 
 
-def _with_own_storage(
-    context: LoweringContext,
-    x: Value,
-    source: Value,
-    size: Any,
-    stride: Any,
-    offset: int | None = None,
-) -> tuple[Any, ...]:
+def _with_own_storage(context: LoweringContext, args: Args) -> Args:
     """The arguments of a call that counts in the storage of ``x``: that of a copy made by PyTorch,
     since buffers here share one."""
-    base = context.node.all_input_nodes[0].meta["val"]
+    x, source, size, stride, *rest = args
+    offset = rest[0] if rest else None
+    assert isinstance(x, TensorRef | Array), context.node
+    assert offset is None or isinstance(offset, int), context.node
+    base = value_of(context.node.all_input_nodes[0])
     shape, strides = layout_of(base)
     if not is_dense(shape, strides):
         raise context.fault(
@@ -154,14 +151,15 @@ def _own_draw(context: LoweringContext) -> ZeroOneDraw | None:
     return draw if ours and can_draw(context.dtype) else None
 
 
-def _as_eager(context: LoweringContext, value: Any, like: Any) -> Any:
+def _as_eager(context: LoweringContext, value: LoweredArgument, like: Argument) -> LoweredArgument:
     """An argument of something that draws, with eager's strides: where its numbers go, and some of
     the numbers, depend on them. ``like``: the argument in the graph."""
     if isinstance(like, tuple | list):
+        assert isinstance(value, tuple | list), context.node
         return tuple(map(partial(_as_eager, context), value, like))
     if not isinstance(like, fx.Node) or not isinstance(value, Array | TensorRef):
         return value
-    shape, strides = layout_of(like.meta["val"])
+    shape, strides = layout_of(value_of(like))
     if isinstance(value, TensorRef):
         triples = zip(shape, value.strides, strides, strict=True)
         if all(same(mine, eager) for size, mine, eager in triples if not surely_less(size, 2)):
@@ -175,7 +173,7 @@ def _no_numbers(context: LoweringContext) -> TensorRef:
     return replace(one, shape=context.shape, strides=(0,) * len(context.shape))
 
 
-def check(context: LoweringContext, op: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> None:
+def check(context: LoweringContext, op: OpOverload, args: Args, kwargs: Kwargs) -> None:
     """An operation without results, called for its effect: it may raise."""
     plain = tuple(_plain(context, arg) for arg in args)
     named = {key: _plain(context, value) for key, value in kwargs.items()}
@@ -185,12 +183,17 @@ def check(context: LoweringContext, op: OpOverload, args: Any, kwargs: Mapping[s
     )
 
 
-def _with_margins(context: LoweringContext, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_margins(
+    context: LoweringContext, args: tuple[CallArgument, ...]
+) -> tuple[CallArgument, ...]:
     """The factors of a product with the zeros around them, where it is to be a larger one."""
     shapes = context.builder.layouts.factors.get(context.node)
     if shapes is None:
         return args
-    return tuple(replace(arg, shape=shape) for arg, shape in zip(args, shapes, strict=True))
+    return tuple(
+        replace(arg, shape=shape) if isinstance(arg, TensorRef) else arg
+        for arg, shape in zip(args, shapes, strict=True)
+    )
 
 
 def _result(context: LoweringContext, ours: bool) -> Value | int | None:
@@ -210,10 +213,12 @@ def _used_results(context: LoweringContext) -> set[int]:
     return {place for place in places if isinstance(place, int)}
 
 
-def _plain(context: LoweringContext, arg: Any) -> Any:
-    """An argument as a call may hold it: formulas get a buffer, lists become tuples."""
-    if isinstance(arg, Array):
-        return context.stored(arg)
-    if isinstance(arg, tuple | list):
-        return tuple(_plain(context, item) for item in arg)
-    return str(arg) if isinstance(arg, torch.device) else arg
+def _plain(context: LoweringContext, argument: Nested[Value | Plain]) -> CallArgument:
+    """An argument as a call may hold it: formulas get a buffer, devices are named."""
+
+    def plain(leaf: Value | Plain) -> TensorRef | Plain:
+        if isinstance(leaf, Array):
+            return context.stored(leaf)
+        return str(leaf) if isinstance(leaf, torch.device) else leaf
+
+    return map_leaves(plain, argument)

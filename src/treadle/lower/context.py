@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from treadle.graph.dynamic import Symbols, layout_of
+from treadle.graph.node_info import value_of
 from treadle.loop.expr import DTYPES, Array, Const, Expr, Load, Reduce
 from treadle.loop.index import Axis, Index, linear
 from treadle.loop.program import (
@@ -340,7 +341,7 @@ class LoweringContext:
     @property
     def layout(self) -> Layout | None:
         """How the node's one result is laid out, if not as in eager."""
-        own = self.val is self.node.meta["val"]
+        own = self.val is value_of(self.node)
         return self.builder.layouts.buffers.get(self.node) if own else None
 
     def output(self) -> TensorRef:
@@ -391,14 +392,3 @@ def margins(
 def numel(shape: Sequence[int]) -> int:
     """The product of the extents."""
     return math.prod(shape)
-
-
-def buffers_read(value: Any) -> Iterator[str]:
-    """Names of the buffers that an argument of a call mentions."""
-    if isinstance(value, TensorRef):
-        yield value.buffer
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from buffers_read(item)
-    elif isinstance(value, Mapping):
-        yield from buffers_read(tuple(value.values()))

@@ -1,7 +1,6 @@
 """Tensors made from nothing. They stay formulas: no buffer holds a constant or a mask."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ aten = torch.ops.aten
 
 @lowers(counted_mask)
 def counted(
-    context: LoweringContext, keys: Value, at: int, _size: Any, p: float, _dtype: torch.dtype
+    context: LoweringContext, keys: Value, at: int, _size: object, p: float, _dtype: torch.dtype
 ) -> Array:
     """``out[i] = squares(position of i, keys[at]) < p * 2^32``."""
     axes = context.axes()
@@ -43,25 +42,25 @@ def _filled(context: LoweringContext, value: Operand) -> Array:
 
 
 @lowers(aten.full.default, aten.full_like.default)
-def full(context: LoweringContext, _like: Any, value: Operand, **_kwargs: Any) -> Array:
+def full(context: LoweringContext, _like: object, value: Operand, **_kwargs: object) -> Array:
     """``out[i] = value``."""
     return _filled(context, value)
 
 
 @lowers(aten.new_full.default)
 def new_full(
-    context: LoweringContext, _like: Any, _size: Any, value: Operand, **_kwargs: Any
+    context: LoweringContext, _like: object, _size: object, value: Operand, **_kwargs: object
 ) -> Array:
     return _filled(context, value)
 
 
 @lowers(aten.fill.Scalar, aten.fill.Tensor)
-def fill(context: LoweringContext, _like: Any, value: Operand) -> Array:
+def fill(context: LoweringContext, _like: object, value: Operand) -> Array:
     return _filled(context, value)
 
 
 @lowers(aten.scalar_tensor.default)
-def scalar_tensor(context: LoweringContext, value: Number, **_kwargs: Any) -> Array:
+def scalar_tensor(context: LoweringContext, value: Number, **_kwargs: object) -> Array:
     return _filled(context, value)
 
 
@@ -77,13 +76,13 @@ def scalar_tensor(context: LoweringContext, value: Number, **_kwargs: Any) -> Ar
     aten.new_empty_strided.default,
     aten._efficientzerotensor.default,
 )
-def zeros(context: LoweringContext, *_args: Any, **_kwargs: Any) -> Array:
+def zeros(context: LoweringContext, *_args: object, **_kwargs: object) -> Array:
     """``out[i] = 0``; what nobody wrote may as well be zero."""
     return _filled(context, 0)
 
 
 @lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
-def ones(context: LoweringContext, *_args: Any, **_kwargs: Any) -> Array:
+def ones(context: LoweringContext, *_args: object, **_kwargs: object) -> Array:
     return _filled(context, 1)
 
 
@@ -102,25 +101,25 @@ def _range(context: LoweringContext, start: Number, step: Number) -> Array:
 
 
 @lowers(aten.arange.default)
-def arange(context: LoweringContext, end: Number, **_kwargs: Any) -> Array:
+def arange(context: LoweringContext, end: Number, **_kwargs: object) -> Array:
     return _range(context, 0, 1 if isinstance(end, int) else 1.0)
 
 
 @lowers(aten.arange.start)
-def arange_start(context: LoweringContext, start: Number, end: Number, **_kwargs: Any) -> Array:
+def arange_start(context: LoweringContext, start: Number, end: Number, **_kwargs: object) -> Array:
     return _range(context, start, 1)
 
 
 @lowers(aten.arange.start_step)
 def arange_step(
-    context: LoweringContext, start: Number, end: Number, step: Number = 1, **_kwargs: Any
+    context: LoweringContext, start: Number, end: Number, step: Number = 1, **_kwargs: object
 ) -> Array:
     return _range(context, start, step)
 
 
 @lowers(aten.linspace.default)
 def linspace(
-    context: LoweringContext, start: Number, end: Number, steps: int, **_kwargs: Any
+    context: LoweringContext, start: Number, end: Number, steps: int, **_kwargs: object
 ) -> Array:
     """``start + i * step`` from the nearer end, as eager does; whole numbers are cut off."""
     (axis,) = context.axes()
@@ -134,7 +133,7 @@ def linspace(
 
 @lowers(aten.tril_indices.default, aten.triu_indices.default)
 def triangle_indices(
-    context: LoweringContext, rows: int, columns: int, offset: int = 0, **_kwargs: Any
+    context: LoweringContext, rows: int, columns: int, offset: int = 0, **_kwargs: object
 ) -> TensorRef:
     """A table of constants."""
     is_lower = context.node.target is aten.tril_indices.default
@@ -143,7 +142,7 @@ def triangle_indices(
 
 
 @lowers(aten.eye.default, aten.eye.m)
-def eye(context: LoweringContext, *_args: Any, **_kwargs: Any) -> Array:
+def eye(context: LoweringContext, *_args: object, **_kwargs: object) -> Array:
     """``out[i, j] = 1 if i == j else 0``."""
     row, column = context.axes()
     on_diagonal = ScalarExpr(Position(Index.of(row))).fn(

@@ -85,7 +85,7 @@ def foreach_max(context: LoweringContext, tensors: Sequence[Value]) -> tuple[Val
 
 @lowers(aten._foreach_norm.Scalar)
 def foreach_norm(
-    context: LoweringContext, tensors: Sequence[Value], order: Number = 2, **_dtype: Any
+    context: LoweringContext, tensors: Sequence[Value], order: Number = 2, **_dtype: object
 ) -> tuple[Value, ...]:
     return tuple(
         vector_norm(context.element_context(i), tensor, order) for i, tensor in enumerate(tensors)

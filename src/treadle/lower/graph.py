@@ -8,12 +8,11 @@ Nothing is fused here. Every computed node gets a buffer with eager's strides (b
 ``padding.py``); views and constants get none.
 """
 
-from typing import Any
-
 import torch
 from torch import fx
 
 from treadle.graph.dynamic import layout_of, symbols_of_graph
+from treadle.graph.node_info import info, known_value, value_of
 from treadle.graph.signature import StepGraph
 from treadle.loop.expr import Array
 from treadle.loop.program import IMPORT, BufferKind, Call, Compute, Origin, Program, TensorRef
@@ -78,7 +77,7 @@ def lower(
         if node.op == "get_attr":
             env[node] = lower_constant(builder, step.graph.owning_module, node)
         elif node.op == "call_function":
-            with internal_errors(f"lowering {node.target}", node.meta.get("where", "")):
+            with internal_errors(f"lowering {node.target}", info(node).where):
                 env[node] = lower_one(builder, node, env)
         elif node.op not in ("placeholder", "output"):
             raise error_at(node, f"{node.op} is not part of a functional ATen graph")
@@ -91,13 +90,13 @@ def lower(
 
 def _is_placed(step: StepGraph, device: str) -> bool:
     """Whether the step was traced on ``device``: then other devices in it are meant."""
-    vals = [node.meta.get("val") for node in step.placeholders]
+    vals = [known_value(node) for node in step.placeholders]
     kind = torch.device(device).type
     return any(isinstance(val, torch.Tensor) and val.device.type == kind for val in vals)
 
 
 def _bind_input(builder: Builder, node: fx.Node, env: Environment) -> str:
-    val = node.meta.get("val")
+    val = known_value(node)
     if not isinstance(val, torch.Tensor):
         raise error_at(node, "an input of the step is not a tensor")
     place = builder.device_of(val)
@@ -123,13 +122,16 @@ def _outputs(
             continue
         results.append(None)
         if node is not placeholders[output.writes]:
-            writes[env[placeholders[output.writes]].buffer] = (env[node], origin_of(node))
+            target, value = env[placeholders[output.writes]], env[node]
+            assert isinstance(target, TensorRef), output
+            assert isinstance(value, TensorRef | Array), output
+            writes[target.buffer] = (value, origin_of(node))
     return tuple(results), writes
 
 
 def _placed(builder: Builder, node: fx.Node, ref: TensorRef) -> TensorRef:
     """``ref`` on the device where eager's result is: what is on the host is computed here too."""
-    place = builder.device_of(node.meta["val"])
+    place = builder.device_of(value_of(node))
     buffer = builder.buffers[ref.buffer]
     if buffer.device == place:
         return ref
@@ -139,9 +141,9 @@ def _placed(builder: Builder, node: fx.Node, ref: TensorRef) -> TensorRef:
     return copy
 
 
-def _returned(builder: Builder, node: fx.Node, value: Any) -> TensorRef:
+def _returned(builder: Builder, node: fx.Node, value: object) -> TensorRef:
     """A result in storage of its own: not an input's, a constant's or a formula."""
-    val = node.meta.get("val")
+    val = known_value(node)
     if not isinstance(value, TensorRef | Array) or not isinstance(val, torch.Tensor):
         raise error_at(node, "a result of the step is not a tensor")
     is_own = (

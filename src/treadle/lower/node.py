@@ -2,46 +2,54 @@
 
 import contextlib
 import operator
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 
 from treadle.compat.operators import OpOverload, schema_of
 from treadle.graph.at_run_time import AtRunTime
+from treadle.graph.node_info import info, known_value, value_of
 from treadle.loop.expr import DTYPES, Array, Const
 from treadle.loop.program import Call, Origin, TensorRef
 from treadle.lower import calls, pointwise, views
 from treadle.lower.context import Builder, LoweringContext
 from treadle.lower.decompose import decomposition_of
 from treadle.lower.library import is_chosen
-from treadle.lower.registry import Unsupported, Value, rule_for
+from treadle.lower.registry import (
+    Args,
+    Kwargs,
+    Lowered,
+    LoweredArgument,
+    Unsupported,
+    Value,
+    rule_for,
+)
 from treadle.util.errors import LoweringError
 from treadle.util.extents import same, surely_less
+from treadle.util.nested import leaves, map_leaves
 
 NO_COMPILER = "no kernels are generated here"
 """Why everything is a library call: no compiler was found, or ``codegen=False``."""
 
-Environment = dict[fx.Node, Any]
+Environment = dict[fx.Node, Lowered]
 
 
 def lower_node(
     builder: Builder, node: fx.Node, env: Environment, inside: LoweringContext | None = None
-) -> Any:
+) -> Lowered:
     """The value of ``node``; ``inside``: the operation that it is a part of."""
     target = node.target
     if target is operator.getitem:
-        source, position = node.args
-        return env[source][position]  # type: ignore[index]
+        return _item(node, env)
     if isinstance(target, AtRunTime):
-        context = LoweringContext(builder, node, origin_of(node), node.meta["val"], node.name)
-        args, kwargs = _resolved(context, node.args, env), _resolved(context, node.kwargs, env)
+        context = LoweringContext(builder, node, origin_of(node), value_of(node), node.name)
+        args, kwargs = _resolved(context, node, env)
         return calls.at_run_time(context, target, args, kwargs)
     if not isinstance(target, OpOverload):
         raise error_at(node, f"{target} is not an ATen operation")
-    val = node.meta.get("val")
+    val = known_value(node)
     if val is None and schema_of(target).returns:
         raise error_at(node, "the node has no fake value")
     if inside is None:
@@ -50,9 +58,18 @@ def lower_node(
         context = LoweringContext(builder, node, inside.origin, val, f"{inside.name}_{node.name}")
     if _is_on_the_host(context, env):
         return _on_the_host(context, target, env)
-    args = _resolved(context, node.args, env)
-    kwargs = _resolved(context, node.kwargs, env)
+    args, kwargs = _resolved(context, node, env)
     return _lowered(context, target, args, kwargs, env)
+
+
+def _item(node: fx.Node, env: Environment) -> Lowered:
+    """One result of an operation with several."""
+    source, position = node.args
+    assert isinstance(source, fx.Node), node
+    assert isinstance(position, int), node
+    results = env[source]
+    assert isinstance(results, tuple), node
+    return results[position]
 
 
 def lower_constant(builder: Builder, module: torch.nn.Module | None, node: fx.Node) -> Value:
@@ -67,15 +84,17 @@ def lower_constant(builder: Builder, module: torch.nn.Module | None, node: fx.No
 
 
 def _lowered(
-    context: LoweringContext, op: OpOverload, args: Any, kwargs: Mapping[str, Any], env: Environment
-) -> Any:
+    context: LoweringContext, op: OpOverload, args: Args, kwargs: Kwargs, env: Environment
+) -> Lowered:
     if context.val is None:
         return calls.check(context, op, args, kwargs)
     if not _is_tensors(context.val):
         raise context.fault("the result is not a tensor", "compute it outside the step")
     crosses = op is torch.ops.aten._to_copy.default and _leaves(context, args[0])
-    if op is torch.ops.aten._to_copy.default and not crosses and _is_moved(context, args[0]):
-        return args[0]
+    if op is torch.ops.aten._to_copy.default and not crosses:
+        moved = _moved(context, args[0])
+        if moved is not None:
+            return moved
     strange = _without_formulas(context.val, args, kwargs)
     only_views = context.builder.library or bool(strange)
     has_rule = not only_views or op in views.VIEWS | views.BY_STRIDES
@@ -98,22 +117,16 @@ def _lowered(
     return calls.call(context, op, args, kwargs, "" if chosen else reason)
 
 
-def _without_formulas(*values: Any) -> str:
+def _without_formulas(*values: object) -> str:
     """The first dtype among tensors and their operands that formulas do not have; or none."""
-    for value in values:
+    for value in leaves(values):
         match value:
-            case torch.Tensor() | TensorRef() | Array():
-                found = "" if value.dtype in DTYPES else _name_of(value.dtype)
+            case torch.Tensor() | TensorRef() | Array() if value.dtype not in DTYPES:
+                return _name_of(value.dtype)
             case complex():
-                found = "complex"
-            case tuple() | list():
-                found = _without_formulas(*value)
-            case Mapping():
-                found = _without_formulas(*value.values())
+                return "complex"
             case _:
-                found = ""
-        if found:
-            return found
+                pass
     return ""
 
 
@@ -121,7 +134,7 @@ def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _decomposed(context: LoweringContext, env: Environment) -> Any:
+def _decomposed(context: LoweringContext, env: Environment) -> Lowered:
     """The value from the parts of the operation; ``None`` if a part would be a fallback."""
     module = decomposition_of(context.node)
     if module is None:
@@ -129,31 +142,33 @@ def _decomposed(context: LoweringContext, env: Environment) -> Any:
     before = context.builder.mark()
     inner: Environment = {}
     operands = iter(context.node.all_input_nodes)
-    result: Any = None
+    result: LoweredArgument = None
     for node in module.graph.nodes:
         match node.op:
             case "placeholder":
-                inner[node] = _resolved(context, next(operands), env)
+                inner[node] = _operand(context, next(operands), env)
             case "get_attr":
                 inner[node] = lower_constant(context.builder, module, node)
             case "call_function":
                 inner[node] = lower_node(context.builder, node, inner, context)
             case _:
-                result = _resolved(context, node.args[0], inner)
+                result = map_leaves(partial(_leaf, context, inner), node.args[0])
     if any(isinstance(step, Call) and step.reason for step in context.builder.since(before)):
         context.builder.reset(before)
         return None
     if isinstance(context.val, torch.Tensor):
         return _laid_out(context, result)
+    assert isinstance(result, tuple), context.node
     return tuple(
         _laid_out(context.element_context(i), each) if isinstance(val, torch.Tensor) else val
         for i, (each, val) in enumerate(zip(result, context.val, strict=True))
     )
 
 
-def _laid_out(context: LoweringContext, value: Any) -> Value | None:
+def _laid_out(context: LoweringContext, value: LoweredArgument) -> Value | None:
     """The result of a decomposition with eager's strides, where it is stored at all."""
     if not isinstance(value, TensorRef):
+        assert value is None or isinstance(value, Array), context.node
         return value
     pairs = zip(value.shape, value.strides, context.strides, strict=True)
     if all(same(mine, eager) for size, mine, eager in pairs if not surely_less(size, 2)):
@@ -161,11 +176,11 @@ def _laid_out(context: LoweringContext, value: Any) -> Value | None:
     return context.result(pointwise.clone(context, value))
 
 
-def _has_formulas(value: Any) -> bool:
+def _has_formulas(value: object) -> bool:
     return any(isinstance(each, Array) for each in (value if isinstance(value, tuple) else [value]))
 
 
-def _leaves(context: LoweringContext, source: Value) -> bool:
+def _leaves(context: LoweringContext, source: LoweredArgument) -> bool:
     """Whether a conversion ends on another device than the program's."""
     return (
         isinstance(source, TensorRef)
@@ -173,36 +188,42 @@ def _leaves(context: LoweringContext, source: Value) -> bool:
     )
 
 
-def _is_tensors(val: Any) -> bool:
+def _is_tensors(val: object) -> bool:
     if isinstance(val, tuple | list):
         return any(isinstance(each, torch.Tensor) for each in val)
     return isinstance(val, torch.Tensor)
 
 
-def _results(context: LoweringContext, value: Any) -> Any:
+def _results(context: LoweringContext, value: Lowered) -> Lowered:
     """What the rule returned, each formula that reads a buffer stored in one of its own."""
     if isinstance(value, tuple):
         if all(isinstance(each, TensorRef) for each in value):
             return value
         return tuple(
-            None if each is None else context.element_context(i).result(each)
+            context.element_context(i).result(each) if isinstance(each, TensorRef | Array) else None
             for i, each in enumerate(value)
         )
+    assert isinstance(value, TensorRef | Array), context.node
     return context.result(value)
 
 
-def _resolved(context: LoweringContext, arg: Any, env: Environment) -> Any:
-    """Arguments with nodes replaced by their values, on the device of the program."""
-    if isinstance(arg, fx.Node):
-        value = env[arg]
-        if not isinstance(value, TensorRef):
-            return value
-        return context.builder.local(value, context.origin, may_wait=not _goes_ahead(arg))
-    if isinstance(arg, tuple | list):
-        return tuple(_resolved(context, item, env) for item in arg)
-    if isinstance(arg, Mapping):
-        return {key: _resolved(context, item, env) for key, item in arg.items()}
-    return arg
+def _resolved(context: LoweringContext, node: fx.Node, env: Environment) -> tuple[Args, Kwargs]:
+    """The arguments of ``node`` with its operands' values, on the device of the program."""
+    leaf = partial(_leaf, context, env)
+    args = tuple([map_leaves(leaf, each) for each in node.args])
+    return args, {name: map_leaves(leaf, each) for name, each in node.kwargs.items()}
+
+
+def _leaf(context: LoweringContext, env: Environment, leaf: Any) -> Any:
+    return _operand(context, leaf, env) if isinstance(leaf, fx.Node) else leaf
+
+
+def _operand(context: LoweringContext, node: fx.Node, env: Environment) -> Lowered:
+    """What ``node`` became, on the device of the program."""
+    found = env[node]
+    if not isinstance(found, TensorRef):
+        return found
+    return context.builder.local(found, context.origin, may_wait=not _goes_ahead(node))
 
 
 def _is_on_the_host(context: LoweringContext, env: Environment) -> bool:
@@ -220,10 +241,11 @@ def _is_on_the_host(context: LoweringContext, env: Environment) -> bool:
     return all(each and each != context.builder.device for each in places)
 
 
-def _on_the_host(context: LoweringContext, op: OpOverload, env: Environment) -> Any:
+def _on_the_host(context: LoweringContext, op: OpOverload, env: Environment) -> Lowered:
     """A view of what is on the host, or PyTorch's kernel there."""
-    args = map_arg(tuple(context.node.args), env.__getitem__)
-    kwargs = map_arg(dict(context.node.kwargs), env.__getitem__)
+    leaf = partial(_there, env)
+    args = tuple([map_leaves(leaf, each) for each in context.node.args])
+    kwargs = {name: map_leaves(leaf, each) for name, each in context.node.kwargs.items()}
     rule = rule_for(op) if op in views.VIEWS else None
     if rule is not None:
         with contextlib.suppress(Unsupported):
@@ -231,6 +253,10 @@ def _on_the_host(context: LoweringContext, op: OpOverload, env: Environment) -> 
             if isinstance(value, TensorRef):
                 return value
     return calls.call(context, op, args, kwargs, "")
+
+
+def _there(env: Environment, leaf: Any) -> Any:
+    return env[leaf] if isinstance(leaf, fx.Node) else leaf
 
 
 def _goes_ahead(source: fx.Node) -> bool:
@@ -241,23 +267,21 @@ def _goes_ahead(source: fx.Node) -> bool:
     )
 
 
-def _is_moved(context: LoweringContext, source: Any) -> bool:
-    """Whether ``source`` is all that ``tensor.to(device)`` gives: it was brought here already."""
+def _moved(context: LoweringContext, source: LoweredArgument) -> TensorRef | None:
+    """``source``, if it is all that ``tensor.to(device)`` gives: it was brought here already."""
     if not isinstance(source, TensorRef) or source.buffer not in context.builder.moved.values():
-        return False
+        return None
     layout = source.dtype, source.shape, source.strides
-    return layout == (context.dtype, context.shape, context.strides)
+    return source if layout == (context.dtype, context.shape, context.strides) else None
 
 
 def origin_of(node: fx.Node) -> Origin:
     """Who to name when this node is reported."""
-    meta = node.meta
-    return Origin(
-        (node.name,), meta.get("where", ""), meta.get("module", ""), meta.get("phase", "")
-    )
+    known = info(node)
+    return Origin((node.name,), known.where, known.module, known.phase)
 
 
 def error_at(node: fx.Node, message: str) -> LoweringError:
     """TR-301 for this node, with the user's line."""
-    where = node.meta.get("where", "")
+    where = info(node).where
     return LoweringError(f"{node.name}: {message}", code="TR-301", where=where)

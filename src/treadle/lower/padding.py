@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from treadle.compat.operators import OpOverload
+from treadle.graph.node_info import known_value, tensor_of, value_of
 from treadle.graph.signature import StepGraph
 from treadle.lower import views
 from treadle.lower.context import Layout, Layouts, contiguous_strides
@@ -69,12 +70,12 @@ class _PaddingPlanner:
         for node in products:
             for source in map(_source, (node, *node.all_input_nodes)):
                 if self._is_ours(source) and _is_unaligned(source):
-                    self.extents.setdefault(source, tuple(source.meta["val"].shape))
+                    self.extents.setdefault(source, tuple(tensor_of(source).shape))
         for node in products:
-            if node.target is torch.ops.aten.mm.default and node.meta["val"].dtype in _DTYPES:
+            if node.target is torch.ops.aten.mm.default and tensor_of(node).dtype in _DTYPES:
                 self._pad(node)
         made = {
-            node: Layout(aligned_strides(extents, node.meta["val"].dtype), extents)
+            node: Layout(aligned_strides(extents, tensor_of(node).dtype), extents)
             for node, extents in self.extents.items()
         }
         return Layouts(made, self.factors)
@@ -84,8 +85,8 @@ class _PaddingPlanner:
         left, right = node.args
         assert isinstance(left, fx.Node)
         assert isinstance(right, fx.Node)
-        (m, k), n = left.meta["val"].shape, right.meta["val"].shape[1]
-        dtype = node.meta["val"].dtype
+        (m, k), n = tensor_of(left).shape, tensor_of(right).shape[1]
+        dtype = tensor_of(node).dtype
         sizes = {size: _rounded(size, dtype) for size in (m, k, n)}
         if m * k * n < _WORK or all(size == room for size, room in sizes.items()):
             return
@@ -99,7 +100,7 @@ class _PaddingPlanner:
                         return
                     wanted.append((*found, sizes[size]))
         for source, dim, room in wanted:
-            old = self.extents.get(source, tuple(source.meta["val"].shape))
+            old = self.extents.get(source, tuple(tensor_of(source).shape))
             self.extents[source] = (*old[:dim], room, *old[dim + 1 :])
         if wanted:
             self.factors[node] = ((sizes[m], sizes[k]), (sizes[k], sizes[n]))
@@ -109,7 +110,7 @@ class _PaddingPlanner:
         source = _source(operand)
         if not self._is_ours(source):
             return None
-        value, base = operand.meta["val"], source.meta["val"]
+        value, base = value_of(operand), value_of(source)
         if value.numel() != base.numel():
             return None
         for at in {base.ndim - 1} | ({0} if base.ndim == 2 else set()):
@@ -119,7 +120,7 @@ class _PaddingPlanner:
 
     def _is_ours(self, node: fx.Node) -> bool:
         """Whether the node fills a matrix in a buffer of ours, laid out as we like."""
-        target, value = node.target, node.meta.get("val")
+        target, value = node.target, known_value(node)
         if not isinstance(target, OpOverload) or not isinstance(value, torch.Tensor):
             return False
         made = target in PRODUCTS or (not is_chosen(target) and rule_for(target) is not None)
@@ -133,7 +134,7 @@ class _PaddingPlanner:
 
 
 def _is_unaligned(node: fx.Node) -> bool:
-    value = node.meta["val"]
+    value = value_of(node)
     return value.shape[-1] >= _SHORTEST and value.shape[-1] != _rounded(
         value.shape[-1], value.dtype
     )

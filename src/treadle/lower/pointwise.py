@@ -5,7 +5,6 @@ Half precisions are computed in float32 and rounded once, as eager does.
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -91,13 +90,13 @@ def same(context: LoweringContext, x: Value) -> Value:
 
 
 @lowers(aten.clone.default, aten.contiguous.default)
-def clone(context: LoweringContext, x: Value, **_format: Any) -> Array:
+def clone(context: LoweringContext, x: Value, **_format: object) -> Array:
     """``out[i] = x[i]``, in the layout that eager gave."""
     return pointwise(context, lambda x: x, x)
 
 
 @lowers(aten._to_copy.default, aten.to.dtype)
-def to_copy(context: LoweringContext, x: Value, *_args: Any, **_kwargs: Any) -> Array:
+def to_copy(context: LoweringContext, x: Value, *_args: object, **_kwargs: object) -> Array:
     """``out[i] = cast(x[i])``."""
     axes = context.axes()
     return Array(axes, cast(broadcast(x, axes), context.dtype))

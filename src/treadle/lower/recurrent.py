@@ -7,20 +7,18 @@
                                                                    reads it
 """
 
-from typing import Any
-
 from torch import fx
 
 from treadle.graph.recurrent import cudnn_rnn_backward
 from treadle.lower import calls
 from treadle.lower.context import LoweringContext
-from treadle.lower.registry import lowers
+from treadle.lower.registry import Lowered, LoweredArgument, lowers
 
 _RESERVE = 8  # its place among the arguments
 
 
 @lowers(cudnn_rnn_backward)
-def backward(context: LoweringContext, *args: Any) -> Any:
+def backward(context: LoweringContext, *args: LoweredArgument) -> Lowered:
     """The call, told whether it is the last reader of what the forward kept."""
     reserve = context.node.args[_RESERVE]
     last = isinstance(reserve, fx.Node) and _readers(reserve) == 1

@@ -6,7 +6,6 @@ reductions are split in two steps, rows of partials and then the rest, so that r
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -181,7 +180,7 @@ def sum_dims(
     x: Value,
     dims: Sequence[int] | None = None,
     keepdim: bool = False,
-    **_dtype: Any,
+    **_dtype: object,
 ) -> Value:
     """``out[i] = sum{k} x[i, k]``."""
     wide = compute_dtype(context.dtype)
@@ -194,7 +193,7 @@ def mean(
     x: Value,
     dims: Sequence[int] | None = None,
     keepdim: bool = False,
-    **_dtype: Any,
+    **_dtype: object,
 ) -> Value:
     """``out[i] = sum{k} x[i, k] / n``."""
     where_ = wrapped(dims, len(x.shape))
@@ -204,14 +203,14 @@ def mean(
 
 
 @lowers(aten.prod.default)
-def prod(context: LoweringContext, x: Value, **_dtype: Any) -> Value:
+def prod(context: LoweringContext, x: Value, **_dtype: object) -> Value:
     wide = compute_dtype(context.dtype)
     return reduce_node(context, ReduceKind.PROD, x, wrapped(None, len(x.shape)), wide)
 
 
 @lowers(aten.prod.dim_int)
 def prod_dim(
-    context: LoweringContext, x: Value, dim: int, keepdim: bool = False, **_dtype: Any
+    context: LoweringContext, x: Value, dim: int, keepdim: bool = False, **_dtype: object
 ) -> Value:
     wide = compute_dtype(context.dtype)
     return reduce_node(context, ReduceKind.PROD, x, wrapped(dim, len(x.shape)), wide)
@@ -256,7 +255,7 @@ def _arg(context: LoweringContext, kind: ReduceKind, x: Value, dim: int) -> Valu
 
 def _with_place(
     context: LoweringContext, kind: ReduceKind, place: ReduceKind, x: Value, dim: int
-) -> Any:
+) -> tuple[Value, Value]:
     values, indices = context.element_context(0), context.element_context(1)
     dims = wrapped(dim, len(x.shape))
     best = reduce_node(values, kind, x, dims, values.dtype)
@@ -264,13 +263,17 @@ def _with_place(
 
 
 @lowers(aten.max.dim)
-def max_dim(context: LoweringContext, x: Value, dim: int, keepdim: bool = False) -> Any:
+def max_dim(
+    context: LoweringContext, x: Value, dim: int, keepdim: bool = False
+) -> tuple[Value, Value]:
     """Values and positions of the largest along ``dim``."""
     return _with_place(context, ReduceKind.MAX, ReduceKind.ARGMAX, x, dim)
 
 
 @lowers(aten.min.dim)
-def min_dim(context: LoweringContext, x: Value, dim: int, keepdim: bool = False) -> Any:
+def min_dim(
+    context: LoweringContext, x: Value, dim: int, keepdim: bool = False
+) -> tuple[Value, Value]:
     """Values and positions of the smallest along ``dim``."""
     return _with_place(context, ReduceKind.MIN, ReduceKind.ARGMIN, x, dim)
 
@@ -343,7 +346,7 @@ def vector_norm(
     order: Number = 2,
     dims: Sequence[int] | None = None,
     keepdim: bool = False,
-    **_dtype: Any,
+    **_dtype: object,
 ) -> Value:
     """``(sum |x|^order)^(1/order)`` over ``dims``; the limits of it for 0 and infinities."""
     where_ = wrapped(dims, len(x.shape))

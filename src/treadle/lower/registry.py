@@ -1,8 +1,8 @@
 """Which rule lowers which operation. Filled at import by the family files, read-only after."""
 
 import operator
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -10,11 +10,20 @@ from treadle.compat.operators import OpOverload
 from treadle.loop.expr import Array
 from treadle.loop.program import TensorRef
 from treadle.util.errors import VerifyError, require
+from treadle.util.nested import Nested, Plain
 
 Value = TensorRef | Array
 """A tensor while lowering: a view of a buffer, or a formula that reads no buffer."""
-Rule = Callable[..., Any]
-"""``rule(context, *args, **kwargs)``: a ``Value``; for many results their tuple, and ``None``."""
+Lowered: TypeAlias = Value | int | float | tuple["Lowered", ...] | None
+"""What a node becomes: a ``Value``; for many results a tuple, numbers and ``None`` among them."""
+LoweredArgument: TypeAlias = Nested[Value | Plain]
+"""An argument of an operation, with what its operands became."""
+Args: TypeAlias = tuple[LoweredArgument, ...]
+Kwargs: TypeAlias = Mapping[str, LoweredArgument]
+Rule = Callable[..., Lowered]
+"""``rule(context, *args, **kwargs)``, with arguments that are ``LoweredArgument``."""
+
+R = TypeVar("R", bound=Rule)
 
 _RULES: dict[OpOverload, Rule] = {}
 
@@ -23,10 +32,10 @@ class Unsupported(Exception):
     """A rule's refusal: the operation becomes a library call with this reason."""
 
 
-def lowers(*ops: OpOverload) -> Callable[[Rule], Rule]:
+def lowers(*ops: OpOverload) -> Callable[[R], R]:
     """Register the decorated rule for ``ops``; a second rule for an operation is a bug."""
 
-    def register(rule: Rule) -> Rule:
+    def register(rule: R) -> R:
         for op in ops:
             require(op not in _RULES, VerifyError, f"{op} has two lowering rules")
             _RULES[op] = rule

@@ -10,18 +10,21 @@ becomes may not depend on anything else then but the names that are taken: a nod
 a number is not kept, and one that finds a name taken is lowered anew.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import fx
 
 from treadle.graph.dynamic import layout_of, offset_of
+from treadle.graph.node_info import known_value
 from treadle.loop.expr import Array
 from treadle.loop.program import Buffer, Step, TensorRef
 from treadle.lower.context import Builder
 from treadle.lower.node import Environment, lower_node, origin_of
+from treadle.lower.registry import Lowered
+from treadle.util.nested import map_leaves
 
 _STATIC = (str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
@@ -29,7 +32,7 @@ _STATIC = (str, torch.dtype, torch.device, torch.layout, torch.memory_format, ty
 @final
 @dataclass(frozen=True, slots=True)
 class _Lowered:
-    value: Any
+    value: Lowered
     steps: tuple[Step, ...]
     buffers: tuple[Buffer, ...]
 
@@ -44,7 +47,7 @@ class LoweredNodes:
 
     _known: dict[Hashable, _Lowered] = field(default_factory=dict[Hashable, _Lowered])
 
-    def lower(self, builder: Builder, node: fx.Node, env: Environment) -> Any:
+    def lower(self, builder: Builder, node: fx.Node, env: Environment) -> Lowered:
         """``lower_node``, or what it gave for this node before."""
         try:
             key = _key_of(builder, node, env)
@@ -71,39 +74,39 @@ def _is_numbered(buffer: Buffer, name: str) -> bool:
 
 def _key_of(builder: Builder, node: fx.Node, env: Environment) -> Hashable:
     """All that decides what a node becomes; ``_Unknown`` where that is more than is known."""
-    val = node.meta.get("val")
+    val = known_value(node)
     if not isinstance(val, torch.Tensor) or builder.moved:
         raise _Unknown
     layouts = builder.layouts
+
+    def fixed(leaf: object) -> Hashable:
+        return _fixed(builder, leaf, env)
+
     return (
         origin_of(node),
         node.target,
-        _fixed(builder, node.args, env),
-        _fixed(builder, node.kwargs, env),
+        map_leaves(fixed, node.args),
+        tuple([(name, map_leaves(fixed, each)) for name, each in node.kwargs.items()]),
         (val.dtype, layout_of(val), offset_of(val), val.device),
         layouts.buffers.get(node),
         layouts.factors.get(node),
     )
 
 
-def _fixed(builder: Builder, argument: Any, env: Environment) -> Hashable:
+def _fixed(builder: Builder, leaf: object, env: Environment) -> Hashable:
     """An argument by value, with the operands that it names as they were lowered."""
-    match argument:
+    match leaf:
         case fx.Node():
-            return _operand(builder, env.get(argument))
+            return _operand(builder, env.get(leaf))
         case bool() | int() | float() | complex():
-            return type(argument), repr(argument)
-        case tuple() | list():
-            return tuple([_fixed(builder, each, env) for each in argument])
-        case Mapping():
-            return tuple([(key, _fixed(builder, each, env)) for key, each in argument.items()])
-        case _ if isinstance(argument, _STATIC):
-            return argument
+            return type(leaf), repr(leaf)
+        case _ if isinstance(leaf, _STATIC):
+            return leaf
         case _:
             raise _Unknown
 
 
-def _operand(builder: Builder, value: Any) -> Hashable:
+def _operand(builder: Builder, value: object) -> Hashable:
     match value:
         case TensorRef(buffer=name) if builder.buffers[name].device == builder.device:
             return value, builder.buffers[name]

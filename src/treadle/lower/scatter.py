@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from treadle.graph.dynamic import layout_of, offset_of
+from treadle.graph.node_info import value_of
 from treadle.loop.expr import Array, Position
 from treadle.loop.index import Axis, Index, linear
 from treadle.lower.context import LoweringContext, broadcast, element, is_dense
@@ -213,7 +214,7 @@ def as_strided_scatter(
     ``flat`` is eager's place of an element. The strides must nest, so that ``k`` is unique:
     ``k[0] = rest // stride[0]``, then the same with ``rest % stride[0]``.
     """
-    base = context.node.all_input_nodes[0].meta["val"]
+    base = value_of(context.node.all_input_nodes[0])
     (shape, strides), first = layout_of(base), offset_of(base)
     axes = context.axes()
     order = sorted((d for d, n in enumerate(size) if n != 1), key=lambda d: -stride[d])

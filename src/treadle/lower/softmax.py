@@ -1,7 +1,6 @@
 """Softmax and its kin: a few small steps each. Fusing them is the scheduler's business."""
 
 import math
-from typing import Any
 
 import torch
 
@@ -34,7 +33,7 @@ def softmax(context: LoweringContext, x: Value, dim: int, half_to_float: bool) -
 
 
 @lowers(aten._safe_softmax.default)
-def safe_softmax(context: LoweringContext, x: Value, dim: int, **_dtype: Any) -> Array:
+def safe_softmax(context: LoweringContext, x: Value, dim: int, **_dtype: object) -> Array:
     """Softmax with zeros, not NaN, for a row that is all ``-inf``."""
     largest, powers, total = _shifted(context, x, dim, compute_dtype(context.dtype))
     return pointwise(

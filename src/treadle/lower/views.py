@@ -6,18 +6,22 @@ are replayed as PyTorch's symbols.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import SymInt
 
 from treadle.compat.operators import OpOverload
 from treadle.graph.dynamic import layout_of, offset_of
+from treadle.graph.node_info import value_of
 from treadle.loop.expr import Array
 from treadle.loop.index import linear, unflatten
 from treadle.loop.program import TensorRef
 from treadle.lower.context import LoweringContext, contiguous_strides, element, fresh_axes, is_dense
 from treadle.lower.registry import Value, lowers
 from treadle.util.extents import Size, same, size_key
+from treadle.util.nested import leaves, map_leaves
 
 aten = torch.ops.aten
 
@@ -31,7 +35,7 @@ RESHAPES: tuple[OpOverload, ...] = (
 
 
 @lowers(*RESHAPES)
-def reshape(context: LoweringContext, x: Value, *_args: Any) -> Value:
+def reshape(context: LoweringContext, x: Value, *_args: object) -> Value:
     """The same elements in the same order, in another shape."""
     return reshaped(context, x, context.shape)
 
@@ -60,53 +64,45 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 def _replayed(context: LoweringContext, op: OpOverload, args: Any, kwargs: Any) -> Any:
     """The layout of what ``op`` gives, or one for each piece, from the layouts of its operands."""
     symbols = context.builder.symbols
-    if symbols is None or not _has_sizes([_numbers(each) for each in args]):
-        return _layouts(op(*[_ghost(each, _itself) for each in args], **kwargs), int)
+    numbers = map_leaves(_numbers, args)
+    if symbols is None or not any(isinstance(each, Size) for each in leaves(numbers)):
+        ghosts = [map_leaves(partial(_ghost, _itself), each) for each in args]
+        return _layouts(op(*ghosts, **kwargs), int)
 
     def replay() -> Any:
         with symbols.replaying():
-            ghosts = [_ghost(each, symbols.symint) for each in args]
+            ghosts = [map_leaves(partial(_ghost, symbols.symint), each) for each in args]
             return _layouts(op(*ghosts, **kwargs), symbols.size)
 
-    key = op, _key([_numbers(each) for each in args]), tuple(sorted(kwargs.items()))
+    key = op, map_leaves(_key, numbers), tuple(sorted(kwargs.items()))
     return symbols.remembered(key, replay)
 
 
-def _has_sizes(tree: Any) -> bool:
-    if isinstance(tree, tuple | list):
-        return any(map(_has_sizes, tree))
-    return isinstance(tree, Size)
-
-
-def _key(tree: Any) -> Any:
-    if isinstance(tree, tuple | list):
-        return tuple(map(_key, tree))
-    return size_key(tree) if isinstance(tree, int) else tree
+def _key(leaf: object) -> object:
+    return size_key(leaf) if isinstance(leaf, int) else leaf
 
 
 def _itself(size: int) -> int:
     return size
 
 
-def _numbers(arg: Any) -> Any:
-    return [arg.shape, _strides(arg)] if isinstance(arg, TensorRef | Array) else arg
+def _numbers(leaf: object) -> object:
+    return (leaf.shape, _strides(leaf)) if isinstance(leaf, TensorRef | Array) else leaf
 
 
 def _strides(x: Value) -> tuple[int, ...]:
     return x.strides if isinstance(x, TensorRef) else contiguous_strides(x.shape)
 
 
-def _ghost(arg: Any, number: Callable[[int], Any]) -> Any:
+def _ghost(number: Callable[[int], int | SymInt], leaf: object) -> object:
     """A tensor without data: the strides of a ref from offset 0, or contiguous for a formula."""
-    if isinstance(arg, TensorRef | Array):
-        shape, strides = (list(map(number, each)) for each in (arg.shape, _strides(arg)))
-        return torch.empty_strided(shape, strides, dtype=arg.dtype, device="meta")
-    if isinstance(arg, tuple | list):
-        return [_ghost(each, number) for each in arg]
-    return number(arg) if isinstance(arg, int) else arg
+    if isinstance(leaf, TensorRef | Array):
+        shape, strides = (list(map(number, each)) for each in (leaf.shape, _strides(leaf)))
+        return torch.empty_strided(shape, strides, dtype=leaf.dtype, device="meta")
+    return number(leaf) if isinstance(leaf, int) else leaf
 
 
-def _layouts(result: Any, size: Callable[[Any], int]) -> Any:
+def _layouts(result: Any, size: Callable[[Any], int]) -> object:
     if not isinstance(result, torch.Tensor):
         return tuple(_layouts(each, size) for each in result)
     shape, strides = (tuple(map(size, each)) for each in (result.shape, result.stride()))
@@ -157,7 +153,7 @@ the arena."""
 
 @lowers(*OTHER_VIEWS)
 def view(
-    context: LoweringContext, x: Value, *args: Any, **kwargs: Any
+    context: LoweringContext, x: Value, *args: object, **kwargs: object
 ) -> Value | tuple[Value, ...]:
     """A view of ``x``, or one for each piece."""
     result = _replayed(context, _target(context), (x, *args), kwargs)
@@ -179,12 +175,12 @@ def as_strided(
     size: Sequence[int],
     stride: Sequence[int],
     storage_offset: int | None = None,
-) -> Value:
+) -> TensorRef:
     """A view by its strides. The offset counts from eager's storage, not from ``x``.
 
     What is not laid out as in eager is copied so first.
     """
-    source = context.node.all_input_nodes[0].meta["val"]
+    source = value_of(context.node.all_input_nodes[0])
     if not isinstance(x, TensorRef) or not _lies(x, layout_of(source)[1]):
         x = as_eager(context, x, source)
     start = offset_of(source)
@@ -193,11 +189,16 @@ def as_strided(
 
 
 @lowers(aten.as_strided_copy.default)
-def as_strided_copy(context: LoweringContext, x: Value, *args: Any, **kwargs: Any) -> Value:
+def as_strided_copy(
+    context: LoweringContext,
+    x: Value,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> TensorRef:
     """``as_strided`` in a buffer of its own."""
-    return context.builder.copied(
-        context.name, as_strided(context, x, *args, **kwargs), context.origin
-    )
+    shown = as_strided(context, x, size, stride, storage_offset)
+    return context.builder.copied(context.name, shown, context.origin)
 
 
 def _lies(x: TensorRef, strides: Sequence[int]) -> bool:

@@ -23,7 +23,7 @@ from treadle.util.extents import largest
 aten = torch.ops.aten
 
 
-def workspace_of(op: OpOverload, args: Sequence[Any], target: DeviceTarget) -> int:
+def workspace_of(op: OpOverload, args: Sequence[object], target: DeviceTarget) -> int:
     """Bytes that ``op`` holds while it runs, at the largest of sizes that vary; 0 where nothing is
     known."""
     formula = _ANYWHERE.get(op) or (_CUDNN.get(op) if "cudnn" in target.libraries else None)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from treadle.loop.expr import Array
 from treadle.loop.program import BufferKind, Call, Compute, Origin, Step, TensorRef
 from treadle.loop.traverse import loads
-from treadle.lower.context import Builder, buffers_read, element, fresh_axes
+from treadle.lower.context import Builder, element, fresh_axes
 from treadle.lower.registry import Value
 from treadle.lower.scalars import cast
 
@@ -27,7 +27,7 @@ def buffers_of(step: Step) -> tuple[frozenset[str], frozenset[str]]:
     if isinstance(step, Compute):
         read = frozenset(load.buffer for load in loads(step.array.body))
         return read, frozenset({step.output.buffer})
-    read = frozenset(buffers_read(step.args)) | frozenset(buffers_read(step.kwargs))
+    read = frozenset(ref.buffer for ref in step.refs)
     return read, frozenset(name for name in step.outputs if name is not None)
 
 
@@ -84,9 +84,8 @@ def _copy_into(builder: Builder, target: str, value: Value, origin: Origin) -> S
     whole = builder.whole(target)
     formulas = builder.has_formulas(whole.dtype, value.dtype)
     if not formulas or builder.buffers[target].device != builder.device:
-        stored = value
-        if isinstance(value, Array):
-            stored = builder.compute(f"{target}_new", value, origin)
+        is_formula = isinstance(value, Array)
+        stored = builder.compute(f"{target}_new", value, origin) if is_formula else value
         return Call(
             "aten.copy.default", (whole, stored), {}, (target,), origin, out="aten.copy.out"
         )

@@ -1,17 +1,17 @@
 """What activation checkpointing asks for, and how far a memory budget may overrule it.
 
 A checkpointed region is traced twice: in the forward pass, and again in the backward pass, where
-its nodes have ``meta["region"]``. As long as they have it, nothing merges the two, and what the
-region computes is not kept. A selective policy's word is in ``meta["asked"]``.
+its nodes have a ``region``. As long as they have it, nothing merges the two, and what the
+region computes is not kept. A selective policy's word is in ``asked``.
 """
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
-from torch.fx.node import map_arg
 
+from treadle.graph.arguments import map_nodes
+from treadle.graph.node_info import info, with_info
 from treadle.graph.operators import arguments
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
@@ -38,14 +38,11 @@ class SettleCheckpoints(GraphPass):
     def run(self, step: StepGraph) -> int:
         changes = 0
         for node in step.graph.nodes:
-            if node.meta.get("asked") == "prefer_save":
+            if info(node).asked == "prefer_save":
                 changes += 1
-                if self.budgeted:
-                    del node.meta["asked"]
-                else:
-                    node.meta["asked"] = "must_save"
+                with_info(node, asked="" if self.budgeted else "must_save")
         changes += _forget(step) if self.budgeted else 0
-        if any("region" in node.meta for node in step.graph.nodes):
+        if any(info(node).region is not None for node in step.graph.nodes):
             changes += _drop_marks(step)
         return changes
 
@@ -53,10 +50,10 @@ class SettleCheckpoints(GraphPass):
 def _drop_marks(step: StepGraph) -> int:
     """The graph computes again what was asked for: nothing is left to ask."""
     marks = ("must_recompute", "prefer_recompute")
-    first = (node for node in step.graph.nodes if "region" not in node.meta)
-    done = [node for node in first if node.meta.get("asked") in marks]
+    first = (node for node in step.graph.nodes if info(node).region is None)
+    done = [node for node in first if info(node).asked in marks]
     for node in done:
-        del node.meta["asked"]
+        with_info(node, asked="")
     return len(done)
 
 
@@ -70,18 +67,18 @@ def _forget(step: StepGraph) -> int:
             continue
         original = first.setdefault(_key(node, alike), node)
         alike[node] = original
-        if "region" not in node.meta:
+        if info(node).region is None:
             continue
-        region = node.meta.pop("region")
+        region = info(node).region
+        with_info(node, region=None)
         forgotten += 1
-        if original.meta.get("asked") == "must_recompute":
-            original.meta["checkpoint"] = region
+        if info(original).asked == "must_recompute":
+            with_info(original, checkpoint=region)
     return forgotten
 
 
 def _key(node: fx.Node, alike: dict[fx.Node, fx.Node]) -> Hashable:
-    given: Any = arguments(node)
-    return node.target, repr(map_arg(given, lambda each: alike.get(each, each)))
+    return node.target, repr(map_nodes(lambda each: alike.get(each, each), arguments(node)))
 
 
 @dataclass(frozen=True)
@@ -99,19 +96,19 @@ class RecomputeMarked(GraphPass):
 
     def run(self, step: StepGraph) -> int:
         again = {"must_recompute"} if self.budgeted else {"must_recompute", "prefer_recompute"}
-        marked = {node for node in step.graph.nodes if node.meta.get("asked") in again}
+        marked = {node for node in step.graph.nodes if info(node).asked in again}
         if not marked:
             return 0
-        forward = [node for node in step.graph.nodes if node.meta.get("phase") == "forward"]
+        forward = [node for node in step.graph.nodes if info(node).phase == "forward"]
         kept = [node for node in forward if node not in marked or _is_read_outside(node)]
         step.graph = rematerialise(step, kept).graph
         return _drop_marks(step)
 
 
 def _is_read_outside(node: fx.Node) -> bool:
-    region = node.meta.get("checkpoint")
-    readers = [user for user in node.users if user.meta.get("phase") == "forward"]
-    return any(user.meta.get("checkpoint") != region for user in readers)
+    region = info(node).checkpoint
+    readers = [user for user in node.users if info(user).phase == "forward"]
+    return any(info(user).checkpoint != region for user in readers)
 
 
 __all__ = ["RecomputeMarked", "SettleCheckpoints"]

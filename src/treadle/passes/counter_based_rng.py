@@ -9,6 +9,7 @@ from torch import fx
 
 from treadle.graph.draws import ZeroOneDraw, zero_one_draw
 from treadle.graph.masks import counted_mask
+from treadle.graph.node_info import tensor_of
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
@@ -50,7 +51,7 @@ def _is_replaced(node: fx.Node) -> bool:
     draw = zero_one_draw(node)
     if draw is None or draw.generator is not None or not 0.0 < draw.p < 1.0:
         return False
-    return node.meta["val"].permute(_order(draw)).is_contiguous()
+    return tensor_of(node).permute(_order(draw)).is_contiguous()
 
 
 def _order(draw: ZeroOneDraw) -> list[int]:
@@ -62,7 +63,7 @@ def _mask(node: fx.Node, keys: fx.Node, at: int) -> fx.Node:
     """Counted in the order of memory, and then the shape of ``node``."""
     draw = zero_one_draw(node)
     assert draw is not None
-    plain = node.meta["val"].is_contiguous()
+    plain = tensor_of(node).is_contiguous()
     order = list(range(len(draw.size))) if plain else _order(draw)
     shape = [draw.size[dim] for dim in order]
     mask = _call(node, counted_mask, keys, at, shape, draw.p, type_of(node).dtype)

@@ -2,15 +2,16 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 
 from treadle.graph.alias import Aliases, analyse
+from treadle.graph.node_info import info
 from treadle.graph.operators import arguments, may_recompute
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.values import gather_results, refresh
+from treadle.util.nested import map_leaves
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class RemoveCommonSubexpressions(GraphPass):
     after:   a = exp(x); c = add(a, a)
 
     Phase and source line are those of the first. Random operations are never merged. Nodes
-    whose ``meta["region"]`` differ stay apart: recomputation for memory's sake is not undone.
+    whose regions differ stay apart: recomputation for memory's sake is not undone.
     Two results that the caller gets as separate tensors stay separate tensors. A result that
     only the second of two equal operations had read becomes one of the first.
     """
@@ -64,19 +65,20 @@ class _Results:
 
 
 def _key(node: fx.Node, alike: dict[fx.Node, fx.Node]) -> Hashable:
-    operands = tuple((name, _frozen(value, alike)) for name, value in arguments(node).items())
-    return node.op, node.target, operands, node.meta.get("region")
+    def frozen(leaf: object) -> object:
+        return _frozen(leaf, alike)
+
+    operands = tuple((name, map_leaves(frozen, each)) for name, each in arguments(node).items())
+    return node.op, node.target, operands, info(node).region
 
 
-def _frozen(value: Any, alike: dict[fx.Node, fx.Node]) -> Hashable:
-    match value:
+def _frozen(leaf: object, alike: dict[fx.Node, fx.Node]) -> object:
+    match leaf:
         case fx.Node():
-            return alike.get(value, value)
-        case list() | tuple():
-            return tuple(_frozen(each, alike) for each in value)
+            return alike.get(leaf, leaf)
         case bool() | int() | float() | complex():
-            return type(value), repr(value)  # 1, 1.0 and True differ; so do 0.0 and -0.0
+            return type(leaf), repr(leaf)  # 1, 1.0 and True differ; so do 0.0 and -0.0
         case slice():
-            return "slice", repr(value)
+            return "slice", repr(leaf)
         case _:
-            return value
+            return leaf

@@ -9,6 +9,7 @@ from torch import fx
 
 from treadle.compat.draw_operators import BERNOULLI
 from treadle.graph.dynamic import layout_of
+from treadle.graph.node_info import value_of
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
@@ -62,7 +63,7 @@ def _expand(node: fx.Node) -> None:
 
 def _draw(node: fx.Node, x: fx.Node, kept: float) -> fx.Node:
     """The draw that the fused kernel makes: in the order of the mask's memory."""
-    mask = node.meta["val"][1]
+    mask = value_of(node)[1]
     if mask.is_contiguous():
         return _call(node, aten.bernoulli.p, x, kept)
     shape, strides = map(list, layout_of(mask))

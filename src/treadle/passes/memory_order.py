@@ -7,6 +7,7 @@ import torch
 from torch import fx
 
 from treadle.compat.draw_operators import BERNOULLI, FUNCTIONAL
+from treadle.graph.node_info import tensor_of, value_of
 from treadle.graph.operators import OpOverload, arguments
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
@@ -47,12 +48,12 @@ def _is_misplaced(node: fx.Node) -> bool:
     in_place = node.target in FUNCTIONAL
     if node.target is aten.bernoulli.p:
         in_place = isinstance(like.target, OpOverload) and like.target.overloadpacket in _EMPTY
-    return in_place and not like.meta["val"].is_contiguous()
+    return in_place and not tensor_of(like).is_contiguous()
 
 
 def _replace(node: fx.Node) -> None:
     given: Any = arguments(node)
-    like = given.pop("self").meta["val"]
+    like = tensor_of(given.pop("self"))
     target = BERNOULLI if node.target is aten.bernoulli.p else FUNCTIONAL[node.target]  # type: ignore[index]
     layout = list(like.shape), list(like.stride()), like.dtype, like.device
     named = {"generator": given.pop("generator")}
@@ -60,7 +61,7 @@ def _replace(node: fx.Node) -> None:
     with graph.inserting_before(node):
         made = graph.call_function(target, (*layout, *given.values()), named)
         inherit(made, node)
-    if not same_types(made.meta["val"], node.meta["val"]):
+    if not same_types(value_of(made), value_of(node)):
         made = _laid_out(made, node)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
@@ -69,7 +70,7 @@ def _replace(node: fx.Node) -> None:
 
 def _laid_out(draw: fx.Node, old: fx.Node) -> fx.Node:
     """The numbers in the strides that ``old`` had, which its readers were traced with."""
-    contiguous = old.meta["val"].is_contiguous()
+    contiguous = tensor_of(old).is_contiguous()
     form = torch.contiguous_format if contiguous else torch.preserve_format
     with draw.graph.inserting_before(old):
         copy = draw.graph.call_function(aten.clone.default, (draw,), {"memory_format": form})

@@ -19,7 +19,8 @@ from treadle.util.errors import require
 
 aten = torch.ops.aten
 Arguments = dict[str, Any]
-Finder = Callable[[Arguments], Any]
+Finder = Callable[[Arguments], object]
+"""The operand that the result equals; ``NoMatch`` if there is none."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,9 @@ class _Decisions:
         assert finder is not None
         operand = finder(arguments(node))
         require(is_tensor(operand), NoMatch, f"{operand} is not a tensor")
+        assert isinstance(operand, fx.Node)
         new, old = type_of(operand), type_of(node)
         require(new == old, NoMatch, f"{node} changes {new} to {old}, or its strides or device")
-        assert isinstance(operand, fx.Node)
         kept = self.same.get(operand, operand)
         self._require_no_new_alias(node, kept)
         return kept
@@ -126,10 +127,10 @@ class _Decisions:
                 roots.add(right)
 
 
-_FINDERS: dict[Any, Finder] = {}
+_FINDERS: dict[object, Finder] = {}
 
 
-def _equals(*targets: Any) -> Callable[[Finder], Finder]:
+def _equals(*targets: object) -> Callable[[Finder], Finder]:
     """Register what calls of ``targets`` equal, given that the type does not change."""
 
     def register(finder: Finder) -> Finder:
@@ -161,57 +162,57 @@ def _equals(*targets: Any) -> Callable[[Finder], Finder]:
     aten.t.default,
     torch.ops.prims.convert_element_type.default,
 )
-def _operand(given: Arguments) -> Any:
+def _operand(given: Arguments) -> object:
     """Views and copies of the whole: an equal type says that nothing was left out or moved."""
     return given.get("self", given.get("a"))
 
 
 @_equals(aten.view.dtype)
-def _same_bits(given: Arguments) -> Any:
+def _same_bits(given: Arguments) -> object:
     return given["self"]
 
 
 @_equals(aten.slice_scatter.default)
-def _source(given: Arguments) -> Any:
+def _source(given: Arguments) -> object:
     """``x`` with all of it replaced: the source has the size of ``x`` only then."""
     return given["src"]
 
 
 @_equals(aten.copy.default)
-def _copied(given: Arguments) -> Any:
+def _copied(given: Arguments) -> object:
     return given["src"]
 
 
 @_equals(aten.constant_pad_nd.default)
-def _unpadded(given: Arguments) -> Any:
+def _unpadded(given: Arguments) -> object:
     pads = list(given["pad"])
     require(not any(pads), NoMatch, f"pads by {pads}")
     return given["self"]
 
 
 @_equals(aten.cat.default)
-def _only(given: Arguments) -> Any:
+def _only(given: Arguments) -> object:
     count = len(given["tensors"])
     require(count == 1, NoMatch, f"joins {count} values")
     return given["tensors"][0]
 
 
 @_equals(aten.round.default, aten.floor.default, aten.ceil.default, aten.trunc.default)
-def _whole(given: Arguments) -> Any:
+def _whole(given: Arguments) -> object:
     dtype = type_of(given["self"]).dtype
     require(not dtype.is_floating_point and not dtype.is_complex, NoMatch, f"rounds {dtype}")
     return given["self"]
 
 
 @_equals(aten.pow.Tensor_Scalar)
-def _first_power(given: Arguments) -> Any:
+def _first_power(given: Arguments) -> object:
     require(given["exponent"] == 1, NoMatch, f"power of {given['exponent']}")
     _require_real(given["self"])
     return given["self"]
 
 
 @_equals(aten.mul.Tensor, aten.mul.Scalar)
-def _times_one(given: Arguments) -> Any:
+def _times_one(given: Arguments) -> object:
     for value, other in ((given["other"], given["self"]), (given["self"], given["other"])):
         if _number(other) == 1 and is_tensor(value):
             _require_real(value)
@@ -220,7 +221,7 @@ def _times_one(given: Arguments) -> Any:
 
 
 @_equals(aten.div.Tensor, aten.div.Scalar)
-def _over_one(given: Arguments) -> Any:
+def _over_one(given: Arguments) -> object:
     require(_number(given["other"]) == 1, NoMatch, f"{given['other']} is not 1")
     require(is_tensor(given["self"]), NoMatch, f"{given['self']} is a number")
     _require_real(given["self"])
@@ -228,7 +229,7 @@ def _over_one(given: Arguments) -> Any:
 
 
 @_equals(aten.sub.Tensor, aten.sub.Scalar)
-def _minus_zero(given: Arguments) -> Any:
+def _minus_zero(given: Arguments) -> object:
     """``x - 0.0`` is ``x``; ``x - (-0.0)`` turns ``-0.0`` into ``0.0``."""
     require(given["alpha"] == 1, NoMatch, f"alpha is {given['alpha']}")
     zero = _number(given["other"])
@@ -240,7 +241,7 @@ def _minus_zero(given: Arguments) -> Any:
 
 
 @_equals(aten.add.Tensor, aten.add.Scalar)
-def _plus_zero(given: Arguments) -> Any:
+def _plus_zero(given: Arguments) -> object:
     """``x + (-0.0)`` is ``x``; ``x + 0.0`` turns ``-0.0`` into ``0.0``."""
     require(given["alpha"] == 1, NoMatch, f"alpha is {given['alpha']}")
     left, right = given["self"], given["other"]
@@ -267,7 +268,7 @@ def _is_negative(zero: complex | None) -> bool:
     return isinstance(zero, float) and math.copysign(1.0, zero) < 0
 
 
-def _number(value: Any) -> complex | None:
+def _number(value: object) -> complex | None:
     """The number that ``value`` is everywhere: a constant, or a tensor filled with one."""
     if isinstance(value, int | float | complex):
         return value

@@ -7,6 +7,7 @@ from typing import Any
 from torch import fx
 
 from treadle.graph.inline import put_in_place, traced_call
+from treadle.graph.node_info import info, value_of
 from treadle.graph.operators import OpOverload, is_mutable, is_random
 from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
@@ -82,24 +83,24 @@ def _meaning_of(node: fx.Node) -> fx.Graph:
         if fault:
             raise _unfit(node, fault)
     (output,) = graph.find_nodes(op="output")
-    result: Any = output.args[0]
+    result: object = output.args[0]
     new = [each for value in _listed(result) for each in tensors_in(_val(value))]
-    old = tensors_in(node.meta["val"])
+    old = tensors_in(value_of(node))
     if [_kind(each) for each in new] != [_kind(each) for each in old]:
         shown = [", ".join(map(show_type, each)) for each in (new, old)]
         raise _unfit(node, f"gives {shown[0]} instead of {shown[1]}")
     return graph
 
 
-def _listed(result: Any) -> list[Any]:
+def _listed(result: object) -> list[object]:
     return list(result) if isinstance(result, list | tuple) else [result]
 
 
-def _val(value: Any) -> Any:
-    return value.meta["val"] if isinstance(value, fx.Node) else None
+def _val(value: object) -> object:
+    return value_of(value) if isinstance(value, fx.Node) else None
 
 
-def _kind(value: Any) -> tuple[Any, ...]:
+def _kind(value: Any) -> tuple[object, ...]:
     return value.dtype, tuple(value.shape), value.device
 
 
@@ -118,7 +119,7 @@ def _unfit(node: fx.Node, words: str) -> LoweringError:
     return LoweringError(
         f"the registered lowering of {node.target} {words}",
         code="TR-307",
-        where=node.meta.get("where", ""),
+        where=info(node).where,
         remedy="register a function of the same arguments and results, in operations on tensors",
     )
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from treadle.compat.operator_facts import Effect
+from treadle.graph.node_info import value_of
 from treadle.graph.operators import effects_of, is_known
 from treadle.graph.passes import CheckNumbers, GraphPass, PassReport
 from treadle.graph.signature import StepGraph
@@ -24,7 +25,7 @@ def made_up_inputs(step: StepGraph) -> list[Tensor]:
     """Inputs of a step, of its types: floats in ``0 .. 1``, whole numbers that are zero, so that
     they are places in anything; the same each time."""
     generator = torch.Generator().manual_seed(0)
-    return [_made_up(node.meta["val"], generator) for node in step.placeholders]
+    return [_made_up(value_of(node), generator) for node in step.placeholders]
 
 
 def _made_up(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from treadle.graph.node_info import info
 from treadle.graph.signature import Role, StepGraph
 from treadle.options import Options
 from treadle.passes.memory.decisions import Row, layer_of, rows
@@ -210,7 +211,7 @@ def report_of(seen: Observed) -> StepReport:
     """What ``seen`` is and how it came about."""
     step, artifact = seen.step, seen.artifact
     operations = Counter(
-        node.meta["phase"] for node in step.graph.nodes if node.op == "call_function"
+        info(node).phase for node in step.graph.nodes if node.op == "call_function"
     )
     device = seen.hardware or model_for(artifact.device)
     hosts = _host_steps(seen, device)

@@ -32,17 +32,17 @@ def trace_of(report: StepReport) -> str:
     return json.dumps(data, separators=(",", ":")) + "\n"
 
 
-def _names(report: StepReport, times: str) -> Iterator[dict[str, Any]]:
+def _names(report: StepReport, times: str) -> Iterator[dict[str, object]]:
     yield _named("process_name", 0, f"{report.name or 'step'} ({times})")
     yield _named("thread_name", _PHASES, "phases")
     yield _named("thread_name", _KERNELS, "kernels and library calls")
 
 
-def _named(what: str, track: int, name: str) -> dict[str, Any]:
+def _named(what: str, track: int, name: str) -> dict[str, object]:
     return {"ph": "M", "name": what, "pid": _PROCESS, "tid": track, "args": {"name": name}}
 
 
-def _spans(report: StepReport, measured: bool) -> Iterator[dict[str, Any]]:
+def _spans(report: StepReport, measured: bool) -> Iterator[dict[str, object]]:
     line = report.memory.timeline
     layers = [] if line is None else series(line, report.roles, report.whole)
     now = 0.0
@@ -61,7 +61,7 @@ def _spans(report: StepReport, measured: bool) -> Iterator[dict[str, Any]]:
 
 def _span(
     track: int, name: str, category: str, start: float, length: float, details: dict[str, Any]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     return {
         "ph": "X",
         "name": name,
@@ -74,7 +74,7 @@ def _span(
     }
 
 
-def _counter(now: float, values: dict[str, int]) -> dict[str, Any]:
+def _counter(now: float, values: dict[str, int]) -> dict[str, object]:
     return {
         "ph": "C",
         "name": "bytes alive",
@@ -84,8 +84,8 @@ def _counter(now: float, values: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _details(step: HostStep) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def _details(step: HostStep) -> dict[str, object]:
+    found: dict[str, object] = {
         "operations": ", ".join(step.info.operations),
         "module": step.info.module,
         "line": step.where,

@@ -9,12 +9,13 @@
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
-from treadle.util.extents import Guard, at, at_sizes
+from treadle.util.extents import Guard, Size, all_at, at
 from treadle.util.formulas import Sizes
+from treadle.util.nested import Nested, Plain, leaves, map_leaves
 
 
 class Storage(enum.StrEnum):
@@ -99,17 +100,31 @@ class Launch:
     origin: str = ""
 
 
+StepArgument: TypeAlias = Nested[View | Plain]
+"""An argument of a library call."""
+
+
+def views_in(argument: StepArgument) -> tuple[View, ...]:
+    """The tensors of an argument, in order."""
+    return tuple(each for each in leaves(argument) if isinstance(each, View))
+
+
 @dataclass(frozen=True, slots=True)
 class CallStep:
     """A kernel of PyTorch's. ``out``: the out-variant that writes ``outputs[0]``'s buffer."""
 
     op: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: tuple[StepArgument, ...]
+    kwargs: Mapping[str, StepArgument]
     outputs: tuple[str | None, ...]
     out: str = ""
     reason: str = ""
     origin: str = ""
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """The tensors among its arguments, in order."""
+        return views_in((self.args, self.kwargs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,31 +175,29 @@ class Artifact:
 
 def spec_at(spec: BufferSpec, sizes: Sizes) -> BufferSpec:
     """A buffer for these sizes."""
-    return replace(spec, shape=at_sizes(spec.shape, sizes), strides=at_sizes(spec.strides, sizes))
+    return replace(spec, shape=all_at(spec.shape, sizes), strides=all_at(spec.strides, sizes))
 
 
 def _view_at(view: View, sizes: Sizes) -> View:
-    shape, strides = at_sizes(view.shape, sizes), at_sizes(view.strides, sizes)
+    shape, strides = all_at(view.shape, sizes), all_at(view.strides, sizes)
     return replace(view, shape=shape, strides=strides, offset=at(view.offset, sizes))
 
 
 def step_at(step: Launch | CallStep, sizes: Sizes) -> Launch | CallStep:
     """A host step for these sizes."""
     if isinstance(step, Launch):
-        return replace(step, sizes=at_sizes(step.sizes, sizes))
+        return replace(step, sizes=tuple(all_at(each, sizes) for each in step.sizes))
     return call_at(step, sizes)
 
 
 def call_at(step: CallStep, sizes: Sizes) -> CallStep:
     """A library call for these sizes."""
-    kwargs = {name: argument_at(each, sizes) for name, each in step.kwargs.items()}
-    return replace(step, args=argument_at(step.args, sizes), kwargs=kwargs)
 
+    def leaf_at(leaf: View | Plain) -> View | Plain:
+        if isinstance(leaf, View):
+            return _view_at(leaf, sizes)
+        return at(leaf, sizes) if isinstance(leaf, Size) else leaf
 
-def argument_at(value: Any, sizes: Sizes) -> Any:
-    """An argument of a library call for these sizes."""
-    if isinstance(value, View):
-        return _view_at(value, sizes)
-    if isinstance(value, tuple):
-        return tuple(argument_at(each, sizes) for each in value)
-    return at_sizes(value, sizes)
+    args = tuple(map_leaves(leaf_at, each) for each in step.args)
+    kwargs = {name: map_leaves(leaf_at, each) for name, each in step.kwargs.items()}
+    return replace(step, args=args, kwargs=kwargs)

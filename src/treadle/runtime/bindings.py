@@ -80,7 +80,7 @@ class BufferUses:
         for container, key, view in self.views:
             container[key] = storage if view is None else view_of(storage, view)
 
-    def hold(self, value: Any) -> None:
+    def hold(self, value: object) -> None:
         """From now on the buffer is ``value``, of any size, or a number."""
         for container, key, _ in self.views:
             container[key] = value
@@ -123,7 +123,7 @@ class Bindings:
             container[key] = None
             self.uses[value.buffer].views.append((container, key, value))
         elif isinstance(value, tuple | list):
-            items: list[Any] = [None] * len(value)
+            items: list[object] = [None] * len(value)
             for position, item in enumerate(value):
                 self.argument(item, items, position)
             container[key] = items

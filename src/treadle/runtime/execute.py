@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# defines operators, recurrent ones as well
 import treadle.runtime.packed  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from treadle.compat.operator_facts import Effect, facts_by_name
 from treadle.compat.tensors import is_zerotensor
@@ -49,6 +48,9 @@ from treadle.runtime.steady import SteadyInputs
 from treadle.targets.registry import target_for
 from treadle.util.errors import RuntimeFailure, require
 from treadle.util.expected import NotExpected, require_expected
+
+# defines operators, recurrent ones as well
+from treadle.util.nested import leaves
 
 __all__ = ["Build", "DeviceFunction", "Executable", "Loader", "build", "resolve"]
 
@@ -97,7 +99,7 @@ class Executable:
         self._constants: dict[str, Tensor] = {}
         self._live = Live(self._bindings, self.device)
         self._bound: Sequence[Tensor] = ()  # inputs, this call only
-        self._actions: list[Callable[[], Any]] = []
+        self._actions: list[Callable[[], object]] = []
         self._owners: list[int] = []
         self._keep: list[Any] = []  # C arrays whose addresses the actions hold
         self._empty: list[BufferSpec] = []  # without elements, so that no step fills them
@@ -287,7 +289,7 @@ class Executable:
         if function is None:
             raise RuntimeFailure(f"no source defines {step.function}", code="TR-402")
         storages = self._bindings.storages(step.buffers)
-        return [*actions, functools.partial(function, storages, step.sizes)]
+        return [*actions, function(storages, step.sizes)]
 
     def _call(self, step: CallStep, filled: set[str]) -> list[Callable[[], Any]]:
         args: list[Any] = [None] * len(step.args)
@@ -449,7 +451,9 @@ class _CallInto:
 
     __slots__ = ("args", "checked", "kwargs", "op", "spec")
 
-    def __init__(self, op: Any, args: list[Any], kwargs: dict[str, Any], spec: BufferSpec) -> None:
+    def __init__(
+        self, op: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], spec: BufferSpec
+    ) -> None:
         self.op, self.args, self.kwargs, self.spec = op, args, kwargs, spec
         self.checked = False
 
@@ -476,7 +480,7 @@ class _CallAllocating:
 
     def __init__(
         self,
-        op: Any,
+        op: Callable[..., Any],
         args: list[Any],
         kwargs: dict[str, Any],
         specs: tuple[BufferSpec | None, ...],
@@ -503,18 +507,18 @@ class _CallAllocating:
                 tensor = laid_out(tensor, spec)
             self.define(spec, tensor)
 
-    def _own(self, value: Any) -> Any:
+    def _own(self, value: object) -> Any:
         """A tensor that shares no storage with an argument, whose bytes may be given away."""
-        taken = {_storage(t) for t in _tensors((self.args, self.kwargs))} - {0}
+        taken = {_storage(t) for t in _tensors(self.args, self.kwargs)} - {0}
         return value.clone() if isinstance(value, Tensor) and _storage(value) in taken else value
 
-    def _inspect(self, results: Sequence[Any]) -> tuple[bool, ...]:
+    def _inspect(self, results: Sequence[object]) -> tuple[bool, ...]:
         """Which results must be copied: those that share the storage of an argument, or have none,
         or are floats of another precision than PyTorch says.
 
         An argument's bytes may be given to another buffer, or written, while the result lives.
         """
-        taken = {_storage(t) for t in _tensors((self.args, self.kwargs))} - {0}
+        taken = {_storage(t) for t in _tensors(self.args, self.kwargs)} - {0}
         for spec, tensor in zip(self.specs, results, strict=False):
             if spec is None or spec.unsized:
                 continue
@@ -546,13 +550,8 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value
-    if not isinstance(value, dict | list | tuple):
-        return []
-    return [tensor for item in items for tensor in _tensors(item)]
+def _tensors(*given: object) -> list[Tensor]:
+    return [each for each in leaves(given) if isinstance(each, Tensor)]
 
 
 def is_condition(step: Launch | CallStep) -> bool:
@@ -565,7 +564,7 @@ def resolve(name: str) -> Any:
     """``"aten.mm.out"`` -> the operator."""
     if name.startswith(f"{NAMESPACE}."):
         return named(name.split(".")[1])
-    found: Any = torch.ops
+    found: object = torch.ops
     if name.startswith("python."):
         _, module, name = name.split(".")
         require(module in _PYTHON, RuntimeFailure(f"{name} is no operator", code="TR-402"))

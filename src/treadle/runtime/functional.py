@@ -25,7 +25,9 @@ def functional_of(op: OpOverload) -> OpOverload | None:
     """The operator that returns what ``op`` writes; ``None`` where it writes to lists, or returns
     what it was given."""
     written = _written(op)
-    if not written or any(str(schema_of(op).arguments[at].type) != "Tensor" for at in written):
+    if not written or not all(
+        isinstance(schema_of(op).arguments[at].type, torch.TensorType) for at in written
+    ):
         return None
     if any(each.alias_info is not None for each in schema_of(op).returns):
         return None
@@ -36,7 +38,7 @@ def functional_of(op: OpOverload) -> OpOverload | None:
 def named(name: str) -> OpOverload:
     """The operator ``treadle_functional.<name>``, defined if it is not yet."""
     namespace, packet, overload = name.split("__")
-    found: Any = getattr(getattr(torch.ops, namespace), packet)
+    found: object = getattr(getattr(torch.ops, namespace), packet)
     made = functional_of(getattr(found, overload))
     assert made is not None, name
     return made

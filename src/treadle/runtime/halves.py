@@ -16,12 +16,12 @@ from treadle.targets.registry import target_for
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-def _forward(op: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _forward(op: Callable[..., Any], args: tuple[Any, ...]) -> tuple[object, ...]:
     out, *statistics = op(*map(_wide, args))
     return out.to(args[0].dtype), *statistics
 
 
-def _backward(op: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _backward(op: Callable[..., Any], args: tuple[Any, ...]) -> tuple[object, ...]:
     gradient, *others = op(*map(_wide, args))
     return (None if gradient is None else gradient.to(args[0].dtype)), *others
 
@@ -48,7 +48,7 @@ def widened(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _wide(value: Any) -> Any:
+def _wide(value: object) -> object:
     return value.float() if isinstance(value, Tensor) and value.dtype in _HALVES else value
 
 

@@ -10,8 +10,9 @@ from treadle.runtime.artifact import Source
 from treadle.runtime.cache import Cache
 from treadle.runtime.tables import Tables
 
-DeviceFunction = Callable[[Sequence[Sequence[Tensor]], Sequence[Sequence[int]]], None]
-"""One launch: for each instance the storages of its buffers (1-D, stride 1) and its sizes."""
+DeviceFunction = Callable[[Sequence[Sequence[Tensor]], Sequence[Sequence[int]]], Callable[[], None]]
+"""Of the storages of the buffers of each instance (1-D, stride 1) and its sizes, one launch: each
+call of it runs the function on what the lists hold at the time."""
 
 
 @dataclass(frozen=True, slots=True)

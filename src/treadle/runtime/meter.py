@@ -45,7 +45,7 @@ class PeakReport:
     device: str
 
 
-def measure_peak(fn: Callable[[], Any], tensors: Iterable[Tensor]) -> PeakReport:
+def measure_peak(fn: Callable[[], object], tensors: Iterable[Tensor]) -> PeakReport:
     """Call ``fn`` once. ``tensors``: what is alive before it and counts: parameters, state,
     batch, arena. Memory alive before the call that is not given is not counted.
 
@@ -72,7 +72,7 @@ def measure_peak(fn: Callable[[], Any], tensors: Iterable[Tensor]) -> PeakReport
     return replay(before, [(address, size) for _, _, address, size in events])
 
 
-def measure_each(fns: Sequence[Callable[[], Any]], device: torch.device) -> list[int]:
+def measure_each(fns: Sequence[Callable[[], object]], device: torch.device) -> list[int]:
     """For each function the peak of the bytes that it allocates, its results included."""
     if not target_for(device).on_host:
         return [_allocated_cuda(fn, device) for fn in fns]
@@ -91,7 +91,7 @@ def measure_each(fns: Sequence[Callable[[], Any]], device: torch.device) -> list
     return peaks
 
 
-def _allocated_cuda(fn: Callable[[], Any], device: torch.device) -> int:
+def _allocated_cuda(fn: Callable[[], object], device: torch.device) -> int:
     fn()  # what a library allocates once and for all is not the call's
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
@@ -143,7 +143,7 @@ def _events(nodes: Iterable[Any]) -> Iterator[tuple[int, int, int, int]]:
             yield node.start_time_ns, position, int(name.removeprefix(_DIED)), 0
 
 
-def _measure_cuda(fn: Callable[[], Any], device: torch.device, given: int) -> PeakReport:
+def _measure_cuda(fn: Callable[[], object], device: torch.device, given: int) -> PeakReport:
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     result = fn()

@@ -11,7 +11,7 @@ What they are to a graph stands in ``graph/recurrent.py``.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -226,7 +226,7 @@ def _through_lstm(
     return da, dh, dc[:, 0], found
 
 
-def _backwards(*values: Tensor) -> Any:
+def _backwards(*values: Tensor) -> Iterator[tuple[Any, ...]]:
     """Their parts at each time, last first."""
     return reversed(list(zip(*(each.unbind(0) for each in values), strict=True)))
 
@@ -269,7 +269,9 @@ def _four(weights: Sequence[Tensor]) -> Sequence[Tensor]:
     return weights if len(weights) == 4 else (*weights, *weights)
 
 
-def _onednn_settings(h: Tensor, weights: Sequence[Tensor]) -> tuple[Any, ...]:
+def _onednn_settings(
+    h: Tensor, weights: Sequence[Tensor]
+) -> tuple[int, int, int, bool, bool, bool]:
     """Mode (an LSTM), width, layers, biases, bidirectional, batch first."""
     return 2, h.shape[1], 1, len(weights) == 4, False, False
 
@@ -392,7 +394,7 @@ class _CudnnCall:
         self.hidden = weights[self.each - 1].shape[1] if projects else h.shape[2]
         self.project = h.shape[2] if projects else 0
 
-    def settings(self, train: bool) -> tuple[Any, ...]:
+    def settings(self, train: bool) -> tuple[int, int, int, int, bool, float, bool, bool]:
         """Mode, sizes, layers, batch first, dropout, train, bidirectional."""
         sizes = self.hidden, self.project, self.layers
         return self.mode, *sizes, False, 0.0, train, self.bidirectional
@@ -434,7 +436,7 @@ class _CudnnCall:
 
 
 _DENSE = torch.contiguous_format
-_layouts: dict[tuple[Any, ...], tuple[tuple[int, ...], int]] = {}
+_layouts: dict[tuple[object, ...], tuple[tuple[int, ...], int]] = {}
 
 
 def _of_size(kept: Tensor, size: int) -> Tensor:

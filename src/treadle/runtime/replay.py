@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from treadle.compat.operator_facts import may_wait
-from treadle.runtime.artifact import Artifact, CallStep, Launch, Storage, View
+from treadle.runtime.artifact import Artifact, CallStep, Launch, Storage, View, views_in
 from treadle.runtime.bindings import same_strides, spec_bytes
 from treadle.runtime.incoming import imported
-from treadle.runtime.segments import MOST, Segment, split, views_in
+from treadle.runtime.segments import MOST, Segment, split
 from treadle.runtime.steady import LayoutsOf
 from treadle.util.errors import RuntimeFailure
 from treadle.util.expected import NotExpected
@@ -463,7 +463,7 @@ def _is_mask(view: View) -> bool:
 def touched(step: CallStep) -> Iterator[str]:
     """The buffers that a call reads or writes."""
     yield from (each for each in step.outputs if each is not None)
-    for view in views_in((step.args, tuple(step.kwargs.values()))):
+    for view in step.views:
         yield view.buffer
 
 

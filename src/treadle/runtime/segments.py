@@ -12,10 +12,9 @@ A step moves only past steps with which it shares no memory that either writes o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from treadle.compat.operator_facts import Effect, facts_by_name
-from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Storage, View
+from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Storage
 from treadle.runtime.bindings import spec_bytes
 
 MOST = 12
@@ -117,7 +116,7 @@ class _Uses:
             names = tuple(dict.fromkeys(name for row in step.buffers for name in row))
             specs = tuple(buffers[name] for name in names)
             return _Uses(specs, (*specs, *(buffers[name] for name in given)), names)
-        reads = tuple(buffers[v.buffer] for v in views_in((step.args, tuple(step.kwargs.values()))))
+        reads = tuple(buffers[v.buffer] for v in step.views)
         made = tuple(name for name in step.outputs if name is not None)
         written = reads if _may_write(step) else ()
         written = (*written, *(buffers[name] for name in (*made, *given)))
@@ -169,13 +168,4 @@ def _is_calm(step: CallStep) -> bool:
     return facts.native and not facts.draws
 
 
-def views_in(value: Any) -> list[View]:
-    """The views among arguments."""
-    if isinstance(value, View):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [view for each in value for view in views_in(each)]
-    return []
-
-
-__all__ = ["MOST", "Segment", "split", "views_in"]
+__all__ = ["MOST", "Segment", "split"]

@@ -57,7 +57,7 @@ def artifact_from_bytes(blob: bytes) -> Artifact:
         ) from error
 
 
-def artifact_to_dict(artifact: Artifact) -> dict[str, Any]:
+def artifact_to_dict(artifact: Artifact) -> dict[str, object]:
     """Only dicts with string keys, lists, strings, numbers, booleans and ``None``."""
     return {
         "format": FORMAT,
@@ -102,7 +102,7 @@ def _to_source(data: Sequence[Any]) -> Source:
     return Source(language, text, tuple(functions), tuple((a, b) for a, b in spans))
 
 
-def encode(value: Any) -> Any:
+def encode(value: object) -> object:
     """An argument of a call as JSON data; see the table at the top."""
     match value:
         case Size():
@@ -135,7 +135,7 @@ def encode(value: Any) -> Any:
             )
 
 
-def decode(data: Any) -> Any:
+def decode(data: object) -> Any:
     """The inverse of ``encode``."""
     if isinstance(data, list):
         return [decode(item) for item in data]
@@ -171,7 +171,7 @@ def _dtype(name: str) -> torch.dtype:
     return _TORCH_NAMES["dtype"][name]
 
 
-def _from_spec(spec: BufferSpec) -> list[Any]:
+def _from_spec(spec: BufferSpec) -> list[object]:
     layout = [encode(list(spec.shape)), encode(list(spec.strides))]
     place = spec.place.value
     return [
@@ -185,7 +185,7 @@ def _to_spec(data: Sequence[Any]) -> BufferSpec:
     return BufferSpec(name, _dtype(dtype), *layout, Storage(place), offset, unsized, device)
 
 
-def _from_step(step: Launch | CallStep) -> dict[str, Any]:
+def _from_step(step: Launch | CallStep) -> dict[str, object]:
     if isinstance(step, Launch):
         return {
             "launch": step.function,
@@ -227,7 +227,7 @@ def _to_step(data: Mapping[str, Any]) -> Launch | CallStep:
     )
 
 
-def _from_tensor(tensor: torch.Tensor) -> dict[str, Any]:
+def _from_tensor(tensor: torch.Tensor) -> dict[str, object]:
     """Raw bytes in row-major order; an executable lays them out as its buffer says."""
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return {

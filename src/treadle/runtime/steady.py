@@ -5,7 +5,7 @@ Their layouts and addresses are compared all at once; what is bound to them stay
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 from torch import Tensor
 
@@ -58,7 +58,7 @@ class SteadyInputs:
             return
         at = [n for n, each in enumerate(bound) if each and n not in self._moving]
         tensors = [inputs[n] for n in at]
-        layouts: Any = self._watch(tensors) if tensors else None
+        layouts: object = self._watch(tensors) if tensors else None
         if layouts is None:
             return
         self._at, self._tensors, self._layouts = at, tensors, layouts

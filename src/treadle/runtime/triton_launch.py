@@ -13,11 +13,11 @@ import importlib.util
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, TypedDict
 
 import torch
 import triton
@@ -30,6 +30,7 @@ from treadle.runtime.tables import Tables
 from treadle.targets.registry import target_for
 from treadle.util.errors import RuntimeFailure
 
+Storages = Sequence[Sequence[Tensor]]
 Sizes = Sequence[Sequence[int]]
 
 _ALIGNED = 16
@@ -64,7 +65,8 @@ class TritonLauncher:
                 _modules[digest] = _import(f"treadle_triton_{digest}", path)
             module = _modules[digest]
             for name in source.functions:
-                entry = {**module.FUNCTIONS[name], "contract": module.CONTRACT}
+                found = module.FUNCTIONS[name]
+                entry = Entry(**found, contract=module.CONTRACT)
                 functions[name] = DeviceLaunch(entry, tables)
         return Functions({}, functions, None, tables)
 
@@ -105,39 +107,68 @@ def _import(name: str, path: Path) -> ModuleType:
     return module
 
 
-@dataclass(slots=True)
+class Jit(Protocol):
+    """A function of Triton's: ``jit[grid](*arguments, **options)``."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]: ...
+
+
+class Stage(TypedDict):
+    """One device function of an entry, and how it is launched."""
+
+    jit: Jit
+    programs: int
+    block: int
+    warps: int
+    pipeline: int
+
+
+class Entry(TypedDict):
+    """A function of a generated module. ``table``: whether it takes the addresses of buffers from a
+    table. ``contract``: whether a product and a sum may round once."""
+
+    table: bool
+    types: Sequence[str]
+    sizes: int
+    stages: Sequence[Stage]
+    contract: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceLaunch:
-    """``launch(storages, sizes)``: one launch of a function, for each instance its buffers.
+    """A function of a module: ``function(storages, sizes)`` is one launch of it."""
 
-    What does not change from call to call (grids, block tables) is worked out once for
-    each list of storages: callers pass the same list object at every call of a step.
-    """
-
-    entry: Mapping[str, Any]
+    entry: Entry
     tables: Tables
-    bound: dict[int, tuple[Sequence[Sequence[Tensor]], Any]] = field(
-        default_factory=dict[int, tuple[Sequence[Sequence[Tensor]], Any]]
-    )
 
-    def __call__(
-        self, storages: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]]
-    ) -> None:
-        found = self.bound.get(id(storages))
-        if found is None:
-            device = next(
-                (t.device for row in storages for t in row if not t.is_cpu), torch.device("cpu")
-            )
-            made = (
-                _Many(self.entry, sizes, device, self.tables)
+    def __call__(self, storages: Storages, sizes: Sizes) -> "_Bound":
+        return _Bound(self.entry, self.tables, storages, sizes)
+
+
+@dataclass(slots=True)
+class _Bound:
+    """One launch. What does not change from call to call (grids, block tables) is worked out at the
+    first, when the storages are there."""
+
+    entry: Entry
+    tables: Tables
+    storages: Storages
+    sizes: Sizes
+    made: "_One | _Many | None" = None
+
+    def __call__(self) -> None:
+        if self.made is None:
+            tensors = (each for row in self.storages for each in row)
+            device = next((t.device for t in tensors if not t.is_cpu), torch.device("cpu"))
+            self.made = (
+                _Many(self.entry, self.sizes, device, self.tables)
                 if self.entry["table"]
-                else _One(self.entry, sizes, device)
+                else _One(self.entry, self.sizes, device)
             )
-            # The list is kept, so that its id stays its own.
-            found = self.bound[id(storages)] = (storages, made)
-        found[1](storages)
+        self.made(self.storages)
 
 
-def _programs(stage: Mapping[str, Any], sizes: Sequence[int]) -> int:
+def _programs(stage: Stage, sizes: Sequence[int]) -> int:
     return math.ceil(sizes[0] / stage["block"]) if stage["block"] else stage["programs"]
 
 
@@ -166,12 +197,7 @@ class _Mirrors:
 class _One:
     """One instance: buffers are plain arguments. Stages run one after the other."""
 
-    def __init__(
-        self,
-        entry: Mapping[str, Any],
-        sizes: Sizes,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, entry: Entry, sizes: Sizes, device: torch.device) -> None:
         self._sizes = tuple(sizes[0])
         self._mirrors = _Mirrors(device)
         self._stages = [
@@ -194,9 +220,7 @@ class _Many:
         blocks[2 * program] = instance      blocks[2 * program + 1] = program of the instance
     """
 
-    def __init__(
-        self, entry: Mapping[str, Any], sizes: Sizes, device: torch.device, tables: Tables
-    ) -> None:
+    def __init__(self, entry: Entry, sizes: Sizes, device: torch.device, tables: Tables) -> None:
         self._tables = tables
         self._mirrors = _Mirrors(device)
         (stage,) = entry["stages"]
@@ -235,13 +259,13 @@ class _Prepared:
     """A device function with its grid. After the first launch of an alignment, Triton's
     dispatch (which inspects every argument) is passed by."""
 
-    stage: Mapping[str, Any]
+    stage: Stage
     programs: int
     contract: bool  # whether a product and a sum may round once
-    compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any])
+    compiled: dict[tuple[int, ...], Any] = field(default_factory=dict[tuple[int, ...], Any])
 
     def launch(
-        self, arguments: tuple[Any, ...], constants: Mapping[str, int] | None = None
+        self, arguments: tuple[Tensor | int, ...], constants: Mapping[str, int] | None = None
     ) -> None:
         if not self.programs:
             return
@@ -259,6 +283,6 @@ class _Prepared:
             self.compiled[key] = made
 
 
-def _alignment(argument: Any) -> bool:
+def _alignment(argument: Tensor | int) -> bool:
     value = argument.data_ptr() if isinstance(argument, Tensor) else argument
     return value % _ALIGNED == 0

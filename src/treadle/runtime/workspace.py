@@ -5,8 +5,7 @@ the graph. Each distinct call runs once on zeros when a step is compiled, and th
 in the cache on disk.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from treadle.runtime.halves import widened
 from treadle.runtime.meter import measure_each
 from treadle.runtime.packed import LENGTHS
 from treadle.targets.registry import target_for
+from treadle.util.nested import Plain, map_leaves
 
 
 class Workspaces:
@@ -66,7 +66,7 @@ class Workspaces:
         facts = (
             "workspace",
             step.op,
-            repr(_signature((step.args, sorted(step.kwargs.items())))),
+            repr(map_leaves(_signature, (step.args, dict(sorted(step.kwargs.items()))))),
             repr(shapes),
             self.machine,
         )
@@ -78,30 +78,29 @@ class _Run:
 
     def __init__(self, step: CallStep, device: torch.device) -> None:
         self._op = widened(step.op, resolve(step.op))
-        self._args = [_zeros(each, device) for each in step.args]
-        self._kwargs = {name: _zeros(each, device) for name, each in step.kwargs.items()}
+
+        def zeros(leaf: View | Plain) -> Tensor | Plain:
+            return _zeros(leaf, device) if isinstance(leaf, View) else leaf
+
+        self._args = [map_leaves(zeros, each) for each in step.args]
+        self._kwargs = {name: map_leaves(zeros, each) for name, each in step.kwargs.items()}
         at = LENGTHS.get(step.op)
         if at is not None:  # no sequence may be empty
-            self._args[at].fill_(len(self._args[at - 1]))
+            lengths, sequences = self._args[at], self._args[at - 1]
+            assert isinstance(lengths, Tensor), step.op
+            assert isinstance(sequences, Tensor), step.op
+            lengths.fill_(len(sequences))
 
     def __call__(self) -> None:
         self._op(*self._args, **self._kwargs)
 
 
-def _zeros(value: Any, device: torch.device) -> Any:
-    if isinstance(value, View):
-        size = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.strides, strict=True))
-        storage: Tensor = torch.zeros(max(size, 0), dtype=value.dtype, device=device)
-        return storage.as_strided(value.shape, value.strides)
-    if isinstance(value, tuple | list):
-        return [_zeros(each, device) for each in value]
-    return value
+def _zeros(view: View, device: torch.device) -> Tensor:
+    size = 1 + sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True))
+    storage = torch.zeros(max(size, 0), dtype=view.dtype, device=device)
+    return storage.as_strided(view.shape, view.strides)
 
 
-def _signature(value: Any) -> Any:
+def _signature(leaf: View | Plain) -> Hashable:
     """What tells one call from another: layouts of tensors, and everything else as it is."""
-    if isinstance(value, View):
-        return (value.shape, value.strides, str(value.dtype))
-    if isinstance(value, tuple | list):
-        return [_signature(each) for each in value]
-    return str(value)
+    return (leaf.shape, leaf.strides, str(leaf.dtype)) if isinstance(leaf, View) else str(leaf)

@@ -6,9 +6,8 @@ What else orders calls stands in ``Call.effects``, and nowhere here.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from treadle.loop.program import Call, Step, TensorRef
 from treadle.loop.traverse import loads
@@ -25,22 +24,10 @@ class Dependencies:
     writers: Mapping[str, tuple[int, ...]]
 
 
-def refs_of(value: Any) -> Iterator[TensorRef]:
-    """Every tensor in the arguments of a call."""
-    if isinstance(value, TensorRef):
-        yield value
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from refs_of(each)
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from refs_of(each)
-
-
 def read_buffers(step: Step) -> tuple[str, ...]:
     """The buffers a step reads, each once, in order of appearance."""
     if isinstance(step, Call):
-        names = [ref.buffer for ref in (*refs_of(step.args), *refs_of(step.kwargs))]
+        names = [ref.buffer for ref in step.refs]
     else:
         names = [load.buffer for load in loads(step.array.body)]
     return tuple(dict.fromkeys(names))

@@ -24,9 +24,10 @@ _SIBLINGS = 4
 _TURN = 12  # steps around the loss, where the forward meets the backward
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Group:
-    """Steps that become one kernel, or one call (then without a nest)."""
+    """Steps that become one kernel, or one call (then without a nest). A group is no other that
+    has the same steps."""
 
     mask: int
     members: tuple[int, ...]
@@ -126,8 +127,7 @@ class Fuser:
     @property
     def groups(self) -> list[Group]:
         """The groups so far, in order of first member."""
-        unique = {id(group): group for group in self._group_of}
-        return list(unique.values())
+        return list(dict.fromkeys(self._group_of))
 
     def _alone(self, i: int, step: Step) -> Group:
         waits = self._facts.before[i]
@@ -262,7 +262,7 @@ class Fuser:
             self._group_of[m] = merged
         first = merged.members[0]
         gained = merged.above | merged.mask
-        for group in {id(g): g for g in self._group_of[first:]}.values():
+        for group in dict.fromkeys(self._group_of[first:]):
             if group.above & merged.mask:
                 group.above |= gained & ~group.mask
 

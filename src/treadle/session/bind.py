@@ -14,6 +14,7 @@ from treadle.capture.optimizers.registry import form_of
 from treadle.capture.run import fill, slots_in
 from treadle.capture.sources import Held, RunTimeNumber, State
 from treadle.compat.hooks import after_backward
+from treadle.graph.node_info import value_of
 from treadle.graph.signature import Role, StepGraph
 from treadle.util.expected import NotExpected
 
@@ -37,7 +38,7 @@ def first_misfit(step: StepGraph, inputs: Sequence[Tensor]) -> str:
     for entry, node, tensor in entries:
         if entry.role not in (Role.STATE, Role.GRADIENT):
             continue
-        was = node.meta["val"]
+        was = value_of(node)
         for word, before, now in (
             ("dtype", was.dtype, tensor.dtype),
             ("shape", list(was.shape), list(tensor.shape)),

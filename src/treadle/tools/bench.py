@@ -180,10 +180,10 @@ def bench(target: EntryPoint, *, memory: Budget, steps: int, with_torch: bool) -
 def _require_own_models(contestants: Sequence[Contestant]) -> None:
     """``PlanError`` TR-203 where two would train the same model."""
     owned = [
-        {id(p) for model in named_models(each.job.model).values() for p in model.parameters()}
+        {p for model in named_models(each.job.model).values() for p in model.parameters()}
         for each in contestants
     ]
-    if len(set[int]().union(*owned)) < sum(map(len, owned)):
+    if len(set[nn.Parameter]().union(*owned)) < sum(map(len, owned)):
         raise PlanError(
             "the function returns the same model each time it is called",
             code="TR-203",
@@ -220,7 +220,7 @@ def compile_in_place(model: nn.Module) -> None:
     of ``nn.Sequential``; called from a function of ours it is captured as any other."""
     inner = model.forward
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: object, **kwargs: object) -> object:
         return inner(*args, **kwargs)
 
     model.forward = torch.compile(forward)
@@ -269,7 +269,7 @@ def _quartiles(times: Sequence[float]) -> tuple[float, float, float]:
     return low, statistics.median(times), high
 
 
-def _numbers(result: Any) -> list[Tensor]:
+def _numbers(result: object) -> list[Tensor]:
     """What a step returned that is a number or has numbers, as float64 copies."""
     leaves = [leaf for leaf in flatten(result)[0] if isinstance(leaf, Tensor | int | float)]
     tensors = [torch.as_tensor(leaf).detach() for leaf in leaves]
@@ -295,7 +295,7 @@ def _peak(each: Contestant) -> int:
 
 
 def eager_peak(
-    run: Callable[..., Any], models: Any, optimizers: Any, batch: tuple[Any, ...]
+    run: Callable[..., object], models: object, optimizers: object, batch: tuple[object, ...]
 ) -> PeakReport:
     """The peak of ``run(*batch)``: parameters, gradients, state and batch counted."""
     modules: Sequence[nn.Module] = list(named_models(models).values())

@@ -70,7 +70,7 @@ class EntryPoint:
         return Job(step, model, optimizer, arguments)
 
 
-def _check_call(what: str, step: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _check_call(what: str, step: Callable[..., object], arguments: tuple[object, ...]) -> None:
     """``PlanError`` TR-203 where the step does not take so many arguments."""
     try:
         signature = inspect.signature(step)
@@ -85,7 +85,7 @@ def _check_call(what: str, step: Callable[..., Any], arguments: tuple[Any, ...])
         ) from None
 
 
-def _is_sequence(batch: Any) -> bool:
+def _is_sequence(batch: object) -> bool:
     """Whether a batch is a sequence of arguments; anything else is one argument."""
     return type(batch) in (tuple, list)
 
@@ -95,7 +95,7 @@ def _wrong(message: str) -> PlanError:
     return PlanError(message, code="TR-203", remedy=remedy)
 
 
-def _functions(names: Mapping[str, Any]) -> str:
+def _functions(names: Mapping[str, object]) -> str:
     own = [
         name
         for name, each in names.items()

@@ -17,6 +17,7 @@ from treadle.compat.operator_facts import gives_undefined
 from treadle.compat.operators import OpOverload
 from treadle.compiler.pipeline import compile_step
 from treadle.graph.execute import run_step
+from treadle.graph.node_info import known_value
 from treadle.graph.parsing import parse
 from treadle.graph.printing import show
 from treadle.graph.reduce import count_of, reduced
@@ -196,7 +197,7 @@ def _values(
 
 def _device_of(step: StepGraph) -> torch.device:
     """Where the graph runs: where most values are that are not on the host, else there."""
-    values = [each for node in step.graph.nodes for each in tensors_in(node.meta.get("val"))]
+    values = [each for node in step.graph.nodes for each in tensors_in(known_value(node))]
     devices = dict.fromkeys(each.device for each in values)
     away = (each for each in devices if not target_for(each).on_host)
     return next(away, next(iter(devices), torch.device("cpu")))

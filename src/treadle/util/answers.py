@@ -89,7 +89,7 @@ class _Place:
         """Before the next instruction."""
         return _Place(self.frame, self.at + 1, stack, names)
 
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[object, ...]:
         """Equal for places from which the same follows."""
         return id(self.frame), self.at, self.stack, tuple(sorted(self.names.items(), key=str))
 
@@ -122,7 +122,7 @@ class _Follower:
     def _only_raises(self, start: _Place) -> bool:
         """Whether every way on from ``start`` raises."""
         pending = [start]
-        seen: set[Any] = set()
+        seen: set[object] = set()
         while pending:
             place = pending.pop()
             identity = place.identity()

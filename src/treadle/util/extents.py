@@ -134,7 +134,7 @@ def _require_whole(size: "Size", other: object) -> None:
 
 
 def _unable(name: str) -> Callable[..., Any]:
-    def call(self: "Size", *_: Any) -> Any:
+    def call(self: "Size", *_: object) -> Any:
         raise VerifyError(f"{self.formula.text}: {name} would lose the formula")
 
     return call
@@ -470,16 +470,6 @@ def _atom_with(atom: Atom, dims: Mapping[str, Size]) -> int:
     return over // under if isinstance(atom, Quotient) else over % under
 
 
-def at_sizes(tree: Any, sizes: Sizes) -> Any:
-    """Nested tuples, lists and dicts with every ``Size`` as a plain number."""
-    match tree:
-        case Size():
-            return at(tree, sizes)
-        case tuple():
-            return tuple(at_sizes(each, sizes) for each in tree)
-        case list():
-            return [at_sizes(each, sizes) for each in tree]
-        case dict():
-            return {key: at_sizes(each, sizes) for key, each in tree.items()}
-        case _:
-            return tree
+def all_at(numbers: Iterable[int], sizes: Sizes) -> tuple[int, ...]:
+    """A shape, or strides, with every ``Size`` as a plain number."""
+    return tuple([at(each, sizes) for each in numbers])

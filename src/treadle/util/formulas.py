@@ -284,12 +284,12 @@ def reduced(formula: Polynomial, n: int) -> Polynomial:
     return Polynomial(tuple((atoms, c // n) for atoms, c in formula.terms))
 
 
-def to_data(formula: Polynomial) -> list[Any]:
+def to_data(formula: Polynomial) -> list[object]:
     """A formula as lists of strings and numbers."""
     return [[[_atom_data(atom) for atom in atoms], c] for atoms, c in formula.terms]
 
 
-def _atom_data(atom: Atom) -> list[Any]:
+def _atom_data(atom: Atom) -> list[object]:
     match atom:
         case Dim(name, low, high, sample):
             return [name, low, high, sample]

@@ -1,9 +1,7 @@
 """A random generator of the user's, in data: the graph and the artifact name it by a number."""
 
 from dataclasses import dataclass
-from typing import Any, final
-
-from torch.fx.node import map_aggregate
+from typing import final
 
 
 @final
@@ -17,13 +15,4 @@ class GeneratorRef:
         return f"generator {self.number}"
 
 
-def without_generators(tree: Any) -> Any:
-    """Arguments for a call that computes types alone: no generator is touched."""
-    return map_aggregate(tree, _without)
-
-
-def _without(value: Any) -> Any:
-    return None if isinstance(value, GeneratorRef) else value
-
-
-__all__ = ["GeneratorRef", "without_generators"]
+__all__ = ["GeneratorRef"]

@@ -48,20 +48,20 @@ def word(address: int) -> int:
     return ctypes.c_uint64.from_address(address).value
 
 
-def of_dict(value: Mapping[Any, Any]) -> Words | None:
+def of_dict(value: Mapping[Any, object]) -> Words | None:
     """A number that is another one after each write. (The order of an ``OrderedDict`` is not
     written there.)"""
     at = id(value) + _VERSION
     return Words((at,), (word(at),), (value,)) if _dicts_count() else None
 
 
-def of_class(value: Any) -> Words | None:
+def of_class(value: object) -> Words | None:
     """Which class it has."""
     found = layout()
     return found and _referring([(id(value) + found.kind, type(value))], value)
 
 
-def of_space(value: Any, held: Mapping[str, Any]) -> Words | None:
+def of_space(value: object, held: Mapping[str, object]) -> Words | None:
     """That its ``__dict__`` is ``held``."""
     kind = type(value)
     offset = -3 * WORD if kind.__flags__ & _MANAGED_DICT else kind.__dictoffset__
@@ -123,7 +123,7 @@ def of_slots(value: Any, members: Iterable[Any]) -> Words | None:
     if found is None:
         return None
     at: list[int] = []
-    held: list[tuple[Any, ...]] = []
+    held: list[tuple[object, ...]] = []
     for member in members:
         definition = word(id(member) + found.member)
         if ctypes.c_int.from_address(definition + WORD).value != _OBJECT_OR_ERROR:
@@ -169,20 +169,20 @@ def of_set(value: set[Any]) -> Words | None:
     return Words(at, expected, (value, held), direct=False)
 
 
-def _referring(pairs: Sequence[tuple[int, Any]], owner: Any) -> Words | None:
+def _referring(pairs: Sequence[tuple[int, object]], owner: object) -> Words | None:
     """Words that are the addresses of objects; nothing at all may stand for ``None``."""
     expected = [0 if each is None and not word(at) else id(each) for at, each in pairs]
     held = tuple(each for _, each in pairs)
     return _made([at for at, _ in pairs], expected, (owner, held))
 
 
-def _referring_at(offsets: Sequence[int], parts: Sequence[Any], owner: Any) -> Words | None:
+def _referring_at(offsets: Sequence[int], parts: Sequence[object], owner: object) -> Words | None:
     """Words of ``owner``, at these offsets, that are the addresses of ``parts``."""
     return _referring([(id(owner) + at, p) for at, p in zip(offsets, parts, strict=True)], owner)
 
 
 def _made(
-    at: Sequence[int], expected: Sequence[int], held: tuple[Any, ...], *, direct: bool = True
+    at: Sequence[int], expected: Sequence[int], held: tuple[object, ...], *, direct: bool = True
 ) -> Words | None:
     """Words as Python says they are; ``None`` if memory says otherwise."""
     for address, value in zip(at, expected, strict=True):
@@ -227,7 +227,7 @@ def gathered(addresses: Sequence[int]) -> Callable[[], Any]:
 class _Slotted:
     __slots__ = ("first", "second")
     first: Any
-    second: Any
+    second: object
 
 
 @final
@@ -239,8 +239,8 @@ class _Layout:
         def function(a: int = 1, *, b: int = 2) -> int:
             return a + b + len(own)
 
-        own: list[Any] = [object() for _ in range(3)]
-        ordered: OrderedDict[Any, Any] = OrderedDict()
+        own: list[object] = [object() for _ in range(3)]
+        ordered: OrderedDict[object, object] = OrderedDict()
         cell = next(iter(function.__closure__ or ()))
         called = property(lambda _: 1, lambda _, __: None, lambda _: None)
         parts = function.__code__, function.__defaults__, function.__kwdefaults__
@@ -272,7 +272,7 @@ def layout() -> _Layout | None:
         return None
 
 
-def find(owner: Any, held: int) -> int:
+def find(owner: object, held: int) -> int:
     """Where ``owner`` keeps a word."""
     for offset in range(0, type(owner).__basicsize__, WORD):
         if word(id(owner) + offset) == held:
@@ -280,7 +280,7 @@ def find(owner: Any, held: int) -> int:
     raise LookupError(type(owner).__name__)
 
 
-def _space(value: Any) -> int:
+def _space(value: object) -> int:
     """Where an object that nobody has asked for its ``__dict__`` will have it."""
     offset = type(value).__dictoffset__
     if offset > 0 and not word(id(value) + offset):

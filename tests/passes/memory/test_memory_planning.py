@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from passes.memory.traced_steps import perceptron, traced, transformer
 from testing import trace
 from treadle.graph.execute import run_step
+from treadle.graph.node_info import info, with_info
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
 from treadle.passes.memory.choose import fastest_plan, plan_memory
@@ -189,9 +190,9 @@ def test_recomputing_everything_changes_no_bit(blocks):
     step, inputs = blocks
     again = rematerialise(step, set())
     assert_same(step, again, inputs)
-    copies = [node for node in again.graph.nodes if node.meta.get("recomputed")]
+    copies = [node for node in again.graph.nodes if info(node).recomputed]
     assert copies
-    assert {node.meta["phase"] for node in copies} == {"backward"}
+    assert {info(node).phase for node in copies} == {"backward"}
     assert not any(kind_of(node) is Kind.RANDOM for node in copies)
 
 
@@ -199,7 +200,7 @@ def test_keeping_everything_adds_nothing(blocks):
     step, inputs = blocks
     facts = facts_of(step)
     again = rematerialise(step, {facts.nodes[i] for i in classify(facts).needed})
-    assert not any(node.meta.get("recomputed") for node in again.graph.nodes)
+    assert not any(info(node).recomputed for node in again.graph.nodes)
     assert_same(step, again, inputs)
 
 
@@ -290,7 +291,7 @@ def test_updates_follow_their_gradients():
 def test_updates_that_read_inputs_alone_come_after_all_inputs():
     inputs = torch.ones(2), torch.ones(2)
     step = trace(lambda count, x: (x * 2, count + 1), *inputs, writes={1: 0})
-    node_of(step, "add").meta["phase"] = "optimizer"
+    with_info(node_of(step, "add"), phase="optimizer")
     early = build(update_early(as_traced(facts_of(step))))  # verifies
     assert_same(early, step, inputs)
 

@@ -8,6 +8,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+from treadle.graph.node_info import with_info
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 
 aten = torch.ops.aten
@@ -58,9 +59,7 @@ def traced(
 def _annotate(graph: fx.Graph, nodes: list[fx.Node], border: list[int]) -> None:
     for position, node in enumerate(nodes):
         phase = sum(position >= each for each in border)
-        node.meta["phase"] = ("forward", "backward", "optimizer")[phase]
-        node.meta.setdefault("where", "")
-        node.meta.setdefault("module", "")
+        with_info(node, phase=("forward", "backward", "optimizer")[phase])
         if node.target is aten.bernoulli_.float:
             node.target = aten.bernoulli.p
             with torch.no_grad():

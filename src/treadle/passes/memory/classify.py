@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from treadle.graph.node_info import info, value_of
 from treadle.graph.operators import is_item
 from treadle.graph.signature import Role
 from treadle.passes.memory.cost import Kind
@@ -58,7 +59,7 @@ def must_save(facts: Facts, i: int, *, products: bool) -> str:
     kind = facts.kinds[i]
     if facts.keep[i]:
         return "random: drawn once" if kind is Kind.RANDOM else "has an effect"
-    if facts.nodes[i].meta.get("asked") == "must_save" and can_keep(facts, i):
+    if info(facts.nodes[i]).asked == "must_save" and can_keep(facts, i):
         return "marked must-save"
     if kind is Kind.PRODUCT and not products:
         return "products are kept at this budget"
@@ -69,7 +70,7 @@ def can_keep(facts: Facts, i: int) -> bool:
     """Whether ``i`` is a tensor with bytes of its own: no view, nor an operation with several
     results, of which each is kept or not."""
     node = facts.nodes[i]
-    if isinstance(node.meta["val"], tuple | list):
+    if isinstance(value_of(node), tuple | list):
         return False
     return facts.kinds[i] is not Kind.VIEW or is_result(facts, i)
 

@@ -6,11 +6,12 @@ from math import prod
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
 from treadle.compat.operator_facts import MATTERS, CostClass, Effect, facts_of
 from treadle.graph.alias import storages
+from treadle.graph.arguments import given_of
+from treadle.graph.node_info import value_of
 from treadle.graph.operators import OpOverload, effects_of
 from treadle.graph.types import tensors_in
 from treadle.targets.model import DeviceModel
@@ -52,8 +53,8 @@ def kind_of(node: fx.Node) -> Kind:
 
 def _shows_first_operand(node: fx.Node) -> bool:
     """Whether all results are memory of the first operand's."""
-    held, sources = storages(node.meta["val"]), node.all_input_nodes
-    return bool(held and sources) and held <= storages(sources[0].meta["val"])
+    held, sources = storages(value_of(node)), node.all_input_nodes
+    return bool(held and sources) and held <= storages(value_of(sources[0]))
 
 
 def flops_of(node: fx.Node) -> float:
@@ -63,20 +64,19 @@ def flops_of(node: fx.Node) -> float:
     formula = flop_registry.get(node.target.overloadpacket)
     if formula is None:
         return 0.0
-    args = map_arg(node.args, lambda each: each.meta["val"])
-    kwargs = map_arg(node.kwargs, lambda each: each.meta["val"])
-    return float(formula(*args, **kwargs, out_val=node.meta["val"]))
+    args, kwargs = given_of(node, value_of)
+    return float(formula(*args, **kwargs, out_val=value_of(node)))
 
 
 def bytes_of(node: fx.Node) -> int:
     """Bytes of a node's elements, all results together."""
-    return sum(each.numel() * each.dtype.itemsize for each in tensors_in(node.meta["val"]))
+    return sum(each.numel() * each.dtype.itemsize for each in tensors_in(value_of(node)))
 
 
 def work_of(node: fx.Node) -> tuple[float, int, torch.dtype | None]:
     """Of a kernel of PyTorch's: flops of products, bytes with each operand and result once, and
     the dtype of its first result."""
-    tensors = tensors_in(node.meta["val"])
+    tensors = tensors_in(value_of(node))
     moved = bytes_of(node) + sum(map(bytes_of, node.all_input_nodes))
     return flops_of(node), moved, tensors[0].dtype if tensors else None
 
@@ -104,4 +104,4 @@ def slow_seconds(node: fx.Node, device: DeviceModel) -> float:
     """Time for transcendental functions, if ``node`` computes any."""
     if not isinstance(node.target, OpOverload) or not facts_of(node.target).slow_elements:
         return 0.0
-    return sum(prod(each.shape) for each in tensors_in(node.meta["val"])) * device.element
+    return sum(prod(each.shape) for each in tensors_in(value_of(node))) * device.element

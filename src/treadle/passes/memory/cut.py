@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from treadle.graph.node_info import info
 from treadle.passes.memory.classify import SaveCandidates, can_keep, is_result, must_save
 from treadle.passes.memory.fused import stored_anyway
 from treadle.passes.memory.order import Facts
@@ -98,7 +99,7 @@ def _keeping_costs(
         else:
             weight = 1.0 if stored[i] else weights.removed
             costs[i] = size * weight * (1 + weights.age * (1 - i / last))
-        if facts.nodes[i].meta.get("asked") == "must_recompute" and not _is_drawn(facts, i):
+        if info(facts.nodes[i]).asked == "must_recompute" and not _is_drawn(facts, i):
             costs[i] = math.inf
     return costs
 

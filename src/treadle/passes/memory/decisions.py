@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from treadle.graph.node_info import info, value_of
 from treadle.graph.operators import operation_name
 from treadle.graph.types import show_type
 from treadle.passes.memory.classify import classify, must_save
@@ -50,10 +51,10 @@ def _decision(facts: Facts, i: int, again: bool) -> Decision:
     return Decision(
         str(node),
         operation_name(node.target),
-        show_type(node.meta["val"]),
+        show_type(value_of(node)),
         facts.held_bytes(i),
-        node.meta.get("module", ""),
-        node.meta.get("where", ""),
+        info(node).module,
+        info(node).where,
         verdict,
         why,
     )

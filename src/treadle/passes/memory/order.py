@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from treadle.compat.tensors import storage_of
+from treadle.graph.node_info import info, value_of
 from treadle.graph.operators import may_recompute
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import tensors_in
@@ -139,7 +140,7 @@ def facts_of(step: StepGraph) -> Facts:
         nodes=nodes,
         operands=operands,
         kinds=kinds,
-        phases=tuple(PHASES[node.meta.get("phase", "forward")] for node in nodes),
+        phases=tuple(PHASES[info(node).phase or "forward"] for node in nodes),
         inherits=inherits,
         sizes=tuple(tuple(each.values()) for each in held),
         keep=tuple(not may_recompute(node) for node in nodes),
@@ -156,7 +157,7 @@ def facts_of(step: StepGraph) -> Facts:
 def _storages_in_order(node: fx.Node) -> dict[int, int]:
     """Identity -> bytes of each storage behind a node."""
     held: dict[int, int] = {}
-    for tensor in tensors_in(node.meta["val"]):
+    for tensor in tensors_in(value_of(node)):
         storage = tensor.untyped_storage()
         held[storage_of(tensor)] = storage.nbytes()
     return held

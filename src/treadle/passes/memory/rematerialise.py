@@ -4,8 +4,9 @@ from collections.abc import Collection
 from typing import Any
 
 from torch import fx
-from torch.fx.node import map_arg
 
+from treadle.graph.arguments import map_nodes
+from treadle.graph.node_info import copy_notes, set_value, value_of, with_info
 from treadle.graph.signature import StepGraph
 from treadle.graph.values import compute, like
 from treadle.graph.verify import verify
@@ -20,7 +21,7 @@ def rematerialise(step: StepGraph, saved: Collection[fx.Node]) -> StepGraph:
     before:  h = mm(x, w); a = relu(h); ...; g = mm(t(a), d)           | a kept
     after:   h = mm(x, w); a = relu(h); ...; a' = relu(h); g = mm(t(a'), d)   | h kept
 
-    Second computations have ``meta["recomputed"]``. Random operations are never repeated, so
+    Second computations are noted as ``recomputed``. Random operations are never repeated, so
     the outputs are the same.
     """
     facts = facts_of(step)
@@ -145,18 +146,18 @@ def build(order: Order) -> StepGraph:
         copied = graph.create_node(
             node.op,
             node.target,
-            map_arg(node.args, by_node.__getitem__),
-            map_arg(node.kwargs, by_node.__getitem__),
+            map_nodes(by_node.__getitem__, node.args),
+            map_nodes(by_node.__getitem__, node.kwargs),
             name,
             node.type,
         )
-        copied.meta = dict(node.meta)
+        copy_notes(copied, node)
         moved = facts.kinds[i] is Kind.VIEW and any(fresh[each] for each in operands)
         fresh.append(order.again[k] or moved)
         if order.again[k]:
-            copied.meta |= {"phase": "backward", "recomputed": True}
+            with_info(copied, phase="backward", recomputed=True)
         if fresh[k]:
-            copied.meta["val"] = _value(copied, view=facts.kinds[i] is Kind.VIEW)
+            set_value(copied, _value(copied, view=facts.kinds[i] is Kind.VIEW))
         made.append(copied)
     graph.output(tuple(None if k is None else made[k] for k in order.returned))
     step = StepGraph(graph, facts.step.signature, list(facts.step.history))
@@ -166,7 +167,7 @@ def build(order: Order) -> StepGraph:
 
 def _value(node: fx.Node, *, view: bool) -> Any:
     """A value like the original's: in its operand's bytes for a view, in new ones otherwise."""
-    return compute(node) if view else like(node.meta["val"])
+    return compute(node) if view else like(value_of(node))
 
 
 def extra_seconds(order: Order, seconds: tuple[float, ...]) -> float:

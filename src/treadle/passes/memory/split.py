@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from treadle.graph.alias import storages
+from treadle.graph.node_info import copy_notes, info, set_value, value_of, with_info
 from treadle.graph.operators import has_effect
 from treadle.graph.values import compute
 from treadle.util.errors import PlanError
@@ -55,10 +56,10 @@ def split(
     returned: Sequence[Result] = output.args[0]  # type: ignore[assignment]
     late = _after(graph, tangents)
     effects = [node for node in graph.nodes if node.op == "call_function" and has_effect(node)]
-    second = [n for n in effects if n in late or n.meta.get("phase") == "backward"]
+    second = [n for n in effects if n in late or info(n).phase == "backward"]
     first = [n for n in effects if n not in second]
     ahead = _needed([*(node for node in returned[:results] if node is not None), *first, *saved])
-    late |= {n for n in graph.nodes if n.meta.get("recomputed")}
+    late |= {n for n in graph.nodes if info(n).recomputed}
     late |= _needed([*filter(None, returned[results:]), *second]) - ahead - set(inputs)
     late -= {n for n in late if n.target is operator.getitem and n.args[0] in ahead}
     kept = _kept(graph, late, [*returned[results:]], set(tangents))
@@ -80,7 +81,7 @@ def copy_overwritten(
     """
     late = set(tangents)
     for node in graph.nodes:
-        again = node.meta.get("recomputed") or node.meta.get("phase") == "backward"
+        again = info(node).recomputed or info(node).phase == "backward"
         if node.op != "output" and (again or not late.isdisjoint(node.all_input_nodes)):
             late.add(node)
     copies: list[fx.Node] = []
@@ -89,8 +90,9 @@ def copy_overwritten(
         if readers:
             with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
                 copy = graph.call_function(torch.ops.aten.clone.default, (place,))
-            copy.meta = dict(place.meta) | {"phase": "forward"}
-            copy.meta["val"] = compute(copy)
+            copy_notes(copy, place)
+            with_info(copy, phase="forward")
+            set_value(copy, compute(copy))
             for each in readers:
                 each.replace_input_with(place, copy)
             copies.append(copy)
@@ -161,9 +163,9 @@ def _shown(node: fx.Node) -> fx.Node | None:
     """The operand that ``node`` is a view of."""
     if node.op != "call_function" or node.target is operator.getitem or not node.args:
         return None
-    held = storages(node.meta["val"])
+    held = storages(value_of(node))
     operands = node.all_input_nodes
-    if len(operands) == 1 and held and held <= storages(operands[0].meta["val"]):
+    if len(operands) == 1 and held and held <= storages(value_of(operands[0])):
         return operands[0]
     return None
 
@@ -183,7 +185,7 @@ def extract(
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         copies[node] = made.placeholder(node.name)
-        copies[node].meta = dict(node.meta)
+        copy_notes(copies[node], node)
     wanted = _between(inputs, [*(node for node in outputs if node is not None), *effects])
     for node in graph.nodes:
         if node in copies or node not in wanted or node.op == "output":

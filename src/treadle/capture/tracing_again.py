@@ -1,0 +1,100 @@
+"""A piece of the trace in progress, put there once more for other tensors without being traced.
+
+::
+
+    traced:   d = detach(p1);  m = mul(d, keep);  c = copy_(p1, m)     the piece, for p1
+    again:    d2 = detach(p2); m2 = mul(d2, keep); c2 = copy_(p2, m2)  the same for p2
+
+An operation is a node of the graph, a proxy, and a run on fake tensors, which tells the type of its
+result. Of a piece that was traced for tensors of the same types the results are known: what is new
+is the node, and fake memory where a result has memory of its own. Operations that write, or whose
+results share memory with what they are given, run on fake tensors: so views and versions are right.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import final
+
+from torch import SymInt, Tensor, fx
+
+from treadle.compat.fake import FakeTensor, fake_like
+from treadle.compat.operators import OpOverload, written_arguments
+from treadle.compat.tensors import storage_key
+from treadle.compat.tracing import TraceInProgress, outside_modes
+from treadle.graph.arguments import given_of, map_nodes
+from treadle.graph.node_info import known_value, set_value, value_of
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """One operation of a piece. ``runs``: whether it has to run to know its result."""
+
+    node: fx.Node
+    target: OpOverload
+    value: FakeTensor
+    runs: bool
+
+    def result(self, values: Mapping[fx.Node, Tensor]) -> Tensor:
+        """What it gives, for what the nodes of the piece stand for now."""
+        if not self.runs:
+            return fake_like(self.value)
+        args, kwargs = given_of(self.node, lambda each: values.get(each, value_of(each)))
+        return self.target(*args, **kwargs)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TracedPiece:
+    """What was traced for the tensors that ``given`` stood for."""
+
+    given: tuple[fx.Node, ...]
+    operations: tuple[_Operation, ...]
+
+    def again(self, tensors: Sequence[Tensor]) -> None:
+        """The piece once more, for ``tensors`` of the types that the first had."""
+        trace = TraceInProgress()
+        nodes = dict(zip(self.given, map(trace.node_of, tensors), strict=True))
+        values = dict(zip(self.given, tensors, strict=True))
+        with outside_modes():
+            for each in self.operations:
+                args, kwargs = map_nodes(
+                    lambda node: nodes.get(node, node), (each.node.args, each.node.kwargs)
+                )
+                made = trace.graph.create_node(
+                    "call_function", each.target, args, kwargs, each.node.name
+                )
+                nodes[each.node], values[each.node] = made, each.result(values)
+                if each.runs:
+                    trace.track(values[each.node], made)
+                else:
+                    set_value(made, values[each.node])
+
+
+def tracing_of(tensors: Sequence[Tensor]) -> Callable[[], TracedPiece | None]:
+    """To be asked when a piece was traced for ``tensors``, from now on: the piece; ``None`` where
+    it is one that has to be traced each time."""
+    trace = TraceInProgress()
+    start = len(trace.graph.nodes)
+    given = tuple(map(trace.node_of, tensors))
+
+    def piece() -> TracedPiece | None:
+        last = islice(reversed(trace.graph.nodes), len(trace.graph.nodes) - start)
+        found = tuple(map(_operation, reversed(tuple(last))))
+        known = tuple(each for each in found if each is not None)
+        return TracedPiece(given, known) if len(known) == len(found) else None
+
+    return piece
+
+
+def _operation(node: fx.Node) -> _Operation | None:
+    """An operation with one dense result of fixed sizes; ``None`` for others."""
+    value, target = known_value(node), node.target
+    if not isinstance(value, FakeTensor) or not isinstance(target, OpOverload):
+        return None
+    key = storage_key(value)
+    if key is None or any(isinstance(n, SymInt) for n in (*value.shape, *value.stride())):
+        return None
+    shared = any(storage_key(known_value(each)) == key for each in node.all_input_nodes)
+    return _Operation(node, target, value, shared or bool(written_arguments(target)))
