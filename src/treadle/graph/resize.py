@@ -9,8 +9,8 @@
 from typing import Any
 
 import torch
-from torch.fx.node import map_aggregate
 
+from treadle.graph.arguments import map_argument
 from treadle.graph.node_info import set_value, value_of
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
@@ -57,7 +57,7 @@ def _input(value: Any, old: int, new: int) -> Any:
 def _argument(given: Any, old: int, new: int) -> Any:
     if not isinstance(given, tuple | list):
         return given
-    return map_aggregate(given, lambda each: new if type(each) is int and each == old else each)
+    return map_argument(lambda each: new if type(each) is int and each == old else each, given)
 
 
 __all__ = ["resized", "sizes_of"]
