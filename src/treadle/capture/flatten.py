@@ -4,7 +4,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -147,7 +147,7 @@ def _step(key: Any) -> str:
 
 def _shown(key: object) -> str:
     if type(key) is tuple:
-        return f"({', '.join(map(_shown, cast(tuple[object, ...], key)))})"
+        return f"({', '.join(map(_shown, key))})"
     return repr(key) if is_plain(key) else type(key).__name__
 
 
@@ -203,7 +203,7 @@ def keys_in(tree: object) -> list[object]:
         key
         for node in nodes_in(tree)
         if isinstance(node, dict)
-        for key in cast(dict[object, object], node)
+        for key in node
         if type(key) is not str and not isinstance(key, Tensor)
     ]
 

@@ -107,13 +107,7 @@ def parts_of(value: object, label: str) -> Made:
         case staticmethod() | classmethod():
             return Made((Fixed(label, {"func": value.__func__}),))
         case types.MappingProxyType():
-            return Made(
-                (
-                    Listed(
-                        label, lambda: dict(cast("types.MappingProxyType[object, object]", value))
-                    ),
-                )
-            )
+            return Made((Listed(label, lambda: dict(value)),))
         case KeysView() | ValuesView() | ItemsView() if not is_heap(type(value)):
             view = cast("Iterable[object]", value)
             return Made((Listed(label, lambda: dict(enumerate(view))),))
@@ -323,10 +317,10 @@ def _frozen(value: object, depth: int) -> object:
     if is_plain(value):
         return plain_fact(value)
     if isinstance(value, list | tuple) and depth < 8:
-        items = itertools.islice(cast(Iterable[object], value), 1 << 12)
+        items = itertools.islice(value, 1 << 12)
         return type(value), tuple(_frozen(each, depth + 1) for each in items)
     if type(value) is dict and depth < 8:
-        pairs = cast(Reading, value).items()
+        pairs = value.items()
         return dict, tuple((_frozen(k, depth + 1), _frozen(v, depth + 1)) for k, v in pairs)
     if isinstance(value, type | types.BuiltinFunctionType):
         return value

@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeGuard, TypeVar, cast, final
+from typing import Any, Protocol, TypeGuard, TypeVar, final
 
 import numpy as np
 import torch
@@ -350,5 +350,5 @@ def plain(tree: Any) -> Any:
     if type(tree) in (list, tuple):
         return type(tree)(map(plain, tree))
     if type(tree) is dict:
-        return {key: plain(each) for key, each in cast("dict[object, object]", tree).items()}
+        return {key: plain(each) for key, each in tree.items()}
     return tree

@@ -8,7 +8,7 @@ from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -110,13 +110,13 @@ def names_of_parts(
 def _parts(value: object) -> Reading | None:
     match value:
         case dict():
-            return dict(cast(dict[object, object], value))
+            return dict(value)
         case list():
-            return dict(enumerate(cast(list[object], value)))
+            return dict(enumerate(value))
         case tuple():
-            return dict(enumerate(cast(tuple[object], value))) if has_own(value) else None
+            return dict(enumerate(value)) if has_own(value) else None
         case UserDict():
-            return dict(cast(UserDict[object, object], value).data)
+            return dict(value.data)
         case _ if dataclasses.is_dataclass(value):
             names = [field.name for field in dataclasses.fields(value)]
             return {name: operator.attrgetter(name)(value) for name in names}
@@ -149,11 +149,11 @@ def _with_parts(value: object, parts: Mapping[Any, object]) -> object:
     for name, part in parts.items():
         match twin:
             case dict():
-                dict.__setitem__(cast(dict[object, object], twin), name, part)
+                dict.__setitem__(twin, name, part)
             case list():
-                list.__setitem__(cast(list[object], twin), name, part)
+                list.__setitem__(twin, name, part)
             case UserDict():
-                cast(UserDict[object, object], twin).data[name] = part
+                twin.data[name] = part
             case _:
                 object.__setattr__(twin, name, part)
     return twin

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CellType, FunctionType, ModuleType
-from typing import Any, cast
 
 from torch.optim import Optimizer
 
@@ -101,7 +100,7 @@ class ReadNames:
         """Whether users or what they installed made it, or its class."""
         if isinstance(value, FunctionType):
             return whose(value.__code__.co_filename) >= Whose.INSTALLED
-        kind = cast("type[Any]", value if isinstance(value, type) else type(value))
+        kind = value if isinstance(value, type) else type(value)
         return is_heap(kind) and self.owner(kind) >= Whose.INSTALLED
 
 

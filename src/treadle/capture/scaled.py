@@ -5,8 +5,8 @@ input of the graph. A function that has no form here is given the number itself,
 then depends.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -241,4 +241,4 @@ def _of_each(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) 
 
 
 def _is_list(value: object, count: int) -> bool:
-    return isinstance(value, list | tuple) and len(cast("Sequence[object]", value)) == count
+    return isinstance(value, list | tuple) and len(value) == count
