@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.fx.node import map_aggregate
 
+from treadle.compat.fake import without_words
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import compute
@@ -34,7 +35,8 @@ def resized(step: StepGraph, old: int, new: int) -> StepGraph | None:
         elif node.op == "call_function":
             node.args = tuple(_argument(each, old, new) for each in node.args)
             try:
-                node.meta["val"] = compute(node)
+                with without_words():
+                    node.meta["val"] = compute(node)
             except Exception:  # of any operation's: it does not take that, which is the answer
                 return None
     return made
