@@ -242,6 +242,14 @@ def test_graphs_that_eager_does_not_run(tmp_path):
     assert trial.unseen == "a condition of the graph does not hold on made-up inputs"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the graph's device must be missing")
+def test_a_graph_for_a_device_that_is_not_here(tmp_path, capsys):
+    path = tmp_path / "graph.txt"
+    path.write_text("x: f32[4] on cuda:0\ny: f32[4] on cuda:0 = relu(x)\nreturn [y]")
+    assert main(["reduce", str(path)]) == Exit.REFUSED
+    assert "cannot be made on this machine" in capsys.readouterr().err
+
+
 def test_numbers_of_half_precision_have_room(tmp_path):
     text = "x: bf16[64]\ny: bf16[64] = exp(x)\nz: bf16[64] = mul.Tensor(y, y)\nreturn [z]"
     assert Trial(Options(cache_dir=tmp_path), 1e-4).failure(parse(text)) is None

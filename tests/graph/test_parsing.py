@@ -262,6 +262,58 @@ def test_what_is_no_step_is_refused_with_its_place(text, line, column, message):
     assert (caught.value.code, caught.value.line, caught.value.column) == ("TR-007", line, column)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x: f32[4] on moon\nreturn [x]",
+        "x: f32[99999999999999999999, 99]\nreturn [x]",
+        "x: f32[9999999999999, 9999999]\nreturn [x]",
+        "x: f32[2]  # batch '\\x'\nreturn [x]",
+        "x: f32[2]\nc: f32[99999999999999, 9] = constant c [1.0]\nreturn [x]",
+    ],
+)
+def test_tensors_that_cannot_be_are_refused(text):
+    with pytest.raises(ParseError) as caught:
+        parse(text)
+    assert len(caught.value.message.splitlines()) == 1
+
+
+def test_a_graph_of_a_device_that_is_not_here():
+    text = (
+        "x: f32[4] on cuda:0  # batch\nrelu: f32[4] on cuda:0 = relu(x)  # forward\nreturn [relu]"
+    )
+    assert show(parse(text), exact=True) == f"{text}  # ['out0']"
+
+
+WHOLE = """
+w: f32[5, 7]  # parameter a.b
+x: f32[3, 5]
+mm: f32[3, 7] = mm(x, w)  # forward, module 'h.0', region 3, at x.py:3: foo
+max: (f32[3], i64[3]) = max.dim(mm, 1)
+getitem: f32[3] = max[0]
+c: f32[2] = constant c0 [1.0, -0.0]
+e: i64[3, 5] = empty_strided([3, 5], [5, 1], dtype=i64, device=device('cpu'))
+mul: f32[5, 7] = mul.Tensor(w, 0.5)
+return [mm, None, getitem, c, e]
+w <- mul  # it
+"""
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_damaged_texts_are_read_or_refused(data):
+    """Never another error, whatever was typed."""
+    at = data.draw(st.integers(0, len(WHOLE)))
+    typed = data.draw(st.text(" ()[]{}<>,:=%$#'\n+-*/\\.0129abfixTN_", max_size=3))
+    text = WHOLE[:at] + typed + WHOLE[at + data.draw(st.integers(0, 3)) :]
+    try:
+        found = parse(text)
+    except ParseError:
+        return
+    exact = show(found, exact=True)
+    assert show(parse(exact), exact=True) == exact
+
+
 def test_the_error_shows_the_place():
     with pytest.raises(ParseError) as caught:
         parse("x: f32[2]\nneg: f32[2] = neg(y)\nreturn [neg]")

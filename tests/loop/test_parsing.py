@@ -245,3 +245,25 @@ def test_what_is_no_array_is_refused_with_its_place(text, line, column, message)
         parse_array(text)
     assert message in caught.value.message
     assert (caught.value.line, caught.value.column) == (line, column)
+
+
+WHOLE = """
+axes i<4, j<8, k<8
+[i, j] -> f32
+  $0 = exp(x[8*i + (j//2) - 1 if <j> >= 1:i64]:f32)
+  ($0 / (sum{k} x[8*i + value(n[k]:i64, 0, 7)]:f32)) + (-0.0:f32 * f32(-2:i64))
+"""
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_damaged_texts_are_read_or_refused(data):
+    """Never another error, whatever was typed."""
+    at = data.draw(st.integers(0, len(WHOLE)))
+    typed = data.draw(st.text(" ()[]{}<>,:=%$'\n+-*/.0129abfijkxT_", max_size=3))
+    text = WHOLE[:at] + typed + WHOLE[at + data.draw(st.integers(0, 3)) :]
+    try:
+        found = parse_array(text)
+    except ParseError:
+        return
+    check(found)

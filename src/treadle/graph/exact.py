@@ -82,11 +82,7 @@ def value_text(arg: Any, names: Mapping[fx.Node, str]) -> str:
 def operation_text(target: Any) -> str:
     """``aten.mm.default`` -> ``mm``: as short as ``operation_of`` understands it."""
     if isinstance(target, OpOverload):
-        short = operation_name(target)
-        for text in (short, str(target).removesuffix(".default")):
-            if operation_of(text) is target:
-                return text
-        return str(target)
+        return _overload_text(target)
     functions = (types.BuiltinFunctionType, types.FunctionType)
     if isinstance(target, functions) and target.__module__ in PYTHON:
         return f"python.{target.__module__}.{target.__name__}"
@@ -94,6 +90,12 @@ def operation_text(target: Any) -> str:
 
 
 @functools.cache
+def _overload_text(target: OpOverload) -> str:
+    whole = str(target)
+    shorter = (operation_name(target), whole.removesuffix(".default"))
+    return next((text for text in shorter if operation_of(text) is target), whole)
+
+
 def operation_of(text: str) -> Any:
     """What ``operation_text`` calls so; ``None`` for nothing.
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from treadle.compat.fake import FakeTensorMode
+from treadle.compat.fake import FakeTensorMode, without_words
 from treadle.graph.exact import NOTES, operation_of, operation_text
 from treadle.graph.node_info import set_value, value_of, with_info
 from treadle.graph.operators import is_mutable
@@ -124,9 +124,17 @@ class _Reader:
         self.inputs.append(Input(role, users or name))
         node = self.graph.placeholder(name)
         node.name = node.target = name  # also where FX would take another
-        with torch.no_grad(), self.mode:
-            set_value(node, kind.empty())
+        with self.mode:
+            set_value(node, self._empty(kind, at))
         return node
+
+    def _empty(self, kind: TensorText, at: int) -> Tensor:
+        try:
+            with torch.no_grad():
+                return kind.empty()
+        except (RuntimeError, AssertionError, TypeError) as error:  # no such device, no such size
+            text = f"there is no such tensor: {_first_line(error)}"
+            raise self.scanner.error(text, at) from error
 
     def _users_name(self) -> str:
         quoted = self.scanner.quoted()
@@ -205,9 +213,10 @@ class _Reader:
         if is_mutable(node):
             raise self.scanner.error("an operation that writes to its argument", at)
         try:
-            set_value(node, compute(node, self.mode))
+            with without_words():
+                set_value(node, compute(node, self.mode))
         except Exception as error:  # of any operation's
-            text = f"{operation_text(node.target)} does not take this: {error}"
+            text = f"{operation_text(node.target)} does not take this: {_first_line(error)}"
             raise self.scanner.error(text, at) from error
         return node
 
@@ -228,7 +237,7 @@ class _Reader:
         path = self.scanner.word(DOTTED, "the name of a constant")
         if not isinstance(kind, TensorText):
             raise self.scanner.error("a constant is one tensor", at)
-        value = self._literals.numbers(kind.empty())
+        value = self._literals.numbers(self._empty(kind, at))
         if path not in self.constants:
             self.constants[path] = self.mode.from_tensor(value)
             _put(self.owner, path, value)
@@ -287,6 +296,11 @@ class _Reader:
             return self.values[name]
         self.scanner.at = at
         return self._literals.literal()
+
+
+def _first_line(error: Exception) -> str:
+    """Without where PyTorch was in its own code."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _put(owner: nn.Module, path: str, value: Tensor) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from treadle.compat.fake import without_words
 from treadle.graph.arguments import map_argument
 from treadle.graph.node_info import set_value, value_of
 from treadle.graph.signature import StepGraph
@@ -35,7 +36,8 @@ def resized(step: StepGraph, old: int, new: int) -> StepGraph | None:
         elif node.op == "call_function":
             node.args = tuple(_argument(each, old, new) for each in node.args)
             try:
-                set_value(node, compute(node))
+                with without_words():
+                    set_value(node, compute(node))
             except Exception:  # of any operation's: it does not take that, which is the answer
                 return None
     return made

@@ -235,6 +235,7 @@ def run_reduce(job: Job, console: Console, progress: Console) -> int:
         load_module(path)
     step = parse(text)
     check_output(job.smallest)
+    _require_inputs(job, step)
     with tempfile.TemporaryDirectory(prefix="treadle-reduce-") as folder:
         options = replace(from_environment(), cache_dir=Path(folder), progress=False, dump=None)
         trial = Trial(replace(options, debug=0, memory=job.memory), job.tolerance)
@@ -269,6 +270,18 @@ def _search(
     _say(console, show(found))
     _say(console, f"written to {job.smallest}; again: {job.again}")
     return 0
+
+
+def _require_inputs(job: Job, step: StepGraph) -> None:
+    """``TreadleError`` TR-009 where the graph is for a device that is not here."""
+    try:
+        made_up_inputs(step)
+    except (RuntimeError, AssertionError) as error:  # of any device's
+        raise TreadleError(
+            f"the inputs of {job.path} cannot be made on this machine: {error}",
+            code="TR-009",
+            remedy="reduce it where it was captured, or write another device into its text",
+        ) from error
 
 
 def _no_failure(job: Job, trial: Trial, console: Console) -> int:

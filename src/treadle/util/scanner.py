@@ -76,8 +76,12 @@ class Scanner:
 
     def quoted(self) -> str | None:
         """Go past a text between quotes, as Python writes it, if that is the next piece."""
+        at = self.place()
         found = self.match(_QUOTED)
-        return None if found is None else str(ast.literal_eval(found))
+        try:
+            return None if found is None else str(ast.literal_eval(found))
+        except (SyntaxError, ValueError) as error:
+            raise self.error(f"this is no text between quotes: {error}", at) from error
 
     def number(self) -> int | float | None:
         """Go past a number, if that is the next piece; ``1`` is an int and ``1.0`` a float."""
