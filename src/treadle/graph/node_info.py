@@ -124,7 +124,7 @@ def forget(node: fx.Node) -> None:
 
 
 def notes(node: fx.Node) -> dict[str, object]:
-    """All that others than treadle and FX noted of ``node``: passes of users."""
+    """What others noted of ``node`` besides its value: PyTorch, and passes of users."""
     return {key: each for key, each in node.meta.items() if key not in (_VALUE, _INFO)}
 
 

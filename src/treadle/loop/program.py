@@ -126,7 +126,9 @@ class Call:
     def refs(self) -> tuple[TensorRef, ...]:
         """The tensors among its arguments, in order."""
         return tuple(
-            each for each in leaves((self.args, self.kwargs)) if isinstance(each, TensorRef)
+            each
+            for each in leaves(*self.args, *self.kwargs.values())
+            if isinstance(each, TensorRef)
         )
 
     @property

@@ -104,9 +104,9 @@ StepArgument: TypeAlias = Nested[View | Plain]
 """An argument of a library call."""
 
 
-def views_in(argument: StepArgument) -> tuple[View, ...]:
-    """The tensors of an argument, in order."""
-    return tuple(each for each in leaves(argument) if isinstance(each, View))
+def views_in(*arguments: StepArgument) -> tuple[View, ...]:
+    """The tensors of these, in order."""
+    return tuple([each for each in leaves(*arguments) if isinstance(each, View)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class CallStep:
     @property
     def views(self) -> tuple[View, ...]:
         """The tensors among its arguments, in order."""
-        return views_in((self.args, self.kwargs))
+        return views_in(self.args, *self.kwargs.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@
     map_leaves(f, (1, [x, None]))  ->  (f(1), (f(x), f(None)))
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -33,28 +33,33 @@ Plain: TypeAlias = (
 """What an argument of an operation is if it is no tensor; sizes that the call decides are ``int``
 as well."""
 
-Nested: TypeAlias = T | tuple["Nested[T]", ...] | list["Nested[T]"] | Mapping[str, "Nested[T]"]
+Nested: TypeAlias = T | tuple["Nested[T]", ...] | list["Nested[T]"] | dict[str, "Nested[T]"]
 
 
 def map_leaves(f: Callable[[T], U], nested: Nested[T]) -> Nested[U]:
-    """``f`` of each leaf, in tuples where there were tuples or lists, in dicts where mappings."""
+    """``f`` of each leaf, in tuples where there were tuples or lists, in dicts where dicts."""
     if isinstance(nested, tuple | list):
         return tuple([map_leaves(f, each) for each in nested])
-    if isinstance(nested, Mapping):
+    if isinstance(nested, dict):
         return {name: map_leaves(f, each) for name, each in nested.items()}
     return f(nested)
 
 
-def leaves(nested: Nested[T]) -> Iterator[T]:
-    """All that is no tuple, list or mapping, in order."""
-    if isinstance(nested, tuple | list):
-        for each in nested:
-            yield from leaves(each)
-    elif isinstance(nested, Mapping):
-        for each in nested.values():
-            yield from leaves(each)
-    else:
-        yield nested
+def leaves(*nested: Nested[T]) -> list[T]:
+    """All that is no tuple, list or dict, in order."""
+    found: list[T] = []
+    _collect(nested, found)
+    return found
+
+
+def _collect(nested: Iterable[Nested[T]], found: list[T]) -> None:
+    for each in nested:
+        if isinstance(each, tuple | list):
+            _collect(each, found)
+        elif isinstance(each, dict):
+            _collect(each.values(), found)
+        else:
+            found.append(each)
 
 
 __all__ = ["Nested", "Plain", "leaves", "map_leaves"]
