@@ -12,6 +12,7 @@ from torch import nn
 from testing import trace
 from treadle.capture.step import capture
 from treadle.graph.execute import run_step
+from treadle.graph.node_info import with_info
 from treadle.graph.parsing import parse
 from treadle.graph.printing import show
 from treadle.graph.signature import Input, Output, Role
@@ -53,7 +54,7 @@ def test_an_exact_text():
     weight, turned = torch.randn(4, 2), torch.randn(4, 4).t()
     step = trace(program, weight, turned, writes={1: 0}, roles={"w": Role.PARAMETER})
     node = step.graph.find_nodes(op="call_function", target=aten.mm.default)[0]
-    node.meta |= {"where": "net.py:7: y = x @ w  # a, b", "module": "h.0", "region": 3}
+    with_info(node, where="net.py:7: y = x @ w  # a, b", module="h.0", region=3)
     check_both(step, (weight, turned))
     assert show(step, exact=True) == dedent("""\
         w: f32[4, 2]  # parameter

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from passes.memory.traced_steps import perceptron, traced, transformer
 from testing import check_numbers, check_pass, refusal, show_plain, trace
+from treadle.graph.node_info import info, with_info
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.signature import StepGraph
 from treadle.passes.cse import RemoveCommonSubexpressions
@@ -62,8 +63,8 @@ def test_what_is_not_kept_is_computed_again():
             return [mm.1, mm.2]
         """,
     )
-    (again,) = [node for node in step.graph.nodes if node.meta.get("recomputed")]
-    assert again.meta["phase"] == "backward"
+    (again,) = [node for node in step.graph.nodes if info(node).recomputed]
+    assert info(again).phase == "backward"
 
 
 def test_each_node_that_is_computed_again_is_a_change():
@@ -105,7 +106,7 @@ def updates(w1, w2, x):
 def late(step: StepGraph) -> StepGraph:
     """The same step, its differences of the optimizer's phase."""
     for node in step.graph.find_nodes(op="call_function", target=aten.sub.Tensor):
-        node.meta["phase"] = "optimizer"
+        with_info(node, phase="optimizer")
     return step
 
 
@@ -278,7 +279,7 @@ class ApproximateAgain(GraphPass):
 
     def run(self, step):
         gelus = step.graph.find_nodes(op="call_function", target=aten.gelu.default)
-        found = [node for node in gelus if node.meta.get("recomputed") and not node.kwargs]
+        found = [node for node in gelus if info(node).recomputed and not node.kwargs]
         for node in found:
             node.kwargs = {"approximate": "tanh"}
         return len(found)

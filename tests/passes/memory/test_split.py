@@ -91,7 +91,7 @@ def test_a_backward_reads_what_an_overwritten_input_was():
     graph = make_fx(program, tracing_mode="fake")(*given).graph
     mean, x, dy = graph.find_nodes(op="placeholder")
     again = graph.find_nodes(op="call_function", target=aten.sub.Tensor)[1]
-    again.meta["recomputed"] = True
+    with_info(again, recomputed=True)
     (copy,) = copy_overwritten(graph, [mean], [dy])
     order = [node.name for node in graph.nodes][3:]
     assert order == [copy.name, "sub", "sub_1", "mul", "output"]
