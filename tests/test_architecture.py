@@ -353,3 +353,52 @@ def test_only_targets_asks_what_a_device_is_called(path):
 def test_the_fence_sees_names_of_devices():
     for text in ("x.type == 'cuda'", "'cuda' in kinds", "x.startswith('cuda')", "x.is_cuda"):
         assert any(map(asks_for_a_device, ast.walk(ast.parse(text))))
+
+
+def names_of_bases(node):
+    for base in node.bases:
+        each = base.value if isinstance(base, ast.Subscript) else base
+        yield each.id if isinstance(each, ast.Name) else each.attr
+
+
+CLASSES = {
+    node.name: node
+    for path in MODULES
+    for node in ast.walk(parse(path))
+    if isinstance(node, ast.ClassDef)
+}
+
+
+def all_bases(node):
+    """Its classes above; ``None`` for one of others', whose methods nobody here can see."""
+    for name in names_of_bases(node):
+        if name in ("Generic", "Protocol", "StrEnum", "Exception"):
+            continue
+        yield CLASSES.get(name)
+        if name in CLASSES:
+            yield from all_bases(CLASSES[name])
+
+
+def says_elsewhere(owner, name):
+    """Whether what a method is for stands where it was declared first."""
+    above = [] if owner is None else [*all_bases(owner)]
+    methods = (each for base in above if base for each in base.body)
+    return None in above or any(getattr(each, "name", "") == name for each in methods)
+
+
+def silent(body, owner=None):
+    """Public classes, functions and methods that do not say what they are."""
+    for node in body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name.startswith("_"):
+            continue
+        marks = {ast.unparse(each).rpartition(".")[2] for each in node.decorator_list}
+        says = ast.get_docstring(node) or says_elsewhere(owner, node.name)
+        if not says and not marks & {"overload", "setter"}:
+            yield f"{node.lineno}: {node.name}"
+        if isinstance(node, ast.ClassDef):
+            yield from silent(node.body, node)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_what_is_public_says_what_it_is(path):
+    assert not [*silent(parse(path).body)]

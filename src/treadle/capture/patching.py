@@ -392,6 +392,7 @@ class TraceRecorder:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
+        """While inside, what happens is noted at the node from which on it holds."""
         with contextlib.ExitStack() as undo:
             undo.enter_context(self.rng.watching())
             for owner, name, ours in (

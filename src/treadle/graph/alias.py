@@ -37,6 +37,7 @@ class Aliases:
         return next((self.fixed[each] for each in self.of[node] if each in self.fixed), None)
 
     def is_view_of_input(self, node: fx.Node) -> bool:
+        """Whether it shows bytes of an input or constant, and is not that itself."""
         base = self.base(node)
         return base is not None and base is not node
 

@@ -16,14 +16,22 @@ class CallContext(Protocol):
     rest: Sequence[object]
 
     @property
-    def saved_tensors(self) -> tuple[Any, ...]: ...
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """What ``save_for_backward`` was given."""
+        ...
 
     @property
-    def needs_input_grad(self) -> tuple[bool, ...]: ...
+    def needs_input_grad(self) -> tuple[bool, ...]:
+        """For each argument of the call, whether its gradient is wanted."""
+        ...
 
-    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Keep tensors for the backward pass."""
+        ...
 
-    def set_materialize_grads(self, value: bool) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None:
+        """Whether gradients that are not there are given as zeros."""
+        ...
 
 
 Gradients = tuple[Tensor | list[Tensor] | None, ...]

@@ -255,6 +255,7 @@ def sample_mode_of(values: object) -> SampleMode:
 
 @contextmanager
 def in_mode(mode: FakeTensorMode) -> Iterator[None]:
+    """Inside, operations run on fake tensors of ``mode``, without gradients."""
     with torch.no_grad(), mode:
         yield
 

@@ -51,6 +51,7 @@ class Count:
 
 
 def count_of(step: StepGraph) -> Count:
+    """How large a step is: what a reduction makes smaller."""
     nodes = [node for node in step.graph.nodes if node.op not in ("placeholder", "output")]
     elements = sum(type_of(node).numel for node in step.placeholders)
     return Count(len(nodes), len(step.placeholders), len(step.returned), elements)

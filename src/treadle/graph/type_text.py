@@ -26,6 +26,7 @@ class TensorText:
     device: torch.device
 
     def fits(self, value: Any) -> bool:
+        """Whether ``value`` is a tensor of this type."""
         if not isinstance(value, Tensor):
             return False
         found = type_of_tensor(value)
@@ -62,6 +63,7 @@ class TypeReader:
         self.literals = LiteralReader(scanner, short_dtypes())
 
     def type(self) -> TypeText:
+        """A tensor's type, or those of several in parentheses."""
         if self.scanner.take("("):
             return self.scanner.several(")", self.type)
         at = self.scanner.place()

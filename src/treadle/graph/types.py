@@ -49,10 +49,12 @@ class TensorType:
 
     @property
     def ndim(self) -> int:
+        """The number of dims."""
         return len(self.shape)
 
     @property
     def numel(self) -> int:
+        """The number of elements."""
         return prod(self.shape)
 
     @property
@@ -62,6 +64,7 @@ class TensorType:
 
     @property
     def is_contiguous(self) -> bool:
+        """Whether elements stand in memory in row-major order, without gaps."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != expected:

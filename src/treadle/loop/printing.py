@@ -140,6 +140,7 @@ class FormulaText:
     exact: bool = False
 
     def axis(self, axis: Axis) -> str:
+        """The name of an axis; a new one where it is met first."""
         count = len(self.names)
         round_ = str(count // len(_NAMES) or "")
         return self.names.setdefault(axis, _NAMES[count % len(_NAMES)] + round_)
@@ -151,6 +152,7 @@ class FormulaText:
         return f"axes {ranges}" if ranges else ""
 
     def ranges(self, axes: Sequence[Axis]) -> str:
+        """``i<4, j<8``"""
         return ", ".join(f"{self.axis(axis)}<{axis.extent}" for axis in axes)
 
     def lines(self, expr: Expr, prefix: str = "%") -> list[str]:
@@ -168,6 +170,7 @@ class FormulaText:
         return [*lines, _bare(text[id(expr)])]
 
     def index(self, index: Index, text: Mapping[int, str] | None = None) -> str:
+        """``8*i + j``; ``text``: of the values of formulas in it."""
         parts = [self._product(self._atom(atom, text), c) for atom, c in _biggest_first(index)]
         if not is_zero(index.const) or not parts:
             parts.append(self._size(index.const))

@@ -76,11 +76,13 @@ def silu_backward(context: LoweringContext, grad: Value, x: Value) -> Array:
 
 @lowers(aten.sigmoid_backward.default)
 def sigmoid_backward(context: LoweringContext, grad: Value, y: Value) -> Array:
+    """``grad * (1 - y) * y``"""
     return pointwise(context, lambda grad, y: grad * (1 - y) * y, grad, y)
 
 
 @lowers(aten.tanh_backward.default)
 def tanh_backward(context: LoweringContext, grad: Value, y: Value) -> Array:
+    """``grad * (1 - y * y)``"""
     return pointwise(context, lambda grad, y: grad * (1 - y * y), grad, y)
 
 
@@ -92,11 +94,13 @@ def threshold_backward(context: LoweringContext, grad: Value, x: Value, threshol
 
 @lowers(aten.threshold.default)
 def threshold(context: LoweringContext, x: Value, at: Number, value: Number) -> Array:
+    """``value`` where ``x <= at``, else ``x``."""
     return pointwise(context, lambda x, other: x.fn("le", at).choose(other, x), x, value)
 
 
 @lowers(aten.hardtanh.default)
 def hardtanh(context: LoweringContext, x: Value, low: Number = -1, high: Number = 1) -> Array:
+    """``x`` between ``low`` and ``high``."""
     return pointwise(context, lambda x: _clamped(x, low, high), x)
 
 
@@ -104,6 +108,8 @@ def hardtanh(context: LoweringContext, x: Value, low: Number = -1, high: Number 
 def hardtanh_backward(
     context: LoweringContext, grad: Value, x: Value, low: Number, high: Number
 ) -> Array:
+    """``grad`` where ``low < x < high``, else zero."""
+
     def formula(grad: ScalarExpr, x: ScalarExpr) -> ScalarExpr:
         outside = x.fn("le", low).fn("or", x.fn("ge", high))
         return outside.choose(0, grad)
@@ -123,11 +129,13 @@ def log_sigmoid_forward(context: LoweringContext, x: Value) -> tuple[Array, Arra
 
 @lowers(aten.log_sigmoid_backward.default)
 def log_sigmoid_backward(context: LoweringContext, grad: Value, x: Value, kept: Value) -> Array:
+    """``grad * sigmoid(-x)``"""
     return pointwise(context, lambda grad, x: grad * (-x).fn("sigmoid"), grad, x)
 
 
 @lowers(aten.leaky_relu.default)
 def leaky_relu(context: LoweringContext, x: Value, slope: Number = 0.01) -> Array:
+    """``x`` where it is positive, else ``x * slope``."""
     return pointwise(context, lambda x: x.fn("gt", 0).choose(x, x * slope), x)
 
 
@@ -135,6 +143,7 @@ def leaky_relu(context: LoweringContext, x: Value, slope: Number = 0.01) -> Arra
 def leaky_relu_backward(
     context: LoweringContext, grad: Value, x: Value, slope: Number, self_is_result: bool
 ) -> Array:
+    """``grad`` where ``x`` is positive, else ``grad * slope``."""
     return pointwise(context, lambda grad, x: x.fn("gt", 0).choose(grad, grad * slope), grad, x)
 
 
@@ -146,6 +155,8 @@ def elu(
     scale: Number = 1,
     input_scale: Number = 1,
 ) -> Array:
+    """``scale * x`` where it is positive, else ``scale * alpha * (exp(x * input_scale) - 1)``."""
+
     def formula(x: ScalarExpr) -> ScalarExpr:
         below = (x * input_scale).fn("expm1") * (alpha * scale)
         return x.fn("gt", 0).choose(x * scale, below)
@@ -168,6 +179,8 @@ def softplus(context: LoweringContext, x: Value, beta: Number = 1, threshold: Nu
 def softplus_backward(
     context: LoweringContext, grad: Value, x: Value, beta: Number, threshold: Number
 ) -> Array:
+    """``grad * sigmoid(x * beta)``, and ``grad`` past the threshold."""
+
     def formula(grad: ScalarExpr, x: ScalarExpr) -> ScalarExpr:
         scaled = x * beta
         return scaled.fn("gt", threshold).choose(grad, grad * scaled.fn("sigmoid"))

@@ -73,6 +73,7 @@ class Band:
         return Band.of(len(self.rows), columns)
 
     def first(self, place: Axis | Index) -> Index:
+        """The first place of the window of an output."""
         return (Index.of(place) * self.slope + self.shift) // self.unit
 
     def table(self) -> list[list[float]]:

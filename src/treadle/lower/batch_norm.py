@@ -59,6 +59,7 @@ def batch_norm_no_stats(
     momentum: float,
     eps: float,
 ) -> tuple[Value, ...]:
+    """Of the batch's own statistics; no running ones are kept."""
     average, _, _, rstd = _channel_statistics(context, x, eps)
     return _normalised(context, x, weight, bias, average, rstd)
 
@@ -74,6 +75,7 @@ def batch_norm_no_training(
     momentum: float,
     eps: float,
 ) -> tuple[Value, ...]:
+    """Of the running statistics, which stay."""
     return _with_statistics(context, x, weight, bias, running_mean, running_var, eps)
 
 

@@ -295,6 +295,7 @@ class LoweringContext:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the result."""
         return layout_of(self.val)[0]
 
     @property
@@ -304,6 +305,7 @@ class LoweringContext:
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the result."""
         return self.val.dtype
 
     def element_context(self, position: int) -> "LoweringContext":
@@ -359,6 +361,7 @@ class LoweringContext:
             self.builder.steps.append(Compute(block, zeros, self.origin))
 
     def axes(self) -> Axes:
+        """New axes of the result's shape."""
         return fresh_axes(self.shape)
 
     def term(

@@ -51,16 +51,19 @@ def full(context: LoweringContext, _like: object, value: Operand, **_kwargs: obj
 def new_full(
     context: LoweringContext, _like: object, _size: object, value: Operand, **_kwargs: object
 ) -> Array:
+    """``value`` everywhere."""
     return _filled(context, value)
 
 
 @lowers(aten.fill.Scalar, aten.fill.Tensor)
 def fill(context: LoweringContext, _like: object, value: Operand) -> Array:
+    """``value`` everywhere."""
     return _filled(context, value)
 
 
 @lowers(aten.scalar_tensor.default)
 def scalar_tensor(context: LoweringContext, value: Number, **_kwargs: object) -> Array:
+    """A number as a 0-dim tensor."""
     return _filled(context, value)
 
 
@@ -83,11 +86,13 @@ def zeros(context: LoweringContext, *_args: object, **_kwargs: object) -> Array:
 
 @lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
 def ones(context: LoweringContext, *_args: object, **_kwargs: object) -> Array:
+    """1 everywhere."""
     return _filled(context, 1)
 
 
 @lowers(aten._foreach_zero.default)
 def foreach_zero(context: LoweringContext, tensors: Sequence[Value]) -> tuple[Array, ...]:
+    """Zeros in the shape of each tensor."""
     return tuple(_filled(context.element_context(i), 0) for i in range(len(tensors)))
 
 
@@ -102,11 +107,13 @@ def _range(context: LoweringContext, start: Number, step: Number) -> Array:
 
 @lowers(aten.arange.default)
 def arange(context: LoweringContext, end: Number, **_kwargs: object) -> Array:
+    """0, 1, ... below ``end``."""
     return _range(context, 0, 1 if isinstance(end, int) else 1.0)
 
 
 @lowers(aten.arange.start)
 def arange_start(context: LoweringContext, start: Number, end: Number, **_kwargs: object) -> Array:
+    """``start``, ``start + 1``, ... below ``end``."""
     return _range(context, start, 1)
 
 
@@ -114,6 +121,7 @@ def arange_start(context: LoweringContext, start: Number, end: Number, **_kwargs
 def arange_step(
     context: LoweringContext, start: Number, end: Number, step: Number = 1, **_kwargs: object
 ) -> Array:
+    """``start``, ``start + step``, ... short of ``end``."""
     return _range(context, start, step)
 
 

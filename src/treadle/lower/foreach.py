@@ -80,6 +80,7 @@ _foreach_rules()
 
 @lowers(aten._foreach_max.default)
 def foreach_max(context: LoweringContext, tensors: Sequence[Value]) -> tuple[Value, ...]:
+    """The largest element of each tensor."""
     return tuple(max_all(context.element_context(i), tensor) for i, tensor in enumerate(tensors))
 
 
@@ -87,6 +88,7 @@ def foreach_max(context: LoweringContext, tensors: Sequence[Value]) -> tuple[Val
 def foreach_norm(
     context: LoweringContext, tensors: Sequence[Value], order: Number = 2, **_dtype: object
 ) -> tuple[Value, ...]:
+    """The norm of each tensor."""
     return tuple(
         vector_norm(context.element_context(i), tensor, order) for i, tensor in enumerate(tensors)
     )

@@ -110,26 +110,31 @@ def copy(context: LoweringContext, x: Value, source: Value, non_blocking: bool =
 
 @lowers(aten._conj.default, aten._neg_view.default)
 def unsupported_bit(context: LoweringContext, x: Value) -> Value:
+    """Refused: what reads them would have to know."""
     raise Unsupported("lazily conjugated and negated views have no formula")
 
 
 @lowers(aten.logical_not.default)
 def logical_not(context: LoweringContext, x: Value) -> Array:
+    """True where ``x`` is zero."""
     return pointwise(context, lambda x: x.fn("eq", 0), x, common=x.dtype)
 
 
 @lowers(aten.bitwise_not.default)
 def bitwise_not(context: LoweringContext, x: Value) -> Array:
+    """Every bit turned; of truth values the other one."""
     return pointwise(context, named("not" if context.dtype is torch.bool else "bitnot"), x)
 
 
 @lowers(aten.isnan.default)
 def isnan(context: LoweringContext, x: Value) -> Array:
+    """True where ``x`` differs from itself."""
     return pointwise(context, lambda x: x.fn("ne", x), x, common=x.dtype)
 
 
 @lowers(aten.isinf.default)
 def isinf(context: LoweringContext, x: Value) -> Array:
+    """True at infinities of either sign; nowhere of whole numbers."""
     if not x.dtype.is_floating_point:
         return pointwise(context, lambda x: x.fn("ne", x), x, common=x.dtype)
     return pointwise(context, lambda x: x.fn("abs").fn("eq", math.inf), x, common=x.dtype)
@@ -137,6 +142,7 @@ def isinf(context: LoweringContext, x: Value) -> Array:
 
 @lowers(aten.isfinite.default)
 def isfinite(context: LoweringContext, x: Value) -> Array:
+    """False at infinities and NaN; true everywhere of whole numbers."""
     if not x.dtype.is_floating_point:
         return pointwise(context, lambda x: x.fn("eq", x), x, common=x.dtype)
     return pointwise(context, lambda x: x.fn("abs").fn("lt", math.inf), x, common=x.dtype)
@@ -289,21 +295,25 @@ def div_mode(
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(context: LoweringContext, x: Operand, y: Operand) -> Array:
+    """The quotient rounded down."""
     return pointwise(context, lambda x, y: x.fn("floordiv", y), x, y)
 
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(context: LoweringContext, x: Operand, y: Operand) -> Array:
+    """What is left of a quotient rounded down: the sign is that of ``y``."""
     return pointwise(context, lambda x, y: x.fn("mod", y), x, y)
 
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(context: LoweringContext, x: Operand, y: Operand) -> Array:
+    """What is left of a quotient rounded to zero: the sign is that of ``x``."""
     return pointwise(context, lambda x, y: x.fn("fmod", y), x, y)
 
 
 @lowers(aten.maximum.default)
 def maximum(context: LoweringContext, x: Operand, y: Operand) -> Array:
+    """The larger one; NaN where one is."""
     if context.dtype is torch.bool:
         return pointwise(context, lambda x, y: x.fn("or", y), x, y)
     return pointwise(context, lambda x, y: x.fn("maximum", y), x, y)
@@ -311,6 +321,7 @@ def maximum(context: LoweringContext, x: Operand, y: Operand) -> Array:
 
 @lowers(aten.minimum.default)
 def minimum(context: LoweringContext, x: Operand, y: Operand) -> Array:
+    """The smaller one; NaN where one is."""
     if context.dtype is torch.bool:
         return pointwise(context, lambda x, y: x.fn("and", y), x, y)
     return pointwise(context, lambda x, y: x.fn("minimum", y), x, y)
@@ -406,11 +417,13 @@ def clamp(
 
 @lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(context: LoweringContext, x: Value, low: Operand) -> Array:
+    """``x``, at least ``low``."""
     return maximum(context, x, low)
 
 
 @lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(context: LoweringContext, x: Value, high: Operand) -> Array:
+    """``x``, at most ``high``."""
     return minimum(context, x, high)
 
 

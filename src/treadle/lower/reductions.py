@@ -204,6 +204,7 @@ def mean(
 
 @lowers(aten.prod.default)
 def prod(context: LoweringContext, x: Value, **_dtype: object) -> Value:
+    """The product of all elements."""
     wide = compute_dtype(context.dtype)
     return reduce_node(context, ReduceKind.PROD, x, wrapped(None, len(x.shape)), wide)
 
@@ -212,6 +213,7 @@ def prod(context: LoweringContext, x: Value, **_dtype: object) -> Value:
 def prod_dim(
     context: LoweringContext, x: Value, dim: int, keepdim: bool = False, **_dtype: object
 ) -> Value:
+    """The product along one dim."""
     wide = compute_dtype(context.dtype)
     return reduce_node(context, ReduceKind.PROD, x, wrapped(dim, len(x.shape)), wide)
 
@@ -220,6 +222,7 @@ def prod_dim(
 def amax(
     context: LoweringContext, x: Value, dims: Sequence[int] = (), keepdim: bool = False
 ) -> Value:
+    """The largest along ``dims``; none means all."""
     return reduce_node(context, ReduceKind.MAX, x, wrapped(dims, len(x.shape)), context.dtype)
 
 
@@ -227,16 +230,19 @@ def amax(
 def amin(
     context: LoweringContext, x: Value, dims: Sequence[int] = (), keepdim: bool = False
 ) -> Value:
+    """The smallest along ``dims``; none means all."""
     return reduce_node(context, ReduceKind.MIN, x, wrapped(dims, len(x.shape)), context.dtype)
 
 
 @lowers(aten.max.default)
 def max_all(context: LoweringContext, x: Value) -> Value:
+    """The largest element."""
     return amax(context, x)
 
 
 @lowers(aten.min.default)
 def min_all(context: LoweringContext, x: Value) -> Value:
+    """The smallest element."""
     return amin(context, x)
 
 
@@ -288,6 +294,7 @@ def _arg_node(context: LoweringContext, kind: ReduceKind, x: Value, dim: int | N
 def argmax(
     context: LoweringContext, x: Value, dim: int | None = None, keepdim: bool = False
 ) -> Value:
+    """The place of the largest, of equal ones the first."""
     return _arg_node(context, ReduceKind.ARGMAX, x, dim)
 
 
@@ -295,6 +302,7 @@ def argmax(
 def argmin(
     context: LoweringContext, x: Value, dim: int | None = None, keepdim: bool = False
 ) -> Value:
+    """The place of the smallest, of equal ones the first."""
     return _arg_node(context, ReduceKind.ARGMIN, x, dim)
 
 
@@ -441,6 +449,7 @@ def std(
     correction: Number | None = None,
     keepdim: bool = False,
 ) -> Value:
+    """The root of the variance."""
     _, spread, divide = _variance(context, x, dims, correction)
     return finish(context, spread, lambda t: divide(t).fn("sqrt"))
 
@@ -453,6 +462,7 @@ def var_mean(
     correction: Number | None = None,
     keepdim: bool = False,
 ) -> tuple[Value, Value]:
+    """Variance and mean, of one pass over the mean."""
     average, spread, divide = _variance(context, x, dims, correction)
     return (
         finish(context.element_context(0), spread, divide),
@@ -468,6 +478,7 @@ def std_mean(
     correction: Number | None = None,
     keepdim: bool = False,
 ) -> tuple[Value, Value]:
+    """The root of the variance, and the mean."""
     average, spread, divide = _variance(context, x, dims, correction)
     return (
         finish(context.element_context(0), spread, lambda t: divide(t).fn("sqrt")),

@@ -164,4 +164,5 @@ class ScalarExpr:
         return ScalarExpr(where(self.expr, known._operand(yes), known._operand(no)))
 
     def to(self, dtype: torch.dtype) -> "ScalarExpr":
+        """Converted to ``dtype``."""
         return ScalarExpr(cast(self.expr, dtype))

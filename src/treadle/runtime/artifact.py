@@ -19,6 +19,8 @@ from treadle.util.nested import Nested, Plain, leaves, map_leaves
 
 
 class Storage(enum.StrEnum):
+    """Where a buffer's bytes are."""
+
     INPUT = "input"  # bound at every call
     CONSTANT = "constant"
     ARENA = "arena"  # at a fixed byte offset

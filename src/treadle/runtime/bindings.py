@@ -74,6 +74,7 @@ class BufferUses:
         self.bind_views(tensor, spec)
 
     def bind_views(self, tensor: Tensor, spec: BufferSpec) -> None:
+        """Set every view of the buffer to the memory of ``tensor``."""
         if not self.views:
             return
         storage = storage_of(tensor, spec)
@@ -143,10 +144,12 @@ class Live:
         self._device = device
 
     def allocate(self, spec: BufferSpec) -> None:
+        """New memory for a buffer."""
         new = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=self._device)
         self.define(spec, new)
 
     def define(self, spec: BufferSpec, tensor: Tensor) -> None:
+        """From now on the buffer is ``tensor``."""
         self.tensors[spec.name] = tensor
         uses = self._bindings.uses[spec.name]
         if spec.unsized:
@@ -155,6 +158,7 @@ class Live:
             uses.bind(tensor, spec)
 
     def release(self, names: tuple[str, ...]) -> None:
+        """Let go of buffers that nothing reads any more."""
         for name in names:
             self.tensors.pop(name, None)
             self._bindings.uses[name].drop()

@@ -30,6 +30,7 @@ class CppLoader:
 
     @property
     def identity(self) -> str:
+        """The compiler and its flags."""
         return self.compiler.identity
 
     def load(self, sources: Sequence[Source], tables: Tables) -> Functions:
@@ -43,6 +44,7 @@ class CppLoader:
         return Functions(functions, {}, setter, tables)
 
     def keys(self, sources: Sequence[Source]) -> list[str]:
+        """The key of each library in the cache."""
         return [library_key(source.text, self.compiler) for source in sources]
 
 

@@ -54,6 +54,7 @@ class Compiler:
 
     @property
     def parallel(self) -> bool:
+        """Whether loops are divided among threads."""
         return "-fopenmp" in self.flags
 
     @property

@@ -38,7 +38,9 @@ class Loader(Protocol):
     on."""
 
     @property
-    def identity(self) -> str: ...
+    def identity(self) -> str:
+        """What makes one build differ from another, beside the sources."""
+        ...
 
     def load(self, sources: Sequence[Source], tables: Tables) -> Functions:
         """Every function of ``sources``; ``tables``: where theirs come from."""

@@ -170,6 +170,7 @@ class Replay:
 
     @property
     def is_recorded(self) -> bool:
+        """Whether calls replay a recording."""
         return self._again is not None
 
     def watch(self, run: Callable[[], None]) -> None:
@@ -477,6 +478,7 @@ class CudaRecorder:
         self._pool: Any = None
 
     def timed(self, run: Callable[[], None]) -> tuple[float, float]:
+        """Seconds until everything was launched, and until it was done."""
         torch.cuda.synchronize(self._device)
         start = time.perf_counter()
         run()
@@ -485,12 +487,14 @@ class CudaRecorder:
         return launched - start, time.perf_counter() - start
 
     def start(self) -> None:
+        """Begin a pool of memory for recordings, unless the caller records."""
         if torch.cuda.is_current_stream_capturing():
             return
         self._clear()
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, run: Launches) -> tuple[dict[str, Tensor], Callable[[], None]]:
+        """Record ``run``: what it made, and what replays it."""
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("the caller records launches itself")
         graph = torch.cuda.CUDAGraph()

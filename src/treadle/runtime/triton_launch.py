@@ -52,6 +52,7 @@ class TritonLauncher:
 
     @property
     def identity(self) -> str:
+        """The version of Triton."""
         return f"triton {triton.__version__}"
 
     def load(self, sources: Sequence[Source], tables: Tables | None = None) -> Functions:

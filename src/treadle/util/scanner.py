@@ -114,6 +114,7 @@ class Scanner:
         return (self.match(_REST) or "").rstrip()
 
     def at_end_of_line(self) -> bool:
+        """Whether nothing but space is left of the line."""
         at = self.place()
         return at == len(self.text) or self.text[at] == "\n"
 
@@ -124,6 +125,7 @@ class Scanner:
         self.at += 1
 
     def at_end(self) -> bool:
+        """Whether the whole text was read."""
         return self.at >= len(self.text)
 
 

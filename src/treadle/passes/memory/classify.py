@@ -25,6 +25,7 @@ class SaveCandidates:
 
 
 def classify(facts: Facts) -> SaveCandidates:
+    """What may be kept of a step, and for whom."""
     work = [i for i, kind in enumerate(facts.kinds) if kind is not Kind.INPUT]
     forward = tuple(i for i in work if facts.phases[i] == 0)
     inside = set(forward)

@@ -46,6 +46,7 @@ class Edges:
     capacity: list[float]
 
     def add(self, tail: int, head: int, capacity: float) -> None:
+        """An edge from ``tail`` to ``head``."""
         self.tail.append(tail)
         self.head.append(head)
         self.capacity.append(capacity)

@@ -42,6 +42,7 @@ class Facts:
     fixed_bytes: int
 
     def seconds(self, device: DeviceModel) -> tuple[float, ...]:
+        """Estimated seconds of each node on ``device``."""
         pairs = zip(self.nodes, self.kinds, strict=True)
         return tuple(seconds_of(node, kind, device) for node, kind in pairs)
 
@@ -91,6 +92,7 @@ class Facts:
         return sum(size for source, size in slots if source is None)
 
     def held_bytes(self, i: int) -> int:
+        """Bytes of the storages that node ``i`` makes."""
         return sum(self.sizes[i])
 
 
@@ -121,6 +123,7 @@ class Order:
 
 
 def facts_of(step: StepGraph) -> Facts:
+    """What planning asks of a step, by the position of each node."""
     nodes = tuple(node for node in step.graph.nodes if node.op != "output")
     index = {node: i for i, node in enumerate(nodes)}
     operands = tuple(tuple(index[each] for each in node.all_input_nodes) for node in nodes)

@@ -39,6 +39,7 @@ class Candidate:
 
     @functools.cached_property
     def step(self) -> StepGraph:
+        """The graph of this plan."""
         return finished(build(self.order))
 
 

@@ -50,6 +50,7 @@ class LiveBytes:
 
     @property
     def at_peak(self) -> list[tuple[int, str]]:
+        """Bytes and names of what is alive at the peak, largest first."""
         facts, origin = self.order.facts, self.order.origin
         return [(size, str(facts.nodes[origin[k]])) for size, k in self.peak_table]
 
@@ -67,6 +68,7 @@ def simulate(
 
 
 def timeline(order: Order, model: Model = Model()) -> LiveBytes:
+    """The bytes alive at each place of an order."""
     place, stored = _fuse(order) if model.fusion else _unfused(order)
     slots, start, size, owner = _storages(order, place, stored)
     end = list(start)
