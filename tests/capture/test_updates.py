@@ -62,7 +62,7 @@ def captured(kind, options, model, *, groups=False, steps=1):
         args=(torch.randn(4, 5, dtype=dtype),),
         kwargs={},
     )
-    return show(found.step, details=True)
+    return show(found.step, exact=True)
 
 
 @pytest.fixture
