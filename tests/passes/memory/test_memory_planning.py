@@ -26,7 +26,7 @@ from treadle.passes.memory.masks import with_byte_masks
 from treadle.passes.memory.order import as_traced, facts_of
 from treadle.passes.memory.rematerialise import build, recompute, rematerialise
 from treadle.passes.memory.reorder import update_early
-from treadle.passes.memory.search import candidates, frontier
+from treadle.passes.memory.search import _Planner, candidates, frontier
 from treadle.passes.memory.simulate import Model, simulate, timeline
 from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.cuda import H200
@@ -434,3 +434,19 @@ def test_stages_count_the_calls_on_the_way():
     assert stored["exp"]  # at a later stage than its own
     assert not stored["cos"]
     assert not stored["add"]
+
+
+def test_what_is_kept_when_everything_is_kept_is_named_as_it_was_traced():
+    """Masks as bytes are other nodes: positions there are not those of the plan without them."""
+
+    def loss(w, x):
+        hidden = F.dropout((x @ w).tanh(), 0.3)
+        return (F.dropout(hidden @ w, 0.3).exp() * x).mean()
+
+    step = traced(loss, [torch.randn(6, 6)], [torch.randn(6, 6)])
+    first = _Planner(step, CPU_MODEL).keep_all()
+    facts = first.order.facts
+    assert {facts.nodes[i] for i in first.saved} == {facts.nodes[i] for i in classify(facts).needed}
+    assert with_byte_masks(step) is not step
+    assert len(first.step.graph.nodes) == len(step.graph.nodes)
+    assert 0 < first.seconds < 1

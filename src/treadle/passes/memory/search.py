@@ -59,8 +59,12 @@ class _Planner:
         self.seen: dict[frozenset[int], Candidate] = {}
 
     def keep_all(self) -> Candidate:
-        peak, kept = timeline(self.traced).peak_bytes, self.claims.needed
-        return Candidate(float("inf"), self.traced, kept, peak, self._seconds(self.traced, kept))
+        """The step as it was traced, its masks as they are: a node has another position there. Its
+        time is that with masks as bytes, so that of two plans that differ in them the smaller wins.
+        """
+        seconds = self._seconds(self.traced, self.claims.needed)
+        kept, peak = classify(self.traced.facts).needed, timeline(self.traced).peak_bytes
+        return Candidate(float("inf"), self.traced, kept, peak, seconds)
 
     def fastest(self) -> Candidate:
         """What moves the fewest bytes once fused: free recomputation, products kept."""
