@@ -28,7 +28,7 @@ def test_kernels_agree_with_the_loop_interpreter(tmp_path):
         found = {name: tensor.cuda() for name, tensor in given.items()}
         for launch in launches:
             storages = [[found[name] for name in row] for row in launch.buffers]
-            functions[launch.function](storages, launch.sizes)
+            functions[launch.function](storages, launch.sizes)()
         expected = {name: tensor.clone() for name, tensor in case.tensors.items()}
         for kernel in case.kernels:
             interpret_kernel(kernel, expected)
