@@ -346,6 +346,7 @@ class _Half:
         )
 
         def call(args: list[object]) -> list[object]:
+            """Runs the graph, and lets go of its arguments, which belong to it."""
             given = list(args)
             args.clear()  # what is not needed any more may go
             return run(given)

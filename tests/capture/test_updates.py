@@ -17,7 +17,7 @@ from treadle.graph.printing import show
 sys.path.insert(0, str(Path(__file__).parents[1] / "optimizers"))
 from test_optimizers import CASES
 
-MUON = {"Muon": (torch.optim.Muon, {"lr": 0.02})} if hasattr(torch.optim, "Muon") else {}
+MUON = {"Muon": (torch.optim.Muon, {"lr": 0.02})}
 
 
 class Layers(nn.Module):
@@ -27,7 +27,8 @@ class Layers(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(5, 5, bias=bias, dtype=dtype) for _ in range(3))
         self.turned = nn.Parameter(torch.randn(5, 5, dtype=dtype).t())  # of other strides
-        if bias:
+        self.alone = bias
+        if self.alone:
             self.one = nn.Parameter(torch.randn((), dtype=dtype))
             self.empty = nn.Parameter(torch.zeros(0, 3, dtype=dtype))
 
@@ -35,7 +36,7 @@ class Layers(nn.Module):
         for layer in self.layers:
             x = torch.tanh(layer(x))
         x = x @ self.turned
-        return x * self.one + self.empty.sum() if hasattr(self, "one") else x
+        return x * self.one + self.empty.sum() if self.alone else x
 
 
 def captured(kind, options, model, *, groups=False, steps=1):

@@ -37,7 +37,6 @@ from treadle.util.scanner import Scanner
 
 _VALUE = re.compile(r"[^\W\d]\w*(?:\.\d+)?")
 _NOTE = re.compile(r"-?[\w.]+")
-_KEY = re.compile(r"[^\W\d]\w*=(?!=)")
 _REMEDY = (
     "give the text of show(step, exact=True), of Step.graph(..., exact=True) or of TREADLE_DUMP"
 )
@@ -200,14 +199,8 @@ class _Reader:
         if target is None:
             raise self.scanner.error(f"there is no operation {word!r}", at)
         self.scanner.need("(")
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        for key, value in self.scanner.several(")", self._operand):
-            if key:
-                kwargs[key] = value
-            else:
-                args.append(value)
-        return self._computed(self.graph.call_function(target, tuple(args), kwargs), at)
+        args, kwargs = self.scanner.arguments(self._argument)
+        return self._computed(self.graph.call_function(target, args, kwargs), at)
 
     def _computed(self, node: fx.Node, at: int) -> fx.Node:
         if is_mutable(node):
@@ -280,10 +273,6 @@ class _Reader:
     def _value(self) -> fx.Node:
         at = self.scanner.place()
         return self._known(self.scanner.word(_VALUE, "a value"), at)
-
-    def _operand(self) -> tuple[str, Any]:
-        key = self.scanner.match(_KEY)
-        return (key.rstrip("= ") if key else ""), self._argument()
 
     def _argument(self) -> Any:
         if self.scanner.take("["):

@@ -22,7 +22,7 @@ order that depends only on the order in which axes were made.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Union, final
@@ -314,6 +314,22 @@ def unflatten(index: IndexLike, shape: Sequence[int]) -> tuple[Index, ...]:
     if shape:
         found.append(rest)
     return tuple(reversed(found))
+
+
+def numbers_in(index: Index) -> Iterator[int]:
+    """The numbers of an index, also of those inside: constants, factors, what parts are divided by,
+    and the bounds of values."""
+    yield index.const
+    for atom, factor in index.terms:
+        yield factor
+        match atom:
+            case FloorDiv() | Mod():
+                yield atom.n
+                yield from numbers_in(atom.index)
+            case Value():
+                yield from atom.bounds
+            case Axis():
+                pass
 
 
 def replace_axes(

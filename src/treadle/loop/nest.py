@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from treadle.loop.expr import Apply, Expr, Load, Local, Position, Reduce, ReduceKind, values_of
-from treadle.loop.index import Axis, FloorDiv, Index, Mod
+from treadle.loop.index import Axis, FloorDiv, Index, Mod, numbers_in
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 from treadle.loop.program import Buffer
 from treadle.loop.traverse import loads, operands_of, substitute, substitute_index, walk, walk_all
@@ -89,18 +89,8 @@ def dims_of(kernel: Kernel, buffers: Mapping[str, Buffer]) -> list[Size]:
     and in its formulas, such as the count that a mean divides by."""
     names = arguments_of(kernel)
     layouts = (n for name in names for n in (*buffers[name].shape, *buffers[name].strides))
-    inside = (size for index in indices(kernel.body) for size in sizes_in(index))
+    inside = (size for index in indices(kernel.body) for size in numbers_in(index))
     return dims_in([kernel.rows.extent, kernel.cols.extent, *layouts, *inside])
-
-
-def sizes_in(index: Index) -> Iterator[int]:
-    """The numbers of an index: its constant, its factors and what parts of it are divided by."""
-    yield index.const
-    for atom, factor in index.terms:
-        yield factor
-        if isinstance(atom, FloorDiv | Mod):
-            yield atom.n
-            yield from sizes_in(atom.index)
 
 
 def divisors(index: Index, axis: Axis) -> Iterator[int]:

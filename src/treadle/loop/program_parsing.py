@@ -30,7 +30,6 @@ from treadle.util.scanner import Scanner
 T = TypeVar("T")
 _REMEDY = "give the text of exact_program(program) or exact_kernel(kernel)"
 _DEVICE = re.compile(r"[a-z]+(?::\d+)?")
-_KEY = re.compile(r"[^\W\d]\w*=(?!=)")
 _UNNAMED = re.compile(r"_(?=[,\s])")
 _FACTS = {"where", "module", "phase", "out", "reason", "workspace", "effects"}
 
@@ -126,17 +125,11 @@ class _Reader:
             self.scanner.at, outputs = at, []
         op = self.scanner.word(NAME, "an operation")
         self.scanner.need("(")
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        for key, value in self.scanner.several(")", self._operand):
-            if key:
-                kwargs[key] = value
-            else:
-                args.append(value)
+        args, kwargs = self.scanner.arguments(self._argument)
         origin, facts = self._origin_and_facts()
         return Call(
             op,
-            tuple(args),
+            args,
             kwargs,
             tuple(outputs),
             origin,
@@ -171,10 +164,6 @@ class _Reader:
         return Origin(nodes, **where), facts
 
     # arguments
-
-    def _operand(self) -> tuple[str, Any]:
-        key = self.scanner.match(_KEY)
-        return (key.rstrip("= ") if key else ""), self._argument()
 
     def _argument(self) -> Any:
         if self.scanner.take("ref"):

@@ -21,12 +21,11 @@ from treadle.loop.expr import (
 )
 from treadle.loop.index import (
     Axis,
-    FloorDiv,
     Index,
     IndexLike,
     Key,
-    Mod,
     Value,
+    numbers_in,
     replace_axes,
     replace_values,
 )
@@ -201,22 +200,9 @@ def axes_in(expr: Expr) -> frozenset[Axis]:
 
 def sizes_in(array: Array) -> list[int]:
     """Every size that occurs: extents, and what stands in indices."""
-    found = [axis.extent for axis in (*array.axes, *axes_in(array.body))]
-    pending = [n.index for n in walk(array.body) if isinstance(n, Position | Load)]
-    while pending:
-        index = pending.pop()
-        found.append(index.const)
-        for atom, coefficient in index.terms:
-            found.append(coefficient)
-            match atom:
-                case FloorDiv() | Mod():
-                    found.append(atom.n)
-                    pending.append(atom.index)
-                case Value():
-                    found += [atom.lo, atom.hi]
-                case Axis():
-                    pass
-    return found
+    extents = [axis.extent for axis in (*array.axes, *axes_in(array.body))]
+    places = [node.index for node in walk(array.body) if isinstance(node, Position | Load)]
+    return [*extents, *(number for index in places for number in numbers_in(index))]
 
 
 def structure(expr: Expr) -> Key:

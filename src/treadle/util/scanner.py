@@ -13,6 +13,7 @@ _QUOTED = re.compile(r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*\"""")
 _IN_WORD = re.compile(r"\w")
 _NUMBER = re.compile(r"-?(?:inf\b|nan\b|\d+(?:\.(?!\.)\d*)?(?:[eE][+-]?\d+)?)")
 _NAME = re.compile(r"[^\W\d]\w*")
+_KEY = re.compile(r"[^\W\d]\w*=(?!=)")
 
 
 class Scanner:
@@ -108,6 +109,16 @@ class Scanner:
                     break
             found.append(item())
         return found
+
+    def arguments(self, value: Callable[[], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``value, name=value, ...)``: what is given by position, and by name."""
+
+        def operand() -> tuple[str, Any]:
+            key = self.match(_KEY)
+            return (key or "").rstrip("= "), value()
+
+        found = self.several(")", operand)
+        return tuple(each for key, each in found if not key), {k: v for k, v in found if k}
 
     def rest(self) -> str:
         """Go past the rest of the line, without blanks around it."""
