@@ -1,15 +1,18 @@
-"""GPT-2 124M training step on one GPU: treadle against eager and ``torch.compile``.
+"""Training steps of language models on one GPU: treadle against eager and ``torch.compile``.
 
 ::
 
-    python benchmarks/gpt2_h200.py [--batch 16] [--length 1024] [--steps 20] [--timed 30]
-                                   [--budget 7GiB] [--only eager,compile,treadle,budget] [--graphs]
-                                   [--dropout 0.1] [--tune]
+    python benchmarks/language_models.py [--model gpt2] [--batch 16] [--length 1024] [--steps 20]
+        [--timed 30] [--budget 7GiB] [--only eager,compile,treadle,budget] [--graphs]
+        [--dropout 0.1] [--tune] [--profile]
+
+``--model``: ``gpt2`` (124M), ``llama-271m``, ``llama-1.2b`` or ``qwen3``: those of
+``transformers`` with random weights, and a batch of their own unless another is given.
 
 All variants start from the same weights and see the same batches: bf16 autocast, float32
 parameters, AdamW (fused in eager and ``torch.compile``). Losses are compared with eager's. Memory
 is the peak that PyTorch's allocator reports over the timed steps. Prints a table, and writes
-``gpt2_h200.json`` into ``$OUT`` (or the current folder).
+``language_models.json`` into ``$OUT`` (or the current folder).
 
 ``--dropout``: of embeddings and residuals; attention has none, so that its kernel stays the same.
 ``--only counter`` is treadle with ``rng="counter"``. ``compile`` and ``counter`` draw other masks.
@@ -55,14 +58,62 @@ class Result:
     error: str = ""
 
 
-def make_model(layers: int, dropout: float) -> nn.Module:
-    """GPT-2 with the default configuration (124M for 12 layers), random weights."""
+@dataclass(frozen=True)
+class Preset:
+    """A model with random weights, and the batch it is measured with."""
+
+    make: Callable[[argparse.Namespace], nn.Module]
+    batch: int
+    length: int
+    vocabulary: int
+    layers: int
+
+
+def _gpt2(args: argparse.Namespace) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_layer=layers, embd_pdrop=dropout, attn_pdrop=0.0, resid_pdrop=dropout)
-    config.use_cache = False
+    rates = {"embd_pdrop": args.dropout, "attn_pdrop": 0.0, "resid_pdrop": args.dropout}
+    return GPT2LMHeadModel(GPT2Config(n_layer=args.layers, use_cache=False, **rates))
+
+
+def _llama(args: argparse.Namespace, **sizes: Any) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    depth = {"num_hidden_layers": args.layers, "vocab_size": args.vocabulary}
+    return LlamaForCausalLM(LlamaConfig(use_cache=False, **depth, **sizes))
+
+
+def _llama_271m(args: argparse.Namespace) -> nn.Module:
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 16}
+    return _llama(args, hidden_size=1024, intermediate_size=2816, **heads)
+
+
+def _llama_1b(args: argparse.Namespace) -> nn.Module:
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True}
+    return _llama(args, hidden_size=2048, intermediate_size=8192, **heads)
+
+
+def _qwen3(args: argparse.Namespace) -> nn.Module:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+    sizes = {"hidden_size": 1024, "intermediate_size": 3072, "tie_word_embeddings": True}
+    depth = {"num_hidden_layers": args.layers, "vocab_size": args.vocabulary}
+    return Qwen3ForCausalLM(Qwen3Config(use_cache=False, **heads, **sizes, **depth))
+
+
+PRESETS = {
+    "gpt2": Preset(_gpt2, batch=16, length=1024, vocabulary=50257, layers=12),
+    "llama-271m": Preset(_llama_271m, batch=8, length=2048, vocabulary=32000, layers=16),
+    "llama-1.2b": Preset(_llama_1b, batch=8, length=4096, vocabulary=128256, layers=16),
+    "qwen3": Preset(_qwen3, batch=4, length=2048, vocabulary=151936, layers=12),
+}
+
+
+def make_model(args: argparse.Namespace) -> nn.Module:
+    """The model that ``args`` names, always with the same weights."""
     torch.manual_seed(0)
-    return GPT2LMHeadModel(config)
+    return PRESETS[args.model].make(args)
 
 
 def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, forward: Any) -> Step:
@@ -243,9 +294,9 @@ EXTRA = {"counter": counter}
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--length", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--model", choices=PRESETS, default="gpt2")
+    for name in ("batch", "length", "layers", "vocabulary"):
+        parser.add_argument(f"--{name}", type=int, help="default: the model's own")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--timed", type=int, default=30)
     parser.add_argument("--budget", default="7GiB")
@@ -257,16 +308,19 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--cache", default="/tmp/treadle-benchmark")
     args = parser.parse_args()
-    args.vocabulary = 50257
+    preset = PRESETS[args.model]
+    for name in ("batch", "length", "layers", "vocabulary"):
+        if getattr(args, name) is None:
+            setattr(args, name, getattr(preset, name))
     return args
 
 
 def main() -> int:
     args = parse()
     torch.set_float32_matmul_precision("high")
-    start = make_model(args.layers, args.dropout)
+    start = make_model(args)
     results: list[Result] = []
-    out = Path(os.environ.get("OUT", ".")) / "gpt2_h200.json"
+    out = Path(os.environ.get("OUT", ".")) / "language_models.json"
     for name in args.only.split(","):
         try:
             result = measure(name, (VARIANTS | EXTRA)[name], start, args)
