@@ -1,15 +1,18 @@
 """Generated Triton computes what the loop interpreter computes, in every form a kernel takes."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import triton_kernels as make
+import triton_run
 from torch import Tensor
 from triton_run import Case, buffers_of, rendered, run_cases
 
 from treadle.loop.expr import ReduceKind
-from treadle.loop.kernel import Kernel, KernelKind
+from treadle.loop.kernel import Kernel, KernelKind, KernelSchedule, LoopForm
+from treadle.schedule.workers import PROGRAMS
 from treadle.util.errors import LoweringError
 
 pytest.importorskip("triton")
@@ -179,6 +182,15 @@ def all_cases() -> list[Case]:
 def test_agrees_with_the_loop_interpreter(tmp_path):
     torch.manual_seed(torch.seed() % 1000)
     run_cases(all_cases(), tmp_path)
+
+
+def test_long_rows_run_in_whole_blocks_and_a_rest(tmp_path, monkeypatch):
+    looped = KernelSchedule(LoopForm.LOOPED, 1, 64, warps=4)
+    workers = replace(PROGRAMS, choose=lambda kernel: looped)
+    monkeypatch.setattr(triton_run, "PROGRAMS", workers)
+    source, _, _ = rendered([make.softmax(3, 203)], buffers_of(softmax_case(3, 203).tensors))
+    assert source.text.count("range(0, 192, 64)") == source.text.count("range(192, 203, 64)") == 3
+    run_cases([softmax_case(3, 203), softmax_case(2, 208), softmax_case(3, 65)], tmp_path)
 
 
 def test_same_structure_shares_one_function():

@@ -1,7 +1,7 @@
 """Reducing kernels: in registers, in loops, or cut into parts. See ``schedule/programs.py``."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from treadle.codegen.triton_body import (
@@ -27,6 +27,8 @@ from treadle.loop.index import Index
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, LoopForm, Store
 from treadle.loop.nest import Levels, accumulators, levels, roots
 from treadle.loop.traverse import walk_all
+
+_VECTOR = 16  # elements; of one byte, what a thread loads at once
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,14 @@ class Shape:
             return Tile(f"[{block_q}]", self.along, 0, False)
         sizes = [self.block_p, block_q] if self.along == "c" else [block_q, self.block_p]
         return Tile(f"[{sizes[0]}, {sizes[1]}]", self.along, int(self.along == "c"), True)
+
+    def pieces(self, span: int) -> list[tuple[int, int]]:
+        """Where the loops over ``span`` elements begin and end: one, or two where only the last
+        block needs a mask. A mask that ends within a vector of elements keeps loads of all blocks
+        from being vectors."""
+        whole = span - span % self.block_q
+        ragged = self.along == "c" and self.splits == 1 and span % _VECTOR and whole
+        return [(0, whole), (whole, span)] if ragged else [(0, span)]
 
     @property
     def programs(self) -> int:
@@ -190,13 +200,31 @@ class Looped:
         ordered = body.in_place and not reductions and self._reads_before_it_writes(stores)
         if ordered:
             writer.line("tl.debug_barrier()")  # after what other threads read before the loop
-        outside = dict(writer.locals), dict(writer.known), dict(writer.masks)
-        writer.line(f"for q in range(0, {span}, {self.shape.block_q}):")
-        writer.indent += 1
-        first = f"part * {span} + q" if splits > 1 else "q"
-        positions(writer, self.shape.along, first, self.shape.block_q, self.shape.both)
-        covered = math.ceil(span / self.shape.block_q) * self.shape.block_q * splits
-        bound(writer, self.shape.along, self.shape.reduced, covered)
+        for begin, end in self.shape.pieces(span):
+            outside = dict(writer.locals), dict(writer.known), dict(writer.masks)
+            writer.line(f"for q in range({begin}, {end}, {self.shape.block_q}):")
+            writer.indent += 1
+            first = f"part * {span} + q" if splits > 1 else "q"
+            positions(writer, self.shape.along, first, self.shape.block_q, self.shape.both)
+            covered = math.ceil(end / self.shape.block_q) * self.shape.block_q * splits
+            if covered > self.shape.reduced:
+                bound(writer, self.shape.along, self.shape.reduced, covered)
+            self._pass(body, wanted, sums, stores, ordered=ordered)
+            writer.indent -= 1
+            writer.locals, writer.known, writer.masks = outside
+        return sums
+
+    def _pass(
+        self,
+        body: Body,
+        wanted: Collection[str],
+        sums: Sequence[tuple[Definition, Partial]],
+        stores: Sequence[Store],
+        *,
+        ordered: bool,
+    ) -> None:
+        """What a loop does at one block of the reduced axis."""
+        writer, tile = body.writer, self.shape.tile(self.shape.block_q)
         partials = {item.name: partial for item, partial in sums}
         for item in self.kernel.body:
             if isinstance(item, Store):
@@ -211,9 +239,6 @@ class Looped:
             body.store(stores[0])
         else:
             body.stores(stores if body.in_place else [])
-        writer.indent -= 1
-        writer.locals, writer.known, writer.masks = outside
-        return sums
 
     def _reads_before_it_writes(self, stores: Sequence[Store]) -> bool:
         """Whether each element is read once and what is written there depends on it, so that no
