@@ -6,6 +6,7 @@
     x + -0.0, x - 0.0    ->  x                   x + 0.0          stays: it turns -0.0 into 0.0
     f32(f64(x:f32))      ->  x                   where(true, x, y) -> x
     <i> < 8, where i<8   ->  true                <i> + 1      ->  <i + 1>
+    where(c, where(c, x, y), z)  ->  where(c, x, z)
 
 A second run changes nothing.
 """
@@ -315,6 +316,8 @@ def _where(node: Apply) -> Expr | None:
         return yes
     if isinstance(condition, Apply) and condition.fn == "not":
         return Apply("where", (condition.operands[0], no, yes), node.dtype)
+    if isinstance(yes, Apply) and yes.fn == "where" and yes.operands[0] is condition:
+        return Apply("where", (condition, yes.operands[1], no), node.dtype)
     return None
 
 

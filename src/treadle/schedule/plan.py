@@ -18,6 +18,7 @@ from treadle.schedule.arena import Interval, chained, pack
 from treadle.schedule.build import build_kernel
 from treadle.schedule.depend import facts, read_buffers, written_buffers
 from treadle.schedule.duplicate import duplicate
+from treadle.schedule.elsewhere import compute_where_read
 from treadle.schedule.fuse import Fuser, stored_buffers
 from treadle.schedule.loop_nest import LoopNest, LoopNests
 from treadle.schedule.normalize import normalize
@@ -47,6 +48,7 @@ def schedule(
     home: Mapping[int, LoopNest] = {}
     if fuse:
         steps = compute_where_picked(steps, buffers)
+        steps = compute_where_read(steps, buffers, nests, kept)
         copied = duplicate(steps, buffers, nests, kept)
         steps, buffers, home = copied.steps, copied.buffers, copied.home
     known = facts(steps, program.inputs)

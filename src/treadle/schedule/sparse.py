@@ -8,14 +8,16 @@
 The cross-entropy of a language model picks one log-probability of each row of the vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from treadle.loop.expr import Apply, Array, Expr, Load, Reduce
-from treadle.loop.index import Index
+import torch
+
+from treadle.loop.expr import Apply, Array, Const, Expr, Load, Position, Reduce
+from treadle.loop.index import Axis, Index
 from treadle.loop.program import Buffer, BufferKind, Compute, Step, TensorRef
-from treadle.loop.traverse import loads, map_expr, substitute, walk
+from treadle.loop.traverse import loads, map_expr, substitute, substitute_index, walk
 from treadle.schedule.depend import read_buffers, written_buffers
 from treadle.util.extents import same, sample_of
 
@@ -49,13 +51,13 @@ class _Picker:
         """``step`` with its sparse loads resolved, and those that appear by that as well."""
         for _ in range(_MAX_DEPTH):
             new = {
-                load: _at(self._source[load.buffer], load.index)
+                load: formula_at(self._source[load.buffer], load.index)
                 for load in loads(step.array.body)
                 if self._is_sparse(step, load)
             }
             if not new:
                 break
-            step = _with(step, new)
+            step = with_formulas(step, new)
         return step
 
     def _is_sparse(self, reader: Compute, load: Load) -> bool:
@@ -87,22 +89,79 @@ def _picks(reader: Compute, source: Compute, buffer: Buffer) -> bool:
     )
 
 
-def _at(source: Compute, place: Index) -> Expr:
-    """The formula of ``source`` at a flat place of its buffer: its strides, undone."""
+def formula_at(source: Compute, place: Index, mask: Expr | None = None) -> Expr:
+    """The formula of ``source`` at a flat place of its buffer: its strides, undone. With ``mask``
+    what a load has: zero, without reading, where it is false."""
     output = source.output
-    rest = place - output.offset
+    inside, outside = _narrowed(mask)
+    rest = substitute_index(place, inside) - output.offset
     position: dict[int, Index] = {}
     for dim in sorted(range(len(output.shape)), key=lambda d: -sample_of(output.strides[d])):
         if same(output.shape[dim], 1):
             position[dim] = Index.of(0)
             continue
-        position[dim] = rest // output.strides[dim]
+        position[dim] = substitute_index(rest // output.strides[dim], outside)
         rest = rest % output.strides[dim]
     axes = source.array.axes
-    return substitute(source.array.body, {axis: position[d] for d, axis in enumerate(axes)})
+    found = substitute(source.array.body, {axis: position[d] for d, axis in enumerate(axes)})
+    return found if mask is None else _masked(found, mask)
 
 
-def _with(step: Compute, new: Mapping[Load, Expr]) -> Compute:
+def _narrowed(mask: Expr | None) -> tuple[Mapping[Axis, Index], Mapping[Axis, Index]]:
+    """Axes as axes of what they are where ``mask`` holds, and those as the axes they stand for::
+
+    i < 4 and i >= 1, of i < 8:    i -> a + 1, a -> i - 1, with a < 3
+    """
+    limits: dict[Axis, tuple[int, int]] = {}
+    for part in _conjuncts(mask) if mask is not None else ():
+        match part:
+            case Apply(("lt" | "ge") as relation, (Position(index), Const(int(bound), _))):
+                (axis, factor), *others = index.terms or ((None, 0),)
+            case _:
+                continue
+        if not isinstance(axis, Axis) or others or not same(factor, 1):
+            continue
+        low, high = limits.get(axis, (0, axis.extent))
+        limit = bound - index.const
+        limits[axis] = (low, min(high, limit)) if relation == "lt" else (max(low, limit), high)
+    inside: dict[Axis, Index] = {}
+    outside: dict[Axis, Index] = {}
+    for axis, (low, high) in limits.items():
+        narrow = Axis(max(high - low, 0))
+        inside[axis], outside[narrow] = narrow + low, axis - low
+    return inside, outside
+
+
+def _conjuncts(mask: Expr) -> Iterator[Expr]:
+    match mask:
+        case Apply("and", operands):
+            for each in operands:
+                yield from _conjuncts(each)
+        case _:
+            yield mask
+
+
+def _masked(expr: Expr, mask: Expr) -> Expr:
+    """``expr`` where ``mask`` holds, and zero elsewhere; nothing is read there."""
+
+    def guarded(node: Expr) -> Expr:
+        match node:
+            case Load(buffer, index, dtype, None):
+                return Load(buffer, index, dtype, mask)
+            case Load(buffer, index, dtype, inner) if inner != mask:
+                return Load(buffer, index, dtype, Apply("and", (inner, mask), torch.bool))
+            case Apply("where", (condition, found, _)) if condition == mask:
+                return found
+            case _:
+                return node
+
+    zero = Const(torch.zeros((), dtype=expr.dtype).item(), expr.dtype)
+    return Apply("where", (mask, map_expr(expr, guarded), zero), expr.dtype)
+
+
+def with_formulas(step: Compute, new: Mapping[Load, Expr]) -> Compute:
+    """The step with formulas in place of loads."""
+
     def picked(node: Expr) -> Expr:
         return new.get(node, node) if isinstance(node, Load) else node
 
