@@ -20,7 +20,6 @@ from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, 
 from treadle.loop.nest import (
     accumulators,
     indices,
-    levels,
     live,
     loaded,
     narrowed,
@@ -35,9 +34,6 @@ BLOCK = 1024
 PERSISTENT = 16384
 """Longest reduced axis that is held in registers."""
 _MANY_ROWS = 1024  # from which programs are enough without parts
-_SHARE = 128
-"""Elements of a warp where a long row is read more than once: with many warps to a row few rows are
-at work at a time, and what was read before is still in the cache (``benchmarks/long_rows.py``)."""
 _FILL = 512  # programs worth having: about four per multiprocessor of a large GPU
 
 
@@ -146,9 +142,7 @@ def _reducing(kernel: Kernel) -> KernelSchedule:
     is_rows = kernel.kind is KernelKind.ROWS
     axes = (kernel.rows, kernel.cols) if is_rows else (kernel.cols, kernel.rows)
     parallel, reduced = (axis.extent for axis in axes)
-    is_long = is_rows and reduced > PERSISTENT and parallel >= _MANY_ROWS
-    again = is_long and levels(kernel).passes > 1
-    lanes = _lanes(kernel) * (2 if again else 1)
+    lanes = _lanes(kernel)
     if is_rows:
         along = power_of_two(reduced) if reduced <= PERSISTENT else lanes
         across = min(power_of_two(parallel), max(1, BLOCK // along))
@@ -164,8 +158,7 @@ def _reducing(kernel: Kernel) -> KernelSchedule:
         else LoopForm.LOOPED
     )
     tile = (across, along) if is_rows else (along, across)
-    count = max(4, min(32, lanes // _SHARE)) if again else warps(across * along)
-    return KernelSchedule(form, *tile, parts=parts, warps=count)
+    return KernelSchedule(form, *tile, parts=parts, warps=warps(across * along))
 
 
 def _parts(kernel: Kernel, parallel: int, reduced: int, across: int, along: int) -> int:
