@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import treadle
-from treadle.capture.refuse import named_models, named_optimizers
+from treadle.capture.refuse import device_of, named_models, named_optimizers
 from treadle.capture.step import capture
 from treadle.graph.node_info import info
 from treadle.graph.signature import Role
@@ -426,3 +426,13 @@ def test_batch_norm_statistics_and_autocast(dtype):
     torch.testing.assert_close(
         model.norm.running_var, twin.norm.running_var, rtol=tolerance, atol=tolerance
     )
+
+
+def test_a_step_without_parameters_is_where_its_buffers_or_its_batch_are():
+    plain, held = nn.Identity(), nn.BatchNorm1d(3, affine=False, device="meta")
+    here, there = torch.ones(2), torch.ones(2, device="meta")
+    assert device_of({"": plain}).type == "cpu"
+    assert device_of({"": plain}, (1, here)).type == "cpu"
+    assert device_of({"": plain}, (1, here, there)).type == "meta"
+    assert device_of({"": held}, (here,)).type == "meta"
+    assert device_of({"": held, "other": nn.Linear(1, 1)}, (there,)).type == "cpu"

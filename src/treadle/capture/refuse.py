@@ -1,7 +1,16 @@
 """What cannot be captured, said before anything is traced."""
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import TypeVar
 
 import torch
@@ -125,9 +134,11 @@ def _check_owner(optimizer: Optimizer, owned: set[int]) -> None:
         )
 
 
-def device_of(models: Mapping[str, nn.Module]) -> torch.device:
-    """The one device of the parameters; the CPU if there are none."""
-    for model in models.values():
-        for parameter in model.parameters():
-            return parameter.device
-    return torch.device("cpu")
+def device_of(models: Mapping[str, nn.Module], arguments: Iterable[object] = ()) -> torch.device:
+    """The one device of the parameters; without any that of the first buffer, then of the first of
+    ``arguments`` that is a tensor away from the CPU, else the CPU."""
+    for held in (nn.Module.parameters, nn.Module.buffers):
+        for each in itertools.chain.from_iterable(map(held, models.values())):
+            return each.device
+    tensors = (each for each in arguments if isinstance(each, torch.Tensor) and not each.is_cpu)
+    return next((each.device for each in tensors), torch.device("cpu"))

@@ -74,10 +74,10 @@ def capture(
     graph; an exception of the user's own passes through unchanged.
     """
     check_models(models, optimizers)
-    device = place or device_of(models)
+    leaves, spec = flatten((args, kwargs))
+    device = place or device_of(models, leaves)
     clusters = clusters_of(in_graph(optimizers))
     sources = _sources(models, optimizers, clusters, args, kwargs, device)
-    leaves, spec = flatten((args, kwargs))
     inputs = _values(sources, leaves, place)
     symbolic = None
     if dims:
