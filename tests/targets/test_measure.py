@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import pytest
 import torch
 
 from testing import trace
@@ -13,6 +14,7 @@ from treadle.options import from_environment
 from treadle.runtime.build import Build
 from treadle.runtime.cache import Cache
 from treadle.runtime.machine import machine
+from treadle.targets import measure
 from treadle.targets.cpu import CPU
 from treadle.targets.measure import from_words, measured, to_words
 from treadle.targets.registry import add_target
@@ -24,6 +26,12 @@ def test_ceilings_are_those_of_some_machine():
     assert 1e7 < model.bandwidth < 1e13
     assert 0.0 <= model.element < 1e-5
     assert (model.reserve, model.blocks) == (CPU.model.reserve, CPU.model.blocks)
+
+
+@pytest.mark.parametrize("value", [1.0, 1.01, 3e12, 7.9e14, 1e-9])
+def test_ceilings_are_rounded_up_by_a_fifth_at_most(value):
+    assert value <= measure.rounded_up(value) <= 1.2 * value
+    assert measure.rounded_up(measure.rounded_up(value)) == pytest.approx(measure.rounded_up(value))
 
 
 def test_words_lose_nothing():

@@ -1,7 +1,8 @@
 """Ceilings of the device that is here: what it does of products, of copies, of exponentials.
 
-Measured on numbers of our own, once for a machine. They are rounded to powers of the square root
-of two, so that another run of the same machine finds the same ones and makes the same plans.
+Measured on numbers of our own, once for a machine. They are rounded up to powers of the fourth root
+of two: another run of the same machine mostly finds the same ones and makes the same plans, and
+a kernel is not faster than its floor, which is what they say it needs at least.
 """
 
 import math
@@ -15,8 +16,6 @@ from treadle.targets.model import DeviceModel
 from treadle.targets.record import DeviceTarget
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_SHARE = 0.8
-"""Of what one large product or copy reaches; kernels of a step are smaller."""
 _SECONDS = 0.1
 """For each measurement, after a first call."""
 
@@ -31,9 +30,9 @@ def measured(target: DeviceTarget, device: torch.device) -> DeviceModel:
     copy, exponential = map(seconds, _passes(elements, device))
     slow = max(exponential - copy, 0.0) / elements
     found = {dtype: 2 * side**3 / seconds(_product(side, dtype, device)) for dtype in _DTYPES}
-    flops = {dtype: _rounded(_SHARE * rate) for dtype, rate in found.items()}
-    bandwidth = _rounded(_SHARE * 2 * 4 * elements / copy)
-    element = _rounded(slow) if target.on_host else 0.0
+    flops = {dtype: rounded_up(rate) for dtype, rate in found.items()}
+    bandwidth = rounded_up(2 * 4 * elements / copy)
+    element = rounded_up(slow) if target.on_host else 0.0
     memory = target.driver.memory(device) or target.model.memory
     name = target.driver.hardware(device) or target.model.name
     return replace(
@@ -68,9 +67,9 @@ def _least(run: Callable[[], object], wait: Callable[[], None]) -> float:
     return best
 
 
-def _rounded(value: float) -> float:
-    """The nearest power of the square root of two."""
-    return 0.0 if value <= 0.0 else 2.0 ** (round(2 * math.log2(value)) / 2)
+def rounded_up(value: float) -> float:
+    """The least power of the fourth root of two that is not below."""
+    return 0.0 if value <= 0.0 else 2.0 ** (math.ceil(4 * math.log2(value)) / 4)
 
 
 def to_words(model: DeviceModel) -> dict[str, object]:
