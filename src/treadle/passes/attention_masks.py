@@ -1,0 +1,200 @@
+"""Masks of attention that are proved to be a flag of the kernel, or nothing at all."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import fx
+
+from treadle.graph.node_info import info
+from treadle.graph.operators import arguments, is_item, operation_name, set_argument
+from treadle.graph.passes import GraphPass
+from treadle.graph.rewrite import NoMatch
+from treadle.graph.signature import StepGraph
+from treadle.graph.types import is_tensor
+from treadle.passes.mask_patterns import Mask, Pairs, Window, mask_of
+from treadle.util.errors import VerifyError, require
+from treadle.util.extents import size_key
+
+aten = torch.ops.aten
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel of attention, forward or backward: how it calls its mask, and whether it ``rounds``
+    in another place without one. All take ``query``, ``key`` and ``is_causal``."""
+
+    mask: str
+    is_backward: bool
+    rounds: bool
+
+
+KERNELS: Mapping[object, Kernel] = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: Kernel("attn_mask", False, False),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: Kernel(
+        "attn_mask", True, False
+    ),
+    aten._scaled_dot_product_efficient_attention.default: Kernel("attn_bias", False, True),
+    aten._scaled_dot_product_efficient_attention_backward.default: Kernel("attn_bias", True, True),
+    aten._scaled_dot_product_cudnn_attention.default: Kernel("attn_bias", False, True),
+    aten._scaled_dot_product_cudnn_attention_backward.default: Kernel("attn_bias", True, True),
+}
+"""The calls that are looked at."""
+
+
+@dataclass(frozen=True)
+class ProveAttentionMasks(GraphPass):
+    """Let attention skip what a mask of positions hides, forward and backward alike.
+
+    before:  m = where(arange(9)[None] <= arange(9)[:, None], 0, -inf); y = attention(q, k, v, m)
+    after:   y = attention(q, k, v, is_causal=True)
+
+    A mask that is proved to let every pair through goes; one that is proved to be causal, of as
+    many queries as keys, becomes the flag. The function is the same while scores are finite (and
+    smaller than half of the least number that a mask adds, where that is not -inf). CPUs give the
+    same bits. On GPUs the kernel rounds in another place, so there nothing changes where rounding
+    is to be ``eager``'s.
+    """
+
+    eager: bool = False
+
+    def run(self, step: StepGraph) -> int:
+        proved = _proved(step, self)
+        for node, window in proved.items():
+            set_argument(node, KERNELS[node.target].mask, None)
+            if window.is_causal:
+                set_argument(node, "is_causal", True)
+        return len(proved)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MaskReport:
+    """One call of attention. ``mask``: what it is proved to be, empty if it is not; ``becomes``:
+    what the pass does with the call; ``reason``: why not more."""
+
+    call: str
+    where: str
+    mask: str
+    becomes: str
+    reason: str
+
+
+_DEFAULT = ProveAttentionMasks()
+
+
+def reports(step: StepGraph, by: ProveAttentionMasks = _DEFAULT) -> tuple[MaskReport, ...]:
+    """What the pass ``by`` finds, one report for each call of attention. Changes nothing."""
+    decisions = _Decisions(by.eager)
+    return tuple(_report(decisions, node) for node in _calls(step))
+
+
+def explain(step: StepGraph, node: fx.Node, by: ProveAttentionMasks = _DEFAULT) -> str:
+    """What becomes of the mask of ``node``, a call of attention of ``step``, and why, in words."""
+    if node not in set(_calls(step)):
+        return f"{node} is no call of attention that takes a mask"
+    found = _report(_Decisions(by.eager), node)
+    return "; ".join(each for each in (found.mask, found.becomes, found.reason) if each)
+
+
+def _calls(step: StepGraph) -> Iterator[fx.Node]:
+    for node in step.graph.nodes:
+        if node.target in KERNELS:
+            yield node
+
+
+def _proved(step: StepGraph, by: ProveAttentionMasks) -> dict[fx.Node, Window]:
+    """The calls whose mask is a flag, or nothing."""
+    decisions, found = _Decisions(by.eager), dict[fx.Node, Window]()
+    for node in _calls(step):
+        try:
+            found[node] = decisions.flag(node)
+        except NoMatch:
+            continue
+    return found
+
+
+def _report(decisions: "_Decisions", node: fx.Node) -> MaskReport:
+    mask, becomes, reason = "", "stays", ""
+    try:
+        mask = str(decisions.mask(node).pattern)
+        window = decisions.flag(node)
+        becomes = "is_causal" if window.is_causal else "no mask"
+    except NoMatch as miss:
+        reason = miss.message
+    name = operation_name(node.target)
+    return MaskReport(f"{node} ({name})", info(node).where, mask, becomes, reason)
+
+
+@dataclass(frozen=True)
+class _Decisions:
+    """What masks were found to be so far; layers of a model share theirs."""
+
+    eager: bool
+    known: dict[tuple[object, ...], Mask | NoMatch] = field(
+        default_factory=dict[tuple[object, ...], Mask | NoMatch]
+    )
+
+    def mask(self, node: fx.Node) -> Mask:
+        """The pattern of the mask of a call; ``NoMatch`` in words."""
+        given = arguments(node)
+        bias, query, key = given[KERNELS[node.target].mask], given["query"], given["key"]
+        require(bias is not None, NoMatch, f"{node} has no mask")
+        require(is_tensor(bias), NoMatch, f"the mask of {node} is no tensor")
+        pairs = Pairs.of(query, key)
+        at = (bias, *(size_key(each.size) for each in pairs.indices))
+        if at not in self.known:
+            self.known[at] = _tried(bias, pairs)
+        found = self.known[at]
+        if isinstance(found, NoMatch):
+            raise found
+        return found
+
+    def flag(self, node: fx.Node) -> Window:
+        """The window that the kernel has a flag for; ``NoMatch`` in words."""
+        pattern = self.mask(node).pattern
+        given = arguments(node)
+        bias = given[KERNELS[node.target].mask]
+        message = f"{bias} is {pattern}: no kernel to call takes that"
+        require(isinstance(pattern, Window), NoMatch, message)
+        assert isinstance(pattern, Window)
+        require(pattern.is_everything or pattern.is_causal, NoMatch, message)
+        square = pattern.is_everything or Pairs.of(given["query"], given["key"]).is_square
+        require(square, NoMatch, f"{bias} is causal, of another number of keys than queries")
+        rounds = KERNELS[node.target].rounds
+        require(not (rounds and self.eager), NoMatch, f"without {bias} {node} rounds elsewhere")
+        for each in (node, *_backward(node)):
+            require(not _wants_bias(each), NoMatch, f"{each} gives a gradient of {bias}")
+        return pattern
+
+
+def _tried(bias: fx.Node, pairs: Pairs) -> Mask | NoMatch:
+    try:
+        return mask_of(bias, pairs)
+    except NoMatch as miss:
+        return miss
+    except VerifyError as fault:  # sizes whose signs nobody knows
+        return NoMatch(fault.message)
+    except RecursionError:
+        return NoMatch(f"{bias} is made in too many steps")
+
+
+def _backward(node: fx.Node) -> list[fx.Node]:
+    """The calls that compute the gradients of ``node``."""
+    readers = [user for item in node.users if is_item(item) for user in item.users]
+    return [
+        each
+        for each in dict.fromkeys(readers)
+        if each.target in KERNELS and KERNELS[each.target].is_backward
+    ]
+
+
+def _wants_bias(node: fx.Node) -> bool:
+    """Whether a gradient of the mask is computed."""
+    wanted: Any = arguments(node).get("grad_input_mask")  # cuDNN's kernel never computes one
+    return wanted is not None and bool(wanted[3])
+
+
+__all__ = ["MaskReport", "ProveAttentionMasks", "explain", "reports"]
