@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.signature import StepGraph
 from treadle.options import Options
+from treadle.passes.attention.fuse import FuseAttention
 from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
 from treadle.passes.counter_based_rng import UseCounterBasedRng
 from treadle.passes.cse import RemoveCommonSubexpressions
@@ -25,6 +26,11 @@ COUNTER_BASED: tuple[GraphPass, ...] = (
     UseCounterBasedRng(),  # before the rest: what was drawn from is dead then
     *CLEAN,
 )
+FUSE: tuple[GraphPass, ...] = (
+    FuseAttention(),  # after what is dead: who reads a probability counts
+    RemoveNoOps(),  # again: the order of what a call gives makes copies needless
+    RemoveDeadCode(),
+)
 
 
 def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
@@ -33,6 +39,7 @@ def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
     return (
         SettleCheckpoints(budgeted),  # first: equal parts of two regions are merged only after it
         *(COUNTER_BASED if options.rng == "counter" else CLEAN),
+        *(FUSE if options.numerics == "default" else ()),  # it rounds where eager does not
         RecomputeMarked(budgeted),  # last: what it adds must not be merged with what it repeats
     )
 
