@@ -112,7 +112,7 @@ def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
 def fusing(passes: tuple[FuseAttention, ...]) -> Iterator[None]:
     """Inside, steps are compiled with these instead of the pass as it is by default."""
     before = cleaning.FUSE
-    cleaning.FUSE = (*passes, *before[1:])
+    cleaning.FUSE = passes
     try:
         yield
     finally:

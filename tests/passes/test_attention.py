@@ -86,7 +86,6 @@ def check_fused(
     assert calls(step, GRADIENT) == gradient
     assert calls(step, aten._softmax.default) == 0
     assert ALWAYS.run(step) == 0
-    run_passes(step, cleaning.FUSE[1:])
     eager, exact = numbers(program, inputs), numbers(program, doubled(inputs))
     for new, old, true in zip(run_step(step, inputs), eager, exact, strict=True):
         assert new is not None
@@ -484,7 +483,7 @@ def test_fires_on_ordinary_models(name, train):
     found = explain(step, everywhere=True)
     assert (sum(each.fused for each in found), len(found)) == FIRES[name]
     assert {each.trained for each in found} == {train}
-    run_passes(step, [ALWAYS, *cleaning.FUSE[1:]])
+    run_passes(step, [ALWAYS])
     assert calls(step, CALL) == FIRES[name][0]
     assert calls(step, GRADIENT) == FIRES[name][0] * train
     assert ALWAYS.run(step) == 0

