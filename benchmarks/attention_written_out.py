@@ -38,11 +38,13 @@ ROUNDS = 31
 
 
 class Attention(nn.Module):
-    """Attention as a textbook writes it; ``causal``: with a mask that no input decides."""
+    """Attention as a textbook writes it. ``mask``: ``"causal"``, which no input decides, or
+    ``"given"``, which an input does, and which is a large number to add."""
 
-    def __init__(self, heads: int, width: int = WIDTH, *, causal: bool = False) -> None:
+    def __init__(self, heads: int, width: int = WIDTH, *, mask: str = "", length: int = 0) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
+        self.heads, self.mask = heads, mask
+        self.register_buffer("kept", torch.ones(length, dtype=torch.bool))
         self.qkv = nn.Linear(heads * width, 3 * heads * width)
         self.out = nn.Linear(heads * width, heads * width)
 
@@ -51,9 +53,12 @@ class Attention(nn.Module):
         parts = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         scores = query @ key.transpose(-2, -1) * (width // self.heads) ** -0.5
-        if self.causal:
-            kept = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
-            scores = scores.masked_fill(~kept, float("-inf"))
+        causal = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+        if self.mask == "causal":
+            scores = scores.masked_fill(~causal, float("-inf"))
+        if self.mask == "given":
+            least = torch.finfo(x.dtype).min
+            scores = scores + torch.zeros((), dtype=x.dtype).where(causal & self.kept, least)
         mixed = scores.softmax(-1) @ value
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
@@ -143,10 +148,10 @@ def medians(steps: list[Step], x: Tensor, rounds: int = ROUNDS) -> list[float]:
     return [statistics.median(each) for each in times]
 
 
-def time_one(length: int, heads: int, width: int, *, causal: bool, dtype: torch.dtype) -> str:
+def time_one(length: int, heads: int, width: int, mask: str, dtype: torch.dtype) -> str:
     """A row of the table of times."""
     torch.manual_seed(0)
-    model = Attention(heads, width, causal=causal).to(dtype)
+    model = Attention(heads, width, mask=mask, length=length).to(dtype)
     x = torch.randn(1, length, heads * width, dtype=dtype)
     models = [copy.deepcopy(model) for _ in range(3)]
     eager = training(models[2], torch.optim.SGD(models[2].parameters(), lr=1e-3))
@@ -155,7 +160,7 @@ def time_one(length: int, heads: int, width: int, *, causal: bool, dtype: torch.
     with_pass, without, by_eager = (1e3 * each for each in medians(steps, x))
     peaks = [step.compiled.artifact.peak_bytes / 2**20 for step in steps[:2]]
     return (
-        f"| {length} | {heads} x {width} | {'causal' if causal else 'none'} | {str(dtype)[6:]} "
+        f"| {length} | {heads} x {width} | {mask or 'none'} | {str(dtype)[6:]} "
         f"| {with_pass:.2f} | {without:.2f} | {by_eager:.2f} | {with_pass / without:.2f} "
         f"| {with_pass / by_eager:.2f} | {peaks[0]:.1f} | {peaks[1]:.1f} |"
     )
@@ -168,9 +173,9 @@ def show_times(lengths: list[int], heads: int, width: int, dtypes: list[torch.dt
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for dtype in dtypes:
-        for causal in (False, True):
+        for mask in ("", "causal", "given"):
             for length in lengths:
-                print(time_one(length, heads, width, causal=causal, dtype=dtype), flush=True)
+                print(time_one(length, heads, width, mask, dtype), flush=True)
 
 
 def of_transformers(name: str) -> tuple[nn.Module, Step, dict[str, Tensor]]:

@@ -293,13 +293,45 @@ def finite_by_input(query, key, value, mask):
     return (scores + zero.where(mask, torch.finfo(scores.dtype).min)).softmax(-1) @ value
 
 
-def test_an_even_mixture_has_no_gradient_in_the_call():
-    inputs = (*operands(2, 3, 5, 7, 4), torch.rand(5, 7) < 0.5)
-    (finding,) = explain(cleaned(trained(finite_by_input, 1), *inputs), everywhere=True)
-    assert "may be a finite number in all of a row" in finding.refused
-    inputs[-1][3] = False
-    program = lambda q, k, v, m: finite_by_input(q, k, v, m)  # noqa: E731
-    check_fused(program, (*inputs[:3], inputs[-1]), gradient=False)
+def finite_by_input_filled(query, key, value, mask):
+    scores = query @ key.mT * 0.4
+    return scores.where(mask, torch.finfo(scores.dtype).min).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("attention", [finite_by_input, finite_by_input_filled])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_are_even_mixtures_are_eagers(attention, shape, dtype):
+    mask = torch.rand(shape) < 0.5
+    mask[..., 0] = True
+    mask.view(-1, shape[-2], shape[-1])[0, 0] = False
+    inputs = (*operands(2, 3, 5, 7, 4, dtype), mask)
+    check_fused(trained(attention, 1), inputs)
+    program = lambda q, k, v, m: attention(q, k, v, m)  # noqa: E731
+    check_fused(program, (*inputs[:3], mask), gradient=False)
+
+
+def numbers_by_input(query, key, value, mask):
+    return (query @ key.mT * 0.4 + mask).softmax(-1) @ value
+
+
+def narrowed(query, key, value, mask):
+    """What is finite in f32 and not in bf16 makes dead rows NaN."""
+    zero = torch.zeros(())
+    scores = query @ key.mT * 0.4 + zero.where(mask, torch.finfo(torch.float32).min)
+    return scores.bfloat16().softmax(-1).float() @ value
+
+
+@pytest.mark.parametrize("attention", [numbers_by_input, narrowed])
+def test_masks_of_which_nothing_is_known(attention):
+    mask = torch.randn(5, 7) if attention is numbers_by_input else torch.rand(5, 7) < 0.5
+    inputs = (*operands(2, 3, 5, 7, 4), mask)
+    for program, given_ in (
+        (trained(attention, 1), inputs),
+        (lambda q, k, v, m: attention(q, k, v, m), (*inputs[:3], mask)),
+    ):
+        (finding,) = explain(cleaned(program, *given_), everywhere=True)
+        assert "may be a finite number in all of a row" in finding.refused
 
 
 # What stays.

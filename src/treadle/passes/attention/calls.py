@@ -64,12 +64,12 @@ def replace(found: Found, masks: Additive) -> None:
     forward, backward = found.forward, found.backward
     call = _forward_call(found, masks)
     result = call.result
-    if call.dead is not None:
+    if call.dead is not None and not found.rows.mixes:
         result = filled(Maker(forward.result), call.dead, math.nan, result)
     _put(forward.result, result, transposed=False)
     gone = [forward.result]
     if backward is not None:
-        gradients = _backward_call(found.rows, backward, call)
+        gradients = _gradients(found, backward, call)
         wanted = (backward.d_query, backward.d_key, backward.d_value)
         for old, new, turned in zip(wanted, gradients, (False, True, False), strict=True):
             if old is not None:
@@ -89,35 +89,74 @@ def _forward_call(found: Found, masks: Additive) -> _Call:
         make.arranged(forward.value, Arrange((*heads, columns, width), transposed=False)),
     )
     added = masks.of(make, forward, found.rows)
+    if found.rows.mixes and added is not None and added.dead is not None:
+        operands = (filled(make, added.dead, 0.0, operands[0]), *operands[1:])
     options: dict[str, Any] = {} if added is None else {"attn_mask": added.mask}
     call = make(_FORWARD, *operands, scale=scores.scale, **options)
     result, logsumexp = make.items(call, 2)
     return _Call(operands, added, scores.scale, result, logsumexp)
 
 
-def _backward_call(rows: Rows, backward: Backward, call: _Call) -> list[fx.Node]:
-    """The gradients of query, key and value, of four dims.
-
-    Nothing goes back through a dead row of the call, which it has as one without a mask; what eager
-    has there is put in after.
-    """
+def _gradients(found: Found, backward: Backward, call: _Call) -> list[fx.Node]:
+    """The gradients of query, key and value, of four dims."""
     both = (backward.d_value, backward.d_weights)
     readers = {node for node in both if node is not None}
     make = Maker(next(node for node in call.result.graph.nodes if node in readers))
-    arrange = Arrange(type_of(call.result).shape, transposed=False)
-    gradient = make.arranged(backward.d_result, arrange)
-    if call.dead is not None:
-        gradient = filled(make, call.dead, 0.0, gradient)
-    given = (gradient, *call.operands, call.result, call.logsumexp, 0.0, False)
-    query, key, value = make.items(make(_BACKWARD, *given, **call.options), 3)
+    gradient = make.arranged(
+        backward.d_result, Arrange(type_of(call.result).shape, transposed=False)
+    )
     if call.dead is None:
-        return [query, key, value]
-    anywhere = make(aten.any.dim, call.dead, -2, True)
+        return _backward_call(make, gradient, call)
+    if found.rows.mixes:
+        return _with_mixtures(make, found, gradient, call, call.dead)
+    return _with_nans(make, found, gradient, call, call.dead)
+
+
+def _backward_call(make: Maker, gradient: fx.Node, call: _Call) -> list[fx.Node]:
+    given = (gradient, *call.operands, call.result, call.logsumexp, 0.0, False)
+    return make.items(make(_BACKWARD, *given, **call.options), 3)
+
+
+def _with_nans(
+    make: Maker, found: Found, gradient: fx.Node, call: _Call, dead: fx.Node
+) -> list[fx.Node]:
+    """Nothing goes back through a dead row of the call, which has it as one without a mask; the NaN
+    that eager has there is put in after."""
+    gradient = filled(make, dead, 0.0, gradient)
+    query, key, value = _backward_call(make, gradient, call)
+    anywhere = make(aten.any.dim, dead, -2, True)
     value = filled(make, anywhere, math.nan, value)
-    if not rows.zeroed:
-        query = filled(make, call.dead, math.nan, query)
+    if not found.rows.zeroed:
+        query = filled(make, dead, math.nan, query)
         key = filled(make, anywhere, math.nan, key)
     return [query, key, value]
+
+
+def _with_mixtures(
+    make: Maker, found: Found, gradient: fx.Node, call: _Call, dead: fx.Node
+) -> list[fx.Node]:
+    """A dead row has equal probabilities: so it has in the call, whose query there is zero.
+
+    All but the gradient of the key is right then, and what that lacks is, over dead rows ``t``,
+
+        d_key[s] += scale / S * (value[s] - mean(value)) @ sum{t} d_result[t]^T query[t]
+    """
+    query, key, value = _backward_call(make, gradient, call)
+    if found.rows.zeroed:
+        return [filled(make, dead, 0.0, query), key, value]
+    forward = found.forward
+    _, rows, columns, width = forward.sizes
+    shape = [forward.sizes[0], rows, width]
+    alive = make(aten.logical_not.default, dead)
+    of_dead = make.dense(filled(make, alive, 0.0, gradient))
+    turned = make(aten.transpose.int, make(aten.view.default, of_dead, shape), 1, 2)
+    outer = make(aten.bmm.default, turned, forward.scores.query)
+    mean = make(aten.mean.dim, forward.value, [1], True)
+    apart = make(aten.sub.Tensor, forward.value, mean)
+    share = make(aten.mul.Tensor, apart, forward.scores.scale / columns)
+    lacking = make(aten.bmm.default, share, outer)
+    lacking = make(aten.view.default, lacking, list(type_of(key).shape))
+    return [query, make(aten.add.Tensor, key, lacking), value]
 
 
 def _put(old: fx.Node, new: fx.Node, *, transposed: bool) -> None:

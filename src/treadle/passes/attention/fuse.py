@@ -1,5 +1,6 @@
 """Attention that is written out becomes one call of the library, forward and backward."""
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -21,6 +22,7 @@ from treadle.passes.attention.rows import (
     cannot_be_infinite,
     drops_of,
     leaves_something,
+    stays_finite,
 )
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.noops import RemoveNoOps
@@ -160,11 +162,14 @@ def _rows(
         proofs[masks] = leaves_something(masks)
     if proofs[masks]:
         return Rows(proved=True)
-    if backward is None and cannot_be_infinite(masks):
+    inside = [type_of(each).dtype for each in (*forward.scores.inside, forward.softmax)]
+    wide = stays_finite(torch.finfo(torch.float32).min, inside)
+    if backward is None and wide and cannot_be_infinite(masks):
         return Rows()
     drops, adds = drops_of(masks), {mask.add for mask in masks}
+    finite = all(each.fill == -math.inf or stays_finite(each.fill, inside) for each in drops)
     words = f"the mask {masks[0].node} may be a finite number in all of a row"
-    require(bool(drops), NoMatch, words)
+    require(bool(drops) and finite, NoMatch, words)
     zeroed = adds == {False}
     gradient = len(adds) == 1 and (backward is None or not zeroed or backward.filled)
     words = f"the mask {masks[0].node} may be all of a row, with a gradient that is not known there"

@@ -7,7 +7,7 @@ leave something of every row. What depends on no input can be computed, and is.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -51,10 +51,11 @@ class Mask:
 @final
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """``-inf`` in the place of scores where ``node`` is true, or, with ``keeps``, false."""
+    """``fill`` in the place of scores where ``node`` is true, or, with ``keeps``, false."""
 
     node: fx.Node
     keeps: bool
+    fill: float
 
 
 @final
@@ -62,14 +63,19 @@ class Drop:
 class Rows:
     """What is known of rows that are masked whole.
 
-    ``proved``: there are none. ``drops``: all that masks do is put ``-inf``, and it can be found
-    out at each call which rows are dead. ``zeroed``: the gradient of dead rows of scores is 0, for
-    a fill stops it; otherwise it is NaN. With neither, dead rows do no harm.
+    ``proved``: there are none. ``drops``: all that masks do is put ``-inf``, or the only one a
+    number that drowns scores, and it can be found out at each call which rows are dead. ``zeroed``:
+    the gradient of dead rows of scores is 0, for a fill stops it. With neither, they do no harm.
     """
 
     proved: bool = False
     drops: tuple[Drop, ...] = ()
     zeroed: bool = False
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a dead row is an even mixture of all values, and not NaN."""
+        return any(math.isfinite(each.fill) for each in self.drops)
 
 
 def constant(node: object) -> Tensor | None:
@@ -126,29 +132,51 @@ def cannot_be_infinite(masks: Sequence[Mask]) -> bool:
 
 
 def drops_of(masks: Sequence[Mask]) -> tuple[Drop, ...]:
-    """The masks as places that ``-inf`` takes; none if one of them does anything else."""
+    """The masks as places that ``-inf`` takes, or the only one as places of a number that drowns
+    what it replaces; none if one of them does anything else."""
     found = [_drop_of(each) for each in masks]
-    return tuple(each for each in found if each is not None) if all(found) else ()
+    drops = tuple(each for each in found if each is not None)
+    alike = len(drops) == 1 or all(each.fill == -math.inf for each in drops)
+    return drops if alike and len(drops) == len(masks) else ()
 
 
 def _drop_of(mask: Mask) -> Drop | None:
     if not mask.add:
-        return Drop(mask.node, mask.keeps) if mask.fill == -math.inf else None
+        return Drop(mask.node, mask.keeps, mask.fill) if mask.fill <= _DROWNS else None
     at = mask.node
     while at.target is aten.expand.default or is_cast(at):
         at = operand_of(at)
+    dtype = type_of(mask.node).dtype
     given = arguments(at) if at.op == "call_function" else {}
     match at.target:
         case aten.where.self:
-            numbers = number(given["self"]), number(given["other"])
-            known = numbers in ((0.0, -math.inf), (-math.inf, 0.0))
-            return Drop(given["condition"], numbers[0] == 0.0) if known else None
+            kept, other = number(given["self"]), number(given["other"])
+            if kept == 0.0:
+                return _drop(given["condition"], other, dtype, keeps=True)
+            return _drop(given["condition"], kept, dtype, keeps=False) if other == 0.0 else None
         case aten.masked_fill.Scalar | aten.masked_fill.Tensor:
             zeros = constant(_without_expand(given["self"]))
-            known = zeros is not None and not zeros.any() and number(given["value"]) == -math.inf
-            return Drop(given["mask"], keeps=False) if known else None
+            known = zeros is not None and not zeros.any()
+            fill = number(given["value"]) if known else None
+            return _drop(given["mask"], fill, dtype, keeps=False)
         case _:
             return None
+
+
+def _drop(node: fx.Node, fill: float | None, dtype: torch.dtype, *, keeps: bool) -> Drop | None:
+    """A drop by what ``fill`` is in ``dtype``, if that drowns scores."""
+    if fill is None or fill > _DROWNS or not math.isclose(fill, _in(fill, dtype)):
+        return None
+    return Drop(node, keeps, fill)
+
+
+def _in(number: float, dtype: torch.dtype) -> float:
+    return torch.tensor(number, dtype=torch.float64).to(dtype).item()
+
+
+def stays_finite(number: float, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether a finite number is one in all of these dtypes."""
+    return all(math.isfinite(_in(number, each)) for each in dtypes)
 
 
 def _is_finite(mask: Mask) -> bool:
@@ -230,4 +258,5 @@ __all__ = [
     "drops_of",
     "leaves_something",
     "number",
+    "stays_finite",
 ]
