@@ -178,11 +178,16 @@ def show_times(lengths: list[int], heads: int, width: int, dtypes: list[torch.dt
                 print(time_one(length, heads, width, mask, dtype), flush=True)
 
 
-def of_transformers(name: str) -> tuple[nn.Module, Step, dict[str, Tensor]]:
-    """A small model as it is written out, without dropout, and its step."""
+def of_transformers(
+    name: str, *, padded: bool = False
+) -> tuple[nn.Module, Step, dict[str, Tensor]]:
+    """A small model as it is written out, without dropout, and its step. ``padded``: with a mask in
+    the batch that says which tokens count."""
     import architectures
 
     model, batch = getattr(architectures, name)()
+    if padded:
+        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
     model.set_attn_implementation("eager")
     for each in model.modules():
         for attribute, value in vars(each).items():
@@ -211,6 +216,8 @@ def of_module(make: Callable[[], nn.Module]) -> tuple[nn.Module, Step, dict[str,
 MODELS: dict[str, Callable[[], tuple[nn.Module, Step, dict[str, Tensor]]]] = {
     "BERT": partial(of_transformers, "bert"),
     "GPT-2": partial(of_transformers, "gpt2"),
+    "BERT, padded": partial(of_transformers, "bert", padded=True),
+    "GPT-2, padded": partial(of_transformers, "gpt2", padded=True),
     "ViT": partial(of_transformers, "vit"),
     "T5": partial(of_transformers, "t5"),
     "Whisper": partial(of_transformers, "whisper"),

@@ -429,6 +429,12 @@ def test_says_why_it_leaves_an_attention_alone(name):
     assert ALWAYS.run(step) == 0
 
 
+def test_queries_as_columns_without_a_gradient():
+    program = lambda q, k, v: (k @ q.mT).mT.softmax(-1) @ v  # noqa: E731
+    (finding,) = explain(cleaned(program, *operands(2, 3, 5, 5, 4)[:3]), everywhere=True)
+    assert "takes queries and keys in another order" in finding.refused
+
+
 def test_sizes_and_dtypes_that_there_is_no_kernel_for():
     for inputs, reason in (
         (operands(2, 3, 5, 7, 4, torch.float64), "no fused kernel for torch.float64"),
@@ -490,11 +496,13 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return model
 
 
-def captured(name: str, *, train: bool, dropout: bool = False) -> StepGraph:
+def captured(name: str, *, train: bool, dropout: bool = False, padded: bool = False) -> StepGraph:
     architectures = pytest.importorskip("architectures")
     torch.manual_seed(0)
     model, batch = getattr(architectures, name)()
     model.set_attn_implementation("eager")
+    if padded:
+        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
     (model if dropout else without_dropout(model)).train(train)
 
     def step(**given):
@@ -519,6 +527,14 @@ def test_fires_on_ordinary_models(name, train):
     assert calls(step, CALL) == FIRES[name][0]
     assert calls(step, GRADIENT) == FIRES[name][0] * train
     assert ALWAYS.run(step) == 0
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
+def test_fires_where_the_batch_says_which_tokens_count(name, train):
+    found = explain(captured(name, train=train, padded=True), everywhere=True)
+    assert [each.refused for each in found] == ["", ""]
+    assert {each.masks for each in found} == {1}
 
 
 def test_dropout_is_drawn_from_eagers_stream():

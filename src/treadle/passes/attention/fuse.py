@@ -192,7 +192,7 @@ def least_scores(dtype: torch.dtype, width: int, *, masked: bool) -> int | None:
     A whole step with the call, as a fraction of one without, by
     ``benchmarks/attention_written_out.py`` (without a mask, causal; PyTorch 2.13, one thread)::
 
-        f32, 64 wide     256: 1.06, 0.96    384: 1.05, 0.89    512: 0.97, 0.83    1024: 0.82, 0.73
+        f32, 64 wide     256: 1.06, 0.96    384: 1.05, 0.89    512: 0.97, 0.83    1024: 0.83, 0.71
         f32, 128 wide                                          512: 1.10, 1.02    1024: 0.94, 0.89
         bf16, 64 wide    256: 1.56, 1.20                       512: 1.35, 0.95    1024: 1.08, 0.78
         f16, 64 wide                                           512: 0.41, 0.46    1024: 0.27, 0.35
