@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.signature import StepGraph
 from treadle.options import Options
+from treadle.passes.attention.fuse import FuseAttention
 from treadle.passes.attention_masks import ProveAttentionMasks
 from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
 from treadle.passes.counter_based_rng import UseCounterBasedRng
@@ -26,6 +27,9 @@ COUNTER_BASED: tuple[GraphPass, ...] = (
     UseCounterBasedRng(),  # before the rest: what was drawn from is dead then
     *CLEAN,
 )
+FUSE: tuple[GraphPass, ...] = (
+    FuseAttention(),  # after what is dead: who reads a probability counts
+)
 
 
 def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
@@ -34,7 +38,8 @@ def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
     return (
         SettleCheckpoints(budgeted),  # first: equal parts of two regions are merged only after it
         *(COUNTER_BASED if options.rng == "counter" else CLEAN),
-        ProveAttentionMasks(options.numerics == "eager"),  # after: layers share one mask
+        *(FUSE if options.numerics == "default" else ()),  # it rounds where eager does not
+        ProveAttentionMasks(options.numerics == "eager"),  # after: of fused calls too
         RemoveDeadCode(),  # what made the masks
         RecomputeMarked(budgeted),  # last: what it adds must not be merged with what it repeats
     )

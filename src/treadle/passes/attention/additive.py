@@ -1,0 +1,109 @@
+"""Masks of scores as the library's call takes them: one value of four dims that is added."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import fx
+
+from treadle.graph.types import type_of
+from treadle.passes.attention.forward import Forward
+from treadle.passes.attention.maker import Maker
+from treadle.passes.attention.rows import Drop, Mask, Rows
+
+aten = torch.ops.aten
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A mask that is added, ``[B or 1, H or 1, T or 1, S or 1]``, and which rows it would mask
+    whole: these are left unmasked in it, and ``None`` says that there are none."""
+
+    mask: fx.Node
+    dead: fx.Node | None
+
+
+class Additive:
+    """Masks as they were made before, so that equal ones are made once."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, Added] = {}
+
+    def of(self, make: Maker, forward: Forward, rows: Rows) -> Added | None:
+        """The masks of ``forward``; ``None`` if it has none."""
+        masks = forward.scores.masks
+        if not masks:
+            return None
+        dtype = _dtype_of(forward)
+        key = masks, dtype, rows
+        if key not in self._known:
+            if rows.drops:
+                self._known[key] = _dropped(make, rows.drops, dtype)
+            else:
+                self._known[key] = Added(_sum(make, masks, rows, dtype), None)
+        return self._known[key]
+
+
+def _dtype_of(forward: Forward) -> torch.dtype:
+    """That of the operands, where it holds the masks exactly."""
+    dtype = type_of(forward.result).dtype
+    masks = forward.scores.masks
+    added = {type_of(mask.node).dtype for mask in masks if mask.add}
+    filled = [mask.fill for mask in masks if not mask.add]
+    exact = added <= {dtype} and all(fill == -math.inf for fill in filled)
+    return dtype if exact else torch.float32
+
+
+def _sum(make: Maker, masks: tuple[Mask, ...], rows: Rows, dtype: torch.dtype) -> fx.Node:
+    total, *others = [_part(make, each, rows, dtype) for each in masks]
+    for each in others:
+        total = make(aten.add.Tensor, total, each)
+    return total
+
+
+def _part(make: Maker, mask: Mask, rows: Rows, dtype: torch.dtype) -> fx.Node:
+    """One mask. A fill is ``-inf`` where no row is filled whole: the probabilities are zero either
+    way."""
+    node = mask.node
+    if not mask.add:
+        fill = -math.inf if rows.proved else mask.fill
+        node = _chosen(make, node, (0.0, fill) if mask.keeps else (fill, 0.0), dtype)
+    elif type_of(node).dtype != dtype:
+        node = make(aten._to_copy.default, node, dtype=dtype)
+    return make.four_dims(node)
+
+
+def _dropped(make: Maker, drops: tuple[Drop, ...], dtype: torch.dtype) -> Added:
+    """``-inf`` where something is dropped, but for rows of which nothing is left."""
+    parts: list[fx.Node] = []
+    for drop in drops:
+        node = make(aten.logical_not.default, drop.node) if drop.keeps else drop.node
+        parts.append(make.four_dims(node))
+    total, *others = parts
+    for each in others:
+        total = make(aten.logical_or.default, total, each)
+    dead = make(aten.all.dim, total, -1, True)
+    alive = make(aten.logical_not.default, dead)
+    masked = make(aten.logical_and.default, total, alive)
+    return Added(_chosen(make, masked, (-math.inf, 0.0), dtype), dead)
+
+
+def _chosen(
+    make: Maker, condition: fx.Node, numbers: tuple[float, float], dtype: torch.dtype
+) -> fx.Node:
+    """``where(condition, *numbers)``."""
+    device = type_of(condition).device
+    both = [make(aten.scalar_tensor.default, each, dtype=dtype, device=device) for each in numbers]
+    return make(aten.where.self, condition, *both)
+
+
+def filled(make: Maker, where: fx.Node, number: float, value: fx.Node) -> fx.Node:
+    """``value`` with ``number`` in some places."""
+    kind = type_of(value)
+    scalar: Any = make(aten.scalar_tensor.default, number, dtype=kind.dtype, device=kind.device)
+    return make(aten.where.self, where, scalar, value)
+
+
+__all__ = ["Added", "Additive", "filled"]

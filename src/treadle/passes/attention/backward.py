@@ -1,0 +1,259 @@
+"""The gradient of an attention that was found, each node of it checked to be exactly that."""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import fx
+
+from treadle.graph.node_info import info
+from treadle.graph.operators import arguments
+from treadle.graph.rewrite import NoMatch
+from treadle.graph.types import type_of
+from treadle.passes.attention.forward import SCALES, Forward, factor_of, is_derivative
+from treadle.passes.attention.moves import (
+    are_transposed,
+    is_cast,
+    is_move,
+    moved,
+    operand_of,
+    plain,
+    require_rows,
+)
+from treadle.passes.attention.rows import Mask, number
+from treadle.util.errors import require
+
+aten = torch.ops.aten
+
+_FILLS = frozenset({aten.where.self, aten.masked_fill.Scalar, aten.masked_fill.Tensor})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """The backward pass of one attention; gradients that nobody wants are ``None``.
+
+    ::
+
+        d_value = weights^T @ d_result
+        d_weights = d_result @ value^T
+        d_scores = scale * softmax'(d_weights)
+        d_query = d_scores @ key^T          key as it is multiplied, [N, D, S]
+        d_key = query^T @ d_scores          [N, D, S]
+
+    ``filled``: every mask puts 0 into the gradient where it filled in scores.
+    """
+
+    d_result: fx.Node
+    d_value: fx.Node | None
+    d_weights: fx.Node | None
+    d_query: fx.Node | None
+    d_key: fx.Node | None
+    filled: bool
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Into:
+    """The gradient of the scores."""
+
+    d_weights: fx.Node
+    d_result: fx.Node
+    d_query: fx.Node | None
+    d_key: fx.Node | None
+    filled: bool
+
+
+def backward_of(forward: Forward) -> Backward | None:
+    """The gradient of ``forward``; ``None`` if there is none, ``NoMatch`` if it is another one."""
+    d_value = _of_value(forward)
+    into = _of_scores(forward)
+    _check_readers(forward)
+    if d_value is None and into is None:
+        return None
+    results = {each for each in (_second(d_value), into and into.d_result) if each is not None}
+    require(len(results) == 1, NoMatch, "its gradients are of different results")
+    (d_result,) = results
+    found = Backward(
+        d_result,
+        d_value,
+        into and into.d_weights,
+        into and into.d_query,
+        into and into.d_key,
+        filled=into is None or into.filled,
+    )
+    _check_regions(found)
+    return found
+
+
+def _second(product: fx.Node | None) -> fx.Node | None:
+    return None if product is None else arguments(product)["mat2"]
+
+
+def _of_value(forward: Forward) -> fx.Node | None:
+    """``weights^T @ d_result``: what else multiplies the weights."""
+    weights = forward.weights[-1]
+    found: list[fx.Node] = []
+    for reader in _products(weights):
+        if reader is forward.result:
+            continue
+        left = reader.args[0]
+        require(are_transposed(left, weights), NoMatch, f"{reader} multiplies the probabilities")
+        found.append(reader)
+    require(len(found) <= 1, NoMatch, "the values have two gradients")
+    return found[0] if found else None
+
+
+def _products(value: fx.Node) -> list[fx.Node]:
+    """Products that ``value`` is an operand of, by itself or as a view."""
+    found: dict[fx.Node, None] = {}
+    worklist = [value]
+    while worklist:
+        for user in worklist.pop().users:
+            if user.target is aten.bmm.default:
+                found[user] = None
+            elif is_move(user):
+                worklist.append(user)
+    return list(found)
+
+
+def _of_scores(forward: Forward) -> _Into | None:
+    derivatives = [user for user in forward.softmax.users if is_derivative(user)]
+    require(len(derivatives) <= 1, NoMatch, "the softmax has two gradients")
+    if not derivatives:
+        return None
+    (derivative,) = derivatives
+    given = arguments(derivative)
+    kind = type_of(derivative)
+    same = given["output"] is forward.softmax and given["dim"] in (-1, kind.ndim - 1)
+    require(same, NoMatch, f"{derivative} is not the gradient of {forward.softmax}")
+    d_weights, d_result = _incoming(forward, derivative)
+    filled: set[Mask] = set()
+    d_scores = _outgoing(forward, derivative, filled)
+    d_query, d_key = _operand_gradients(forward, d_scores)
+    return _Into(d_weights, d_result, d_query, d_key, filled == set(forward.scores.masks))
+
+
+def _incoming(forward: Forward, derivative: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """The product that gives the gradient of the weights, and the gradient of the result in it."""
+    chain: list[fx.Node] = []
+    at = arguments(derivative)["grad_output"]
+    while is_move(at) or is_cast(at):
+        chain.append(at)
+        at = operand_of(at)
+    product = isinstance(at, fx.Node) and at.target is aten.bmm.default
+    require(product, NoMatch, f"the gradient of the probabilities is {at}, not a product")
+    given = arguments(at)
+    values = are_transposed(given["mat2"], forward.value)
+    require(values, NoMatch, f"{at} is not a product with the values")
+    layout = plain(type_of(at).shape)
+    for node in (at, *chain):
+        lone = len(node.users) == 1
+        require(lone, NoMatch, f"the gradient of the probabilities {node} is used by others")
+    for node in reversed(chain):
+        layout = moved(node, layout) if is_move(node) else layout
+    _, rows, columns, _ = forward.sizes
+    require_rows(layout, rows, columns, derivative)
+    return at, given["self"]
+
+
+def _outgoing(forward: Forward, derivative: fx.Node, filled: set[Mask]) -> fx.Node:
+    """From the softmax's gradient to what is multiplied with keys and queries; ``filled`` gets the
+    masks that are on the way."""
+    _, rows, columns, _ = forward.sizes
+    layout, scale = plain(type_of(derivative).shape), 1.0
+    at = derivative
+    while not _is_multiplied(at):
+        readers = list(at.users)
+        words = ", ".join("the caller" if each.op == "output" else str(each) for each in readers)
+        require(len(readers) == 1, NoMatch, f"the gradient of the scores is used by {words}")
+        (reader,) = readers
+        if is_move(reader):
+            layout = moved(reader, layout)
+        elif not is_cast(reader):
+            require_rows(layout, rows, columns, reader)
+            masks = [each for each in forward.scores.masks if _is_mask(reader, at, each)]
+            filled.update(masks)
+            scale *= 1.0 if masks else _factor(reader, at)
+        at = reader
+    require_rows(layout, rows, columns, at)
+    same = math.isclose(scale, forward.scores.scale, rel_tol=1e-9)
+    words = f"scores are scaled by {forward.scores.scale}, their gradient by {scale}"
+    require(same, NoMatch, words)
+    return at
+
+
+def _is_multiplied(node: fx.Node) -> bool:
+    return bool(node.users) and all(user.target is aten.bmm.default for user in node.users)
+
+
+def _factor(reader: fx.Node, at: fx.Node) -> float:
+    """By how much ``reader`` scales the gradient ``at``."""
+    name = "the caller" if reader.op == "output" else str(reader)
+    miss = f"the gradient of the scores is used by {name}"
+    require(reader.target in SCALES, NoMatch, miss)
+    value, factor = factor_of(reader)
+    require(value is at, NoMatch, miss)
+    return factor
+
+
+def _is_mask(reader: fx.Node, at: fx.Node, mask: Mask) -> bool:
+    """Whether ``reader`` puts 0 where ``mask`` filled in scores of this shape: which leaves the
+    gradient what it is, unless a row is masked whole."""
+    if reader.target not in _FILLS or mask.add or type_of(reader).shape != mask.shape:
+        return False
+    given = arguments(reader)
+    if reader.target is not aten.where.self:
+        fills = not mask.keeps and given["mask"] is mask.node
+        return fills and given["self"] is at and number(given["value"]) == 0.0
+    value, other = ("self", "other") if mask.keeps else ("other", "self")
+    return given["condition"] is mask.node and given[value] is at and number(given[other]) == 0.0
+
+
+def _operand_gradients(
+    forward: Forward, d_scores: fx.Node
+) -> tuple[fx.Node | None, fx.Node | None]:
+    """``d_scores @ key^T`` and ``query^T @ d_scores``: there is nothing else."""
+    d_query = d_key = None
+    scores = forward.scores
+    for product in d_scores.users:
+        left, right = product.args
+        if d_query is None and left is d_scores and are_transposed(right, scores.key):
+            d_query = product
+        elif d_key is None and right is d_scores and are_transposed(left, scores.query):
+            d_key = product
+        else:
+            raise NoMatch(f"the gradient of the scores is multiplied by others in {product}")
+    return d_query, d_key
+
+
+def _check_readers(forward: Forward) -> None:
+    """The weights are read by the two products and the gradient, and by nobody else."""
+    *before, weights = forward.weights
+    for node, following in zip(before, forward.weights[1:], strict=True):
+        others = [user for user in _readers(node, forward) if user is not following]
+        require(not others, NoMatch, f"the probabilities are used by {others}")
+    for user in _readers(weights, forward):
+        known = user.target is aten.bmm.default or is_move(user)
+        require(known, NoMatch, f"the probabilities are used by {user}")
+    for user in filter(is_move, weights.users):
+        readers = list(user.users)
+        known = bool(readers) and all(each.target is aten.bmm.default for each in readers)
+        require(known, NoMatch, f"the probabilities are used by {readers}")
+
+
+def _readers(node: fx.Node, forward: Forward) -> list[fx.Node]:
+    """Who reads ``node``, the gradient of the softmax aside."""
+    softmax = node is forward.softmax
+    return [user for user in node.users if not (softmax and is_derivative(user))]
+
+
+def _check_regions(backward: Backward) -> None:
+    found = (backward.d_value, backward.d_weights, backward.d_query, backward.d_key)
+    for node in found:
+        free = node is None or (info(node).region is None and info(node).checkpoint is None)
+        require(free, NoMatch, f"{node} is in a checkpointed region")
+
+
+__all__ = ["Backward", "backward_of"]

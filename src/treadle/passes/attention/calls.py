@@ -1,0 +1,249 @@
+"""The library's calls in the place of an attention that was found."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import fx
+
+from treadle.graph.operators import may_drop
+from treadle.graph.rewrite import NoMatch
+from treadle.graph.types import type_of
+from treadle.passes.attention.additive import Added, Additive, filled
+from treadle.passes.attention.backward import Backward
+from treadle.passes.attention.forward import Forward
+from treadle.passes.attention.maker import Maker
+from treadle.passes.attention.moves import Arrange, is_move, is_plain, moved, operand_of, plain
+from treadle.passes.attention.rows import Rows
+
+aten = torch.ops.aten
+
+_FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
+_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+_View: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An attention that becomes a call, with its gradient if the step has it."""
+
+    forward: Forward
+    backward: Backward | None
+    rows: Rows
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A forward call and its operands."""
+
+    operands: tuple[fx.Node, fx.Node, fx.Node]
+    added: Added | None
+    scale: float
+    result: fx.Node
+    logsumexp: fx.Node
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What both calls are given by name."""
+        mask = {} if self.added is None else {"attn_mask": self.added.mask}
+        return {"scale": self.scale} | mask
+
+    @property
+    def dead(self) -> fx.Node | None:
+        """Which rows are masked whole."""
+        return None if self.added is None else self.added.dead
+
+
+def replace(found: Found, masks: Additive) -> None:
+    """Let the library's calls be read instead of what was found, which goes."""
+    forward, backward = found.forward, found.backward
+    call = _forward_call(found, masks)
+    result = call.result
+    if call.dead is not None and not found.rows.mixes:
+        result = filled(Maker(forward.result), call.dead, math.nan, result)
+    _put(forward.result, result, transposed=False)
+    gone = [forward.result]
+    if backward is not None:
+        gradients = _gradients(found, backward, call)
+        wanted = (backward.d_query, backward.d_key, backward.d_value)
+        for old, new, turned in zip(wanted, gradients, (False, True, False), strict=True):
+            if old is not None:
+                _put(old, new, transposed=turned)
+                gone.append(old)
+    for old in gone:
+        _erase_dead(old)
+
+
+def _forward_call(found: Found, masks: Additive) -> _Call:
+    forward = found.forward
+    scores, (_, rows, columns, width), heads = forward.scores, forward.sizes, forward.heads
+    make = Maker(forward.result)
+    operands = (
+        make.arranged(scores.query, Arrange((*heads, rows, width), transposed=False)),
+        make.arranged(scores.key, Arrange((*heads, columns, width), transposed=True)),
+        make.arranged(forward.value, Arrange((*heads, columns, width), transposed=False)),
+    )
+    added = masks.of(make, forward, found.rows)
+    if found.rows.mixes and added is not None and added.dead is not None:
+        operands = (filled(make, added.dead, 0.0, operands[0]), *operands[1:])
+    options: dict[str, Any] = {} if added is None else {"attn_mask": added.mask}
+    call = make(_FORWARD, *operands, scale=scores.scale, **options)
+    result, logsumexp = make.items(call, 2)
+    return _Call(operands, added, scores.scale, result, logsumexp)
+
+
+def _gradients(found: Found, backward: Backward, call: _Call) -> list[fx.Node]:
+    """The gradients of query, key and value, of four dims."""
+    both = (backward.d_value, backward.d_weights)
+    readers = {node for node in both if node is not None}
+    make = Maker(next(node for node in call.result.graph.nodes if node in readers))
+    gradient = make.arranged(
+        backward.d_result, Arrange(type_of(call.result).shape, transposed=False)
+    )
+    if call.dead is None:
+        return _backward_call(make, gradient, call)
+    if found.rows.mixes:
+        return _with_mixtures(make, found, gradient, call, call.dead)
+    return _with_nans(make, found, gradient, call, call.dead)
+
+
+def _backward_call(make: Maker, gradient: fx.Node, call: _Call) -> list[fx.Node]:
+    given = (gradient, *call.operands, call.result, call.logsumexp, 0.0, False)
+    return make.items(make(_BACKWARD, *given, **call.options), 3)
+
+
+def _with_nans(
+    make: Maker, found: Found, gradient: fx.Node, call: _Call, dead: fx.Node
+) -> list[fx.Node]:
+    """Nothing goes back through a dead row of the call, which has it as one without a mask; the NaN
+    that eager has there is put in after."""
+    gradient = filled(make, dead, 0.0, gradient)
+    query, key, value = _backward_call(make, gradient, call)
+    anywhere = make(aten.any.dim, dead, -2, True)
+    value = filled(make, anywhere, math.nan, value)
+    if not found.rows.zeroed:
+        query = filled(make, dead, math.nan, query)
+        key = filled(make, anywhere, math.nan, key)
+    return [query, key, value]
+
+
+def _with_mixtures(
+    make: Maker, found: Found, gradient: fx.Node, call: _Call, dead: fx.Node
+) -> list[fx.Node]:
+    """A dead row has equal probabilities: so it has in the call, whose query there is zero.
+
+    All but the gradient of the key is right then, and what that lacks is, over dead rows ``t``,
+
+        d_key[s] += scale / S * (value[s] - mean(value)) @ sum{t} d_result[t]^T query[t]
+    """
+    query, key, value = _backward_call(make, gradient, call)
+    if found.rows.zeroed:
+        return [filled(make, dead, 0.0, query), key, value]
+    forward = found.forward
+    _, rows, columns, width = forward.sizes
+    shape = [forward.sizes[0], rows, width]
+    alive = make(aten.logical_not.default, dead)
+    of_dead = make.dense(filled(make, alive, 0.0, gradient))
+    turned = make(aten.transpose.int, make(aten.view.default, of_dead, shape), 1, 2)
+    outer = make(aten.bmm.default, turned, forward.scores.query)
+    mean = make(aten.mean.dim, forward.value, [1], True)
+    apart = make(aten.sub.Tensor, forward.value, mean)
+    share = make(aten.mul.Tensor, apart, forward.scores.scale / columns)
+    lacking = make(aten.bmm.default, share, outer)
+    lacking = make(aten.view.default, lacking, list(type_of(key).shape))
+    return [query, make(aten.add.Tensor, key, lacking), value]
+
+
+def _put(old: fx.Node, new: fx.Node, *, transposed: bool) -> None:
+    """Let ``new``, of four dims, be read instead of ``old``, of three: in the same order of memory,
+    for what follows was captured for that."""
+    make = Maker(old)
+    turned = make(aten.transpose.int, new, 2, 3) if transposed else new
+    _spare_copies(old, turned)
+    dense = make.dense(turned)
+    value = make(aten.view.default, dense, list(type_of(old).shape))
+    old.replace_all_uses_with(value)
+
+
+def _spare_copies(old: fx.Node, new: fx.Node) -> None:
+    """Copies that are in row-major order whatever they are of are made from ``new`` itself, whose
+    order may be theirs.
+
+    before:  a = view(old, [2, 4, 13, 8]); b = transpose(a, 1, 2); c = clone(b)
+    after:   b = transpose(new, 1, 2); c = clone(b)
+    """
+    for copy, views in list(_copies_of(old, new)):
+        make, value = Maker(copy), new
+        for target, args in views:
+            value = make(target, value, *args)
+        copy.replace_input_with(operand_of(copy), value)
+
+
+def _copies_of(old: fx.Node, new: fx.Node) -> Iterator[tuple[fx.Node, list[_View]]]:
+    """Row-major copies of ``old`` and its views, each with the views of ``new`` that it is of.
+
+    Two layouts are followed: where elements of ``old`` are, and where those of ``new`` would be.
+    """
+    kind = type_of(new)
+    there = torch.empty_strided(kind.shape, kind.strides, device="meta")
+    shape = list(type_of(old).shape)
+    begin: _View = (aten.view.default, (shape,))
+    begun: list[_View] = [begin]
+    worklist = [(old, plain(shape), _viewed(there, begin), begun)]
+    while worklist:
+        node, layout, place, views = worklist.pop()
+        for reader in [each for each in node.users if is_move(each)]:
+            if _is_dense_copy(reader):
+                if place is not None:
+                    yield reader, views
+                continue
+            try:
+                following = moved(reader, layout)
+            except NoMatch:
+                continue
+            step: _View = (_view_target(reader), tuple(reader.args[1:]))
+            if is_plain(following) and following.shape == there.shape:
+                worklist.append((reader, following, there, []))
+            else:
+                beyond = None if place is None else _viewed(place, step)
+                worklist.append((reader, following, beyond, [*views, step]))
+
+
+def _view_target(node: fx.Node) -> Callable[..., Any]:
+    assert callable(node.target), node
+    return aten.view.default if node.target is aten._unsafe_view.default else node.target
+
+
+def _viewed(layout: torch.Tensor, view: _View) -> torch.Tensor | None:
+    target, args = view
+    try:
+        return target(layout, *args)
+    except RuntimeError:
+        return None
+
+
+def _is_dense_copy(node: fx.Node) -> bool:
+    if node.target is not aten.clone.default:
+        return False
+    return node.kwargs.get("memory_format") is torch.contiguous_format
+
+
+def _erase_dead(root: fx.Node) -> None:
+    """Erase ``root`` and the operands that only it kept."""
+    worklist: list[fx.Node] = [root]
+    while worklist:
+        node = worklist.pop()
+        gone = node.users or not may_drop(node)
+        if gone or node.op != "call_function":
+            continue
+        operands = node.all_input_nodes
+        node.graph.erase_node(node)
+        worklist += operands
+
+
+__all__ = ["Found", "replace"]

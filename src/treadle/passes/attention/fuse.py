@@ -1,0 +1,211 @@
+"""Attention that is written out becomes one call of the library, forward and backward."""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import fx
+
+from treadle.graph.node_info import info
+from treadle.graph.passes import GraphPass
+from treadle.graph.rewrite import NoMatch
+from treadle.graph.signature import StepGraph
+from treadle.graph.types import type_of
+from treadle.passes.attention.additive import Additive
+from treadle.passes.attention.backward import Backward, backward_of
+from treadle.passes.attention.calls import Found, replace
+from treadle.passes.attention.forward import Forward, forward_of
+from treadle.passes.attention.rows import (
+    Mask,
+    Rows,
+    cannot_be_infinite,
+    drops_of,
+    leaves_something,
+    stays_finite,
+)
+from treadle.passes.dce import RemoveDeadCode
+from treadle.passes.noops import RemoveNoOps
+from treadle.targets.registry import target_for
+from treadle.util.errors import require
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class FuseAttention(GraphPass):
+    """Call the library's attention where a step multiplies, scales, masks, normalises, multiplies.
+
+    before:  s = bmm(q, k); p = softmax(mul(s, 0.125) + mask); y = bmm(p, v)
+             dv = bmm(p^T, dy); dp = bmm(dy, v^T); ds = mul(softmax_backward(dp, p), 0.125)
+             dq = bmm(ds, k^T); dk = bmm(q^T, ds)
+    after:   y, l = attention(q, k^T, v, attn_mask=mask, scale=0.125)
+             dq, dk, dv = attention_backward(dy, q, k^T, v, y, l, attn_mask=mask, scale=0.125)
+
+    The matrices of scores, and those of their gradients, never exist. A row that masks may leave
+    empty is NaN as in eager, or the attention stays as it is.
+
+    Equal to eager to rounding, for scores that are finite. Scores and sums are f32 inside, also for
+    bf16 and f16, where eager rounds scores and probabilities to these. Against float64, for normal
+    operands of 64 features, 512 long, scaled by 1/8, the root mean square error of f32 is 1.0
+    (result) to 1.2 (gradients) times eager's, of bf16 0.5 to 1.3 times; of f32 where scores are
+    three times as large, gradients are up to 5 times as far, for the logarithm of each sum is
+    rounded.
+    """
+
+    everywhere: bool = False
+    """Also where it was measured to be no faster, or less exact."""
+
+    def run(self, step: StepGraph) -> int:
+        found = [each for _, each in _attentions(step, self.everywhere) if isinstance(each, Found)]
+        masks = Additive()
+        for each in found:
+            replace(each, masks)
+        if found:  # the order of what a call gives makes copies needless
+            RemoveNoOps().run(step)
+            RemoveDeadCode().run(step)
+        return len(found)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AttentionFinding:
+    """What became of one softmax. ``refused``: why it is no call of the library; empty if it is.
+
+    ``shape``: of the probabilities. ``masks``: how many are on the scores. ``trained``: whether the
+    step has its gradient.
+    """
+
+    softmax: str
+    module: str
+    where: str
+    shape: tuple[int, ...]
+    masks: int
+    trained: bool
+    refused: str
+
+    @property
+    def fused(self) -> bool:
+        """Whether a call of the library takes its place."""
+        return not self.refused
+
+
+def explain(step: StepGraph, *, everywhere: bool = False) -> tuple[AttentionFinding, ...]:
+    """Every softmax over rows of matrices in the order of the step, and what becomes of it."""
+    return tuple(_finding(softmax, each) for softmax, each in _attentions(step, everywhere))
+
+
+def _finding(softmax: fx.Node, found: Found | NoMatch) -> AttentionFinding:
+    known = info(softmax)
+    fused = isinstance(found, Found)
+    return AttentionFinding(
+        softmax=softmax.name,
+        module=known.module,
+        where=known.where,
+        shape=type_of(softmax).shape,
+        masks=len(found.forward.scores.masks) if fused else 0,
+        trained=any(user.target is aten._softmax_backward_data.default for user in softmax.users),
+        refused="" if fused else found.message,
+    )
+
+
+def _attentions(step: StepGraph, everywhere: bool) -> list[tuple[fx.Node, Found | NoMatch]]:
+    softmaxes = step.graph.find_nodes(op="call_function", target=aten._softmax.default)
+    matrices = [each for each in softmaxes if type_of(each).ndim >= 3]
+    proofs: dict[tuple[Mask, ...], bool] = {}
+    return [(each, _examine(each, proofs, everywhere)) for each in matrices]
+
+
+def _examine(
+    softmax: fx.Node, proofs: dict[tuple[Mask, ...], bool], everywhere: bool
+) -> Found | NoMatch:
+    try:
+        forward = forward_of(softmax)
+        backward = backward_of(forward)
+        _check_device(forward)
+        _check_masks(forward)
+        if not everywhere:
+            _check_cost(forward)
+        rows = _rows(forward, backward, proofs)
+    except NoMatch as miss:
+        return miss
+    return Found(forward, backward, rows)
+
+
+def _check_device(forward: Forward) -> None:
+    device = type_of(forward.softmax).device
+    on_host = target_for(device).on_host
+    require(on_host, NoMatch, f"no call is known to be right and fast on {device.type}")
+
+
+def _check_masks(forward: Forward) -> None:
+    """The call takes masks of four dims at most, and of the heads that the softmax has."""
+    n, rows, columns, _ = forward.sizes
+    for mask in forward.scores.masks:
+        kind = type_of(mask.node)
+        shape = (1,) * (len(mask.shape) - kind.ndim) + kind.shape
+        *lead, down, along = shape
+        batched = len(shape) == 4 and mask.shape[:2] == forward.heads
+        batched |= len(shape) == 3 and forward.heads == (1, n)
+        fits = (batched or set(lead) == {1}) and down in (1, rows) and along in (1, columns)
+        require(fits, NoMatch, f"the mask {mask.node} is of other heads than the softmax")
+        known = kind.dtype in (torch.bool, torch.float32, type_of(forward.result).dtype)
+        require(known, NoMatch, f"the mask {mask.node} is of {kind.dtype}")
+
+
+def _rows(
+    forward: Forward, backward: Backward | None, proofs: dict[tuple[Mask, ...], bool]
+) -> Rows:
+    """What is known of rows that are masked whole; ``NoMatch`` if that is too little."""
+    masks = forward.scores.masks
+    if masks not in proofs:
+        proofs[masks] = leaves_something(masks)
+    if proofs[masks]:
+        return Rows(proved=True)
+    inside = [type_of(each).dtype for each in (*forward.scores.inside, forward.softmax)]
+    wide = stays_finite(torch.finfo(torch.float32).min, inside)
+    if backward is None and wide and cannot_be_infinite(masks):
+        return Rows()
+    drops, adds = drops_of(masks), {mask.add for mask in masks}
+    finite = all(each.fill == -math.inf or stays_finite(each.fill, inside) for each in drops)
+    words = f"the mask {masks[0].node} may be a finite number in all of a row"
+    require(bool(drops) and finite, NoMatch, words)
+    zeroed = adds == {False}
+    gradient = len(adds) == 1 and (backward is None or not zeroed or backward.filled)
+    words = f"the mask {masks[0].node} may be all of a row, with a gradient that is not known there"
+    require(gradient, NoMatch, words)
+    return Rows(drops=drops, zeroed=zeroed)
+
+
+def _check_cost(forward: Forward) -> None:
+    _, rows, columns, width = forward.sizes
+    dtype, masked = type_of(forward.result).dtype, bool(forward.scores.masks)
+    least = least_scores(dtype, width, masked=masked)
+    words = f"{rows} x {columns} scores of {dtype}: the call was measured to lose"
+    require(least is not None and rows * columns >= least, NoMatch, words)
+
+
+def least_scores(dtype: torch.dtype, width: int, *, masked: bool) -> int | None:
+    """The size of a matrix of scores from which on the call loses nothing on CPUs; ``None`` where
+    none was measured. Below it, products and one kernel of ours in the cache are faster.
+
+    A whole step with the call, as a fraction of one without, by
+    ``benchmarks/attention_written_out.py`` (without a mask, causal; PyTorch 2.13, one thread)::
+
+        f32, 64 wide     256: 1.06, 0.96    384: 1.05, 0.89    512: 0.97, 0.83    1024: 0.83, 0.71
+        f32, 128 wide                                          512: 1.10, 1.02    1024: 0.94, 0.89
+        bf16, 64 wide    256: 1.56, 1.20                       512: 1.35, 0.95    1024: 1.08, 0.78
+        f16, 64 wide                                           512: 0.41, 0.46    1024: 0.27, 0.35
+
+    Never for f32: gradients of the call are up to five times as far from the exact ones as eager's.
+    """
+    match dtype:
+        case torch.float16 if width <= 64:
+            return 512 * 512
+        case torch.bfloat16 if width <= 64 and masked:
+            return 1024 * 1024
+        case _:
+            return None
+
+
+__all__ = ["AttentionFinding", "FuseAttention", "explain", "least_scores"]

@@ -1,0 +1,262 @@
+"""What the masks of scores are, and whether every query may look at some key.
+
+A row of scores that is masked as a whole is where eager and fused kernels part: eager gives NaN for
+``-inf``, and an even mixture for a finite number; the kernel gives zeros, and its gradient of the
+even mixture is wrong, for the logarithm of a sum drowns in the number. So a mask must be proved to
+leave something of every row. What depends on no input can be computed, and is.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, fx
+
+from treadle.compat.operator_facts import gives_undefined
+from treadle.compat.operators import OpOverload
+from treadle.graph.arguments import given_of
+from treadle.graph.node_info import value_of
+from treadle.graph.operators import arguments, may_recompute
+from treadle.graph.types import tensors_in, type_of, type_of_tensor
+from treadle.passes.attention.moves import is_cast, is_move, operand_of
+
+aten = torch.ops.aten
+
+_MOST = 1 << 25
+"""Elements of the largest constant that is computed here."""
+_ALLOWED = -1e3
+"""What is added to scores that count. Far below it the logarithm of a row's sum is rounded away."""
+_DROWNS = -1e30
+"""A number at and below which scores added to it are lost in f32."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Something done to scores of ``shape`` that leaves ``scores`` or takes its place.
+
+    ``add``: ``node`` is added. Otherwise ``fill`` stands where ``node`` is true, or, with
+    ``keeps``, where it is false.
+    """
+
+    node: fx.Node
+    shape: tuple[int, ...]
+    add: bool = False
+    fill: float = 0.0
+    keeps: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """``fill`` in the place of scores where ``node`` is true, or, with ``keeps``, false."""
+
+    node: fx.Node
+    keeps: bool
+    fill: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What is known of rows that are masked whole.
+
+    ``proved``: there are none. ``drops``: all that masks do is put ``-inf``, or the only one a
+    number that drowns scores, and it can be found out at each call which rows are dead. ``zeroed``:
+    the gradient of dead rows of scores is 0, for a fill stops it. With neither, they do no harm.
+    """
+
+    proved: bool = False
+    drops: tuple[Drop, ...] = ()
+    zeroed: bool = False
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a dead row is an even mixture of all values, and not NaN."""
+        return any(math.isfinite(each.fill) for each in self.drops)
+
+
+def constant(node: object) -> Tensor | None:
+    """The value of a node that depends on no input, computed; ``None`` for any other."""
+    if not isinstance(node, fx.Node):
+        return None
+    needed = _constant_nodes(node)
+    if needed is None:
+        return None
+    values: dict[fx.Node, Any] = {}
+    with torch.no_grad():
+        for each in needed:
+            args, kwargs = given_of(each, values.__getitem__, _on_host)
+            assert callable(each.target), each
+            values[each] = each.target(*args, **kwargs)
+    found = values[node]
+    return found if isinstance(found, Tensor) else None
+
+
+def number(value: object) -> float | None:
+    """The one finite or infinite number that ``value`` is; ``None`` for any other."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    if not isinstance(value, fx.Node) or len(tensors_in(value_of(value))) != 1:
+        return None
+    if any(type(size) is not int or size != 1 for size in type_of(value).shape):
+        return None
+    found = constant(value)
+    return None if found is None or found.is_complex() else float(found.item())
+
+
+def leaves_something(masks: Sequence[Mask]) -> bool:
+    """Whether it is proved that every row of every matrix of scores has an entry that counts.
+
+    Here masks that depend on no input are computed. Proofs about others belong here as well.
+    """
+    total = torch.zeros(())
+    for mask in masks:
+        value = constant(_without_expand(mask.node))
+        if value is None:
+            return False
+        total = total + _added(mask, value)
+    if total.isnan().any() or (total == math.inf).any():
+        return False
+    best = total.amax(-1) if total.ndim else total
+    return bool((best >= _ALLOWED).all())
+
+
+def cannot_be_infinite(masks: Sequence[Mask]) -> bool:
+    """Whether all that masks add or put is finite, and a number put drowns what it replaces."""
+    return all(_is_finite(each) for each in masks)
+
+
+def drops_of(masks: Sequence[Mask]) -> tuple[Drop, ...]:
+    """The masks as places that ``-inf`` takes, or the only one as places of a number that drowns
+    what it replaces; none if one of them does anything else."""
+    found = [_drop_of(each) for each in masks]
+    drops = tuple(each for each in found if each is not None)
+    alike = len(drops) == 1 or all(each.fill == -math.inf for each in drops)
+    return drops if alike and len(drops) == len(masks) else ()
+
+
+def _drop_of(mask: Mask) -> Drop | None:
+    if not mask.add:
+        return Drop(mask.node, mask.keeps, mask.fill) if mask.fill <= _DROWNS else None
+    at = mask.node
+    while at.target is aten.expand.default or is_cast(at):
+        at = operand_of(at)
+    dtype = type_of(mask.node).dtype
+    given = arguments(at) if at.op == "call_function" else {}
+    match at.target:
+        case aten.where.self:
+            kept, other = number(given["self"]), number(given["other"])
+            if kept == 0.0:
+                return _drop(given["condition"], other, dtype, keeps=True)
+            return _drop(given["condition"], kept, dtype, keeps=False) if other == 0.0 else None
+        case aten.masked_fill.Scalar | aten.masked_fill.Tensor:
+            zeros = constant(_without_expand(given["self"]))
+            known = zeros is not None and not zeros.any()
+            fill = number(given["value"]) if known else None
+            return _drop(given["mask"], fill, dtype, keeps=False)
+        case _:
+            return None
+
+
+def _drop(node: fx.Node, fill: float | None, dtype: torch.dtype, *, keeps: bool) -> Drop | None:
+    """A drop by what ``fill`` is in ``dtype``, if that drowns scores."""
+    if fill is None or fill > _DROWNS or not math.isclose(fill, _in(fill, dtype)):
+        return None
+    return Drop(node, keeps, fill)
+
+
+def _in(number: float, dtype: torch.dtype) -> float:
+    return torch.tensor(number, dtype=torch.float64).to(dtype).item()
+
+
+def stays_finite(number: float, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether a finite number is one in all of these dtypes."""
+    return all(math.isfinite(_in(number, each)) for each in dtypes)
+
+
+def _is_finite(mask: Mask) -> bool:
+    if not mask.add:
+        return math.isfinite(mask.fill) and mask.fill <= _DROWNS
+    at = mask.node
+    while is_move(at) or is_cast(at):
+        at = operand_of(at)
+        if type_of(at).dtype is torch.float64:
+            return False  # finite there may be infinite after
+    if at.target is not aten.where.self:
+        return False
+    given = arguments(at)
+    largest = torch.finfo(type_of(mask.node).dtype).max
+    found = [constant(given[name]) for name in ("self", "other")]
+    return all(each is not None and bool((each.abs() <= largest).all()) for each in found)
+
+
+def _added(mask: Mask, value: Tensor) -> Tensor:
+    """What the mask adds to scores, as numbers."""
+    if mask.add:
+        return value.float()
+    dropped = ~value.bool() if mask.keeps else value.bool()
+    return torch.zeros(()).where(~dropped, torch.tensor(mask.fill))
+
+
+def _without_expand(node: fx.Node) -> fx.Node:
+    """What is computed in the place of ``node``: with fewer equal rows."""
+    while node.target is aten.expand.default:
+        node = operand_of(node)
+    return node
+
+
+def _constant_nodes(node: fx.Node) -> list[fx.Node] | None:
+    """All that ``node`` needs, in order; ``None`` if an input is among it, or too much."""
+    order: list[fx.Node] = []
+    seen: set[fx.Node] = set()
+    stack = [(node, False)]
+    while stack:
+        at, done = stack.pop()
+        if done:
+            order.append(at)
+            continue
+        if at in seen:
+            continue
+        seen.add(at)
+        if not _may_compute(at):
+            return None
+        stack.append((at, True))
+        stack += [(each, False) for each in at.all_input_nodes]
+    return order
+
+
+def _may_compute(node: fx.Node) -> bool:
+    if node.op != "call_function" or not may_recompute(node):
+        return False
+    if isinstance(node.target, OpOverload) and gives_undefined(node.target):
+        return False
+    tensors = tensors_in(value_of(node))
+    fixed = all(type(size) is int for each in tensors for size in _sizes(each))
+    return bool(tensors) and fixed and all(each.numel() <= _MOST for each in tensors)
+
+
+def _sizes(value: Tensor) -> tuple[int, ...]:
+    """The sizes of a fake value, formulas where a call decides them."""
+    return type_of_tensor(value).shape
+
+
+def _on_host(leaf: object) -> object:
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+
+__all__ = [
+    "Drop",
+    "Mask",
+    "Rows",
+    "cannot_be_infinite",
+    "constant",
+    "drops_of",
+    "leaves_something",
+    "number",
+    "stays_finite",
+]
