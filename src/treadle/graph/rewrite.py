@@ -1,32 +1,122 @@
 """Local rewrites: what to find, when the rewrite is right, and what to put there."""
 
 import functools
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from torch import fx
 
-from treadle.compat.operators import schema_of
 from treadle.graph.alias import leaves_step
-from treadle.graph.node_info import info, value_of, with_info
-from treadle.graph.operators import OpOverload, arguments, is_random, operation_name
-from treadle.graph.passes import GraphPass
+from treadle.graph.arguments import map_nodes
+from treadle.graph.joined_bytes import JoinedBytes, Replaced
+from treadle.graph.matching import Match, NoMatch, attempts, only_match
+from treadle.graph.node_info import forget, value_of
+from treadle.graph.operators import is_mutable, is_random, may_drop
+from treadle.graph.passes import Contract, GraphPass
+from treadle.graph.pattern import (
+    Program,
+    any_of,
+    anything,
+    constant,
+    list_of,
+    number,
+    returned_by,
+    roots_of,
+    shared,
+    traced,
+    users,
+)
+from treadle.graph.rule_index import RuleIndex
 from treadle.graph.signature import StepGraph
-from treadle.graph.types import show_type, type_of_tensor
+from treadle.graph.types import (
+    TensorType,
+    is_tensor,
+    show_type,
+    tensors_in,
+    type_of,
+    type_of_tensor,
+)
 from treadle.graph.values import inherit, refresh
-from treadle.util.errors import TreadleError, VerifyError, require
+from treadle.util.errors import VerifyError, require
+from treadle.util.extents import size_key
 
 Bindings = Mapping[str, Any]
 
-
-class NoMatch(TreadleError):
-    """Why a rule does not apply at a node."""
+_MOST_SWEEPS = 100
 
 
 def _always(**types: object) -> None:
     """The check of a rule that is right wherever it matches."""
+
+
+@final
+class Builder:
+    """Makes the operations that a rule puts in place of what it found."""
+
+    def __init__(self, graph: fx.Graph, like: fx.Node, rule: str) -> None:
+        self._graph = graph
+        self._like = like
+        self._rule = rule
+        self.made: list[fx.Node] = []
+
+    def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        """A call of ``target``, an operation that neither writes nor draws; its value is known."""
+        node = self._graph.call_function(target, args, kwargs)
+        return self._placed(node)
+
+    def copied(self, program: Program, inputs: Bindings) -> Any:
+        """The operations of a program; ``inputs``: what its variables stand for."""
+        result = returned_by(program)
+        if isinstance(result, fx.Node) and str(result.target) in inputs:
+            return inputs[str(result.target)]
+        values: dict[fx.Node, Any] = {}
+        for each in traced(program).nodes:
+            match each.op:
+                case "placeholder":
+                    known = str(each.target) in inputs
+                    words = f"{self._rule} puts {each.target} there, which it does not find"
+                    require(known, VerifyError, words)
+                    values[each] = inputs[str(each.target)]
+                case "output":
+                    break
+                case _:
+                    node = self._graph.node_copy(each, values.__getitem__)
+                    forget(node)
+                    values[each] = self._placed(node)
+        return map_nodes(values.__getitem__, result)
+
+    def type_of(self, value: fx.Node) -> TensorType:
+        """The type of a value that is one tensor."""
+        return type_of(value)
+
+    def undo(self) -> None:
+        """Nothing was made."""
+        for node in reversed(self.made):
+            self._graph.erase_node(node)
+        self.made.clear()
+
+    def _placed(self, node: fx.Node) -> fx.Node:
+        self.made.append(node)
+        plain = not is_mutable(node) and not is_random(node)
+        require(plain, VerifyError, f"{self._rule} puts {node} there, which writes or draws")
+        inherit(node, self._like)
+        return node
+
+
+@final
+@dataclass(frozen=True)
+class Lowering:
+    """A replacement that is built by a function instead of traced: ``build(builder, **bindings)``
+    gets what the variables stand for, makes operations with ``builder.call``, and returns a value
+    for each that the pattern returns. ``NoMatch`` from within leaves the graph as it was."""
+
+    build: Callable[..., Any]
+
+
+def lowering(build: Callable[..., Any]) -> Lowering:
+    """A replacement that ``build(builder, **bindings)`` makes, node by node."""
+    return Lowering(build)
 
 
 @dataclass(frozen=True)
@@ -35,38 +125,22 @@ class Rule:
 
     The three share their variables: two are ordinary programs over them, and ``check`` gets
     their types (constants as they are, lists of values as lists of types). No part of a rule
-    sees the graph. In a pattern, ``shared(x)`` lets ``x`` be used outside the match, and
-    ``any_of(op, ...)(x)`` stands for a call of any of the operations.
+    sees the graph; a replacement that no program can say is a ``lowering``. In a pattern,
+
+    - ``shared(x)`` lets ``x`` be used outside the match, ``users(x, 2)`` counts all its users;
+    - ``any_of(op, ...)(x)`` is a call of any of the operations;
+    - ``anything`` is an argument that is ignored, ``...`` are all those that follow;
+    - ``number(n)`` and ``constant(c)`` are no values of the graph, and may have a test;
+    - ``list_of(item, xs)`` is a list of any length.
+
+    A pattern that returns a tuple is found as a whole: the replacement returns as many values. All
+    must stand where the last of them may be computed, ahead of whoever reads the others.
     """
 
     name: str
-    pattern: Callable[..., Any] = field(repr=False)
-    replacement: Callable[..., Any] = field(repr=False)
+    pattern: Program = field(repr=False)
+    replacement: Program | Lowering = field(repr=False)
     check: Callable[..., None] = field(default=_always, repr=False)
-
-
-@final
-@dataclass(frozen=True)
-class AnyOf:
-    """A call of one of ``targets``, in a pattern."""
-
-    targets: tuple[Any, ...]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> fx.Proxy:
-        proxy = next(each for each in args if isinstance(each, fx.Proxy))
-        return proxy.tracer.create_proxy("call_function", self, args, kwargs, name="any_of")
-
-
-def any_of(*targets: object) -> AnyOf:
-    """In a pattern: a call of any of these operators."""
-    return AnyOf(targets)
-
-
-def shared(value: object) -> fx.Proxy:
-    """Mark a value of a pattern that may have readers outside the match; it then stays."""
-    assert isinstance(value, fx.Proxy), "shared() marks the result of an operation in a pattern"
-    with_info(value.node, shared=True)
-    return value
 
 
 @dataclass(frozen=True)
@@ -74,185 +148,206 @@ class Rewrite(GraphPass):
     """Apply the first rule that fits at each node, last node first, results included.
 
     Each rule must make progress: a rule that undoes another would run forever. Rules are
-    found by the operation they end in, so that cost grows with matches.
+    found by the operations around the node where they end, so that cost grows with matches: later
+    outputs come first, then rules in their order; other passes with rules run after this one.
+    What a replacement makes possible behind it is found by another walk.
+    Where a replacement would make an output share bytes with an input or another output, which it
+    did not before, nothing is replaced.
     """
+
+    contract = Contract()
 
     rules: tuple[Rule, ...]
 
     def run(self, step: StepGraph) -> int:
-        rules = _by_root(self.rules)
-        changed: list[fx.Node] = []
-        for node in reversed(step.graph.nodes):
-            result = _rewrite_at(node, rules.get(node.target, ()))
-            if result is not None:
-                changed.append(result)
-        refresh(step.graph, changed)
-        return len(changed)
+        total = 0
+        for _ in range(_MOST_SWEEPS):
+            sweep = Sweep(step.graph, self.rules)
+            for node in reversed(step.graph.nodes):
+                sweep.visit(node)
+            changes = sweep.finish()
+            total += changes
+            if not changes:
+                return total
+        raise VerifyError(f"{self} finds no end: one of its rules undoes what another does")
 
 
-def _by_root(rules: Sequence[Rule]) -> Mapping[Any, Sequence[Rule]]:
-    index: defaultdict[Any, list[Rule]] = defaultdict(list)
-    for rule in rules:
-        root = _result(rule.pattern)
-        require(isinstance(root, fx.Node), NoMatch, f"{rule.name} does not end in an operation")
-        for target in _targets(root):
-            index[target].append(rule)
-    return index
+class Sweep:
+    """One walk over a graph with rules: ``visit`` each node, then ``finish``."""
+
+    def __init__(self, graph: fx.Graph, rules: tuple[Rule, ...]) -> None:
+        self._graph = graph
+        self._index = _index_of(rules)
+        self._bytes: JoinedBytes | None = None
+        self._moved: list[fx.Node] = []
+        self._count = 0
+
+    def visit(self, node: fx.Node) -> bool:
+        """Apply the first rule that fits where it ends in ``node``; whether one did."""
+        if node.op != "call_function":
+            return False
+        for rule in self._index.at(node):
+            try:
+                self.apply(rule, node)
+            except NoMatch:
+                continue
+            return True
+        return False
+
+    def apply(self, rule: Rule, node: fx.Node) -> None:
+        """Apply a rule where it ends in ``node``; raises ``NoMatch``."""
+        match = _find(rule, node)
+        if self._bytes is None:  # before anything is replaced
+            self._bytes = JoinedBytes(self._graph)
+        replaced = _built(rule, match, self._bytes)
+        self._moved += [new for old, new in replaced if self._bytes.join(old, new)]
+        _put_in_place(replaced)
+        self._count += 1
+
+    def refusal(self, node: fx.Node) -> str | None:
+        """What is in the way of the first rule at ``node``; ``None`` if none ends in such."""
+        for rule in self._index.at(node):
+            try:
+                self.apply(rule, node)
+            except NoMatch as miss:
+                return miss.message
+            return "applies"
+        return None
+
+    def finish(self) -> int:
+        """The number of replacements; values of their readers are up to date."""
+        refresh(self._graph, self._moved)
+        return self._count
+
+
+@functools.lru_cache(maxsize=64)
+def _index_of(rules: tuple[Rule, ...]) -> RuleIndex[Rule]:
+    return RuleIndex([(rule, roots_of(rule.pattern)) for rule in rules])
 
 
 def explain(rule: Rule, node: fx.Node) -> str:
-    """Why ``rule`` does or does not apply at ``node``, in words."""
+    """Why ``rule`` does or does not apply at ``node``, in words. It is tried on a copy of the
+    graph, so what is built and what it would share bytes with count too."""
+    copy, twins = copied(node.graph)
     try:
-        find(rule, node)
-    except NoMatch as miss:
+        Sweep(copy, (rule,)).apply(rule, twins[node])
+    except (NoMatch, VerifyError) as miss:
         return miss.message
     return "applies"
 
 
+def copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """The graph once more over the same values, and which node became which."""
+    twins: dict[fx.Node, fx.Node] = {}
+    copy = fx.Graph(owning_module=graph.owning_module)
+    copy.output(copy.graph_copy(graph, twins))
+    return copy, twins
+
+
 def find(rule: Rule, node: fx.Node) -> Bindings:
     """The variables of ``rule`` when its pattern ends at ``node``; raises ``NoMatch``."""
-    match = _Match(node)
-    match.unify(_result(rule.pattern), node)
-    rule.check(**{name: _known(value) for name, value in match.bindings.items()})
-    _require_no_new_alias(rule, node)
+    match = _find(rule, node)
+    if not isinstance(rule.replacement, Lowering):
+        result = returned_by(rule.replacement)
+        if isinstance(result, fx.Node) and result.op == "placeholder":
+            kept = _fitting(rule, node, match.bindings[str(result.target)], made=False)
+            JoinedBytes(node.graph).require_no_new([(node, kept)])
     return match.bindings
 
 
-def _require_no_new_alias(rule: Rule, node: fx.Node) -> None:
-    """A replacement that is one of its variables may join bytes that the caller can see."""
-    result = _result(rule.replacement)
-    joins = isinstance(result, fx.Node) and result.op == "placeholder"
-    words = f"{node} is returned and would share the bytes of {result}"
-    require(not (joins and leaves_step(node)), NoMatch, words)
-
-
-def _rewrite_at(node: fx.Node, rules: Sequence[Rule]) -> fx.Node | None:
-    for rule in rules:
-        try:
-            bindings = find(rule, node)
-        except NoMatch:
+def _find(rule: Rule, node: fx.Node) -> Match:
+    """The first way to lay the pattern that the rule's check agrees to."""
+    roots = roots_of(rule.pattern)
+    if len(roots.calls) == 1:
+        return _checked(rule, only_match(roots, node))
+    miss: NoMatch | None = None
+    for attempt in attempts(roots, node):
+        if isinstance(attempt, NoMatch):
+            miss = attempt
             continue
-        return _replace(node, rule, bindings)
-    return None
+        try:
+            return _checked(rule, attempt)
+        except NoMatch as refused:
+            miss = refused
+    raise miss or NoMatch(f"{node} is not {' or '.join(map(str, roots.calls))}")
 
 
-def _replace(node: fx.Node, rule: Rule, bindings: Bindings) -> fx.Node:
-    graph, program = node.graph, _traced(rule.replacement)
-    inputs = {
-        variable: bindings[variable.name] for variable in program.find_nodes(op="placeholder")
-    }
-    last = node.prev
-    with graph.inserting_before(node):
-        result = graph.graph_copy(program, inputs)
-    assert isinstance(result, fx.Node), f"{rule.name} does not end in a value"
-    while last.next is not node:
-        last = last.next
-        inherit(last, node)
-    new, old = value_of(result), value_of(node)
-    if (new.dtype, new.shape, new.device) != (old.dtype, old.shape, old.device):
-        raise VerifyError(f"{rule.name} turned {show_type(old)} into {show_type(new)} at {node}")
-    node.replace_all_uses_with(result)
-    _erase_dead(node)
-    return result
+def _checked(rule: Rule, match: Match) -> Match:
+    if rule.check is not _always:
+        rule.check(**{name: _known(value) for name, value in match.bindings.items()})
+    return match
 
 
-def _erase_dead(root: fx.Node) -> None:
-    """Erase ``root`` and the operands that only it kept; random operations stay."""
-    worklist = [root]
+def _built(rule: Rule, match: Match, joined: JoinedBytes) -> list[Replaced]:
+    """Each root of the match with its replacement, which stands in the graph and which nobody reads
+    yet. After ``NoMatch`` nothing was made."""
+    graph = match.anchor.graph
+    builder = Builder(graph, match.anchor, rule.name)
+    try:
+        with graph.inserting_before(match.place):
+            results = _results(rule, match, builder)
+        replaced: list[Replaced] = []
+        for old, new in zip(match.roots, results, strict=True):
+            replaced.append((old, _fitting(rule, old, new, new in builder.made)))
+        joined.require_no_new(replaced)
+    except NoMatch:
+        builder.undo()
+        raise
+    return replaced
+
+
+def _results(rule: Rule, match: Match, builder: Builder) -> Sequence[Any]:
+    if isinstance(rule.replacement, Lowering):
+        made = rule.replacement.build(builder, **match.bindings)
+    else:
+        made = builder.copied(rule.replacement, match.bindings)
+    results: Sequence[Any] = made if isinstance(made, list | tuple) else (made,)
+    words = f"{rule.name} replaces {len(match.roots)} values by {len(results)}"
+    require(len(results) == len(match.roots), VerifyError, words)
+    return results
+
+
+def _fitting(rule: Rule, old: fx.Node, new: Any, made: bool) -> fx.Node:
+    """``new``, if all may read it instead of ``old``."""
+    require(isinstance(new, fx.Node), NoMatch, f"{new} is not a tensor")
+    before, after = value_of(old), value_of(new)
+    same = _layouts(before) == _layouts(after)
+    if not made:
+        require(is_tensor(new), NoMatch, f"{new} is not a tensor")
+        if not same:
+            types = f"{show_type(after)} to {show_type(before)}"
+            raise NoMatch(f"{old} changes {types}, or its strides or device")
+    elif _kinds(before) != _kinds(after):
+        words = f"{rule.name} turned {show_type(before)} into {show_type(after)} at {old}"
+        raise VerifyError(words)
+    require(same or not leaves_step(old), NoMatch, f"{old} is returned with other strides")
+    return new
+
+
+def _layouts(value: object) -> list[TensorType]:
+    return [type_of_tensor(each) for each in tensors_in(value)]
+
+
+def _kinds(value: object) -> list[tuple[object, ...]]:
+    return [(t.dtype, tuple(map(size_key, t.shape)), t.device) for t in _layouts(value)]
+
+
+def _put_in_place(replaced: Sequence[Replaced]) -> None:
+    """All read the replacements. What was replaced goes, with the operands that only it kept;
+    operations that matter even so stay."""
+    for old, new in replaced:
+        old.replace_all_uses_with(new)
+    roots = {old for old, _ in replaced}
+    worklist = sorted(roots)
+    erased: set[fx.Node] = set()
     while worklist:
         node = worklist.pop()
-        if node.users or node.op != "call_function" or (node is not root and is_random(node)):
+        if node in erased or node.users or node.op != "call_function":
             continue
-        operands = node.all_input_nodes
-        node.graph.erase_node(node)
-        worklist += operands
-
-
-class _Match:
-    """One attempt to lay a pattern over the graph: variables, and nodes already laid."""
-
-    def __init__(self, root: fx.Node) -> None:
-        self.bindings: dict[str, Any] = {}
-        self._root = root
-        self._laid: dict[fx.Node, fx.Node] = {}
-
-    def unify(self, pattern: Any, value: Any) -> None:
-        match pattern:
-            case fx.Node(op="placeholder"):
-                bound = self.bindings.setdefault(pattern.name, value)
-                same = bound is value or (not isinstance(bound, fx.Node) and bound == value)
-                require(same, NoMatch, f"{pattern.name} is both {bound} and {value}")
-            case fx.Node():
-                self._unify_call(pattern, value)
-            case list() | tuple():
-                fits = isinstance(value, list | tuple) and len(value) == len(pattern)
-                require(fits, NoMatch, f"expected {len(pattern)} values, found {value}")
-                for inner, operand in zip(pattern, value, strict=True):
-                    self.unify(inner, operand)
-            case _:
-                same = type(pattern) is type(value) and pattern == value
-                require(same, NoMatch, f"expected {pattern}, found {value}")
-
-    def _unify_call(self, pattern: fx.Node, value: Any) -> None:
-        if pattern in self._laid:
-            same = self._laid[pattern] is value
-            require(same, NoMatch, f"{value} and {self._laid[pattern]} are not one value")
-            return
-        wanted = _targets(pattern)
-        words = " or ".join(map(operation_name, wanted))
-        require(
-            isinstance(value, fx.Node) and value.target in wanted,
-            NoMatch,
-            f"{value} is not {words}",
-        )
-        self._check_inside(pattern, value)
-        self._laid[pattern] = value
-        given, expected = arguments(value), _arguments_as(pattern, value.target)
-        for name, inner in expected.items():
-            self._unify_argument(name, inner, given.get(name), value)
-
-    def _unify_argument(self, name: str, inner: object, operand: object, value: fx.Node) -> None:
-        if isinstance(inner, fx.Node | list | tuple):
-            self.unify(inner, operand)
-            return
-        same = type(inner) is type(operand) and inner == operand
-        require(same, NoMatch, f"{value} has {name}={operand}, not {inner}")
-
-    def _check_inside(self, pattern: fx.Node, value: fx.Node) -> None:
-        require(not is_random(value), NoMatch, f"{value} draws random numbers")
-        if value is self._root:
-            return
-        region, root = info(value).region, info(self._root).region
-        require(region == root, NoMatch, f"{value} is in region {region}, not {root}")
-        readers = len(pattern.users)
-        lone = len(value.users) <= readers or info(pattern).shared
-        require(lone, NoMatch, f"{value} is used outside the match")
-
-
-def _arguments_as(pattern: fx.Node, target: object) -> dict[str, Any]:
-    """The pattern's arguments by the names of ``target``'s schema, which it may stand for."""
-    if pattern.target is target or not isinstance(target, OpOverload):
-        return arguments(pattern)
-    names = [each.name for each in schema_of(target).arguments]
-    return dict(zip(names, pattern.args, strict=False)) | dict(pattern.kwargs)
-
-
-def _targets(pattern: fx.Node) -> tuple[Any, ...]:
-    return pattern.target.targets if isinstance(pattern.target, AnyOf) else (pattern.target,)
-
-
-def _result(program: Callable[..., object]) -> Any:
-    (output,) = _traced(program).find_nodes(op="output")
-    return output.args[0]
-
-
-@functools.cache
-def _traced(program: Callable[..., object]) -> fx.Graph:
-    """The program as a graph, made once and only read. Every call in it takes a variable."""
-    graph = fx.Tracer().trace(program)
-    constants = any(node.op == "get_attr" for node in graph.nodes)
-    require(not constants, VerifyError, f"{program} makes a tensor from no variable")
-    return graph
+        if node in roots or may_drop(node):
+            worklist += node.all_input_nodes
+            node.graph.erase_node(node)
+            erased.add(node)
 
 
 def _known(value: object) -> Any:
@@ -264,3 +359,23 @@ def _known(value: object) -> Any:
             return [_known(each) for each in value]
         case _:
             return value
+
+
+__all__ = [
+    "Bindings",
+    "Builder",
+    "Lowering",
+    "NoMatch",
+    "Rewrite",
+    "Rule",
+    "any_of",
+    "anything",
+    "constant",
+    "explain",
+    "find",
+    "list_of",
+    "lowering",
+    "number",
+    "shared",
+    "users",
+]
