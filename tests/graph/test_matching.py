@@ -162,7 +162,7 @@ def test_the_index_misses_no_match_and_keeps_the_order(graph_seed, seeds):
         Rule(str(at), as_program(random_pattern(seed)), lambda a: aten.exp.default(a))
         for at, seed in enumerate(seeds)
     ]
-    index = RuleIndex([(rule, roots_of(rule.pattern)) for rule in rules])
+    index = RuleIndex([(rule, [roots_of(rule.pattern)]) for rule in rules])
     for node in step.graph.nodes:
         offered = index.at(node)
         assert [int(each.name) for each in offered] == sorted(int(each.name) for each in offered)

@@ -7,6 +7,7 @@ from typing import Any, final
 from torch import fx
 
 from treadle.compat.operator_facts import MATTERS, Effect
+from treadle.graph.filled import number_everywhere
 from treadle.graph.node_info import info
 from treadle.graph.operators import arguments, effects_of
 from treadle.graph.pattern import (
@@ -20,7 +21,6 @@ from treadle.graph.pattern import (
     Read,
     Roots,
     Variable,
-    number_everywhere,
     parts_of,
 )
 from treadle.util.errors import TreadleError, require
@@ -72,14 +72,14 @@ def attempts(roots: Roots, node: fx.Node) -> Iterator[Match | NoMatch]:
 def only_match(roots: Roots, node: fx.Node) -> Match:
     """The one way to lay a pattern that ends in one value; raises ``NoMatch``."""
     match = Match(node)
-    _unify(match, roots.patterns[0], node)
+    unify(match, roots.patterns[0], node)
     return _closed(match, roots)
 
 
 def _anchored(roots: Roots, at: int, node: fx.Node) -> Iterator[Match | NoMatch]:
     match = Match(node)
     try:
-        _unify(match, roots.patterns[at], node)
+        unify(match, roots.patterns[at], node)
     except NoMatch as miss:
         yield miss
         return
@@ -103,7 +103,7 @@ def _completed(match: Match, roots: Roots, missing: list[int]) -> Iterator[Match
     for candidate in _candidates(routes[at], match):
         trial = match.copy()
         try:
-            _unify(trial, roots.patterns[at], candidate)
+            unify(trial, roots.patterns[at], candidate)
         except NoMatch as miss:
             yield miss
             continue
@@ -133,6 +133,8 @@ def _candidates(route: list[Any], match: Match) -> list[fx.Node]:
 def _closed(match: Match, roots: Roots) -> Match:
     """The complete match, if nobody else reads what it covers."""
     match.roots = tuple(match.laid[call] for call in roots.calls)
+    if roots.shared:
+        match.open.update(match.covered)
     for node in match.covered:
         if node in match.roots or node in match.open:
             continue
@@ -164,7 +166,7 @@ def _place(match: Match) -> fx.Node:
     return first
 
 
-def _unify(match: Match, pattern: Pattern, value: Any) -> None:
+def unify(match: Match, pattern: Pattern, value: Any) -> None:
     """Lay ``pattern`` over ``value``, or raise ``NoMatch``."""
     match pattern:
         case Variable(name):
@@ -175,7 +177,7 @@ def _unify(match: Match, pattern: Pattern, value: Any) -> None:
             if not isinstance(value, list | tuple) or len(value) != len(items):
                 raise NoMatch(f"expected {len(items)} values, found {value}")
             for inner, operand in zip(items, value, strict=True):
-                _unify(match, inner, operand)
+                unify(match, inner, operand)
         case Each():
             _unify_each(match, pattern, value)
         case Constant():
@@ -185,7 +187,7 @@ def _unify(match: Match, pattern: Pattern, value: Any) -> None:
         case Anything():
             pass
         case Read(inner, count):
-            _unify(match, inner, value)
+            unify(match, inner, value)
             _count_readers(match, value, count)
 
 
@@ -231,7 +233,7 @@ def _unify_each(match: Match, pattern: Each, value: Any) -> None:
     found: dict[str, list[Any]] = {outer: [] for _, outer in pattern.names}
     for operand in value:
         one = Match(match.anchor, covered=match.covered, open=match.open)
-        _unify(one, pattern.item, operand)
+        unify(one, pattern.item, operand)
         for inner, outer in pattern.names:
             require(inner in one.bindings, NoMatch, f"{inner} stands for nothing in {operand}")
             found[outer].append(one.bindings[inner])
@@ -262,7 +264,7 @@ def _unify_call(match: Match, pattern: Call, value: Any) -> None:
     for name, inner in expected.items():
         operand = given.get(name)
         if not isinstance(inner, Exactly):
-            _unify(match, inner, operand)
+            unify(match, inner, operand)
         elif not _same(inner.value, operand):
             raise NoMatch(f"{value} has {name}={operand}, not {inner.value}")
     if not pattern.rest and len(given) > len(expected):

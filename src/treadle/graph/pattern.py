@@ -19,15 +19,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
-import torch
 from torch import fx
 
 from treadle.compat.operators import schema_of
-from treadle.graph.operators import OpOverload, arguments, arguments_of, operation_name
-from treadle.graph.types import is_tensor, type_of
+from treadle.graph.operators import OpOverload, arguments_of, operation_name
 from treadle.util.errors import VerifyError, require
 
-aten = torch.ops.aten
 Program: TypeAlias = Callable[..., Any]
 Test: TypeAlias = Callable[[Any], bool]
 
@@ -204,10 +201,11 @@ def _marked(mark: Any, *values: object) -> fx.Proxy:
 @dataclass(frozen=True, slots=True)
 class Roots:
     """What a pattern ends in, in the order of its return; ``calls`` without what is said of their
-    readers."""
+    readers. ``shared``: whether all its values may have readers elsewhere."""
 
     patterns: tuple[Pattern, ...]
     calls: tuple[Call, ...]
+    shared: bool = False
 
 
 class _Tracer(fx.Tracer):
@@ -227,10 +225,11 @@ def traced(program: Program) -> fx.Graph:
 @functools.cache
 def returned_by(program: Program) -> Any:
     """What a program returns, as nodes of ``traced``."""
-    return _result(traced(program))
+    return result_of(traced(program))
 
 
-def _result(graph: fx.Graph) -> Any:
+def result_of(graph: fx.Graph) -> Any:
+    """What a traced program returns."""
     (output,) = graph.find_nodes(op="output")
     return output.args[0]
 
@@ -245,7 +244,7 @@ def compiled(graph: fx.Graph, name: str, plain: Callable[[Any], Pattern] = Exact
     """A traced program as patterns; ``plain``: the pattern for a constant. ``VerifyError`` for
     what does not end in operations, or in some that have nothing to do with each other."""
     compiler = _Compiler(plain)
-    result = _result(graph)
+    result = result_of(graph)
     several = isinstance(result, list | tuple)
     patterns = tuple(compiler.pattern(each) for each in (result if several else (result,)))
     calls = tuple(each for each in map(inner_of, patterns) if isinstance(each, Call))
@@ -359,43 +358,3 @@ def _connected(calls: Sequence[Call]) -> bool:
         pending = [each for each in pending if not each & reached]
         reached = reached.union(*near)
     return not pending
-
-
-FILLED = (
-    aten.full.default,
-    aten.full_like.default,
-    aten.ones.default,
-    aten.ones_like.default,
-    aten.zeros.default,
-    aten.zeros_like.default,
-    aten.scalar_tensor.default,
-    aten.expand.default,
-    aten.view.default,
-)
-"""What may be one number everywhere."""
-
-
-def number_everywhere(value: object) -> complex | None:
-    """The number that ``value`` is everywhere: a constant, or a tensor filled with one."""
-    if isinstance(value, int | float | complex):
-        return value
-    if not isinstance(value, fx.Node) or not is_tensor(value):
-        return None
-    match value.target:
-        case aten.full.default | aten.full_like.default:
-            return _stored(arguments(value)["fill_value"], type_of(value).dtype)
-        case aten.ones.default | aten.ones_like.default:
-            return _stored(1, type_of(value).dtype)
-        case aten.zeros.default | aten.zeros_like.default:
-            return _stored(0, type_of(value).dtype)
-        case aten.scalar_tensor.default:
-            return _stored(arguments(value)["s"], type_of(value).dtype)
-        case aten.expand.default | aten.view.default:
-            return number_everywhere(value.args[0])
-        case _:
-            return None
-
-
-def _stored(number: complex, dtype: torch.dtype) -> complex:
-    """``number`` as an element of ``dtype``: 1.0000000001 is 1 in f32."""
-    return torch.tensor(number, dtype=dtype).item()

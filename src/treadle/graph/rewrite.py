@@ -1,21 +1,20 @@
 """Local rewrites: what to find, when the rewrite is right, and what to put there."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from functools import partial
+from typing import Any
 
 from torch import fx
 
-from treadle.graph.alias import leaves_step
-from treadle.graph.arguments import map_nodes
-from treadle.graph.joined_bytes import JoinedBytes, Replaced
+from treadle.graph.joined_bytes import JoinedBytes
 from treadle.graph.matching import Match, NoMatch, attempts, only_match
-from treadle.graph.node_info import forget, value_of
-from treadle.graph.operators import is_mutable, is_random, may_drop
+from treadle.graph.node_info import value_of
 from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.pattern import (
     Program,
+    Roots,
     any_of,
     anything,
     constant,
@@ -24,99 +23,30 @@ from treadle.graph.pattern import (
     returned_by,
     roots_of,
     shared,
-    traced,
     users,
+)
+from treadle.graph.replacement import (
+    Bindings,
+    Builder,
+    Lowering,
+    Replacement,
+    built,
+    fitting,
+    lowering,
+    put_in,
 )
 from treadle.graph.rule_index import RuleIndex
 from treadle.graph.signature import StepGraph
-from treadle.graph.types import (
-    TensorType,
-    is_tensor,
-    show_type,
-    tensors_in,
-    type_of,
-    type_of_tensor,
-)
-from treadle.graph.values import inherit, refresh
-from treadle.util.errors import VerifyError, require
-from treadle.util.extents import size_key
-
-Bindings = Mapping[str, Any]
+from treadle.graph.torch_programs import Form, TorchProgram, TorchReplacement
+from treadle.graph.types import type_of_tensor
+from treadle.graph.values import refresh
+from treadle.util.errors import VerifyError
 
 _MOST_SWEEPS = 100
 
 
 def _always(**types: object) -> None:
     """The check of a rule that is right wherever it matches."""
-
-
-@final
-class Builder:
-    """Makes the operations that a rule puts in place of what it found."""
-
-    def __init__(self, graph: fx.Graph, like: fx.Node, rule: str) -> None:
-        self._graph = graph
-        self._like = like
-        self._rule = rule
-        self.made: list[fx.Node] = []
-
-    def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        """A call of ``target``, an operation that neither writes nor draws; its value is known."""
-        node = self._graph.call_function(target, args, kwargs)
-        return self._placed(node)
-
-    def copied(self, program: Program, inputs: Bindings) -> Any:
-        """The operations of a program; ``inputs``: what its variables stand for."""
-        result = returned_by(program)
-        if isinstance(result, fx.Node) and str(result.target) in inputs:
-            return inputs[str(result.target)]
-        values: dict[fx.Node, Any] = {}
-        for each in traced(program).nodes:
-            match each.op:
-                case "placeholder":
-                    known = str(each.target) in inputs
-                    words = f"{self._rule} puts {each.target} there, which it does not find"
-                    require(known, VerifyError, words)
-                    values[each] = inputs[str(each.target)]
-                case "output":
-                    break
-                case _:
-                    node = self._graph.node_copy(each, values.__getitem__)
-                    forget(node)
-                    values[each] = self._placed(node)
-        return map_nodes(values.__getitem__, result)
-
-    def type_of(self, value: fx.Node) -> TensorType:
-        """The type of a value that is one tensor."""
-        return type_of(value)
-
-    def undo(self) -> None:
-        """Nothing was made."""
-        for node in reversed(self.made):
-            self._graph.erase_node(node)
-        self.made.clear()
-
-    def _placed(self, node: fx.Node) -> fx.Node:
-        self.made.append(node)
-        plain = not is_mutable(node) and not is_random(node)
-        require(plain, VerifyError, f"{self._rule} puts {node} there, which writes or draws")
-        inherit(node, self._like)
-        return node
-
-
-@final
-@dataclass(frozen=True)
-class Lowering:
-    """A replacement that is built by a function instead of traced: ``build(builder, **bindings)``
-    gets what the variables stand for, makes operations with ``builder.call``, and returns a value
-    for each that the pattern returns. ``NoMatch`` from within leaves the graph as it was."""
-
-    build: Callable[..., Any]
-
-
-def lowering(build: Callable[..., Any]) -> Lowering:
-    """A replacement that ``build(builder, **bindings)`` makes, node by node."""
-    return Lowering(build)
 
 
 @dataclass(frozen=True)
@@ -138,9 +68,38 @@ class Rule:
     """
 
     name: str
-    pattern: Program = field(repr=False)
-    replacement: Program | Lowering = field(repr=False)
+    pattern: Program | TorchProgram = field(repr=False)
+    replacement: Replacement = field(repr=False)
     check: Callable[..., None] = field(default=_always, repr=False)
+
+    @staticmethod
+    def from_functions(
+        name: str,
+        search: Callable[..., Any],
+        replace: Callable[..., Any] | Lowering,
+        examples: Sequence[Sequence[Any]],
+        check: Callable[..., None] = _always,
+        *,
+        shared: bool = False,
+    ) -> "Rule":
+        """A rule of ordinary functions of PyTorch's, which share the names of their parameters.
+
+        ``examples``: arguments of ``search``, once for each form it is to be found in, such as
+        tensors of two dims and of three; only the operations count, their sizes do not matter.
+        What is found is compared with ``search`` for the types found there, constants and all, and
+        ``replace`` is traced for those. Numbers among the arguments are variables too: give some
+        that are no constants of ``search``. ``shared``: its inner values may be read elsewhere, as
+        a backward pass does; they then stay.
+        """
+        given = TorchProgram(search, tuple(map(tuple, examples)), shared)
+        put = replace if isinstance(replace, Lowering) else TorchReplacement(replace)
+        return Rule(name, given, put, check)
+
+    def patterns(self) -> tuple[Roots, ...]:
+        """What the rule looks for: one pattern, or one for each form of a function."""
+        if isinstance(self.pattern, TorchProgram):
+            return tuple(form.roots for form in self.pattern.forms)
+        return (roots_of(self.pattern),)
 
 
 @dataclass(frozen=True)
@@ -199,9 +158,9 @@ class Sweep:
         match = _find(rule, node)
         if self._bytes is None:  # before anything is replaced
             self._bytes = JoinedBytes(self._graph)
-        replaced = _built(rule, match, self._bytes)
+        replaced = built(rule.name, rule.replacement, match, self._bytes)
         self._moved += [new for old, new in replaced if self._bytes.join(old, new)]
-        _put_in_place(replaced)
+        put_in(replaced)
         self._count += 1
 
     def refusal(self, node: fx.Node) -> str | None:
@@ -222,18 +181,27 @@ class Sweep:
 
 @functools.lru_cache(maxsize=64)
 def _index_of(rules: tuple[Rule, ...]) -> RuleIndex[Rule]:
-    return RuleIndex([(rule, roots_of(rule.pattern)) for rule in rules])
+    return RuleIndex([(rule, rule.patterns()) for rule in rules])
 
 
 def explain(rule: Rule, node: fx.Node) -> str:
-    """Why ``rule`` does or does not apply at ``node``, in words. It is tried on a copy of the
-    graph, so what is built and what it would share bytes with count too."""
-    copy, twins = copied(node.graph)
+    """Why ``rule`` does or does not apply at ``node``, in words. Where it matches it is tried on a
+    copy of the graph, so what is built and what it would share bytes with count too."""
     try:
+        _find(rule, node)
+        copy, twins = copied(node.graph)
         Sweep(copy, (rule,)).apply(rule, twins[node])
     except (NoMatch, VerifyError) as miss:
         return miss.message
     return "applies"
+
+
+def explain_all(rule: Rule, step: StepGraph) -> dict[str, str]:
+    """``explain`` of every node with an operation that the pattern of ``rule`` ends in, by name."""
+    calls = [call for roots in rule.patterns() for call in roots.calls]
+    targets = {target for call in calls for target in call.arguments}
+    asked = [node for node in step.graph.nodes if node.target in targets]
+    return {node.name: explain(rule, node) for node in asked}
 
 
 def copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
@@ -247,107 +215,63 @@ def copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
 def find(rule: Rule, node: fx.Node) -> Bindings:
     """The variables of ``rule`` when its pattern ends at ``node``; raises ``NoMatch``."""
     match = _find(rule, node)
-    if not isinstance(rule.replacement, Lowering):
+    if not isinstance(rule.replacement, Lowering | TorchReplacement):
         result = returned_by(rule.replacement)
         if isinstance(result, fx.Node) and result.op == "placeholder":
-            kept = _fitting(rule, node, match.bindings[str(result.target)], made=False)
+            kept = fitting(rule.name, node, match.bindings[str(result.target)], made=False)
             JoinedBytes(node.graph).require_no_new([(node, kept)])
     return match.bindings
 
 
 def _find(rule: Rule, node: fx.Node) -> Match:
-    """The first way to lay the pattern that the rule's check agrees to."""
+    """The first way to lay a pattern of the rule that its check agrees to."""
+    if isinstance(rule.pattern, TorchProgram):
+        return _find_form(rule, rule.pattern, node)
     roots = roots_of(rule.pattern)
     if len(roots.calls) == 1:
         return _checked(rule, only_match(roots, node))
-    miss: NoMatch | None = None
+    return _first(roots, node, partial(_checked, rule))
+
+
+def _find_form(rule: Rule, program: TorchProgram, node: fx.Node) -> Match:
+    """The first of the forms that is there; of the refusals one of a form that was, if any."""
+    misses: list[NoMatch] = []
+    close: list[NoMatch] = []
+    for form in program.forms:
+
+        def confirmed(match: Match, form: Form = form) -> Match:
+            try:
+                program.confirm(form, match)
+                return _checked(rule, match)
+            except NoMatch as refused:
+                close.append(refused)
+                raise
+
+        try:
+            return _first(form.roots, node, confirmed)
+        except NoMatch as refused:
+            misses.append(refused)
+    raise next(iter(close + misses), NoMatch(f"{rule.name} has no examples"))
+
+
+def _first(roots: Roots, node: fx.Node, confirmed: Callable[[Match], Match]) -> Match:
+    """The first way to lay a pattern with which ``confirmed`` finds nothing wrong."""
+    miss = NoMatch(f"{node} is not {' or '.join(map(str, roots.calls))}")
     for attempt in attempts(roots, node):
         if isinstance(attempt, NoMatch):
             miss = attempt
             continue
         try:
-            return _checked(rule, attempt)
+            return confirmed(attempt)
         except NoMatch as refused:
             miss = refused
-    raise miss or NoMatch(f"{node} is not {' or '.join(map(str, roots.calls))}")
+    raise miss
 
 
 def _checked(rule: Rule, match: Match) -> Match:
     if rule.check is not _always:
         rule.check(**{name: _known(value) for name, value in match.bindings.items()})
     return match
-
-
-def _built(rule: Rule, match: Match, joined: JoinedBytes) -> list[Replaced]:
-    """Each root of the match with its replacement, which stands in the graph and which nobody reads
-    yet. After ``NoMatch`` nothing was made."""
-    graph = match.anchor.graph
-    builder = Builder(graph, match.anchor, rule.name)
-    try:
-        with graph.inserting_before(match.place):
-            results = _results(rule, match, builder)
-        replaced: list[Replaced] = []
-        for old, new in zip(match.roots, results, strict=True):
-            replaced.append((old, _fitting(rule, old, new, new in builder.made)))
-        joined.require_no_new(replaced)
-    except NoMatch:
-        builder.undo()
-        raise
-    return replaced
-
-
-def _results(rule: Rule, match: Match, builder: Builder) -> Sequence[Any]:
-    if isinstance(rule.replacement, Lowering):
-        made = rule.replacement.build(builder, **match.bindings)
-    else:
-        made = builder.copied(rule.replacement, match.bindings)
-    results: Sequence[Any] = made if isinstance(made, list | tuple) else (made,)
-    words = f"{rule.name} replaces {len(match.roots)} values by {len(results)}"
-    require(len(results) == len(match.roots), VerifyError, words)
-    return results
-
-
-def _fitting(rule: Rule, old: fx.Node, new: Any, made: bool) -> fx.Node:
-    """``new``, if all may read it instead of ``old``."""
-    require(isinstance(new, fx.Node), NoMatch, f"{new} is not a tensor")
-    before, after = value_of(old), value_of(new)
-    same = _layouts(before) == _layouts(after)
-    if not made:
-        require(is_tensor(new), NoMatch, f"{new} is not a tensor")
-        if not same:
-            types = f"{show_type(after)} to {show_type(before)}"
-            raise NoMatch(f"{old} changes {types}, or its strides or device")
-    elif _kinds(before) != _kinds(after):
-        words = f"{rule.name} turned {show_type(before)} into {show_type(after)} at {old}"
-        raise VerifyError(words)
-    require(same or not leaves_step(old), NoMatch, f"{old} is returned with other strides")
-    return new
-
-
-def _layouts(value: object) -> list[TensorType]:
-    return [type_of_tensor(each) for each in tensors_in(value)]
-
-
-def _kinds(value: object) -> list[tuple[object, ...]]:
-    return [(t.dtype, tuple(map(size_key, t.shape)), t.device) for t in _layouts(value)]
-
-
-def _put_in_place(replaced: Sequence[Replaced]) -> None:
-    """All read the replacements. What was replaced goes, with the operands that only it kept;
-    operations that matter even so stay."""
-    for old, new in replaced:
-        old.replace_all_uses_with(new)
-    roots = {old for old, _ in replaced}
-    worklist = sorted(roots)
-    erased: set[fx.Node] = set()
-    while worklist:
-        node = worklist.pop()
-        if node in erased or node.users or node.op != "call_function":
-            continue
-        if node in roots or may_drop(node):
-            worklist += node.all_input_nodes
-            node.graph.erase_node(node)
-            erased.add(node)
 
 
 def _known(value: object) -> Any:
@@ -362,7 +286,6 @@ def _known(value: object) -> Any:
 
 
 __all__ = [
-    "Bindings",
     "Builder",
     "Lowering",
     "NoMatch",
@@ -372,6 +295,7 @@ __all__ = [
     "anything",
     "constant",
     "explain",
+    "explain_all",
     "find",
     "list_of",
     "lowering",

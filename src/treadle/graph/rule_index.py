@@ -12,8 +12,9 @@ from typing import Any, Generic, TypeAlias, TypeVar, final
 
 from torch import fx
 
+from treadle.graph.filled import FILLED
 from treadle.graph.operators import arguments
-from treadle.graph.pattern import FILLED, Call, Constant, Items, Pattern, Roots, inner_of
+from treadle.graph.pattern import Call, Constant, Items, Pattern, Roots, inner_of
 
 Path: TypeAlias = tuple[str | int, ...]
 """From a node to one that it reads: names of arguments, and places in lists."""
@@ -53,12 +54,12 @@ class _Asked(Generic[Entry]):
 
 
 class RuleIndex(Generic[Entry]):
-    """Entries by what their patterns need around the node where they end."""
+    """Entries by what their patterns, one or several each, need around the node where they end."""
 
-    def __init__(self, entries: Sequence[tuple[Entry, Roots]]) -> None:
+    def __init__(self, entries: Sequence[tuple[Entry, Sequence[Roots]]]) -> None:
         by_root: defaultdict[Any, list[_Asked[Entry]]] = defaultdict(list)
-        for order, (entry, roots) in enumerate(entries):
-            for call in roots.calls:
+        for order, (entry, patterns) in enumerate(entries):
+            for call in [call for roots in patterns for call in roots.calls]:
                 for target in call.arguments:
                     wanted = dict(_wanted(call, target, ()))
                     by_root[target].append(_Asked(order, entry, wanted))
@@ -71,8 +72,8 @@ class RuleIndex(Generic[Entry]):
         tree = self._trees.get(node.target)
         if tree is None:
             return []
-        if isinstance(tree, _Leaf):
-            return [entry for _, entry in tree.entries]
+        if isinstance(tree, _Leaf) and len(tree.entries) == 1:
+            return [tree.entries[0][1]]
         found = dict(_answers(tree, node, {}))
         return [found[order] for order in sorted(found)]
 
