@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import treadle
 import treadle.backend
 from treadle.compiler import cleaning
-from treadle.options import OPTIONAL_PASSES
+from treadle.options import OPTIONAL_PASSES, from_environment
 from treadle.passes import registered
 
 aten = torch.ops.aten
@@ -321,3 +321,40 @@ def test_rules_are_left_out_by_their_names():
     passes = (treadle.Rewrite((TWICE, other)), treadle.Rewrite((TWICE,)), SumsInsteadOfMeans())
     kept = cleaning.without(passes, ("twice-negated",))
     assert kept == (treadle.Rewrite((other,)), SumsInsteadOfMeans())
+
+
+def test_names_to_leave_out_from_the_environment(monkeypatch):
+    monkeypatch.setenv("TREADLE_SKIP", "RemoveNoOps,RemoveDeadCode")
+    assert from_environment().skip == ("RemoveNoOps", "RemoveDeadCode")
+    monkeypatch.setenv("TREADLE_SKIP", "Nothing")
+    with pytest.raises(treadle.TreadleError, match="TR-001"):
+        from_environment()
+
+
+def test_a_saved_step_remembers_what_was_left_out(tmp_path):
+    model, optimizer, train = training()
+    options = treadle.Options(skip=("RemoveNoOps",))
+    step = treadle.compile(train, model=model, optimizer=optimizer, options=options)
+    x = torch.randn(11, 7)
+    step(x)
+    step.save(tmp_path / "step")
+    model, optimizer, train = training()
+    loaded = treadle.load(tmp_path / "step", train, model=model, optimizer=optimizer)
+    loaded(x)
+    assert loaded.options.skip == ("RemoveNoOps",)
+    assert loaded.compiled.from_cache
+    assert not loaded.recompiles
+
+
+def test_a_saved_step_of_a_late_pass_is_compiled_again(tmp_path):
+    treadle.register_pass(SumsInsteadOfMeans(), stage="clean")
+    model, optimizer, train = training()
+    step = treadle.compile(train, model=model, optimizer=optimizer)
+    x = torch.randn(11, 7)
+    summed = step(x)
+    step.save(tmp_path / "step")
+    registered._passes.clear()
+    model, optimizer, train = training()
+    loaded = treadle.load(tmp_path / "step", train, model=model, optimizer=optimizer)
+    torch.testing.assert_close(loaded(x) * 55, summed)
+    assert "what users registered changed" in " ".join(loaded.recompiles)

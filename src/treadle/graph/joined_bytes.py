@@ -30,24 +30,18 @@ class JoinedBytes:
 
     def require_no_new(self, replaced: Sequence[Replaced]) -> None:
         """``NoMatch`` if these replacements, done together, would make a new alias."""
+        seen: dict[int, int] = {}
         for old, new in replaced:
-            self._require_one(old, new)
-        pairs = [each for old, new in replaced for each in self._pairs(old, new)]
-        for at, (left, right) in enumerate(pairs):
-            for other, same in pairs[:at]:
-                apart = left != other and {left, other} <= self._held
-                words = "two outputs would share bytes that did not"
-                require(not (apart and right == same), NoMatch, words)
-
-    def _require_one(self, old: fx.Node, new: fx.Node) -> None:
-        if old in self._returned:
-            require(new.op == "call_function", NoMatch, f"{old} is an output, {new} an input")
-            require(new not in self._returned, NoMatch, f"{old} and {new} are both outputs")
-        for left, right in self._pairs(old, new):
-            if left != right and left in self._held:
-                words = f"{old} is returned and would share the bytes of {new}, which is"
-                require(right not in self._fixed, NoMatch, f"{words} an input")
-                require(right not in self._held, NoMatch, f"{words} returned too")
+            if old in self._returned:
+                require(new.op == "call_function", NoMatch, f"{old} is an output, {new} an input")
+                require(new not in self._returned, NoMatch, f"{old} and {new} are both outputs")
+            for left, right in self._pairs(old, new):
+                if left != right and left in self._held:
+                    words = f"{old} is returned and would share the bytes of {new}, which is"
+                    require(right not in self._fixed, NoMatch, f"{words} an input")
+                    require(right not in self._held, NoMatch, f"{words} returned too")
+                    alone = seen.setdefault(right, left) == left
+                    require(alone, NoMatch, "two outputs would share bytes that did not")
 
     def join(self, old: fx.Node, new: fx.Node) -> bool:
         """``new`` stands for ``old`` from now on: what is said of one is said of both. Whether
