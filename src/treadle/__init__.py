@@ -3,6 +3,7 @@
 from treadle.api import Difference, Step, compile, load
 from treadle.capture.optimizers.registry import ZEROS, OptimizerUpdate, Start, register_optimizer
 from treadle.compiler.planning import Plan, Point, plan
+from treadle.graph import rewrite as rules
 from treadle.graph.passes import GraphPass
 from treadle.graph.rewrite import NoMatch, Rewrite, Rule
 from treadle.graph.signature import StepGraph
@@ -52,4 +53,5 @@ __all__ = [
     "register_lowering",
     "register_optimizer",
     "register_pass",
+    "rules",
 ]

@@ -13,6 +13,15 @@ from treadle.util.sizes import parse_bytes
 PREFIX = "TREADLE_"
 NUMERICS = ("default", "eager")
 STREAMS = ("eager", "counter")
+OPTIONAL_PASSES = (
+    "RemoveNoOps",
+    "RemoveCommonSubexpressions",
+    "RemoveDeadCode",
+    "FuseAttention",
+    "ProveAttentionMasks",
+)
+"""What ``skip`` may name: passes by their class, and rules by their name, without which a step
+computes the same."""
 _DECIDES_NOTHING: Mapping[str, bool] = {"decides": False}
 """Of an option that changes what is said, checked or kept, and never what is compiled."""
 
@@ -29,6 +38,18 @@ def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
             code="TR-001",
             remedy="docs/howto/numerics.md says what each does",
         )
+
+
+def _known_passes(skip: object) -> tuple[str, ...]:
+    names = tuple(skip) if isinstance(skip, list | tuple) else (skip,)
+    unknown = [name for name in names if name not in OPTIONAL_PASSES]
+    if unknown:
+        raise TreadleError(
+            f"skip={skip!r} names {unknown[0]!r}, which cannot be left out",
+            code="TR-001",
+            remedy=f"a tuple of {', '.join(OPTIONAL_PASSES)}",
+        )
+    return tuple(str(name) for name in names)
 
 
 def _require_ratio(memory: float) -> None:
@@ -79,6 +100,8 @@ class Options:
     second; otherwise with the figures of an H200. CPUs have other work: two measurements of one
     differed by a factor of 16, so those of two cores stand for all of them.
     ``replay``: on a GPU, record the launches of a step that is bound by them as one CUDA graph.
+    ``skip``: names of rewrites to leave out, of ``OPTIONAL_PASSES``: to find the one that a
+    problem comes from.
     ``cache_dir``: where compiled code is kept. ``max_cached``: compiled variants kept per step.
     ``dump``: folder for every stage as text. ``debug``: 1 prints the time of each stage, 2 what
     each pass changed, 3 the loops and kernels, 4 the generated sources, 5 which passes change
@@ -95,6 +118,7 @@ class Options:
     target: str = ""
     tune: bool = False
     measure: bool = True
+    skip: tuple[str, ...] = ()
     replay: bool = field(default=True, metadata=_DECIDES_NOTHING)
     cache_dir: Path = field(default_factory=_default_cache, metadata=_DECIDES_NOTHING)
     max_cached: int = field(default=8, metadata=_DECIDES_NOTHING)
@@ -112,6 +136,7 @@ class Options:
             raise TreadleError("max_cached must be at least 1", code="TR-001")
         _require_one_of("numerics", self.numerics, NUMERICS)
         _require_one_of("rng", self.rng, STREAMS)
+        object.__setattr__(self, "skip", _known_passes(self.skip))
 
     @cached_property
     def budget(self) -> int | float | None:
@@ -138,8 +163,9 @@ def deciding(options: Options) -> dict[str, Any]:
 
 def from_environment() -> Options:
     """The defaults, with ``TREADLE_STRICT``, ``TREADLE_NO_CODEGEN``, ``TREADLE_TARGET``,
-    ``TREADLE_TUNE``, ``TREADLE_NO_MEASURE``, ``TREADLE_NO_REPLAY``, ``TREADLE_DUMP``,
-    ``TREADLE_DEBUG``, ``TREADLE_NO_PROGRESS`` and ``TREADLE_CACHE_DIR`` applied.
+    ``TREADLE_TUNE``, ``TREADLE_SKIP`` (names with commas between), ``TREADLE_NO_MEASURE``,
+    ``TREADLE_NO_REPLAY``, ``TREADLE_DUMP``, ``TREADLE_DEBUG``, ``TREADLE_NO_PROGRESS`` and
+    ``TREADLE_CACHE_DIR`` applied.
     Of the processes that torchrun starts on a machine only the first shows progress."""
     dump = os.environ.get(PREFIX + "DUMP")
     return Options(
@@ -147,6 +173,7 @@ def from_environment() -> Options:
         codegen=not _environment_flag("NO_CODEGEN"),
         target=os.environ.get(PREFIX + "TARGET", ""),
         tune=_environment_flag("TUNE"),
+        skip=tuple(name for name in os.environ.get(PREFIX + "SKIP", "").split(",") if name),
         measure=not _environment_flag("NO_MEASURE"),
         replay=not _environment_flag("NO_REPLAY"),
         dump=Path(dump) if dump else None,

@@ -33,9 +33,17 @@ def render():
 def _entry(name, thing):
     if inspect.isclass(thing):
         return "\n".join([_heading(name, thing), _text(thing), *_members(name, thing)])
+    if inspect.ismodule(thing):
+        inside = [_entry(f"{name}.{each}", vars(thing)[each]) for each in _own(thing)]
+        return "\n".join([f"### `{name}`\n\n{inspect.getdoc(thing)}\n", *inside])
     if callable(thing):
         return f"{_heading(name, thing)}\n{_text(thing)}"
     return f"### `{name}`\n\nA `{type(thing).__name__}`.\n"
+
+
+def _own(module):
+    """What a module offers besides what the package does."""
+    return [each for each in module.__all__ if each not in treadle.__all__]
 
 
 def _heading(name, thing):

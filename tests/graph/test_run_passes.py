@@ -1,10 +1,14 @@
+import importlib
+import pkgutil
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
 import torch
 
+import treadle
 from testing import refusal, trace
+from treadle.compiler import cleaning
 from treadle.graph.passes import (
     CheckNumbers,
     Contract,
@@ -13,6 +17,8 @@ from treadle.graph.passes import (
     Observer,
     run_passes,
 )
+from treadle.graph.rewrite import Rewrite
+from treadle.options import OPTIONAL_PASSES
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
 
@@ -142,3 +148,41 @@ def test_observers_hear_of_every_run(tmp_path):
     ]
     changes = (tmp_path / "01-RemoveCommonSubexpressions.diff").read_text()
     assert "-exp.1: f32[3] = exp(x)" in changes
+
+
+def every_pass(kind=GraphPass):
+    for module in pkgutil.walk_packages(treadle.__path__, "treadle."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    for each in kind.__subclasses__():
+        yield each
+        yield from every_pass(each)
+
+
+def test_every_pass_of_the_package_declares_its_contract():
+    built_in = {each for each in every_pass() if each.__module__.startswith("treadle.")}
+    assert len(built_in) > 10
+    silent = [each.__name__ for each in built_in if "contract" not in vars(each)]
+    assert not silent, "say what it requires, runs after, invalidates: Contract() for nothing"
+
+
+def test_no_contract_asks_for_a_circle():
+    def before(each, seen=()):
+        assert each not in seen, seen
+        for other in (*each.contract.after, *each.contract.requires):
+            before(other, (*seen, each))
+
+    for each in every_pass():
+        if each.__module__.startswith("treadle."):
+            before(each)
+
+
+def test_what_can_be_left_out_is_there():
+    names = {each.__name__ for each in every_pass()}
+    rules = {
+        rule.name
+        for each in (*cleaning.CLEAN, *cleaning.COUNTER_BASED)
+        if isinstance(each, Rewrite)
+        for rule in each.rules
+    }
+    assert set(OPTIONAL_PASSES) <= names | rules

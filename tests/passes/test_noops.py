@@ -88,7 +88,7 @@ STAYS = {
     ),
     "rounds floats": (lambda x: aten.round.default(x), aten.round.default, "rounds torch.float32"),
     "square": (lambda x: aten.pow.Tensor_Scalar(x, 2), aten.pow.Tensor_Scalar, "power of 2"),
-    "cat of two": (lambda x: aten.cat.default([x, x]), aten.cat.default, "joins 2 values"),
+    "cat of two": (lambda x: aten.cat.default([x, x]), aten.cat.default, "expected 1 values"),
     "other view": (lambda x: aten.view.default(x, [5, 3]), aten.view.default, "changes f32[3, 5]"),
     "other strides": (
         lambda x: aten.clone.default(x.t(), memory_format=torch.contiguous_format),
@@ -115,7 +115,7 @@ STAYS = {
     "complex": (
         lambda x: aten.mul.Tensor(aten._to_copy.default(x, dtype=torch.complex64), 1),
         aten.mul.Tensor,
-        "_to_copy is complex",
+        "c64[3, 5] is complex",
     ),
     "no rule": (lambda x: aten.exp.default(x), aten.exp.default, "exp does work"),
 }

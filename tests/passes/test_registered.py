@@ -9,6 +9,8 @@ from torch.nn import functional as F
 
 import treadle
 import treadle.backend
+from treadle.compiler import cleaning
+from treadle.options import OPTIONAL_PASSES, from_environment
 from treadle.passes import registered
 
 aten = torch.ops.aten
@@ -220,3 +222,139 @@ def test_what_cannot_be_registered():
     ):
         with pytest.raises(treadle.LoweringError, match="TR-307"):
             wrong()
+
+
+@pytest.mark.parametrize("stage", ["extend", "clean", "plan memory"])
+@pytest.mark.parametrize("options", [{}, {"memory": 0.3}])
+def test_a_pass_runs_at_the_stage_it_is_registered_for(stage, options):
+    model, optimizer, train = training()
+    x = torch.randn(11, 7)
+    before = treadle.compile(train, model=model, optimizer=optimizer, **options)(x)
+    treadle.register_pass(SumsInsteadOfMeans(), stage=stage)
+    model, optimizer, train = training()
+    step = treadle.compile(train, model=model, optimizer=optimizer, **options)
+    torch.testing.assert_close(step(x), before * 55)
+    stages = ["captured", "clean", "planned"]
+    shown = [name for name in stages if "= mean(" in step.graph(name)]
+    assert shown == stages[: ["extend", "clean", "plan memory"].index(stage)]
+    ran = [line for line in step.stages().splitlines() if "SumsInsteadOfMeans" in line]
+    assert len(ran) == 1
+    assert treadle.plan(train, x, model=model, optimizer=optimizer).fits
+
+
+def test_what_late_passes_make_is_never_found_in_the_cache():
+    @dataclass(frozen=True)
+    class Scales(treadle.GraphPass):
+        """Its code depends on what no name of it tells."""
+
+        def run(self, step):
+            if factor[0] == 1.0:
+                return 0
+            return SumsInsteadOfMeans().run(step)
+
+    factor = [1.0]
+    treadle.register_pass(Scales(), stage="clean")
+    model, optimizer, train = training()
+    x = torch.randn(11, 7)
+    first = treadle.compile(train, model=model, optimizer=optimizer)(x)
+    factor[0] = 2.0
+    model, optimizer, train = training()
+    step = treadle.compile(train, model=model, optimizer=optimizer)
+    torch.testing.assert_close(step(x), first * 55)
+    assert not step.compiled.from_cache
+    registered._passes.clear()
+    model, optimizer, train = training()
+    torch.testing.assert_close(treadle.compile(train, model=model, optimizer=optimizer)(x), first)
+
+
+def test_there_are_three_stages_for_passes():
+    with pytest.raises(treadle.LoweringError, match="TR-307") as caught:
+        treadle.register_pass(SumsInsteadOfMeans(), stage="lower and schedule")
+    assert "one of extend, clean, plan memory" in str(caught.value)
+
+
+def test_late_passes_in_the_backend():
+    treadle.register_pass(treadle.Rewrite((TWICE,)), stage="clean")
+    treadle.register_pass(treadle.Rewrite((TWICE,)), stage="plan memory")
+    model, twin = training()[0], training()[0]
+    compiled = torch.compile(model, backend=treadle.backend.treadle)
+    x = torch.randn(11, 7)
+    compiled(torch.neg(-x)).sum().backward()
+    twin(x).sum().backward()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-6)
+
+
+TWICE = treadle.Rule("twice-negated", lambda x: aten.neg.default(aten.neg.default(x)), lambda x: x)
+
+
+@pytest.mark.parametrize("skip", [*OPTIONAL_PASSES, OPTIONAL_PASSES])
+@pytest.mark.parametrize("memory", [None, 0.3])
+def test_what_is_optional_can_be_left_out(skip, memory):
+    skip = (skip,) if isinstance(skip, str) else skip
+    treadle.register_pass(treadle.Rewrite((TWICE,)))
+    environment = treadle.Options(skip=skip, memory=memory)
+    step = compare(options=environment)
+    assert not [name for name in skip if f"{name}()" in step.stages()]
+    assert "ExpandDropout" in step.stages()
+
+
+def test_only_what_is_optional_can_be_left_out():
+    for wrong in (("ExpandDropout",), "RemoveNoOps2", ("RemoveNoOps", 3)):
+        with pytest.raises(treadle.TreadleError, match="TR-001") as caught:
+            treadle.Options(skip=wrong)
+        assert "RemoveCommonSubexpressions" in str(caught.value)
+
+
+def test_what_is_left_out_is_part_of_the_key():
+    keys = set()
+    for skip in ((), ("RemoveNoOps",), ["RemoveNoOps"], ("RemoveDeadCode",)):
+        model, optimizer, train = training()
+        options = treadle.Options(skip=skip)
+        step = treadle.compile(train, model=model, optimizer=optimizer, options=options)
+        keys.add(step.prepare(torch.randn(11, 7)).key)
+    assert len(keys) == 3
+
+
+def test_rules_are_left_out_by_their_names():
+    other = treadle.Rule("other", lambda x: aten.neg.default(x), lambda x: x)
+    passes = (treadle.Rewrite((TWICE, other)), treadle.Rewrite((TWICE,)), SumsInsteadOfMeans())
+    kept = cleaning.without(passes, ("twice-negated",))
+    assert kept == (treadle.Rewrite((other,)), SumsInsteadOfMeans())
+
+
+def test_names_to_leave_out_from_the_environment(monkeypatch):
+    monkeypatch.setenv("TREADLE_SKIP", "RemoveNoOps,RemoveDeadCode")
+    assert from_environment().skip == ("RemoveNoOps", "RemoveDeadCode")
+    monkeypatch.setenv("TREADLE_SKIP", "Nothing")
+    with pytest.raises(treadle.TreadleError, match="TR-001"):
+        from_environment()
+
+
+def test_a_saved_step_remembers_what_was_left_out(tmp_path):
+    model, optimizer, train = training()
+    options = treadle.Options(skip=("RemoveNoOps",))
+    step = treadle.compile(train, model=model, optimizer=optimizer, options=options)
+    x = torch.randn(11, 7)
+    step(x)
+    step.save(tmp_path / "step")
+    model, optimizer, train = training()
+    loaded = treadle.load(tmp_path / "step", train, model=model, optimizer=optimizer)
+    loaded(x)
+    assert loaded.options.skip == ("RemoveNoOps",)
+    assert loaded.compiled.from_cache
+    assert not loaded.recompiles
+
+
+def test_a_saved_step_of_a_late_pass_is_compiled_again(tmp_path):
+    treadle.register_pass(SumsInsteadOfMeans(), stage="clean")
+    model, optimizer, train = training()
+    step = treadle.compile(train, model=model, optimizer=optimizer)
+    x = torch.randn(11, 7)
+    summed = step(x)
+    step.save(tmp_path / "step")
+    registered._passes.clear()
+    model, optimizer, train = training()
+    loaded = treadle.load(tmp_path / "step", train, model=model, optimizer=optimizer)
+    torch.testing.assert_close(loaded(x) * 55, summed)
+    assert "what users registered changed" in " ".join(loaded.recompiles)

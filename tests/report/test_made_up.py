@@ -101,3 +101,47 @@ def test_operators_of_users_never_run_on_made_up_numbers(tmp_path, capfd):
     assert "numbers are not compared: the step calls mine.launch" in said
     assert all(torch.equal(each, given) for each in ran)
     assert len(ran) == 1
+
+
+@torch.library.custom_op("made_up_tests::seen", mutates_args=())
+def seen(x: torch.Tensor) -> torch.Tensor:
+    SEEN.append(x.clone())
+    return x * 2
+
+
+@seen.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+SEEN: list[torch.Tensor] = []
+
+
+@dataclass(frozen=True)
+class CallsUsers(GraphPass):
+    """A pass that puts an operator of users' into the step."""
+
+    def run(self, step):
+        for node in step.graph.find_nodes(op="call_function", target=aten.relu.default):
+            node.target = torch.ops.made_up_tests.seen.default
+        return 1
+
+
+def test_an_operator_that_a_pass_puts_there_does_not_run_either():
+    SEEN.clear()
+    lines = said(lambda x: x.relu(), torch.ones(3), passes=[CallsUsers()])
+    words = "treadle: numbers are not compared: the step calls made_up_tests.seen.default"
+    assert lines == [words]
+    assert SEEN == []
+
+
+def test_what_was_compared_before_is_forgotten():
+    SEEN.clear()
+    lines = []
+    printer = NumbersPrinter(lines.append)
+    passes = [RemoveCommonSubexpressions()]
+    run_passes(trace(lambda x: x.relu(), torch.ones(3)), passes, printer)
+    assert lines == []
+    run_passes(trace(lambda x: seen(x).relu(), torch.ones(3)), passes, printer)
+    assert len(lines) == 1
+    assert SEEN == []

@@ -1,8 +1,10 @@
 """The passes of the stages ahead of the memory plan; those of a plan are its own."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from treadle.graph.passes import GraphPass, run_passes
+from treadle.graph.rewrite import Rewrite
 from treadle.graph.signature import StepGraph
 from treadle.options import Options
 from treadle.passes.attention.fuse import FuseAttention
@@ -35,25 +37,42 @@ FUSE: tuple[GraphPass, ...] = (
 def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
     """The passes between capture and the memory plan, in their order."""
     budgeted = options.memory is not None
-    return (
+    passes = (
         SettleCheckpoints(budgeted),  # first: equal parts of two regions are merged only after it
         *(COUNTER_BASED if options.rng == "counter" else CLEAN),
         *(FUSE if options.numerics == "default" else ()),  # it rounds where eager does not
         ProveAttentionMasks(options.numerics == "eager"),  # after: of fused calls too
         RemoveDeadCode(),  # what made the masks
+        *registered("clean"),  # users' own, on a clean graph
         RecomputeMarked(budgeted),  # last: what it adds must not be merged with what it repeats
     )
+    return without(passes, options.skip)
 
 
-def extending() -> tuple[GraphPass, ...]:
+def extending(options: Options) -> tuple[GraphPass, ...]:
     """What users registered, after what shows them a plain graph; none if nothing is."""
-    passes = registered()
-    return (*CLEAN, *passes) if passes else ()
+    passes = registered("extend")
+    return without((*CLEAN, *passes), options.skip) if passes else ()
 
 
-def extended(step: StepGraph, watcher: Watcher | None = None) -> StepGraph:
+def without(passes: Sequence[GraphPass], skip: Sequence[str]) -> tuple[GraphPass, ...]:
+    """The passes but those that ``skip`` names, by their class or by the rules they apply."""
+    kept: list[GraphPass] = []
+    for each in passes:
+        if type(each).__name__ in skip:
+            continue
+        if isinstance(each, Rewrite):
+            rules = tuple(rule for rule in each.rules if rule.name not in skip)
+            if not rules:
+                continue
+            each = each if len(rules) == len(each.rules) else replace(each, rules=rules)
+        kept.append(each)
+    return tuple(kept)
+
+
+def extended(step: StepGraph, options: Options, watcher: Watcher | None = None) -> StepGraph:
     """The step after what users registered. Before the cache is asked: their code may change."""
-    passes = extending()
+    passes = extending(options)
     return rewritten(step, passes, watcher) if passes else step
 
 

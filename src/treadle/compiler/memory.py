@@ -125,8 +125,9 @@ def frontier_points(
     exact at both ends; between them those of the simulator are moved onto the line of the two."""
     budgeted = replace(options, memory=1.0)
     build_ = build_for(device, options, cache)
-    target = request_of(extended(step), device, budgeted, build_, cache=cache).target
-    found = frontier(settled(extended(step), budgeted), target.hardware)
+    step = extended(step, options)
+    target = request_of(step, device, budgeted, build_, cache=cache).target
+    found = frontier(settled(step, budgeted), target.hardware)
     known = known_of(step)
     ends = (found[0], found[-1])
     first, last = (planned(each.step, target, known).plan.peak_bytes for each in ends)

@@ -37,7 +37,7 @@ from treadle.graph.signature import Role, StepGraph
 from treadle.loop.kernel import Kernel
 from treadle.loop.verify import verify_kernel, verify_program
 from treadle.options import Options
-from treadle.passes.registered import registered
+from treadle.passes.registered import STAGES, registered, registered_late
 from treadle.report.log import CompileLog
 from treadle.report.stages import Clock
 from treadle.runtime.artifact import Artifact
@@ -67,7 +67,8 @@ def compile_graph(
         kept=captured.kept_bytes,
         guards=captured.guards,
     )
-    draws = captured.draws or bool(registered())
+    users = any(map(registered, STAGES))  # of whose draws nothing is known
+    draws = captured.draws or users
     return Compiled(**vars(built), captured=captured, options=options, draws=draws)
 
 
@@ -87,14 +88,15 @@ def compile_step(
     know where no value of it has them."""
     guards = guards_of(step.graph) if guards is None else guards
     clock = clock or Clock()
-    step, extension = _extended(step, clock)
+    step, extension = _extended(step, options, clock)
     checks = _checks_of(step)
     with clock.stage("look up"):
         build_ = build_for(device, options, cache)
         request = request_of(step, device, options, build_, cache=cache, kept=kept, guards=guards)
         facts = request.facts
         key = key_of(facts)
-        entry = None if options.watched else cache.get(key)
+        foreign = bool(registered_late())
+        entry = None if options.watched or foreign else cache.get(key)
         found = None if entry is None else read_saved(entry)
     lines = request.canonical.lines
     if entry is None or found is None:  # what another version wrote is written again
@@ -110,7 +112,7 @@ def compile_step(
     with clock.stage("build"):
         terms = _terms(step, artifact, options)
         executable = Executable(artifact, build_, generators=generators, terms=terms)
-    if not from_cache:
+    if not from_cache and not foreign:
         cache.put(key, entry)
     return Built(
         key,
@@ -131,21 +133,21 @@ def plan_graph(step: StepGraph, device: str, options: Options, clock: Clock) -> 
     """The stages up to the memory plan alone, for a joint graph that is cut in two before the rest;
     the halves go through all stages. Changes nothing."""
     cache = Cache(options.cache_dir)
-    step, _ = _extended(step, clock)
+    step, _ = _extended(step, options, clock)
     library = not build_for(device, options, cache).generates
     planned_step, _ = _graph_to_graph(step, Target(device, options, library=library), clock)
     return planned_step
 
 
-def _extended(step: StepGraph, clock: Clock) -> tuple[StepGraph, CompileLog]:
+def _extended(step: StepGraph, options: Options, clock: Clock) -> tuple[StepGraph, CompileLog]:
     """The step after what users registered, and what was heard of that."""
     heard = CompileLog()
-    if not extending():
+    if not extending(options):
         return step, heard
     clock = clock.heard_by(heard)
     heard.note_size("captured", step)
     with clock.stage("extend"):
-        step = extended(step, clock.watcher)
+        step = extended(step, options, clock.watcher)
     heard.note_size("extend", step)
     return step, heard
 

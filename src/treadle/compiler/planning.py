@@ -98,7 +98,7 @@ def plan(
         build_ = build_for(captured.device, target.options, cache)
         here = machine(torch.device(captured.device), switches(), build_.identity)
         target = replace(target, workspaces=Workspaces(cache, captured.device, here.identity))
-    step = settled(extended(captured.step), replace(target.options, memory=1.0))
+    step = settled(extended(captured.step, target.options), replace(target.options, memory=1.0))
     known = known_of(step)
     points = [
         Point(planned(each.step, target, known).plan.peak_bytes, 1e3 * each.seconds)

@@ -16,6 +16,7 @@ from treadle.graph.operators import OpOverload
 from treadle.graph.signature import StepGraph
 from treadle.options import Options, deciding
 from treadle.passes.memory.cost import flops_of
+from treadle.passes.registered import registered_late
 from treadle.runtime.build import Build, build
 from treadle.runtime.cache import Cache
 from treadle.runtime.machine import Machine, machine
@@ -94,6 +95,7 @@ class CompileRequest:
             "like": self.target.like,
             "kept": str(self.target.kept),
             "ceilings": json.dumps(to_words(self.target.hardware), sort_keys=True),
+            "passes": ", ".join(map(repr, registered_late())),
             "kernels": "PyTorch's" if self.target.library else "generated",
             **{name: text_of_value(value) for name, value in deciding(self.target.options).items()},
             **self.machine.facts,

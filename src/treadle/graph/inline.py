@@ -1,7 +1,7 @@
 """One call as a graph of its own, and such a graph in the place of the call."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from treadle.compat.operators import OpOverload
-from treadle.graph.arguments import given_of, map_nodes, without_generator
+from treadle.graph.arguments import Argument, map_argument, map_nodes, without_generator
 from treadle.graph.dynamic import sample_mode_of, sampled, symbols_of, twin_of
 from treadle.graph.node_info import forget, value_of
 from treadle.graph.values import inherit
@@ -23,18 +23,32 @@ def traced_call(
 ) -> fx.GraphModule:
     """``function`` with the arguments of ``node``, as a graph of the node's tensor operands.
     ``table``: operations to trace as others."""
-    operands = node.all_input_nodes
+    return traced_program(function, node.args, node.kwargs, node.all_input_nodes, table)
+
+
+def traced_program(
+    function: Callable[..., object],
+    args: tuple[Argument, ...],
+    kwargs: dict[str, Argument],
+    operands: Sequence[fx.Node],
+    table: Mapping[OpOverload, Callable[..., object]] | None = None,
+) -> fx.GraphModule:
+    """``function`` with these arguments, in which nodes stand for their values, as a graph of the
+    ``operands``, the nodes among them."""
     symbols = symbols_of([value_of(operand) for operand in operands])
 
-    def plain(leaf: object) -> object:
-        if symbols is not None and isinstance(leaf, Size):
-            return symbols.symint(leaf)
-        return without_generator(leaf)
-
     def run(*tensors: torch.Tensor) -> Any:
-        values = dict(zip(operands, tensors, strict=True))
-        args, kwargs = given_of(node, values.__getitem__, plain)
-        return function(*args, **kwargs)
+        values: dict[fx.Node, Any] = dict(zip(operands, tensors, strict=True))
+
+        def plain(leaf: Any) -> Any:
+            if isinstance(leaf, fx.Node):
+                return values[leaf]
+            if symbols is not None and isinstance(leaf, Size):
+                return symbols.symint(leaf)
+            return without_generator(leaf)
+
+        given = map_argument(plain, (args, kwargs))
+        return function(*given[0], **given[1])
 
     fakes = [value_of(operand) for operand in operands]
     if symbols is None:
@@ -74,4 +88,4 @@ def _read_instead(node: fx.Node, result: object) -> None:
     node.graph.erase_node(node)
 
 
-__all__ = ["put_in_place", "traced_call"]
+__all__ = ["put_in_place", "traced_call", "traced_program"]

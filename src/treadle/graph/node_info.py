@@ -36,7 +36,6 @@ class NodeInfo:
     whether the memory plan computes it a second time. ``asked_at``: for a condition, which place
     of the user's code asks it. ``draw``: which draw of random numbers it is; negative if none.
     ``lost``: whether it stands for what code outside of the graph leaves in a parameter.
-    ``shared``: in the pattern of a rule, whether others may read it.
     """
 
     phase: str = ""
@@ -50,7 +49,6 @@ class NodeInfo:
     asked_at: tuple[object, ...] | None = None
     draw: int = -1
     lost: bool = False
-    shared: bool = False
 
 
 _NOTHING = NodeInfo()

@@ -1,28 +1,48 @@
 """Local rewrites: what to find, when the rewrite is right, and what to put there."""
 
 import functools
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from functools import partial
+from typing import Any
 
 from torch import fx
 
-from treadle.compat.operators import schema_of
-from treadle.graph.alias import leaves_step
-from treadle.graph.node_info import info, value_of, with_info
-from treadle.graph.operators import OpOverload, arguments, is_random, operation_name
-from treadle.graph.passes import GraphPass
+from treadle.graph.joined_bytes import JoinedBytes
+from treadle.graph.matching import Match, NoMatch, attempts, only_match
+from treadle.graph.node_info import value_of
+from treadle.graph.passes import Contract, GraphPass
+from treadle.graph.pattern import (
+    Program,
+    Roots,
+    any_of,
+    anything,
+    constant,
+    list_of,
+    number,
+    returned_by,
+    roots_of,
+    shared,
+    users,
+)
+from treadle.graph.replacement import (
+    Bindings,
+    Builder,
+    Lowering,
+    Replacement,
+    built,
+    fitting,
+    lowering,
+    put_in,
+)
+from treadle.graph.rule_index import RuleIndex
 from treadle.graph.signature import StepGraph
-from treadle.graph.types import show_type, type_of_tensor
-from treadle.graph.values import inherit, refresh
-from treadle.util.errors import TreadleError, VerifyError, require
+from treadle.graph.torch_programs import Form, TorchProgram, TorchReplacement
+from treadle.graph.types import type_of_tensor
+from treadle.graph.values import refresh
+from treadle.util.errors import VerifyError
 
-Bindings = Mapping[str, Any]
-
-
-class NoMatch(TreadleError):
-    """Why a rule does not apply at a node."""
+_MOST_SWEEPS = 100
 
 
 def _always(**types: object) -> None:
@@ -35,38 +55,51 @@ class Rule:
 
     The three share their variables: two are ordinary programs over them, and ``check`` gets
     their types (constants as they are, lists of values as lists of types). No part of a rule
-    sees the graph. In a pattern, ``shared(x)`` lets ``x`` be used outside the match, and
-    ``any_of(op, ...)(x)`` stands for a call of any of the operations.
+    sees the graph; a replacement that no program can say is a ``lowering``. In a pattern,
+
+    - ``shared(x)`` lets ``x`` be used outside the match, ``users(x, 2)`` counts all its users;
+    - ``any_of(op, ...)(x)`` is a call of any of the operations;
+    - ``anything`` is an argument that is ignored, ``...`` are all those that follow;
+    - ``number(n)`` and ``constant(c)`` are no values of the graph, and may have a test;
+    - ``list_of(item, xs)`` is a list of any length.
+
+    A pattern that returns a tuple is found as a whole: the replacement returns as many values. All
+    must stand where the last of them may be computed, ahead of whoever reads the others.
     """
 
     name: str
-    pattern: Callable[..., Any] = field(repr=False)
-    replacement: Callable[..., Any] = field(repr=False)
+    pattern: Program | TorchProgram = field(repr=False)
+    replacement: Replacement = field(repr=False)
     check: Callable[..., None] = field(default=_always, repr=False)
 
+    @staticmethod
+    def from_functions(
+        name: str,
+        search: Callable[..., Any],
+        replace: Callable[..., Any] | Lowering,
+        examples: Sequence[Sequence[Any]],
+        check: Callable[..., None] = _always,
+        *,
+        shared: bool = False,
+    ) -> "Rule":
+        """A rule of ordinary functions of PyTorch's, which share the names of their parameters.
 
-@final
-@dataclass(frozen=True)
-class AnyOf:
-    """A call of one of ``targets``, in a pattern."""
+        ``examples``: arguments of ``search``, once for each form it is to be found in, such as
+        tensors of two dims and of three; only the operations count, their sizes do not matter.
+        What is found is compared with ``search`` for the types found there, constants and all, and
+        ``replace`` is traced for those. Numbers among the arguments are variables too: give some
+        that are no constants of ``search``. ``shared``: its inner values may be read elsewhere, as
+        a backward pass does; they then stay.
+        """
+        given = TorchProgram(search, tuple(map(tuple, examples)), shared)
+        put = replace if isinstance(replace, Lowering) else TorchReplacement(replace)
+        return Rule(name, given, put, check)
 
-    targets: tuple[Any, ...]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> fx.Proxy:
-        proxy = next(each for each in args if isinstance(each, fx.Proxy))
-        return proxy.tracer.create_proxy("call_function", self, args, kwargs, name="any_of")
-
-
-def any_of(*targets: object) -> AnyOf:
-    """In a pattern: a call of any of these operators."""
-    return AnyOf(targets)
-
-
-def shared(value: object) -> fx.Proxy:
-    """Mark a value of a pattern that may have readers outside the match; it then stays."""
-    assert isinstance(value, fx.Proxy), "shared() marks the result of an operation in a pattern"
-    with_info(value.node, shared=True)
-    return value
+    def patterns(self) -> tuple[Roots, ...]:
+        """What the rule looks for: one pattern, or one for each form of a function."""
+        if isinstance(self.pattern, TorchProgram):
+            return tuple(form.roots for form in self.pattern.forms)
+        return (roots_of(self.pattern),)
 
 
 @dataclass(frozen=True)
@@ -74,185 +107,171 @@ class Rewrite(GraphPass):
     """Apply the first rule that fits at each node, last node first, results included.
 
     Each rule must make progress: a rule that undoes another would run forever. Rules are
-    found by the operation they end in, so that cost grows with matches.
+    found by the operations around the node where they end, so that cost grows with matches: later
+    outputs come first, then rules in their order; other passes with rules run after this one.
+    What a replacement makes possible behind it is found by another walk.
+    Where a replacement would make an output share bytes with an input or another output, which it
+    did not before, nothing is replaced.
     """
+
+    contract = Contract()
 
     rules: tuple[Rule, ...]
 
     def run(self, step: StepGraph) -> int:
-        rules = _by_root(self.rules)
-        changed: list[fx.Node] = []
-        for node in reversed(step.graph.nodes):
-            result = _rewrite_at(node, rules.get(node.target, ()))
-            if result is not None:
-                changed.append(result)
-        refresh(step.graph, changed)
-        return len(changed)
+        total = 0
+        for _ in range(_MOST_SWEEPS):
+            sweep = Sweep(step.graph, self.rules)
+            for node in reversed(step.graph.nodes):
+                sweep.visit(node)
+            changes = sweep.finish()
+            total += changes
+            if not changes:
+                return total
+        raise VerifyError(f"{self} finds no end: one of its rules undoes what another does")
 
 
-def _by_root(rules: Sequence[Rule]) -> Mapping[Any, Sequence[Rule]]:
-    index: defaultdict[Any, list[Rule]] = defaultdict(list)
-    for rule in rules:
-        root = _result(rule.pattern)
-        require(isinstance(root, fx.Node), NoMatch, f"{rule.name} does not end in an operation")
-        for target in _targets(root):
-            index[target].append(rule)
-    return index
+class Sweep:
+    """One walk over a graph with rules: ``visit`` each node, then ``finish``."""
+
+    def __init__(self, graph: fx.Graph, rules: tuple[Rule, ...]) -> None:
+        self._graph = graph
+        self._index = _index_of(rules)
+        self._bytes: JoinedBytes | None = None
+        self._moved: list[fx.Node] = []
+        self._count = 0
+
+    def visit(self, node: fx.Node) -> bool:
+        """Apply the first rule that fits where it ends in ``node``; whether one did."""
+        if node.op != "call_function":
+            return False
+        for rule in self._index.at(node):
+            try:
+                self.apply(rule, node)
+            except NoMatch:
+                continue
+            return True
+        return False
+
+    def apply(self, rule: Rule, node: fx.Node) -> None:
+        """Apply a rule where it ends in ``node``; raises ``NoMatch``."""
+        match = _find(rule, node)
+        if self._bytes is None:  # before anything is replaced
+            self._bytes = JoinedBytes(self._graph)
+        replaced = built(rule.name, rule.replacement, match, self._bytes)
+        self._moved += [new for old, new in replaced if self._bytes.join(old, new)]
+        put_in(replaced)
+        self._count += 1
+
+    def refusal(self, node: fx.Node) -> str | None:
+        """What is in the way of the first rule at ``node``; ``None`` if none ends in such."""
+        for rule in self._index.at(node):
+            try:
+                self.apply(rule, node)
+            except NoMatch as miss:
+                return miss.message
+            return "applies"
+        return None
+
+    def finish(self) -> int:
+        """The number of replacements; values of their readers are up to date."""
+        refresh(self._graph, self._moved)
+        return self._count
+
+
+@functools.lru_cache(maxsize=64)
+def _index_of(rules: tuple[Rule, ...]) -> RuleIndex[Rule]:
+    return RuleIndex([(rule, rule.patterns()) for rule in rules])
 
 
 def explain(rule: Rule, node: fx.Node) -> str:
-    """Why ``rule`` does or does not apply at ``node``, in words."""
+    """Why ``rule`` does or does not apply at ``node``, in words. Where it matches it is tried on a
+    copy of the graph, so what is built and what it would share bytes with count too."""
     try:
-        find(rule, node)
-    except NoMatch as miss:
+        _find(rule, node)
+        copy, twins = copied(node.graph)
+        Sweep(copy, (rule,)).apply(rule, twins[node])
+    except (NoMatch, VerifyError) as miss:
         return miss.message
     return "applies"
 
 
+def explain_all(rule: Rule, step: StepGraph) -> dict[str, str]:
+    """``explain`` of every node with an operation that the pattern of ``rule`` ends in, by name."""
+    calls = [call for roots in rule.patterns() for call in roots.calls]
+    targets = {target for call in calls for target in call.arguments}
+    asked = [node for node in step.graph.nodes if node.target in targets]
+    return {node.name: explain(rule, node) for node in asked}
+
+
+def copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """The graph once more over the same values, and which node became which."""
+    twins: dict[fx.Node, fx.Node] = {}
+    copy = fx.Graph(owning_module=graph.owning_module)
+    copy.output(copy.graph_copy(graph, twins))
+    return copy, twins
+
+
 def find(rule: Rule, node: fx.Node) -> Bindings:
     """The variables of ``rule`` when its pattern ends at ``node``; raises ``NoMatch``."""
-    match = _Match(node)
-    match.unify(_result(rule.pattern), node)
-    rule.check(**{name: _known(value) for name, value in match.bindings.items()})
-    _require_no_new_alias(rule, node)
+    match = _find(rule, node)
+    if not isinstance(rule.replacement, Lowering | TorchReplacement):
+        result = returned_by(rule.replacement)
+        if isinstance(result, fx.Node) and result.op == "placeholder":
+            kept = fitting(rule.name, node, match.bindings[str(result.target)], made=False)
+            JoinedBytes(node.graph).require_no_new([(node, kept)])
     return match.bindings
 
 
-def _require_no_new_alias(rule: Rule, node: fx.Node) -> None:
-    """A replacement that is one of its variables may join bytes that the caller can see."""
-    result = _result(rule.replacement)
-    joins = isinstance(result, fx.Node) and result.op == "placeholder"
-    words = f"{node} is returned and would share the bytes of {result}"
-    require(not (joins and leaves_step(node)), NoMatch, words)
+def _find(rule: Rule, node: fx.Node) -> Match:
+    """The first way to lay a pattern of the rule that its check agrees to."""
+    if isinstance(rule.pattern, TorchProgram):
+        return _find_form(rule, rule.pattern, node)
+    roots = roots_of(rule.pattern)
+    if len(roots.calls) == 1:
+        return _checked(rule, only_match(roots, node))
+    return _first(roots, node, partial(_checked, rule))
 
 
-def _rewrite_at(node: fx.Node, rules: Sequence[Rule]) -> fx.Node | None:
-    for rule in rules:
+def _find_form(rule: Rule, program: TorchProgram, node: fx.Node) -> Match:
+    """The first of the forms that is there; of the refusals one of a form that was, if any."""
+    misses: list[NoMatch] = []
+    close: list[NoMatch] = []
+    for form in program.forms:
+
+        def confirmed(match: Match, form: Form = form) -> Match:
+            try:
+                program.confirm(form, match)
+                return _checked(rule, match)
+            except NoMatch as refused:
+                close.append(refused)
+                raise
+
         try:
-            bindings = find(rule, node)
-        except NoMatch:
+            return _first(form.roots, node, confirmed)
+        except NoMatch as refused:
+            misses.append(refused)
+    raise next(iter(close + misses), NoMatch(f"{rule.name} has no examples"))
+
+
+def _first(roots: Roots, node: fx.Node, confirmed: Callable[[Match], Match]) -> Match:
+    """The first way to lay a pattern with which ``confirmed`` finds nothing wrong."""
+    miss = NoMatch(f"{node} is not {' or '.join(map(str, roots.calls))}")
+    for attempt in attempts(roots, node):
+        if isinstance(attempt, NoMatch):
+            miss = attempt
             continue
-        return _replace(node, rule, bindings)
-    return None
+        try:
+            return confirmed(attempt)
+        except NoMatch as refused:
+            miss = refused
+    raise miss
 
 
-def _replace(node: fx.Node, rule: Rule, bindings: Bindings) -> fx.Node:
-    graph, program = node.graph, _traced(rule.replacement)
-    inputs = {
-        variable: bindings[variable.name] for variable in program.find_nodes(op="placeholder")
-    }
-    last = node.prev
-    with graph.inserting_before(node):
-        result = graph.graph_copy(program, inputs)
-    assert isinstance(result, fx.Node), f"{rule.name} does not end in a value"
-    while last.next is not node:
-        last = last.next
-        inherit(last, node)
-    new, old = value_of(result), value_of(node)
-    if (new.dtype, new.shape, new.device) != (old.dtype, old.shape, old.device):
-        raise VerifyError(f"{rule.name} turned {show_type(old)} into {show_type(new)} at {node}")
-    node.replace_all_uses_with(result)
-    _erase_dead(node)
-    return result
-
-
-def _erase_dead(root: fx.Node) -> None:
-    """Erase ``root`` and the operands that only it kept; random operations stay."""
-    worklist = [root]
-    while worklist:
-        node = worklist.pop()
-        if node.users or node.op != "call_function" or (node is not root and is_random(node)):
-            continue
-        operands = node.all_input_nodes
-        node.graph.erase_node(node)
-        worklist += operands
-
-
-class _Match:
-    """One attempt to lay a pattern over the graph: variables, and nodes already laid."""
-
-    def __init__(self, root: fx.Node) -> None:
-        self.bindings: dict[str, Any] = {}
-        self._root = root
-        self._laid: dict[fx.Node, fx.Node] = {}
-
-    def unify(self, pattern: Any, value: Any) -> None:
-        match pattern:
-            case fx.Node(op="placeholder"):
-                bound = self.bindings.setdefault(pattern.name, value)
-                same = bound is value or (not isinstance(bound, fx.Node) and bound == value)
-                require(same, NoMatch, f"{pattern.name} is both {bound} and {value}")
-            case fx.Node():
-                self._unify_call(pattern, value)
-            case list() | tuple():
-                fits = isinstance(value, list | tuple) and len(value) == len(pattern)
-                require(fits, NoMatch, f"expected {len(pattern)} values, found {value}")
-                for inner, operand in zip(pattern, value, strict=True):
-                    self.unify(inner, operand)
-            case _:
-                same = type(pattern) is type(value) and pattern == value
-                require(same, NoMatch, f"expected {pattern}, found {value}")
-
-    def _unify_call(self, pattern: fx.Node, value: Any) -> None:
-        if pattern in self._laid:
-            same = self._laid[pattern] is value
-            require(same, NoMatch, f"{value} and {self._laid[pattern]} are not one value")
-            return
-        wanted = _targets(pattern)
-        words = " or ".join(map(operation_name, wanted))
-        require(
-            isinstance(value, fx.Node) and value.target in wanted,
-            NoMatch,
-            f"{value} is not {words}",
-        )
-        self._check_inside(pattern, value)
-        self._laid[pattern] = value
-        given, expected = arguments(value), _arguments_as(pattern, value.target)
-        for name, inner in expected.items():
-            self._unify_argument(name, inner, given.get(name), value)
-
-    def _unify_argument(self, name: str, inner: object, operand: object, value: fx.Node) -> None:
-        if isinstance(inner, fx.Node | list | tuple):
-            self.unify(inner, operand)
-            return
-        same = type(inner) is type(operand) and inner == operand
-        require(same, NoMatch, f"{value} has {name}={operand}, not {inner}")
-
-    def _check_inside(self, pattern: fx.Node, value: fx.Node) -> None:
-        require(not is_random(value), NoMatch, f"{value} draws random numbers")
-        if value is self._root:
-            return
-        region, root = info(value).region, info(self._root).region
-        require(region == root, NoMatch, f"{value} is in region {region}, not {root}")
-        readers = len(pattern.users)
-        lone = len(value.users) <= readers or info(pattern).shared
-        require(lone, NoMatch, f"{value} is used outside the match")
-
-
-def _arguments_as(pattern: fx.Node, target: object) -> dict[str, Any]:
-    """The pattern's arguments by the names of ``target``'s schema, which it may stand for."""
-    if pattern.target is target or not isinstance(target, OpOverload):
-        return arguments(pattern)
-    names = [each.name for each in schema_of(target).arguments]
-    return dict(zip(names, pattern.args, strict=False)) | dict(pattern.kwargs)
-
-
-def _targets(pattern: fx.Node) -> tuple[Any, ...]:
-    return pattern.target.targets if isinstance(pattern.target, AnyOf) else (pattern.target,)
-
-
-def _result(program: Callable[..., object]) -> Any:
-    (output,) = _traced(program).find_nodes(op="output")
-    return output.args[0]
-
-
-@functools.cache
-def _traced(program: Callable[..., object]) -> fx.Graph:
-    """The program as a graph, made once and only read. Every call in it takes a variable."""
-    graph = fx.Tracer().trace(program)
-    constants = any(node.op == "get_attr" for node in graph.nodes)
-    require(not constants, VerifyError, f"{program} makes a tensor from no variable")
-    return graph
+def _checked(rule: Rule, match: Match) -> Match:
+    if rule.check is not _always:
+        rule.check(**{name: _known(value) for name, value in match.bindings.items()})
+    return match
 
 
 def _known(value: object) -> Any:
@@ -264,3 +283,23 @@ def _known(value: object) -> Any:
             return [_known(each) for each in value]
         case _:
             return value
+
+
+__all__ = [
+    "Builder",
+    "Lowering",
+    "NoMatch",
+    "Rewrite",
+    "Rule",
+    "any_of",
+    "anything",
+    "constant",
+    "explain",
+    "explain_all",
+    "find",
+    "list_of",
+    "lowering",
+    "number",
+    "shared",
+    "users",
+]

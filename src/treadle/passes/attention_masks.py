@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import fx
 
 from treadle.graph.node_info import info
 from treadle.graph.operators import arguments, is_item, operation_name, set_argument
-from treadle.graph.passes import GraphPass
+from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import is_tensor
@@ -57,6 +57,8 @@ class ProveAttentionMasks(GraphPass):
     same bits. On GPUs the kernel rounds in another place, so there nothing changes where rounding
     is to be ``eager``'s.
     """
+
+    contract: ClassVar[Contract] = Contract()
 
     eager: bool = False
 

@@ -13,8 +13,9 @@ from torch import fx
 from treadle.graph.arguments import map_nodes
 from treadle.graph.node_info import info, with_info
 from treadle.graph.operators import arguments
-from treadle.graph.passes import GraphPass
+from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.signature import StepGraph
+from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.memory.rematerialise import rematerialise
 
 
@@ -32,6 +33,8 @@ class SettleCheckpoints(GraphPass):
 
     What is computed again keeps its ``region``; what is kept has ``must_save``.
     """
+
+    contract = Contract()
 
     budgeted: bool = False
 
@@ -91,6 +94,8 @@ class RecomputeMarked(GraphPass):
     A value that another region or the rest of the forward pass reads is kept, as the input of
     what reads it, whatever its mark. ``budgeted``: only what must be, the planner decides the rest.
     """
+
+    contract = Contract(after=(SettleCheckpoints, RemoveCommonSubexpressions))  # it merges them
 
     budgeted: bool = False
 

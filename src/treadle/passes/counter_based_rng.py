@@ -10,10 +10,11 @@ from torch import fx
 from treadle.graph.draws import ZeroOneDraw, zero_one_draw
 from treadle.graph.masks import counted_mask
 from treadle.graph.node_info import tensor_of
-from treadle.graph.passes import GraphPass
+from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import inherit
+from treadle.passes.memory_order import DrawInMemoryOrder
 from treadle.util.extents import sample_of
 
 aten = torch.ops.aten
@@ -30,6 +31,8 @@ class UseCounterBasedRng(GraphPass):
     A draw and a step have a key of their own, from PyTorch's generator: the same seed gives the
     same masks, which are not eager's.
     """
+
+    contract = Contract(after=(DrawInMemoryOrder,))  # which tells draws by what they draw from
 
     def run(self, step: StepGraph) -> int:
         draws = [node for node in step.graph.nodes if _is_replaced(node)]

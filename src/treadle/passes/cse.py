@@ -8,7 +8,7 @@ from torch import fx
 from treadle.graph.alias import Aliases, analyse
 from treadle.graph.node_info import info
 from treadle.graph.operators import arguments, may_recompute
-from treadle.graph.passes import GraphPass
+from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.values import gather_results, refresh
 from treadle.util.nested import map_leaves
@@ -26,6 +26,8 @@ class RemoveCommonSubexpressions(GraphPass):
     Two results that the caller gets as separate tensors stay separate tensors. A result that
     only the second of two equal operations had read becomes one of the first.
     """
+
+    contract = Contract()
 
     def run(self, step: StepGraph) -> int:
         first: dict[Hashable, fx.Node] = {}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from treadle.graph.operators import may_drop
-from treadle.graph.passes import GraphPass
+from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.signature import StepGraph
 
 
@@ -17,6 +17,8 @@ class RemoveDeadCode(GraphPass):
     ``keep_random`` keeps unread random operations: eager would have advanced the generator,
     and the numbers drawn after them depend on it. Inputs stay; so do operations with effects.
     """
+
+    contract = Contract()
 
     keep_random: bool = True
 

@@ -10,7 +10,7 @@ from torch import fx
 from treadle.compat.draw_operators import BERNOULLI
 from treadle.graph.dynamic import layout_of
 from treadle.graph.node_info import value_of
-from treadle.graph.passes import GraphPass
+from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import inherit
@@ -30,6 +30,8 @@ class ExpandDropout(GraphPass):
     it has a stream of its own. ``everywhere``: on GPUs as well. A probability of 0 or 1 is left
     alone.
     """
+
+    contract = Contract()
 
     everywhere: bool = False
 

@@ -9,7 +9,7 @@ from torch import fx
 from treadle.compat.draw_operators import BERNOULLI, FUNCTIONAL
 from treadle.graph.node_info import tensor_of, value_of
 from treadle.graph.operators import OpOverload, arguments
-from treadle.graph.passes import GraphPass
+from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import same_types
 from treadle.graph.values import inherit, refresh
@@ -33,6 +33,8 @@ class DrawInMemoryOrder(GraphPass):
     that nobody wrote to is what tells it from ``torch.bernoulli(t, 0.9)``, which gives a contiguous
     tensor; the other functional forms are PyTorch's own.
     """
+
+    contract = Contract()
 
     def run(self, step: StepGraph) -> int:
         found = [node for node in step.graph.nodes if _is_misplaced(node)]

@@ -1,26 +1,19 @@
 """Remove operations that return what they were given."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from treadle.graph.alias import Aliases, analyse
-from treadle.graph.operators import arguments
-from treadle.graph.passes import GraphPass
-from treadle.graph.rewrite import NoMatch
+from treadle.graph.passes import Contract, GraphPass
+from treadle.graph.rewrite import NoMatch, Rule, Sweep, any_of, anything, copied, number
 from treadle.graph.signature import StepGraph
-from treadle.graph.types import is_tensor, type_of
-from treadle.graph.values import refresh
+from treadle.graph.types import TensorType
 from treadle.util.errors import require
 
 aten = torch.ops.aten
-Arguments = dict[str, Any]
-Finder = Callable[[Arguments], object]
-"""The operand that the result equals; ``NoMatch`` if there is none."""
 
 
 @dataclass(frozen=True)
@@ -31,264 +24,137 @@ class RemoveNoOps(GraphPass):
     after:   c = relu(x)
 
     Size, stride, dtype and device must agree. No output becomes an input, and no two outputs,
-    nor an output and an input, share bytes afterwards that did not share them before.
+    nor an output and an input, share bytes afterwards that did not share them before: where only
+    one of two may go, it is the first.
     """
 
+    contract = Contract()
+
     def run(self, step: StepGraph) -> int:
-        decisions = _Decisions(step)
+        sweep = Sweep(step.graph, NO_OPS)
         for node in step.graph.nodes:
-            decisions.consider(node)
-        for node, kept in decisions.same.items():
-            node.replace_all_uses_with(kept)
-        for node in reversed(decisions.same):
-            step.graph.erase_node(node)
-        refresh(step.graph, decisions.moved)
-        return len(decisions.same)
+            sweep.visit(node)
+        return sweep.finish()
 
 
 def explain(step: StepGraph, node: fx.Node) -> str:
     """Why ``node`` does or does not go, in words."""
-    decisions = _Decisions(step)
+    graph, twins = copied(step.graph)
+    sweep = Sweep(graph, NO_OPS)
     for each in step.graph.nodes:
         if each is node:
             break
-        decisions.consider(each)
-    try:
-        decisions.decide(node)
-    except NoMatch as miss:
-        return miss.message
-    return "goes"
+        sweep.visit(twins[each])
+    words = sweep.refusal(twins[node])
+    return f"{node} does work" if words is None else "goes" if words == "applies" else words
 
 
-class _Decisions:
-    """What equals what, so far, and which storages the replacements will have joined."""
-
-    def __init__(self, step: StepGraph) -> None:
-        self.same: dict[fx.Node, fx.Node] = {}
-        self.moved: list[fx.Node] = []  # those that stand for a value of other storage
-        self._aliases: Aliases = analyse(step)
-        self._returned = {node for node in step.returned if node is not None}
-        self._held = {root for each in self._returned for root in self._aliases.of[each]}
-        self._fixed = set(self._aliases.fixed)
-        self._joined: dict[int, int] = {}
-
-    def consider(self, node: fx.Node) -> None:
-        try:
-            kept = self.decide(node)
-        except NoMatch:
-            return
-        self.same[node] = kept
-        self._join(node, kept)
-
-    def decide(self, node: fx.Node) -> fx.Node:
-        """The value that ``node`` equals and may become; raises ``NoMatch``."""
-        finder = _FINDERS.get(node.target)
-        require(node.op == "call_function" and finder is not None, NoMatch, f"{node} does work")
-        assert finder is not None
-        operand = finder(arguments(node))
-        require(is_tensor(operand), NoMatch, f"{operand} is not a tensor")
-        assert isinstance(operand, fx.Node)
-        new, old = type_of(operand), type_of(node)
-        require(new == old, NoMatch, f"{node} changes {new} to {old}, or its strides or device")
-        kept = self.same.get(operand, operand)
-        self._require_no_new_alias(node, kept)
-        return kept
-
-    def _require_no_new_alias(self, node: fx.Node, kept: fx.Node) -> None:
-        if node in self._returned:
-            require(kept.op == "call_function", NoMatch, f"{node} is an output, {kept} an input")
-            require(kept not in self._returned, NoMatch, f"{node} and {kept} are both outputs")
-        if self._roots(node) == self._roots(kept) or not self._roots(node) & self._held:
-            return
-        message = f"{node} is returned and would share the bytes of {kept}, which is"
-        require(not self._roots(kept) & self._fixed, NoMatch, f"{message} an input")
-        require(not self._roots(kept) & self._held, NoMatch, f"{message} returned too")
-
-    def _roots(self, node: fx.Node) -> frozenset[int]:
-        return frozenset(self._find(each) for each in self._aliases.of[node])
-
-    def _find(self, storage: int) -> int:
-        while storage in self._joined:
-            storage = self._joined[storage]
-        return storage
-
-    def _join(self, node: fx.Node, kept: fx.Node) -> None:
-        """``kept`` stands for ``node`` from now on: what is said of one is said of both."""
-        if node in self._returned:
-            self._returned.remove(node)
-            self._returned.add(kept)
-        (left,), (right,) = self._roots(node), self._roots(kept)
-        if left == right:
-            return
-        self._joined[left] = right
-        self.moved.append(kept)
-        for roots in (self._held, self._fixed):
-            if left in roots:
-                roots.add(right)
+def _equals(name: str, pattern: Any, check: Any = None) -> Rule:
+    """Calls like ``pattern`` equal ``x``, where ``x`` is of their type."""
+    return Rule(name, pattern, lambda x: x, check) if check else Rule(name, pattern, lambda x: x)
 
 
-_FINDERS: dict[object, Finder] = {}
-
-
-def _equals(*targets: object) -> Callable[[Finder], Finder]:
-    """Register what calls of ``targets`` equal, given that the type does not change."""
-
-    def register(finder: Finder) -> Finder:
-        for target in targets:
-            assert target not in _FINDERS, f"{target} is registered twice"
-            _FINDERS[target] = finder
-        return finder
-
-    return register
-
-
-@_equals(
-    aten.alias.default,
-    aten.detach.default,
-    aten.clone.default,
-    aten.lift_fresh_copy.default,
-    aten._to_copy.default,
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.expand.default,
-    aten.repeat.default,
-    aten.slice.Tensor,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.permute.default,
-    aten.transpose.int,
-    aten.t.default,
-    torch.ops.prims.convert_element_type.default,
-)
-def _operand(given: Arguments) -> object:
+def _is_view(x: Any) -> Any:
     """Views and copies of the whole: an equal type says that nothing was left out or moved."""
-    return given.get("self", given.get("a"))
+    return any_of(
+        aten.alias.default,
+        aten.detach.default,
+        aten.clone.default,
+        aten.lift_fresh_copy.default,
+        aten._to_copy.default,
+        aten.view.default,
+        aten.view.dtype,
+        aten._unsafe_view.default,
+        aten.reshape.default,
+        aten.expand.default,
+        aten.repeat.default,
+        aten.slice.Tensor,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.permute.default,
+        aten.transpose.int,
+        aten.t.default,
+        torch.ops.prims.convert_element_type.default,
+    )(x, ...)
 
 
-@_equals(aten.view.dtype)
-def _same_bits(given: Arguments) -> object:
-    return given["self"]
+def _written_over(x: Any) -> Any:
+    """All of a value replaced: the source has the size of the whole only then."""
+    return any_of(aten.slice_scatter.default, aten.copy.default)(anything, x, ...)
 
 
-@_equals(aten.slice_scatter.default)
-def _source(given: Arguments) -> object:
-    """``x`` with all of it replaced: the source has the size of ``x`` only then."""
-    return given["src"]
+def _pads_nothing(x: Any, pad: Any) -> None:
+    require(not any(pad), NoMatch, f"pads by {list(pad)}")
 
 
-@_equals(aten.copy.default)
-def _copied(given: Arguments) -> object:
-    return given["src"]
+def _rounds_whole(x: TensorType) -> None:
+    require(_is_whole(x), NoMatch, f"rounds {x.dtype}")
 
 
-@_equals(aten.constant_pad_nd.default)
-def _unpadded(given: Arguments) -> object:
-    pads = list(given["pad"])
-    require(not any(pads), NoMatch, f"pads by {pads}")
-    return given["self"]
+def _is_first(x: TensorType, exponent: object) -> None:
+    require(exponent == 1, NoMatch, f"power of {exponent}")
+    _require_real(x)
 
 
-@_equals(aten.cat.default)
-def _only(given: Arguments) -> object:
-    count = len(given["tensors"])
-    require(count == 1, NoMatch, f"joins {count} values")
-    return given["tensors"][0]
+def _is_one(x: Any, one: complex) -> None:
+    require(one == 1, NoMatch, f"{one} is not 1")
+    _require_tensor(x)
+    _require_real(x)
 
 
-@_equals(aten.round.default, aten.floor.default, aten.ceil.default, aten.trunc.default)
-def _whole(given: Arguments) -> object:
-    dtype = type_of(given["self"]).dtype
-    require(not dtype.is_floating_point and not dtype.is_complex, NoMatch, f"rounds {dtype}")
-    return given["self"]
-
-
-@_equals(aten.pow.Tensor_Scalar)
-def _first_power(given: Arguments) -> object:
-    require(given["exponent"] == 1, NoMatch, f"power of {given['exponent']}")
-    _require_real(given["self"])
-    return given["self"]
-
-
-@_equals(aten.mul.Tensor, aten.mul.Scalar)
-def _times_one(given: Arguments) -> object:
-    for value, other in ((given["other"], given["self"]), (given["self"], given["other"])):
-        if _number(other) == 1 and is_tensor(value):
-            _require_real(value)
-            return value
-    raise NoMatch(f"{given['other']} is not 1")
-
-
-@_equals(aten.div.Tensor, aten.div.Scalar)
-def _over_one(given: Arguments) -> object:
-    require(_number(given["other"]) == 1, NoMatch, f"{given['other']} is not 1")
-    require(is_tensor(given["self"]), NoMatch, f"{given['self']} is a number")
-    _require_real(given["self"])
-    return given["self"]
-
-
-@_equals(aten.sub.Tensor, aten.sub.Scalar)
-def _minus_zero(given: Arguments) -> object:
+def _takes_zero(x: Any, zero: complex, alpha: object) -> None:
     """``x - 0.0`` is ``x``; ``x - (-0.0)`` turns ``-0.0`` into ``0.0``."""
-    require(given["alpha"] == 1, NoMatch, f"alpha is {given['alpha']}")
-    zero = _number(given["other"])
-    require(zero == 0, NoMatch, f"{given['other']} is not 0")
-    require(is_tensor(given["self"]), NoMatch, f"{given['self']} is a number")
-    exact = _is_whole(given["self"]) or not _is_negative(zero)
+    require(alpha == 1, NoMatch, f"alpha is {alpha}")
+    require(zero == 0, NoMatch, f"{zero} is not 0")
+    _require_tensor(x)
+    exact = _is_whole(x) or not _is_negative(zero)
     require(exact, NoMatch, "-0.0 - (-0.0) is 0.0")
-    return given["self"]
 
 
-@_equals(aten.add.Tensor, aten.add.Scalar)
-def _plus_zero(given: Arguments) -> object:
+def _adds_zero(x: Any, zero: complex, alpha: object) -> None:
     """``x + (-0.0)`` is ``x``; ``x + 0.0`` turns ``-0.0`` into ``0.0``."""
-    require(given["alpha"] == 1, NoMatch, f"alpha is {given['alpha']}")
-    left, right = given["self"], given["other"]
-    for value, other in ((left, right), (right, left)):
-        zero = _number(other)
-        if zero == 0 and is_tensor(value):
-            exact = _is_whole(value) or _is_negative(zero)
-            require(exact, NoMatch, "-0.0 + 0.0 is 0.0")
-            return value
-    raise NoMatch(f"neither {left} nor {right} is 0")
+    require(alpha == 1, NoMatch, f"alpha is {alpha}")
+    require(zero == 0, NoMatch, f"{zero} is not 0")
+    _require_tensor(x)
+    require(_is_whole(x) or _is_negative(zero), NoMatch, "-0.0 + 0.0 is 0.0")
 
 
-def _require_real(node: fx.Node) -> None:
+_ADD = any_of(aten.add.Tensor, aten.add.Scalar)
+_SUB = any_of(aten.sub.Tensor, aten.sub.Scalar)
+_MUL = any_of(aten.mul.Tensor, aten.mul.Scalar)
+_DIV = any_of(aten.div.Tensor, aten.div.Scalar)
+_ROUND = any_of(aten.round.default, aten.floor.default, aten.ceil.default, aten.trunc.default)
+
+NO_OPS = (
+    _equals("view-of-all", _is_view),
+    _equals("written-over", _written_over),
+    _equals("no-padding", lambda x, pad: aten.constant_pad_nd.default(x, pad, ...), _pads_nothing),
+    _equals("cat-of-one", lambda x: aten.cat.default([x], ...)),
+    _equals("rounded-whole", lambda x: _ROUND(x), _rounds_whole),
+    _equals("first-power", lambda x, exponent: aten.pow.Tensor_Scalar(x, exponent), _is_first),
+    _equals("times-one", lambda x, one: _MUL(x, number(one)), _is_one),
+    _equals("one-times", lambda x, one: _MUL(number(one), x), _is_one),
+    _equals("over-one", lambda x, one: _DIV(x, number(one)), _is_one),
+    _equals("minus-zero", lambda x, zero, alpha: _SUB(x, number(zero), alpha=alpha), _takes_zero),
+    _equals("plus-zero", lambda x, zero, alpha: _ADD(x, number(zero), alpha=alpha), _adds_zero),
+    _equals("zero-plus", lambda x, zero, alpha: _ADD(number(zero), x, alpha=alpha), _adds_zero),
+)
+"""What is no work, and the conditions for it besides an equal type."""
+
+
+def _require_tensor(x: object) -> None:
+    require(isinstance(x, TensorType), NoMatch, f"{x} is a number")
+
+
+def _require_real(x: TensorType) -> None:
     """Complex infinities do not survive a product with ``1 + 0j``."""
-    require(not type_of(node).dtype.is_complex, NoMatch, f"{node} is complex")
+    require(not x.dtype.is_complex, NoMatch, f"{x} is complex")
 
 
-def _is_whole(node: fx.Node) -> bool:
-    dtype = type_of(node).dtype
-    return not dtype.is_floating_point and not dtype.is_complex
+def _is_whole(x: TensorType) -> bool:
+    return not x.dtype.is_floating_point and not x.dtype.is_complex
 
 
-def _is_negative(zero: complex | None) -> bool:
+def _is_negative(zero: complex) -> bool:
     return isinstance(zero, float) and math.copysign(1.0, zero) < 0
-
-
-def _number(value: object) -> complex | None:
-    """The number that ``value`` is everywhere: a constant, or a tensor filled with one."""
-    if isinstance(value, int | float | complex):
-        return value
-    if not isinstance(value, fx.Node) or not is_tensor(value):
-        return None
-    match value.target:
-        case aten.full.default | aten.full_like.default:
-            return _stored(arguments(value)["fill_value"], type_of(value).dtype)
-        case aten.ones.default | aten.ones_like.default:
-            return _stored(1, type_of(value).dtype)
-        case aten.zeros.default | aten.zeros_like.default:
-            return _stored(0, type_of(value).dtype)
-        case aten.scalar_tensor.default:
-            return _stored(arguments(value)["s"], type_of(value).dtype)
-        case aten.expand.default | aten.view.default:
-            return _number(value.args[0])
-        case _:
-            return None
-
-
-def _stored(number: complex, dtype: torch.dtype) -> complex:
-    """``number`` as an element of ``dtype``: 1.0000000001 is 1 in f32."""
-    return torch.tensor(number, dtype=dtype).item()

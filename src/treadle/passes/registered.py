@@ -9,32 +9,48 @@ from torch import fx
 from treadle.graph.inline import put_in_place, traced_call
 from treadle.graph.node_info import info, value_of
 from treadle.graph.operators import OpOverload, is_mutable, is_random
-from treadle.graph.passes import GraphPass
+from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import show_type, tensors_in
 from treadle.util.errors import LoweringError
 
 Meaning = Callable[..., Any]
 
-_passes: list[GraphPass] = []
+STAGES = ("extend", "clean", "plan memory")
+"""The stages at whose end users' passes may run."""
+
+_passes: list[tuple[str, GraphPass]] = []
 _meanings: dict[OpOverload, Meaning] = {}
 
 
-def register_pass(each: GraphPass) -> None:
-    """Run ``each`` on every step that is compiled or planned from now on, after PyTorch's no-ops
-    and repetitions are gone and before memory is planned.
+def register_pass(each: GraphPass, *, stage: str = "extend") -> None:
+    """Run ``each`` on every step that is compiled or planned from now on, at the end of ``stage``:
 
-    Passes run in the order of their registration. The graph is verified after each. A second run
-    must find nothing to do. ``LoweringError`` TR-307 for what is no pass, or is registered.
+    - ``extend``: on what was captured, once no-ops, repetitions and dead code are gone; before
+      the cache is asked;
+    - ``clean``: after the cleaning of treadle's own, before memory is planned;
+    - ``plan memory``: on every plan before it is judged, and so on the graph that is lowered.
+
+    Passes of a stage run in the order of their registration. The graph is verified after each. A
+    second run must find nothing to do, and equal graphs must become equal graphs. What is compiled
+    while a pass is registered at one of the later stages is neither taken from the cache nor kept
+    there, as nothing could tell whether the code of the pass is what it was.
+    ``LoweringError`` TR-307 for what is no pass or no stage, or is registered there.
     """
     given: Any = each  # users' code is not always typed
-    if not isinstance(given, GraphPass) or each in _passes:
+    if stage not in STAGES:
+        raise LoweringError(
+            f"there is no stage {stage!r} for passes",
+            code="TR-307",
+            remedy=f"one of {', '.join(STAGES)}",
+        )
+    if not isinstance(given, GraphPass) or (stage, each) in _passes:
         raise LoweringError(
             f"{each!r} is no GraphPass, or is registered already",
             code="TR-307",
             remedy="register an instance of a subclass of treadle.GraphPass, once",
         )
-    _passes.append(each)
+    _passes.append((stage, each))
 
 
 def register_lowering(op: OpOverload, meaning: Meaning) -> None:
@@ -54,10 +70,15 @@ def register_lowering(op: OpOverload, meaning: Meaning) -> None:
     _meanings[op] = meaning
 
 
-def registered() -> tuple[GraphPass, ...]:
-    """The passes for what is registered now; none if nothing is."""
-    expansion = (ExpandRegistered(),) if _meanings else ()
-    return (*expansion, *_passes)
+def registered(stage: str) -> tuple[GraphPass, ...]:
+    """The passes for what is registered now and runs at a stage; none if nothing is."""
+    expansion = (ExpandRegistered(),) if _meanings and stage == "extend" else ()
+    return (*expansion, *(each for where, each in _passes if where == stage))
+
+
+def registered_late() -> tuple[GraphPass, ...]:
+    """Users' passes that run after the cache has been asked: what they make is not kept there."""
+    return tuple(each for where, each in _passes if where != "extend")
 
 
 @dataclass(frozen=True)
@@ -67,6 +88,8 @@ class ExpandRegistered(GraphPass):
     before:  y = mine.scale(x, 2.0)
     after:   y = mul(x, 2.0)              register_lowering(torch.ops.mine.scale.default, ...)
     """
+
+    contract = Contract()
 
     def run(self, step: StepGraph) -> int:
         found = [node for node in step.graph.nodes if node.target in _meanings]
@@ -124,4 +147,10 @@ def _unfit(node: fx.Node, words: str) -> LoweringError:
     )
 
 
-__all__ = ["ExpandRegistered", "register_lowering", "register_pass", "registered"]
+__all__ = [
+    "ExpandRegistered",
+    "register_lowering",
+    "register_pass",
+    "registered",
+    "registered_late",
+]

@@ -52,9 +52,8 @@ class NumbersPrinter(Watcher):
         self._check: CheckNumbers | None = None
 
     def starts(self, step: StepGraph) -> None:
-        foreign = next((node for node in step.graph.nodes if not is_harmless(node)), None)
-        if foreign is not None:
-            self._say(f"treadle: numbers are not compared: the step calls {foreign.target}")
+        self._check = None
+        if self._is_foreign(step):
             return
         try:
             self._check = CheckNumbers(made_up_inputs(step))
@@ -63,7 +62,7 @@ class NumbersPrinter(Watcher):
             self._stop(error)
 
     def ran(self, each: GraphPass, step: StepGraph, report: PassReport) -> None:
-        if self._check is None:
+        if self._check is None or self._is_foreign(step):
             return
         try:
             self._check.ran(each, step, report)
@@ -71,6 +70,14 @@ class NumbersPrinter(Watcher):
             self._say(f"treadle: {error.message}")
         except Exception as error:  # of any operation's
             self._stop(error)
+
+    def _is_foreign(self, step: StepGraph) -> bool:
+        """Whether the step may not run on made-up inputs; a pass may make it so."""
+        foreign = next((node for node in step.graph.nodes if not is_harmless(node)), None)
+        if foreign is not None:
+            self._say(f"treadle: numbers are not compared: the step calls {foreign.target}")
+            self._check = None
+        return foreign is not None
 
     def _stop(self, error: Exception) -> None:
         expected = isinstance(error, NotExpected)

@@ -39,6 +39,8 @@ _WORDS = {
     "fuse": "the option fuse",
     "numerics": "the option numerics",
     "rng": "the option rng",
+    "skip": "the option skip",
+    "passes": "what users registered",
 }
 
 

@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import fx
 
 from treadle.graph.node_info import info
-from treadle.graph.passes import GraphPass
+from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
@@ -52,6 +52,8 @@ class FuseAttention(GraphPass):
     three times as large, gradients are up to 5 times as far, for the logarithm of each sum is
     rounded.
     """
+
+    contract: ClassVar[Contract] = Contract()
 
     everywhere: bool = False
     """Also where it was measured to be no faster, or less exact."""

@@ -6,16 +6,23 @@ they are seen, on the step that the plan was chosen for.
 
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.signature import StepGraph
+from treadle.passes.registered import registered
 
 AFTER: tuple[GraphPass, ...] = ()
 """In their order, each with the reason why it needs the plan; none so far."""
 
 
+def passes_after() -> tuple[GraphPass, ...]:
+    """These, and then what users registered for the stage."""
+    return (*AFTER, *registered("plan memory"))
+
+
 def finished(step: StepGraph) -> StepGraph:
     """``step``, a candidate's graph of its own, after these passes."""
-    if AFTER:
-        run_passes(step, AFTER)
+    passes = passes_after()
+    if passes:
+        run_passes(step, passes)
     return step
 
 
-__all__ = ["AFTER", "finished"]
+__all__ = ["AFTER", "finished", "passes_after"]

@@ -13,7 +13,7 @@ from treadle.graph.order import arrange
 from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.passes.cse import RemoveCommonSubexpressions
-from treadle.passes.memory import after
+from treadle.passes.memory.after import passes_after
 from treadle.passes.memory.masks import ReadMasksAsBytes
 from treadle.passes.memory.order import as_traced, facts_of
 from treadle.passes.memory.rematerialise import build, recompute
@@ -86,7 +86,7 @@ def passes_of(step: StepGraph, chosen: Candidate) -> tuple[GraphPass, ...]:
     """What turns ``step`` into the graph of ``chosen``, one of its candidates."""
     order, facts = chosen.order, chosen.order.facts
     if order.origin == as_traced(facts).origin and facts.step is step:
-        return after.AFTER
+        return passes_after()
     names = frozenset(facts.nodes[i].name for i in chosen.saved)
     masks = (ReadMasksAsBytes(),) if facts.step is not step else ()
     early = (UpdateEarly(),) if order.origin != recompute(facts, chosen.saved).origin else ()
@@ -94,7 +94,7 @@ def passes_of(step: StepGraph, chosen: Candidate) -> tuple[GraphPass, ...]:
         *masks,  # first: a mask that is kept is kept in bytes
         Recompute(names),
         *early,  # after it: an update may wait for what is computed again
-        *after.AFTER,  # last: they need the plan
+        *passes_after(),  # last: they need the plan
     )
 
 

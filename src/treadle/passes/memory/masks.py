@@ -8,10 +8,11 @@ from torch import fx
 
 from treadle.compat.draw_operators import BERNOULLI
 from treadle.graph.draws import is_zero_or_one, zero_one_draw
-from treadle.graph.passes import GraphPass
+from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import inherit
+from treadle.passes.memory_order import DrawInMemoryOrder
 from treadle.targets.registry import target_for
 
 aten = torch.ops.aten
@@ -29,6 +30,8 @@ class ReadMasksAsBytes(GraphPass):
     The mask is the one thing that must be kept whatever the budget, and now it can be kept in a
     quarter of the bytes, also for what backward computes again.
     """
+
+    contract = Contract(after=(DrawInMemoryOrder,))  # which tells draws by what they draw from
 
     def run(self, step: StepGraph) -> int:
         changes = 0
