@@ -216,3 +216,36 @@ def test_arithmetic_keeps_every_bit(number, operation, dtype):
     if not step.graph.find_nodes(op="call_function", target=operation):
         y = operation(x, number)
         assert torch.equal(y.signbit() & ~y.isnan(), x.signbit() & ~x.isnan())
+
+
+UNDONE = {
+    "t of t": lambda x: aten.t.default(aten.t.default(x)),
+    "view of view": lambda x: aten.view.default(aten.view.default(x, [15]), [3, 5]),
+    "view of views": lambda x: aten._unsafe_view.default(
+        aten.view.default(aten.reshape.default(x, [15]), [5, 3]), [3, 5]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNDONE)
+def test_views_that_undo_each_other_go(name):
+    def program(x):
+        return UNDONE[name](x.neg()).exp()
+
+    step = trace(program, fresh(3, 5))
+    assert RemoveNoOps().run(step) == 1
+    (x,) = node_of(step, aten.exp.default).all_input_nodes
+    assert x.target is aten.neg.default
+    check_numbers(step, program, (fresh(3, 5),))
+
+
+def test_views_that_do_not_undo_each_other_stay():
+    """The same shape, and the elements in another order."""
+
+    def program(x):
+        return aten.view.default(aten.t.default(x), [3, 5]).exp()
+
+    x = torch.randn(5, 3).t()
+    step = trace(program, x)
+    assert RemoveNoOps().run(step) == 0
+    check_numbers(step, program, (x,))

@@ -9,8 +9,10 @@ import torch
 from torch import fx
 
 from treadle.graph.alias import Aliases, analyse
+from treadle.graph.filled import filled_with
 from treadle.graph.operators import arguments
 from treadle.graph.passes import GraphPass
+from treadle.graph.pieces import joined_source, stacked_source
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import is_tensor, type_of
@@ -19,6 +21,7 @@ from treadle.util.errors import require
 
 aten = torch.ops.aten
 Arguments = dict[str, Any]
+_RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
 Finder = Callable[[Arguments], object]
 """The operand that the result equals; ``NoMatch`` if there is none."""
 
@@ -60,6 +63,17 @@ def explain(step: StepGraph, node: fx.Node) -> str:
     return "goes"
 
 
+def _beneath(node: fx.Node, operand: fx.Node) -> fx.Node:
+    """What ``node`` may show again, being a view of a view: ``t(t(x))``, ``view(view(x))``."""
+    if node.target is aten.t.default and operand.target is aten.t.default:
+        return arguments(operand)["self"]
+    while node.target in _RESHAPES and operand.target in _RESHAPES:
+        if type_of(operand) == type_of(node):
+            break
+        operand = arguments(operand)["self"]
+    return operand
+
+
 class _Decisions:
     """What equals what, so far, and which storages the replacements will have joined."""
 
@@ -88,6 +102,7 @@ class _Decisions:
         operand = finder(arguments(node))
         require(is_tensor(operand), NoMatch, f"{operand} is not a tensor")
         assert isinstance(operand, fx.Node)
+        operand = _beneath(node, operand)
         new, old = type_of(operand), type_of(node)
         require(new == old, NoMatch, f"{node} changes {new} to {old}, or its strides or device")
         kept = self.same.get(operand, operand)
@@ -192,9 +207,19 @@ def _unpadded(given: Arguments) -> object:
 
 @_equals(aten.cat.default)
 def _only(given: Arguments) -> object:
-    count = len(given["tensors"])
-    require(count == 1, NoMatch, f"joins {count} values")
-    return given["tensors"][0]
+    """The one operand, or what all operands in their order are the pieces of."""
+    tensors = given["tensors"]
+    if len(tensors) == 1:
+        return tensors[0]
+    try:
+        return joined_source(tensors, given["dim"])
+    except NoMatch as miss:
+        raise NoMatch(f"joins {len(tensors)} values: {miss.message}") from None
+
+
+@_equals(aten.stack.default)
+def _unbound(given: Arguments) -> object:
+    return stacked_source(given["tensors"], given["dim"])
 
 
 @_equals(aten.round.default, aten.floor.default, aten.ceil.default, aten.trunc.default)
@@ -214,7 +239,7 @@ def _first_power(given: Arguments) -> object:
 @_equals(aten.mul.Tensor, aten.mul.Scalar)
 def _times_one(given: Arguments) -> object:
     for value, other in ((given["other"], given["self"]), (given["self"], given["other"])):
-        if _number(other) == 1 and is_tensor(value):
+        if filled_with(other) == 1 and is_tensor(value):
             _require_real(value)
             return value
     raise NoMatch(f"{given['other']} is not 1")
@@ -222,7 +247,7 @@ def _times_one(given: Arguments) -> object:
 
 @_equals(aten.div.Tensor, aten.div.Scalar)
 def _over_one(given: Arguments) -> object:
-    require(_number(given["other"]) == 1, NoMatch, f"{given['other']} is not 1")
+    require(filled_with(given["other"]) == 1, NoMatch, f"{given['other']} is not 1")
     require(is_tensor(given["self"]), NoMatch, f"{given['self']} is a number")
     _require_real(given["self"])
     return given["self"]
@@ -232,7 +257,7 @@ def _over_one(given: Arguments) -> object:
 def _minus_zero(given: Arguments) -> object:
     """``x - 0.0`` is ``x``; ``x - (-0.0)`` turns ``-0.0`` into ``0.0``."""
     require(given["alpha"] == 1, NoMatch, f"alpha is {given['alpha']}")
-    zero = _number(given["other"])
+    zero = filled_with(given["other"])
     require(zero == 0, NoMatch, f"{given['other']} is not 0")
     require(is_tensor(given["self"]), NoMatch, f"{given['self']} is a number")
     exact = _is_whole(given["self"]) or not _is_negative(zero)
@@ -246,7 +271,7 @@ def _plus_zero(given: Arguments) -> object:
     require(given["alpha"] == 1, NoMatch, f"alpha is {given['alpha']}")
     left, right = given["self"], given["other"]
     for value, other in ((left, right), (right, left)):
-        zero = _number(other)
+        zero = filled_with(other)
         if zero == 0 and is_tensor(value):
             exact = _is_whole(value) or _is_negative(zero)
             require(exact, NoMatch, "-0.0 + 0.0 is 0.0")
@@ -266,29 +291,3 @@ def _is_whole(node: fx.Node) -> bool:
 
 def _is_negative(zero: complex | None) -> bool:
     return isinstance(zero, float) and math.copysign(1.0, zero) < 0
-
-
-def _number(value: object) -> complex | None:
-    """The number that ``value`` is everywhere: a constant, or a tensor filled with one."""
-    if isinstance(value, int | float | complex):
-        return value
-    if not isinstance(value, fx.Node) or not is_tensor(value):
-        return None
-    match value.target:
-        case aten.full.default | aten.full_like.default:
-            return _stored(arguments(value)["fill_value"], type_of(value).dtype)
-        case aten.ones.default | aten.ones_like.default:
-            return _stored(1, type_of(value).dtype)
-        case aten.zeros.default | aten.zeros_like.default:
-            return _stored(0, type_of(value).dtype)
-        case aten.scalar_tensor.default:
-            return _stored(arguments(value)["s"], type_of(value).dtype)
-        case aten.expand.default | aten.view.default:
-            return _number(value.args[0])
-        case _:
-            return None
-
-
-def _stored(number: complex, dtype: torch.dtype) -> complex:
-    """``number`` as an element of ``dtype``: 1.0000000001 is 1 in f32."""
-    return torch.tensor(number, dtype=dtype).item()
