@@ -6,19 +6,26 @@ from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.signature import StepGraph
 from treadle.options import Options
 from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
+from treadle.passes.constructors import CountConstants
 from treadle.passes.counter_based_rng import UseCounterBasedRng
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.dropout import ExpandDropout
+from treadle.passes.joining import JoinPieces
 from treadle.passes.noops import RemoveNoOps
+from treadle.passes.products import DECOMPOSE_OUTER, AccumulateProducts
 from treadle.passes.registered import registered
 from treadle.report.stages import Watcher
 
 CLEAN: tuple[GraphPass, ...] = (
     ExpandDropout(),  # first: what a dropout is made of is cleaned like the rest
     RemoveNoOps(),  # early: it makes equal what only a no-op told apart
+    JoinPieces(),  # after no-ops: a copy between two pieces hides that they are neighbours
+    CountConstants(),  # before what is dead: the constant that was summed
     RemoveCommonSubexpressions(),  # before what is dead: of two equal values one is left
-    RemoveDeadCode(),  # last: the others leave nodes without users
+    RemoveDeadCode(),  # after those that leave nodes without users
+    DECOMPOSE_OUTER,  # before products are summed: these sum in a formula
+    AccumulateProducts(),  # after what is dead and what is equal: it counts readers
 )
 COUNTER_BASED: tuple[GraphPass, ...] = (
     ExpandDropout(everywhere=True),  # first: it shows the draw inside a fused dropout

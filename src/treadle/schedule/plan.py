@@ -28,6 +28,8 @@ from treadle.util.allocator import PLAIN, Allocator
 from treadle.util.extents import largest, same, surely_less
 
 PlanStep = Kernel | Call
+_SUMMING = frozenset({"aten.addmm.out", "aten.baddbmm.out"})
+"""Calls whose first operand is added to a product."""
 
 
 def schedule(
@@ -203,10 +205,12 @@ def held_by_calls(steps: Sequence[PlanStep], calls: Mapping[str, Interval]) -> l
 def _reuse(
     steps: Sequence[PlanStep], ours: Mapping[str, Interval], buffers: Mapping[str, Buffer]
 ) -> dict[str, str]:
-    """Stores that may overwrite an input which dies at the same kernel, at the same element."""
+    """Stores that may overwrite an input which dies at the same kernel, at the same element, and
+    products that may sum into what they add to."""
     reuse: dict[str, str] = {}
     for i, step in enumerate(steps):
         if isinstance(step, Call):
+            reuse |= _summed_into(step, ours, buffers, i)
             continue
         taken: set[str] = set()
         for store in _safe_stores(step):
@@ -219,6 +223,25 @@ def _reuse(
                     reuse[store.buffer] = name
                     taken.add(name)
     return reuse
+
+
+def _summed_into(
+    call: Call, ours: Mapping[str, Interval], buffers: Mapping[str, Buffer], i: int
+) -> dict[str, str]:
+    """``out = x + a @ b`` in the bytes of ``x``, which nobody reads afterwards: PyTorch copies
+    ``x`` there first, and nothing if it is there."""
+    if call.out not in _SUMMING or call.kwargs:
+        return {}
+    (result,) = call.outputs
+    x = call.args[0]
+    if result not in ours or not isinstance(x, TensorRef) or x.buffer not in ours:
+        return {}
+    dies = ours[x.buffer].first < i == ours[x.buffer].last and ours[result].first == i
+    read = [ref for ref in call.refs if ref.buffer == x.buffer]
+    old, new = buffers[x.buffer], buffers[result]
+    alike = replace(old, name=new.name) == new
+    alike = alike and x == TensorRef(old.name, old.dtype, old.shape, old.strides)
+    return {result: x.buffer} if dies and alike and len(read) == 1 else {}
 
 
 def _dying_at(kernel: Kernel, store: Store, ours: Mapping[str, Interval], i: int) -> list[str]:
