@@ -13,7 +13,13 @@ from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.dropout import ExpandDropout
 from treadle.passes.joining import JoinPieces
 from treadle.passes.noops import RemoveNoOps
-from treadle.passes.products import DECOMPOSE_OUTER, AccumulateProducts
+from treadle.passes.products import (
+    DECOMPOSE_OUTER,
+    DECOMPOSE_VECTORS,
+    AccumulateProducts,
+    AddBiasInProduct,
+    SplitBias,
+)
 from treadle.passes.registered import registered
 from treadle.report.stages import Watcher
 
@@ -27,6 +33,12 @@ CLEAN: tuple[GraphPass, ...] = (
     DECOMPOSE_OUTER,  # before products are summed: these sum in a formula
     AccumulateProducts(),  # after what is dead and what is equal: it counts readers
 )
+OPTIONAL: tuple[GraphPass, ...] = (
+    AddBiasInProduct(),  # after products are summed: a sum of two has no bias
+    SplitBias(),  # the biases that stay there
+    DECOMPOSE_VECTORS,
+)
+"""Right, and not known to win: benchmarks/rewrites.py runs them after ``CLEAN``."""
 COUNTER_BASED: tuple[GraphPass, ...] = (
     ExpandDropout(everywhere=True),  # first: it shows the draw inside a fused dropout
     UseCounterBasedRng(),  # before the rest: what was drawn from is dead then

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from treadle.graph.alias import leaves_step, storages
-from treadle.graph.node_info import info, value_of
+from treadle.graph.alias import leaves_step, read_by_strides
+from treadle.graph.node_info import info
 from treadle.graph.operators import arguments, set_argument
 from treadle.graph.passes import GraphPass
 from treadle.graph.pieces import (
@@ -36,11 +36,6 @@ from treadle.util.errors import require
 from treadle.util.extents import same, surely_less
 
 aten = torch.ops.aten
-_BY_STRIDES = frozenset({
-    aten.as_strided.default,
-    aten.as_strided_copy.default,
-    aten.as_strided_scatter.default,
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -213,21 +208,7 @@ def _require_same_bytes(node: fx.Node, cut: _Cut) -> None:
     require(new.dtype is old.dtype, NoMatch, f"{node} converts {source}")
     require(new.is_contiguous, NoMatch, f"{source} is not laid out row by row")
     require(not leaves_step(reader), NoMatch, f"{reader} is returned and would be {source}")
-    require(not _read_by_strides(reader), NoMatch, f"{reader} is read by its strides")
-
-
-def _read_by_strides(node: fx.Node) -> bool:
-    """Whether a reader, of its own or of a view of it, counts in its storage."""
-    worklist, seen = [node], {node}
-    while worklist:
-        each = worklist.pop()
-        for user in each.users:
-            if user.target in _BY_STRIDES:
-                return True
-            if user not in seen and storages(value_of(each)) & storages(value_of(user)):
-                seen.add(user)
-                worklist.append(user)
-    return False
+    require(not read_by_strides(reader), NoMatch, f"{reader} is read by its strides")
 
 
 # --- operands of a cat ----------------------------------------------------------------------
