@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/rewrites.py [cuda] [--rounds 30]
+    python benchmarks/rewrites.py [cuda] [--rounds 100] [--only NAME]
 
 Ratio of the medians, without over with: above 1 the rewrite wins. Every line is one rewrite, alone,
 after or taken out of the passes of ``compiler/cleaning.py``, on a program in which it fires.
@@ -10,10 +10,12 @@ after or taken out of the passes of ``compiler/cleaning.py``, on a program in wh
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +35,7 @@ from treadle.passes.products import (
 )
 
 Program = Callable[..., Tensor]
+CALLS = 5
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,18 @@ CASES = (
 )
 
 
+@dataclass(frozen=True)
+class Firing(GraphPass):
+    """A pass that notes how often it found something."""
+
+    inner: GraphPass
+    found: list[int]
+
+    def run(self, step: treadle.StepGraph) -> int:
+        self.found.append(self.inner.run(step))
+        return self.found[-1]
+
+
 @contextmanager
 def only(passes: tuple[GraphPass, ...]):
     """Inside, steps are cleaned by ``passes``."""
@@ -146,31 +161,39 @@ def only(passes: tuple[GraphPass, ...]):
 
 def compiled(case: Case, inputs: list[Tensor], *, rewrite: bool) -> Callable[[], object]:
     others = tuple(each for each in cleaning.CLEAN if each != case.rewrite)
-    passes = (*others, case.rewrite) if rewrite else others
-    step = treadle.compile(case.program, model=nn.Linear(1, 1).to(inputs[0].device))
+    firing = Firing(case.rewrite, [])
+    passes = (*others, firing) if rewrite else others
+    options = treadle.Options(cache_dir=Path(tempfile.mkdtemp()))  # passes are no part of its keys
+    model = nn.Linear(1, 1).to(inputs[0].device)
+    step = treadle.compile(case.program, model=model, options=options)
     with only(passes), torch.no_grad():
         for _ in range(3):
             step(*inputs)
+    assert bool(firing.found) == rewrite, case.name
+    assert all(firing.found), f"{case.name}: it finds nothing"
     return lambda: step(*inputs)
 
 
 def seconds(run: Callable[[], object], wait: Callable[[], object]) -> float:
     begin = time.perf_counter()
-    for _ in range(20):
+    for _ in range(CALLS):
         run()
     wait()
-    return (time.perf_counter() - begin) / 20
+    return (time.perf_counter() - begin) / CALLS
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("device", nargs="?", default="cpu")
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--only", default="", help="cases whose names have this in them")
     given = parser.parse_args()
     wait = torch.cuda.synchronize if given.device == "cuda" else lambda: None
     print("| rewrite | without, µs | with, µs | ratio |")
     print("|---|---|---|---|")
     for case in CASES:
+        if given.only not in case.name:
+            continue
         inputs = [torch.randn(shape, device=given.device) for shape in case.shapes]
         runs = [compiled(case, inputs, rewrite=each) for each in (False, True)]
         times: list[list[float]] = [[], []]

@@ -6,6 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testing import check_numbers, check_pass, node_of, trace
+from treadle.compat.fake import FakeTensorMode
+from treadle.compiler.cleaning import clean
+from treadle.loop.program import Call
+from treadle.lower.graph import lower
 from treadle.passes.constructors import CountConstants, explain
 
 aten = torch.ops.aten
@@ -110,3 +114,24 @@ def test_any_constant(number, shape, dtype, dim):
     assert step.returned[0].meta["val"].stride() == strides
     check_numbers(step, program, (X,))
     assert CountConstants().run(step) == 0
+
+
+def test_what_the_host_constructs_for_a_device_is_computed_where_it_is_read():
+    """Constructors are formulas, without a place: nothing is copied but what the step returns."""
+
+    def program(x):
+        positions = torch.arange(5).float() * 2 + torch.ones(5)
+        mask = torch.arange(6)[None] <= torch.arange(6)[:, None]
+        scaled = x * positions.to(x.device).unsqueeze(1)
+        return (scaled * mask.to(x.device).narrow(0, 0, 5)).sum(), torch.arange(4)
+
+    with FakeTensorMode():
+        x = torch.empty(5, 6, device="cuda")
+    lowered = lower(clean(trace(program, x)), device="cuda")
+    copies = [step.outputs for step in lowered.steps if isinstance(step, Call)]
+    assert [name.partition("_")[0] for (name,) in copies] == ["arange"]  # the second result
+    assert all(
+        lowered.buffers[s.output.buffer].device == "cuda"
+        for s in lowered.steps
+        if not isinstance(s, Call)
+    )

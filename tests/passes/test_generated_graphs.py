@@ -105,6 +105,16 @@ def addmm(pool: Pool, i: int, j: int, k: int) -> Iterator[Tensor]:
             yield torch.addmm(b, x, y)
 
 
+def biased(pool: Pool, i: int, j: int, k: int) -> Iterator[Tensor]:
+    """Some are returned, or a factor of the next one, and nothing else."""
+    x = pool.pick(i, lambda x: x.ndim in (2, 3))
+    y = None if x is None else pool.pick(j, lambda y: y.ndim == 2 and y.shape[0] == x.shape[-1])
+    if x is not None and y is not None:
+        row = y.new_full((y.shape[1],), 0.25).cos()
+        total = torch.matmul(x, y) + row
+        yield total if k % 3 == 0 else torch.matmul(total, y.t())
+
+
 def turn(pool: Pool, i: int, j: int, k: int) -> Iterator[Tensor]:
     x = pool.pick(i, lambda x: x.ndim == 2)
     if x is not None:
@@ -177,8 +187,8 @@ def counting(pool: Pool, i: int, _j: int, _k: int) -> Iterator[Tensor]:
 OPERATIONS: dict[str, Apply] = {
     each.__name__: each
     for each in (
-        *(pointwise, add, product, two_products, addmm, turn, split, split_and_cat, cat),
-        *(slice_of, stack, unbind, constant, counting),
+        *(pointwise, add, product, two_products, addmm, biased, turn, split, split_and_cat),
+        *(cat, slice_of, stack, unbind, constant, counting),
     )
 }
 SIZES = st.sampled_from([0, 1, 2, 3, 5])

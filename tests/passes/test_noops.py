@@ -249,3 +249,20 @@ def test_views_that_do_not_undo_each_other_stay():
     step = trace(program, x)
     assert RemoveNoOps().run(step) == 0
     check_numbers(step, program, (x,))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: torch.cat([each.clone() for each in x.neg().split(2)]).exp(),
+        lambda x: torch.stack([each.clone() for each in x.neg().clone().unbind()]).exp(),
+        lambda x: x.neg().view(15).clone().view(3, 5).exp(),
+        lambda x: aten.t.default(aten.alias.default(x.neg().t())).exp(),
+    ],
+)
+def test_what_only_no_ops_stand_between_goes_in_one_run(program):
+    step = trace(program, fresh(3, 5))
+    assert RemoveNoOps().run(step) > 1
+    (x,) = node_of(step, aten.exp.default).all_input_nodes
+    assert x.target is aten.neg.default
+    assert RemoveNoOps().run(step) == 0

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.signature import StepGraph
 from treadle.options import Options
+from treadle.passes.batching import BatchProducts
 from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
 from treadle.passes.constructors import CountConstants
 from treadle.passes.counter_based_rng import UseCounterBasedRng
@@ -37,6 +38,7 @@ OPTIONAL: tuple[GraphPass, ...] = (
     AddBiasInProduct(),  # after products are summed: a sum of two has no bias
     SplitBias(),  # the biases that stay there
     DECOMPOSE_VECTORS,
+    BatchProducts(),  # last: what is one batch is no product that adds something
 )
 """Right, and not known to win: benchmarks/rewrites.py runs them after ``CLEAN``."""
 COUNTER_BASED: tuple[GraphPass, ...] = (

@@ -22,6 +22,7 @@ from treadle.util.errors import require
 aten = torch.ops.aten
 Arguments = dict[str, Any]
 _RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
+_JOINS = frozenset({aten.cat.default, aten.stack.default})
 Finder = Callable[[Arguments], object]
 """The operand that the result equals; ``NoMatch`` if there is none."""
 
@@ -38,6 +39,14 @@ class RemoveNoOps(GraphPass):
     """
 
     def run(self, step: StepGraph) -> int:
+        total = 0
+        while changes := self._once(step):
+            total += changes
+            if not any(node.target in _JOINS for node in step.graph.nodes):
+                break  # of all others one look sees everything
+        return total
+
+    def _once(self, step: StepGraph) -> int:
         decisions = _Decisions(step)
         for node in step.graph.nodes:
             decisions.consider(node)
@@ -61,17 +70,6 @@ def explain(step: StepGraph, node: fx.Node) -> str:
     except NoMatch as miss:
         return miss.message
     return "goes"
-
-
-def _beneath(node: fx.Node, operand: fx.Node) -> fx.Node:
-    """What ``node`` may show again, being a view of a view: ``t(t(x))``, ``view(view(x))``."""
-    if node.target is aten.t.default and operand.target is aten.t.default:
-        return arguments(operand)["self"]
-    while node.target in _RESHAPES and operand.target in _RESHAPES:
-        if type_of(operand) == type_of(node):
-            break
-        operand = arguments(operand)["self"]
-    return operand
 
 
 class _Decisions:
@@ -102,12 +100,24 @@ class _Decisions:
         operand = finder(arguments(node))
         require(is_tensor(operand), NoMatch, f"{operand} is not a tensor")
         assert isinstance(operand, fx.Node)
-        operand = _beneath(node, operand)
+        operand = self._beneath(node, operand)
         new, old = type_of(operand), type_of(node)
         require(new == old, NoMatch, f"{node} changes {new} to {old}, or its strides or device")
         kept = self.same.get(operand, operand)
         self._require_no_new_alias(node, kept)
         return kept
+
+    def _beneath(self, node: fx.Node, operand: fx.Node) -> fx.Node:
+        """What ``node`` may show again, being a view of a view: ``t(t(x))``, ``view(view(x))``."""
+        operand = self.same.get(operand, operand)
+        if node.target is aten.t.default and operand.target is aten.t.default:
+            return arguments(operand)["self"]
+        while node.target in _RESHAPES and operand.target in _RESHAPES:
+            if type_of(operand) == type_of(node):
+                break
+            operand = arguments(operand)["self"]
+            operand = self.same.get(operand, operand)
+        return operand
 
     def _require_no_new_alias(self, node: fx.Node, kept: fx.Node) -> None:
         if node in self._returned:

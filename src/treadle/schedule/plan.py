@@ -25,11 +25,21 @@ from treadle.schedule.order import ordered
 from treadle.schedule.sparse import compute_where_picked
 from treadle.schedule.workers import THREADS, Workers, scratch_buffers
 from treadle.util.allocator import PLAIN, Allocator
-from treadle.util.extents import largest, same, surely_less
+from treadle.util.extents import largest, same, same_sizes, surely_less
 
 PlanStep = Kernel | Call
-_SUMMING = frozenset({"aten.addmm.out", "aten.baddbmm.out"})
-"""Calls whose first operand is added to a product."""
+_INTO_FIRST = frozenset({
+    "aten.addmm.out",
+    "aten.baddbmm.out",
+    "aten.scatter.src_out",
+    "aten.scatter.value_out",
+    "aten.scatter_add.out",
+    "aten.scatter_reduce.two_out",
+    "aten.index_add.out",
+    "aten.index_copy.out",
+})  # fmt: skip
+"""Calls that copy their first operand to the result and go on there: nothing is copied if it is
+there already."""
 
 
 def schedule(
@@ -206,11 +216,11 @@ def _reuse(
     steps: Sequence[PlanStep], ours: Mapping[str, Interval], buffers: Mapping[str, Buffer]
 ) -> dict[str, str]:
     """Stores that may overwrite an input which dies at the same kernel, at the same element, and
-    products that may sum into what they add to."""
+    calls that may go on in the bytes of their first operand."""
     reuse: dict[str, str] = {}
     for i, step in enumerate(steps):
         if isinstance(step, Call):
-            reuse |= _summed_into(step, ours, buffers, i)
+            reuse |= _into_first(step, ours, buffers, i)
             continue
         taken: set[str] = set()
         for store in _safe_stores(step):
@@ -225,23 +235,27 @@ def _reuse(
     return reuse
 
 
-def _summed_into(
+def _into_first(
     call: Call, ours: Mapping[str, Interval], buffers: Mapping[str, Buffer], i: int
 ) -> dict[str, str]:
-    """``out = x + a @ b`` in the bytes of ``x``, which nobody reads afterwards: PyTorch copies
-    ``x`` there first, and nothing if it is there."""
-    if call.out not in _SUMMING or call.kwargs:
+    """``out = x + a @ b``, or ``x`` with other elements at some places, in the bytes of ``x``,
+    which nobody reads afterwards."""
+    if call.out not in _INTO_FIRST:
         return {}
     (result,) = call.outputs
     x = call.args[0]
     if result not in ours or not isinstance(x, TensorRef) or x.buffer not in ours:
         return {}
     dies = ours[x.buffer].first < i == ours[x.buffer].last and ours[result].first == i
-    read = [ref for ref in call.refs if ref.buffer == x.buffer]
-    old, new = buffers[x.buffer], buffers[result]
-    alike = replace(old, name=new.name) == new
-    alike = alike and x == TensorRef(old.name, old.dtype, old.shape, old.strides)
-    return {result: x.buffer} if dies and alike and len(read) == 1 else {}
+    alone = sum(ref.buffer == x.buffer for ref in call.refs) == 1
+    fits = _is_all_of(x, buffers[x.buffer]) and _is_all_of(x, buffers[result])
+    return {result: x.buffer} if dies and alone and fits else {}
+
+
+def _is_all_of(ref: TensorRef, buffer: Buffer) -> bool:
+    """Whether ``ref`` shows a buffer like this one, all of it and as it is laid out."""
+    laid_out = same_sizes((*ref.shape, *ref.strides), (*buffer.shape, *buffer.strides))
+    return ref.dtype is buffer.dtype and same(ref.offset, 0) and laid_out and not buffer.unsized
 
 
 def _dying_at(kernel: Kernel, store: Store, ours: Mapping[str, Interval], i: int) -> list[str]:
