@@ -115,3 +115,48 @@ def test_it_trains_as_eager_does(kind):
         torch.testing.assert_close(step(x, y), eager(x, y))
     for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+class Sequences(nn.Module):
+    """Cuts and joins along a dim whose size only a call tells, and along others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(12, 12, bias=False), nn.Linear(12, 12, bias=False)
+
+    def forward(self, x):
+        shifted = torch.cat([x[:, 1:], x[:, :1]], 1)
+        both = torch.cat([self.a(x), self.b(shifted)], 1)
+        first, second = both[:, : x.shape[1]], both[:, x.shape[1] :]
+        joined = torch.cat([x[:, :2], x[:, 2:]], 1) * torch.cat(x.chunk(3, -1), -1)
+        rows = torch.cat([torch.cat([first, second], -1), joined], -1)
+        counted = torch.cumsum(torch.ones(x.shape[1], 1), 0)
+        return (rows * counted).reshape(-1, 36) @ self.a.weight.repeat(3, 1)
+
+
+def test_one_compile_for_every_length():
+    model = Sequences()
+    twin = copy.deepcopy(model)
+    ours, theirs = (torch.optim.SGD(each.parameters(), lr=0.01) for each in (model, twin))
+
+    def training_sequences(model, optimizer):
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    shapes = treadle.dynamic({"x": (None, "time", None)}, time=(3, 12))
+    step = treadle.compile(
+        training_sequences(model, ours), model=model, optimizer=ours, shapes=shapes
+    )
+    eager = training_sequences(twin, theirs)
+    for length in (5, 3, 7, 12, 4):
+        x = torch.randn(2, length, 12)
+        torch.testing.assert_close(step(x), eager(x))
+    assert len([note for note in step.recompiles if note.startswith("compiled for")]) == 1
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, other)

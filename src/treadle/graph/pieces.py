@@ -13,6 +13,7 @@ import itertools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -87,7 +88,7 @@ def split_extents(split: fx.Node) -> list[int]:
     given = arguments(split)
     source = type_of(given["self"])
     dim = given["dim"] % source.ndim
-    sizes = given.get("split_sizes", given.get("split_size"))
+    sizes: Any = given.get("split_sizes", given.get("split_size"))
     if isinstance(sizes, list | tuple):
         return list(sizes)
     count = len(value_of(split))
@@ -115,7 +116,7 @@ def _sliced(node: fx.Node) -> Piece | None:
 
 def selected_of(node: fx.Node) -> Selected | None:
     """Which index of which value ``node`` is; ``None`` if it is none."""
-    given = arguments(node) if node.target is aten.select.int else {}
+    given: dict[str, Any] = arguments(node) if node.target is aten.select.int else {}
     if node.target is operator.getitem:
         maker, at = node.args
         if not isinstance(maker, fx.Node) or maker.target is not aten.unbind.int:

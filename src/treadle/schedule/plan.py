@@ -244,7 +244,7 @@ def _into_first(
         return {}
     (result,) = call.outputs
     x = call.args[0]
-    if result not in ours or not isinstance(x, TensorRef) or x.buffer not in ours:
+    if result is None or not isinstance(x, TensorRef) or not {result, x.buffer} <= ours.keys():
         return {}
     dies = ours[x.buffer].first < i == ours[x.buffer].last and ours[result].first == i
     alone = sum(ref.buffer == x.buffer for ref in call.refs) == 1
