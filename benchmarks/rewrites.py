@@ -25,6 +25,7 @@ from treadle.compiler import cleaning
 from treadle.graph.passes import GraphPass
 from treadle.passes.batching import BatchProducts
 from treadle.passes.constructors import CountConstants
+from treadle.passes.joined_products import JoinProducts
 from treadle.passes.joining import JoinPieces
 from treadle.passes.products import (
     DECOMPOSE_OUTER,
@@ -90,6 +91,14 @@ def projections(x: Tensor, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
     return (x @ u) * (x @ v) + (x @ w).sin()
 
 
+def joined_columns(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    return torch.cat([x @ v, x @ w], 1).sin()
+
+
+def stored_columns(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    return torch.cat([x @ v, x @ w], 1) @ torch.cat([v, w], 1).t()
+
+
 CASES = (
     Case("split of a cat", JoinPieces(), ((512, 256), (512, 256)), cut_cat),
     Case("cat of a cat", JoinPieces(), ((512, 256), (512, 256)), nested_cat),
@@ -121,6 +130,11 @@ CASES = (
             read_bias,
         )
         for m, k in ((64, 64), (512, 64), (512, 512))
+    ),
+    *(
+        Case(f"cat of products, {m} x {k}, {name}", JoinProducts(), ((m, k), (k, k), (k, k)), each)
+        for name, each in (("for a formula", joined_columns), ("stored", stored_columns))
+        for m, k in ((512, 64), (4096, 64), (1024, 256))
     ),
     Case("column of dots", DECOMPOSE_VECTORS, ((4096, 256), (256, 1)), column),
     Case("row of dots", DECOMPOSE_VECTORS, ((1, 256), (256, 4096)), column),

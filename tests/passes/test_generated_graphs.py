@@ -115,6 +115,16 @@ def biased(pool: Pool, i: int, j: int, k: int) -> Iterator[Tensor]:
         yield total if k % 3 == 0 else torch.matmul(total, y.t())
 
 
+def joined_products(pool: Pool, i: int, j: int, k: int) -> Iterator[Tensor]:
+    x = pool.pick(i, lambda x: x.ndim in (2, 3))
+    y = None if x is None else pool.pick(j, lambda y: y.ndim == 2 and y.shape[0] == x.shape[-1])
+    if x is not None and y is not None:
+        if k % 2 or x.ndim == 3:
+            yield torch.cat([torch.matmul(x, y), torch.matmul(x, y[:, :1].sin())], -1)
+        else:
+            yield torch.cat([x @ y, x.sin() @ y])
+
+
 def turn(pool: Pool, i: int, j: int, k: int) -> Iterator[Tensor]:
     x = pool.pick(i, lambda x: x.ndim == 2)
     if x is not None:
@@ -187,7 +197,18 @@ def counting(pool: Pool, i: int, _j: int, _k: int) -> Iterator[Tensor]:
 OPERATIONS: dict[str, Apply] = {
     each.__name__: each
     for each in (
-        *(pointwise, add, product, two_products, addmm, biased, turn, split, split_and_cat),
+        *(
+            pointwise,
+            add,
+            product,
+            two_products,
+            addmm,
+            biased,
+            joined_products,
+            turn,
+            split,
+            split_and_cat,
+        ),
         *(cat, slice_of, stack, unbind, constant, counting),
     )
 }

@@ -12,6 +12,7 @@ from treadle.passes.counter_based_rng import UseCounterBasedRng
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.dropout import ExpandDropout
+from treadle.passes.joined_products import JoinProducts
 from treadle.passes.joining import JoinPieces
 from treadle.passes.noops import RemoveNoOps
 from treadle.passes.products import (
@@ -32,7 +33,8 @@ CLEAN: tuple[GraphPass, ...] = (
     RemoveCommonSubexpressions(),  # before what is dead: of two equal values one is left
     RemoveDeadCode(),  # after those that leave nodes without users
     DECOMPOSE_OUTER,  # before products are summed: these sum in a formula
-    AccumulateProducts(),  # after what is dead and what is equal: it counts readers
+    JoinProducts(),  # after what is dead and what is equal: it counts readers
+    AccumulateProducts(),  # as that
 )
 OPTIONAL: tuple[GraphPass, ...] = (
     AddBiasInProduct(),  # after products are summed: a sum of two has no bias
