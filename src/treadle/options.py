@@ -17,6 +17,10 @@ OPTIONAL_PASSES = (
     "RemoveNoOps",
     "RemoveCommonSubexpressions",
     "RemoveDeadCode",
+    "JoinPieces",
+    "CountConstants",
+    "outer-product",
+    "AccumulateProducts",
     "FuseAttention",
     "ProveAttentionMasks",
 )

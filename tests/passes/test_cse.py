@@ -4,12 +4,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
 
 from testing import check_numbers, check_pass, trace
+from treadle.capture.refuse import named_models, named_optimizers
+from treadle.capture.step import capture
+from treadle.compiler.cleaning import clean
+from treadle.compiler.memory import applied
 from treadle.graph.alias import analyse
 from treadle.graph.node_info import info, with_info
+from treadle.graph.signature import Role
 from treadle.graph.verify import verify
 from treadle.passes.cse import RemoveCommonSubexpressions
+from treadle.passes.memory.choose import fastest_plan
+from treadle.targets.cpu import CPU_MODEL
+from treadle.targets.cuda import H200
 
 aten = torch.ops.aten
 X = torch.randn(3, 5)
@@ -181,3 +191,47 @@ def test_attention_that_drops_nothing_is_an_operation_like_others():
         RemoveCommonSubexpressions().run(step)
         names = [str(node.target) for node in step.graph.nodes]
         assert sum("attention" in name for name in names) == left
+
+
+def test_views_of_merged_values_merge_in_the_same_run():
+    """One of the two products is returned as a view: from then on both are that one."""
+
+    def program(x, y):
+        p, q = x @ y, x @ y
+        return q.t().exp() + p.t().sin() + p.t().cos(), p.view(-1)
+
+    step = trace(program, torch.randn(5, 2), torch.randn(2, 5))
+    assert RemoveCommonSubexpressions().run(step) == 3
+    assert RemoveCommonSubexpressions().run(step) == 0
+    check_numbers(step, program, (torch.randn(5, 2), torch.randn(2, 5)))
+
+
+@pytest.mark.parametrize("model", [CPU_MODEL, H200])
+def test_the_bfloat16_copy_of_a_parameter_is_made_once_a_step(model):
+    """However often autocast makes it, in forward and backward, and whatever the plan repeats."""
+    net = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(x, y):
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = F.mse_loss(net(net(x)), y)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    captured = capture(
+        step,
+        models=named_models(net),
+        optimizers=named_optimizers(optimizer),
+        args=(torch.randn(5, 6), torch.randn(5, 6)),
+        kwargs={},
+    )
+    cleaned = clean(captured.step)
+    planned = applied(cleaned, fastest_plan(cleaned, model))
+    for each in (cleaned, planned):
+        parameters = [node for node, known in each.inputs() if known.role is Role.PARAMETER]
+        for parameter in parameters:
+            copies = [use for use in parameter.users if use.target is aten._to_copy.default]
+            assert len(copies) == 1

@@ -88,7 +88,7 @@ STAYS = {
     ),
     "rounds floats": (lambda x: aten.round.default(x), aten.round.default, "rounds torch.float32"),
     "square": (lambda x: aten.pow.Tensor_Scalar(x, 2), aten.pow.Tensor_Scalar, "power of 2"),
-    "cat of two": (lambda x: aten.cat.default([x, x]), aten.cat.default, "expected 1 values"),
+    "cat of two": (lambda x: aten.cat.default([x, x]), aten.cat.default, "joins 2 values"),
     "other view": (lambda x: aten.view.default(x, [5, 3]), aten.view.default, "changes f32[3, 5]"),
     "other strides": (
         lambda x: aten.clone.default(x.t(), memory_format=torch.contiguous_format),
@@ -216,3 +216,53 @@ def test_arithmetic_keeps_every_bit(number, operation, dtype):
     if not step.graph.find_nodes(op="call_function", target=operation):
         y = operation(x, number)
         assert torch.equal(y.signbit() & ~y.isnan(), x.signbit() & ~x.isnan())
+
+
+UNDONE = {
+    "t of t": lambda x: aten.t.default(aten.t.default(x)),
+    "view of view": lambda x: aten.view.default(aten.view.default(x, [15]), [3, 5]),
+    "view of views": lambda x: aten._unsafe_view.default(
+        aten.view.default(aten.reshape.default(x, [15]), [5, 3]), [3, 5]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNDONE)
+def test_views_that_undo_each_other_go(name):
+    def program(x):
+        return UNDONE[name](x.neg()).exp()
+
+    step = trace(program, fresh(3, 5))
+    assert RemoveNoOps().run(step) == 1
+    (x,) = node_of(step, aten.exp.default).all_input_nodes
+    assert x.target is aten.neg.default
+    check_numbers(step, program, (fresh(3, 5),))
+
+
+def test_views_that_do_not_undo_each_other_stay():
+    """The same shape, and the elements in another order."""
+
+    def program(x):
+        return aten.view.default(aten.t.default(x), [3, 5]).exp()
+
+    x = torch.randn(5, 3).t()
+    step = trace(program, x)
+    assert RemoveNoOps().run(step) == 0
+    check_numbers(step, program, (x,))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: torch.cat([each.clone() for each in x.neg().split(2)]).exp(),
+        lambda x: torch.stack([each.clone() for each in x.neg().clone().unbind()]).exp(),
+        lambda x: x.neg().view(15).clone().view(3, 5).exp(),
+        lambda x: aten.t.default(aten.alias.default(x.neg().t())).exp(),
+    ],
+)
+def test_what_only_no_ops_stand_between_goes_in_one_run(program):
+    step = trace(program, fresh(3, 5))
+    assert RemoveNoOps().run(step) > 1
+    (x,) = node_of(step, aten.exp.default).all_input_nodes
+    assert x.target is aten.neg.default
+    assert RemoveNoOps().run(step) == 0

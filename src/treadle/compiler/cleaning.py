@@ -9,29 +9,53 @@ from treadle.graph.signature import StepGraph
 from treadle.options import Options
 from treadle.passes.attention.fuse import FuseAttention
 from treadle.passes.attention_masks import ProveAttentionMasks
+from treadle.passes.batching import BatchProducts
 from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
+from treadle.passes.constructors import CountConstants
 from treadle.passes.counter_based_rng import UseCounterBasedRng
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.dropout import ExpandDropout
+from treadle.passes.joined_products import JoinProducts
+from treadle.passes.joining import JoinPieces
 from treadle.passes.noops import RemoveNoOps
+from treadle.passes.products import (
+    DECOMPOSE_OUTER,
+    DECOMPOSE_VECTORS,
+    AccumulateProducts,
+    AddBiasInProduct,
+    SplitBias,
+)
 from treadle.passes.registered import registered
 from treadle.report.stages import Watcher
 
 CLEAN: tuple[GraphPass, ...] = (
     ExpandDropout(),  # first: what a dropout is made of is cleaned like the rest
     RemoveNoOps(),  # early: it makes equal what only a no-op told apart
+    JoinPieces(),  # after no-ops: a copy between two pieces hides that they are neighbours
+    CountConstants(),  # before what is dead: the constant that was summed
     RemoveCommonSubexpressions(),  # before what is dead: of two equal values one is left
-    RemoveDeadCode(),  # last: the others leave nodes without users
+    RemoveDeadCode(),  # after those that leave nodes without users
+    DECOMPOSE_OUTER,  # before products are summed: these sum in a formula
 )
+OPTIONAL: tuple[GraphPass, ...] = (
+    JoinProducts(),  # before products have a bias: it counts their readers
+    AddBiasInProduct(),  # after products are summed: a sum of two has no bias
+    SplitBias(),  # the biases that stay there
+    DECOMPOSE_VECTORS,
+    BatchProducts(),  # last: what is one batch is no product that adds something
+)
+"""Right, and not known to win: benchmarks/rewrites.py runs them after ``CLEAN``."""
 COUNTER_BASED: tuple[GraphPass, ...] = (
     ExpandDropout(everywhere=True),  # first: it shows the draw inside a fused dropout
     UseCounterBasedRng(),  # before the rest: what was drawn from is dead then
     *CLEAN,
 )
 FUSE: tuple[GraphPass, ...] = (
-    FuseAttention(),  # after what is dead: who reads a probability counts
+    AccumulateProducts(),  # after what is dead and what is equal: it counts readers
+    FuseAttention(),  # as that
 )
+"""What rounds where eager does not."""
 
 
 def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
@@ -40,7 +64,7 @@ def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
     passes = (
         SettleCheckpoints(budgeted),  # first: equal parts of two regions are merged only after it
         *(COUNTER_BASED if options.rng == "counter" else CLEAN),
-        *(FUSE if options.numerics == "default" else ()),  # it rounds where eager does not
+        *(FUSE if options.numerics == "default" else ()),
         ProveAttentionMasks(options.numerics == "eager"),  # after: of fused calls too
         RemoveDeadCode(),  # what made the masks
         *registered("clean"),  # users' own, on a clean graph

@@ -4,12 +4,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from treadle.compat.tensors import storage_of
 from treadle.graph.node_info import value_of
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import tensors_in
+
+aten = torch.ops.aten
+_BY_STRIDES = frozenset({
+    aten.as_strided.default,
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+})  # fmt: skip
 
 
 def storages(value: object) -> frozenset[int]:
@@ -60,6 +68,21 @@ def leaves_step(node: fx.Node) -> bool:
             if user.op == "output":
                 return True
             if user not in seen and held & storages(value_of(user)):
+                seen.add(user)
+                worklist.append(user)
+    return False
+
+
+def read_by_strides(node: fx.Node) -> bool:
+    """Whether a reader of ``node``, or of a view of it, counts in its storage."""
+    worklist, seen = [node], {node}
+    while worklist:
+        each = worklist.pop()
+        held = storages(value_of(each))
+        for user in each.users:
+            if user.target in _BY_STRIDES:
+                return True
+            if user.op == "call_function" and user not in seen and held & storages(value_of(user)):
                 seen.add(user)
                 worklist.append(user)
     return False

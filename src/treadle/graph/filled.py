@@ -30,19 +30,19 @@ def number_everywhere(value: object) -> complex | None:
         return None
     match value.target:
         case aten.full.default | aten.full_like.default:
-            return _stored(arguments(value)["fill_value"], type_of(value).dtype)
+            return as_element(arguments(value)["fill_value"], type_of(value).dtype)
         case aten.ones.default | aten.ones_like.default:
-            return _stored(1, type_of(value).dtype)
+            return as_element(1, type_of(value).dtype)
         case aten.zeros.default | aten.zeros_like.default:
-            return _stored(0, type_of(value).dtype)
+            return as_element(0, type_of(value).dtype)
         case aten.scalar_tensor.default:
-            return _stored(arguments(value)["s"], type_of(value).dtype)
+            return as_element(arguments(value)["s"], type_of(value).dtype)
         case aten.expand.default | aten.view.default:
             return number_everywhere(value.args[0])
         case _:
             return None
 
 
-def _stored(number: complex, dtype: torch.dtype) -> complex:
+def as_element(number: complex, dtype: torch.dtype) -> complex:
     """``number`` as an element of ``dtype``: 1.0000000001 is 1 in f32."""
     return torch.tensor(number, dtype=dtype).item()

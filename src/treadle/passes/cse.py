@@ -49,21 +49,33 @@ class RemoveCommonSubexpressions(GraphPass):
 
 
 class _Results:
-    """Keeps two returned tensors from becoming one; follows what merging returns."""
+    """Keeps two returned tensors from becoming one; follows what merging returns, and which
+    storages it makes one."""
 
     def __init__(self, step: StepGraph) -> None:
         self._aliases: Aliases = analyse(step)
         self._returned = set(self._aliases.returned)
+        self._joined: dict[int, int] = {}
 
     def may_merge(self, kept: fx.Node, node: fx.Node) -> bool:
-        left, right = self._aliases.of[kept], self._aliases.of[node]
+        left, right = self._held(kept), self._held(node)
         if left == right:  # views of one value: no bytes become shared that were not
             return True
         if not left.isdisjoint(self._returned) and not right.isdisjoint(self._returned):
             return False
         if not right.isdisjoint(self._returned):
             self._returned |= left
+        if len(left) == len(right) == 1:
+            self._joined |= zip(right, left, strict=True)
         return True
+
+    def _held(self, node: fx.Node) -> frozenset[int]:
+        return frozenset(map(self._find, self._aliases.of[node]))
+
+    def _find(self, storage: int) -> int:
+        while storage in self._joined:
+            storage = self._joined[storage]
+        return storage
 
 
 def _key(node: fx.Node, alike: dict[fx.Node, fx.Node]) -> Hashable:

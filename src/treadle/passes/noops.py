@@ -1,19 +1,36 @@
 """Remove operations that return what they were given."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from treadle.graph.operators import arguments
 from treadle.graph.passes import Contract, GraphPass
-from treadle.graph.rewrite import NoMatch, Rule, Sweep, any_of, anything, copied, number
+from treadle.graph.pieces import joined_source, stacked_source
+from treadle.graph.rewrite import (
+    Builder,
+    NoMatch,
+    Rule,
+    Sweep,
+    any_of,
+    anything,
+    copied,
+    lowering,
+    number,
+    shared,
+)
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import TensorType
 from treadle.util.errors import require
+from treadle.util.extents import same
 
 aten = torch.ops.aten
+_RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+_JOINS = frozenset({aten.cat.default, aten.stack.default})
 
 
 @dataclass(frozen=True)
@@ -31,6 +48,14 @@ class RemoveNoOps(GraphPass):
     contract = Contract()
 
     def run(self, step: StepGraph) -> int:
+        total = 0
+        while changes := self._once(step):
+            total += changes
+            if not any(node.target in _JOINS for node in step.graph.nodes):
+                break  # of all others one look sees everything
+        return total
+
+    def _once(self, step: StepGraph) -> int:
         sweep = Sweep(step.graph, NO_OPS)
         for node in step.graph.nodes:
             sweep.visit(node)
@@ -77,6 +102,27 @@ def _is_view(x: Any) -> Any:
         aten.t.default,
         torch.ops.prims.convert_element_type.default,
     )(x, ...)
+
+
+def _viewed_before(build: Builder, x: Any, size: Sequence[int]) -> Any:
+    """What a view of a view shows again: ``view(view(x))`` of the shape of ``x``."""
+    while isinstance(x, fx.Node) and x.target in _RESHAPES:
+        x = arguments(x)["self"]
+        shape = build.type_of(x).shape
+        pairs = zip(size, shape, strict=False)
+        if len(size) == len(shape) and all(same(n, -1) or same(n, e) for n, e in pairs):
+            return x
+    raise NoMatch(f"{x} has another shape")
+
+
+def _pieces_of(build: Builder, xs: Sequence[fx.Node], dim: int) -> fx.Node:
+    """The one operand of a cat, or what all in their order are the pieces of."""
+    if len(xs) == 1:
+        return xs[0]
+    try:
+        return joined_source(xs, dim)
+    except NoMatch as miss:
+        raise NoMatch(f"joins {len(xs)} values: {miss.message}") from None
 
 
 def _written_over(x: Any) -> Any:
@@ -130,7 +176,14 @@ NO_OPS = (
     _equals("view-of-all", _is_view),
     _equals("written-over", _written_over),
     _equals("no-padding", lambda x, pad: aten.constant_pad_nd.default(x, pad, ...), _pads_nothing),
-    _equals("cat-of-one", lambda x: aten.cat.default([x], ...)),
+    Rule("cat-of-pieces", lambda xs, dim: aten.cat.default(xs, dim), lowering(_pieces_of)),
+    Rule(
+        "stack-of-pieces",
+        lambda xs, dim: aten.stack.default(xs, dim),
+        lowering(lambda build, xs, dim: stacked_source(xs, dim)),
+    ),
+    _equals("turned-twice", lambda x: aten.t.default(shared(aten.t.default(x)))),
+    Rule("viewed-before", lambda x, size: any_of(*_RESHAPES)(x, size), lowering(_viewed_before)),
     _equals("rounded-whole", lambda x: _ROUND(x), _rounds_whole),
     _equals("first-power", lambda x, exponent: aten.pow.Tensor_Scalar(x, exponent), _is_first),
     _equals("times-one", lambda x, one: _MUL(x, number(one)), _is_one),

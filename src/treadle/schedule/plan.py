@@ -26,9 +26,21 @@ from treadle.schedule.order import ordered
 from treadle.schedule.sparse import compute_where_picked
 from treadle.schedule.workers import THREADS, Workers, scratch_buffers
 from treadle.util.allocator import PLAIN, Allocator
-from treadle.util.extents import largest, same, surely_less
+from treadle.util.extents import largest, same, same_sizes, surely_less
 
 PlanStep = Kernel | Call
+_INTO_FIRST = frozenset({
+    "aten.addmm.out",
+    "aten.baddbmm.out",
+    "aten.scatter.src_out",
+    "aten.scatter.value_out",
+    "aten.scatter_add.out",
+    "aten.scatter_reduce.two_out",
+    "aten.index_add.out",
+    "aten.index_copy.out",
+})  # fmt: skip
+"""Calls that copy their first operand to the result and go on there: nothing is copied if it is
+there already."""
 
 
 def schedule(
@@ -205,10 +217,12 @@ def held_by_calls(steps: Sequence[PlanStep], calls: Mapping[str, Interval]) -> l
 def _reuse(
     steps: Sequence[PlanStep], ours: Mapping[str, Interval], buffers: Mapping[str, Buffer]
 ) -> dict[str, str]:
-    """Stores that may overwrite an input which dies at the same kernel, at the same element."""
+    """Stores that may overwrite an input which dies at the same kernel, at the same element, and
+    calls that may go on in the bytes of their first operand."""
     reuse: dict[str, str] = {}
     for i, step in enumerate(steps):
         if isinstance(step, Call):
+            reuse |= _into_first(step, ours, buffers, i)
             continue
         taken: set[str] = set()
         for store in _safe_stores(step):
@@ -221,6 +235,29 @@ def _reuse(
                     reuse[store.buffer] = name
                     taken.add(name)
     return reuse
+
+
+def _into_first(
+    call: Call, ours: Mapping[str, Interval], buffers: Mapping[str, Buffer], i: int
+) -> dict[str, str]:
+    """``out = x + a @ b``, or ``x`` with other elements at some places, in the bytes of ``x``,
+    which nobody reads afterwards."""
+    if call.out not in _INTO_FIRST:
+        return {}
+    (result,) = call.outputs
+    x = call.args[0]
+    if result is None or not isinstance(x, TensorRef) or not {result, x.buffer} <= ours.keys():
+        return {}
+    dies = ours[x.buffer].first < i == ours[x.buffer].last and ours[result].first == i
+    alone = sum(ref.buffer == x.buffer for ref in call.refs) == 1
+    fits = _is_all_of(x, buffers[x.buffer]) and _is_all_of(x, buffers[result])
+    return {result: x.buffer} if dies and alone and fits else {}
+
+
+def _is_all_of(ref: TensorRef, buffer: Buffer) -> bool:
+    """Whether ``ref`` shows a buffer like this one, all of it and as it is laid out."""
+    laid_out = same_sizes((*ref.shape, *ref.strides), (*buffer.shape, *buffer.strides))
+    return ref.dtype is buffer.dtype and same(ref.offset, 0) and laid_out and not buffer.unsized
 
 
 def _dying_at(kernel: Kernel, store: Store, ours: Mapping[str, Interval], i: int) -> list[str]:

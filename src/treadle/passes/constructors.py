@@ -1,0 +1,120 @@
+"""Values that are made from numbers alone."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.graph.filled import as_element, number_everywhere
+from treadle.graph.operators import arguments
+from treadle.graph.passes import Contract, GraphPass
+from treadle.graph.rewrite import NoMatch
+from treadle.graph.signature import StepGraph
+from treadle.graph.types import TensorType, type_of
+from treadle.graph.values import inherit, refresh
+from treadle.util.errors import require
+from treadle.util.extents import Size
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class CountConstants(GraphPass):
+    """Running sums of a constant are its multiples.
+
+    before:  f = full([3, 4], 2); s = cumsum(f, 1)
+    after:   a = arange(1, 5); m = mul(a, 2); v = view(m, [1, 4]); e = expand(v, [3, 4])
+             s = clone(e)
+
+    A formula instead of a call, and nothing is read. Whole numbers are summed in int64 where eager
+    does, and wrap where it wraps. Of floating-point numbers only where every multiple is one that
+    its dtype has: then every order of summing gives the same bits.
+    """
+
+    contract = Contract()
+
+    def run(self, step: StepGraph) -> int:
+        changed: list[fx.Node] = []
+        for node in list(step.graph.nodes):
+            try:
+                constant = _counted(node)
+            except NoMatch:
+                continue
+            changed.append(_count(node, constant))
+        refresh(step.graph, changed)
+        return len(changed)
+
+
+def explain(node: fx.Node) -> str:
+    """Why the running sum ``node`` does or does not become a formula, in words."""
+    try:
+        _counted(node)
+    except NoMatch as miss:
+        return miss.message
+    return "goes"
+
+
+def _counted(node: fx.Node) -> int | float:
+    """The number that ``node`` sums, in its own dtype."""
+    require(node.target is aten.cumsum.default, NoMatch, f"{node} is no running sum")
+    given, result = arguments(node), type_of(node)
+    number = number_everywhere(given["self"])
+    require(number is not None, NoMatch, f"{given['self']} is not one number everywhere")
+    require(result.ndim > 0, NoMatch, f"{node} has no dims")
+    static = not any(isinstance(each, Size) for each in result.shape)
+    require(static, NoMatch, f"{node} has sizes that calls decide")
+    exact = not isinstance(number, complex) and not result.dtype.is_complex
+    exact = exact and result.dtype is not torch.bool
+    require(exact, NoMatch, f"{node} is {result}")
+    assert isinstance(number, int | float)
+    count = result.shape[given["dim"] % result.ndim]
+    if result.dtype.is_floating_point:
+        return _exact_multiple(number, count, result)
+    require(math.isfinite(number), NoMatch, f"{number} is no whole number")
+    limits = torch.iinfo(result.dtype)
+    for whole in (count + 1, int(number)):
+        fits = limits.min <= whole <= limits.max
+        require(fits, NoMatch, f"{result.dtype} has no {whole}")
+    return int(number)
+
+
+def _exact_multiple(number: float, count: int, result: TensorType) -> float:
+    number = float(as_element(number, result.dtype).real)
+    negative_zero = number == 0 and math.copysign(1.0, number) < 0
+    require(not negative_zero, NoMatch, "the sum of -0.0 may be 0.0")
+    require(math.isfinite(number), NoMatch, f"{number} is not finite")
+    limits = torch.finfo(result.dtype)
+    most = round(2 / limits.eps)  # up to here whole numbers are exact
+    top, _ = number.as_integer_ratio()
+    while top and top % 2 == 0:
+        top //= 2
+    fits = abs(top) * count <= most and count <= most and abs(number) * count <= limits.max
+    require(fits, NoMatch, f"sums of {count} times {number} round in {result.dtype}")
+    return number
+
+
+def _count(node: fx.Node, number: float) -> fx.Node:
+    given, result = arguments(node), type_of(node)
+    dim = given["dim"] % result.ndim
+    count = result.shape[dim]
+    flat = [count if each == dim else 1 for each in range(result.ndim)]
+    with node.graph.inserting_before(node):
+        kind = {"dtype": result.dtype, "device": result.device}
+        new = _call(node, aten.arange.start, 1, count + 1, **kind)
+        if number != 1:
+            new = _call(node, aten.mul.Tensor, new, number)
+        if result.ndim > 1:
+            new = _call(node, aten.view.default, new, flat)
+            new = _call(node, aten.expand.default, new, list(result.shape))
+            new = _call(node, aten.clone.default, new, memory_format=torch.contiguous_format)
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+    return new
+
+
+def _call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    made = like.graph.call_function(target, args, kwargs)
+    inherit(made, like)
+    return made
