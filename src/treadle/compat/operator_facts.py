@@ -73,6 +73,7 @@ class OperatorFacts:
     ``draw_reads_values``: the elements of operands decide what it draws, besides the generator.
     ``allocates``: no result is memory of an operand's.
     ``native``: PyTorch's own. ``slow_elements``: a transcendental function of each element.
+    ``elementwise``: an element of the result is made of those of the operands at its place.
     ``waits``: on a GPU it may wait for numbers of the device's, or work on the host.
     ``counts_masks``: it waits if one of its arguments is a mask.
     ``measurable``: a call that ``follows_seed`` does not say otherwise of runs on invented numbers
@@ -85,6 +86,7 @@ class OperatorFacts:
     native: bool
     cost: CostClass
     slow_elements: bool
+    elementwise: bool
     waits: bool
     counts_masks: bool
     measurable: bool
@@ -211,6 +213,11 @@ _SLOW_ELEMENTS = _named("""
     _log_softmax _softmax cos erf exp gelu log logsumexp pow sigmoid silu sin softplus tanh
 """)
 
+_CONVERSIONS = _named("_to_copy clone alias detach lift_fresh_copy") | _named(
+    "convert_element_type", "prims"
+)
+"""Element by element, though PyTorch does not tag all of them so."""
+
 _NEVER_WAIT = _named("""
     mm addmm bmm baddbmm mv addmv dot addbmm _int_mm convolution convolution_backward
     cudnn_convolution _cudnn_rnn _cudnn_rnn_backward _fft_r2c _fft_c2r _fft_c2c view_as_real
@@ -277,6 +284,7 @@ def facts_of(op: OpOverload) -> OperatorFacts:
         native=op.namespace in _NATIVE,
         cost=_cost_of(op),
         slow_elements=schema.name in _SLOW_ELEMENTS,
+        elementwise=torch.Tag.pointwise in op.tags or schema.name in _CONVERSIONS,
         waits=not _never_waits(op),
         counts_masks=schema.name in _COUNTS_MASKS,
         measurable=bool(schema.returns)
@@ -293,6 +301,7 @@ _NOBODY_KNOWS = OperatorFacts(
     native=False,
     cost=CostClass.LIBRARY,
     slow_elements=False,
+    elementwise=False,
     waits=True,
     counts_masks=True,
     measurable=False,
