@@ -83,10 +83,31 @@ def explain(step: StepGraph, most: int) -> tuple[Finding, ...]:
     )
 
 
-def largest_logits(step: StepGraph) -> int:
-    """Bytes of the largest product that could be cut in chunks; 0 if there is none."""
-    found = (each.region for each in _findings(step, 1))
-    return max((r.row_bytes * r.grid.count for r in found if r is not None), default=0)
+@final
+@dataclass(frozen=True)
+class Logits:
+    """The largest product that can be cut in chunks."""
+
+    rows: int
+    row_bytes: int
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self.rows * self.row_bytes
+
+
+def largest_logits(step: StepGraph) -> Logits | None:
+    """The largest product that can be cut in chunks, if there is one."""
+    found: list[Logits] = []
+    for root in _wide_products(step):
+        try:
+            region = region_of(root)
+        except NoMatch:
+            continue
+        found.append(Logits(region.grid.count, region.row_bytes, tensor_of(root).dtype))
+    return max(found, key=lambda each: each.nbytes, default=None)
 
 
 def _most_rows(found: _Found) -> int:
@@ -97,14 +118,19 @@ def _most_rows(found: _Found) -> int:
 
 
 def _findings(step: StepGraph, most: int) -> Iterator[_Found]:
+    for node in _wide_products(step):
+        try:
+            yield _found(node, most)
+        except NoMatch as miss:
+            yield _Found(node, None, (), miss.message)
+
+
+def _wide_products(step: StepGraph) -> Iterator[fx.Node]:
     if dims_of_graph(step.graph):
         return  # each call decides how many rows there are
     for node in step.graph.nodes:
         if node.target in _PRODUCTS and _is_wide(node):
-            try:
-                yield _found(node, most)
-            except NoMatch as miss:
-                yield _Found(node, None, (), miss.message)
+            yield node
 
 
 def _is_wide(node: fx.Node) -> bool:
@@ -119,6 +145,7 @@ def _left(node: fx.Node) -> torch.Tensor:
 
 
 def _found(root: fx.Node, most: int) -> _Found:
+    """``NoMatch`` where the product stays whole."""
     count, columns = tensor_of(root).shape
     row = columns * tensor_of(root).dtype.itemsize
     size = format_bytes(row * count)
@@ -131,4 +158,4 @@ def _found(root: fx.Node, most: int) -> _Found:
     return _Found(root, region, boxes, "")
 
 
-__all__ = ["SMALLEST_VOCABULARY", "ChunkLoss", "Finding", "explain", "largest_logits"]
+__all__ = ["SMALLEST_VOCABULARY", "ChunkLoss", "Finding", "Logits", "explain", "largest_logits"]

@@ -53,6 +53,7 @@ class _Writer:
     step: StepGraph
     region: Region
     parts: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
+    renewed: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
     outside: dict[Outside, fx.Node] = field(default_factory=dict[Outside, fx.Node])
     weights: dict[TotalWeight, fx.Node] = field(default_factory=dict[TotalWeight, fx.Node])
 
@@ -64,15 +65,18 @@ class _Writer:
         self.last = [node for node in self.graph.nodes if node in members | ends][-1]
         phases = {info(node).phase for node in (*nodes, *ends)}
         self.phase = "backward" if "backward" in phases else "forward"
+        chunks = [info(node).chunk for node in self.graph.nodes]
+        self.chunk = max((each for each in chunks if each is not None), default=None)
 
     def write(self, boxes: Sequence[Box]) -> None:
-        renewed = self._renew()
+        self._renew()
         wholes: dict[fx.Node, fx.Node] = {}
         with self.graph.inserting_before(self.last):
             rows: dict[fx.Node, list[fx.Node]] = {m.node: [] for m in self.region.collected}
             sums: dict[fx.Node, fx.Node] = {}
             for box in boxes:
                 self._chunk(box, rows, sums)
+            self.chunk = None
             for member in self.region.collected:
                 wholes[member.node] = self._joined(member, rows[member.node])
             for each in self.region.exits:
@@ -82,13 +86,14 @@ class _Writer:
         self._erase()
         restore_order(self.graph)
         self._follow()
-        refresh(self.graph, [*wholes.values(), *renewed])
+        refresh(self.graph, [*wholes.values(), *self.renewed.values()])
 
     def _chunk(
         self, box: Box, rows: dict[fx.Node, list[fx.Node]], sums: dict[fx.Node, fx.Node]
     ) -> None:
         """The members in one chunk, and what it adds to the sums."""
         self.parts.clear()
+        self.chunk = 0 if self.chunk is None else self.chunk + 1
         for member in self.region.members:
             self.parts[member.node] = self._form(member, box)
         for node, found in rows.items():
@@ -121,6 +126,8 @@ class _Writer:
                     filled = map_argument(leaf, args)
                     named = map_argument(leaf, dict(kwargs))
                     return self._viewed(root, target, filled, named)
+                case fx.Node():
+                    return self.renewed.get(each, each)
                 case _:
                     return each
 
@@ -142,7 +149,7 @@ class _Writer:
 
     def _one_row_dim(self, root: fx.Node, each: Outside) -> fx.Node:
         """The whole value, its rows in one dim."""
-        node, shape = each.node, tuple(tensor_of(each.node).shape)
+        node, shape = self.renewed.get(each.node, each.node), tuple(tensor_of(each.node).shape)
         if len(each.row_dims) == 1 and shape[each.dim] == each.row_dims[0]:
             return node
         whole = (*each.row_dims, *each.trailing)
@@ -234,13 +241,11 @@ class _Writer:
 
     # What needs no numbers of the region, and what is left over.
 
-    def _renew(self) -> list[fx.Node]:
-        made: list[fx.Node] = []
+    def _renew(self) -> None:
         for node, each in self.region.renewed:
             with self.graph.inserting_before(node):
-                made.append(self._made_anew(node, each))
-            node.replace_all_uses_with(made[-1])
-        return made
+                self.renewed[node] = self._made_anew(node, each)
+            node.replace_all_uses_with(self.renewed[node])
 
     def _made_anew(self, node: fx.Node, each: Renewed) -> fx.Node:
         match each:
@@ -291,7 +296,7 @@ class _Writer:
 
     def _call(self, root: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         node = self._before(root, target, *args, **kwargs)
-        with_info(node, phase=self.phase)
+        with_info(node, phase=self.phase, chunk=self.chunk)
         return node
 
     def _before(self, root: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
