@@ -218,6 +218,10 @@ _CONVERSIONS = _named("_to_copy clone alias detach lift_fresh_copy") | _named(
 )
 """Element by element, though PyTorch does not tag all of them so."""
 
+_ACCUMULATE = frozenset({"aten.addmm.out", "aten.addmm.dtype_out"})
+"""Calls that give ``self + ...``, and that may do so in the memory of ``self``: they copy it into
+their result first, unless that is the same memory, and add to it there."""
+
 _NEVER_WAIT = _named("""
     mm addmm bmm baddbmm mv addmv dot addbmm _int_mm convolution convolution_backward
     cudnn_convolution _cudnn_rnn _cudnn_rnn_backward _fft_r2c _fft_c2r _fft_c2c view_as_real
@@ -357,6 +361,12 @@ def written_names(op: OpOverload, arguments: Mapping[str, object]) -> tuple[str,
     return tuple(each for each in names if arguments["training"] and arguments[each] is not None)
 
 
+def may_accumulate(name: str) -> bool:
+    """Whether a call of an operator, named as by artifacts, may write its result where its first
+    argument is."""
+    return name in _ACCUMULATE
+
+
 def may_wait(name: str, *, masks: bool) -> bool:
     """Whether a call of an operator, named as by artifacts, may wait for the host. ``masks``: some
     of its arguments are."""
@@ -453,6 +463,7 @@ __all__ = [
     "facts_of",
     "follows_seed",
     "gives_undefined",
+    "may_accumulate",
     "may_wait",
     "written_names",
 ]

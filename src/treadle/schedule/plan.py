@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from treadle.compat.operator_facts import may_accumulate
 from treadle.loop.expr import Local, Reduce
 from treadle.loop.index import Index
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelPlan, Store
@@ -25,7 +26,7 @@ from treadle.schedule.order import ordered
 from treadle.schedule.sparse import compute_where_picked
 from treadle.schedule.workers import THREADS, Workers, scratch_buffers
 from treadle.util.allocator import PLAIN, Allocator
-from treadle.util.extents import largest, same, surely_less
+from treadle.util.extents import largest, same, size_key, surely_less
 
 PlanStep = Kernel | Call
 
@@ -203,10 +204,12 @@ def held_by_calls(steps: Sequence[PlanStep], calls: Mapping[str, Interval]) -> l
 def _reuse(
     steps: Sequence[PlanStep], ours: Mapping[str, Interval], buffers: Mapping[str, Buffer]
 ) -> dict[str, str]:
-    """Stores that may overwrite an input which dies at the same kernel, at the same element."""
+    """Stores that may overwrite an input which dies at the same kernel, at the same element; and
+    sums that a call adds to in place."""
     reuse: dict[str, str] = {}
     for i, step in enumerate(steps):
         if isinstance(step, Call):
+            reuse |= _added_in_place(step, ours, buffers, i)
             continue
         taken: set[str] = set()
         for store in _safe_stores(step):
@@ -219,6 +222,26 @@ def _reuse(
                     reuse[store.buffer] = name
                     taken.add(name)
     return reuse
+
+
+def _added_in_place(
+    call: Call, ours: Mapping[str, Interval], buffers: Mapping[str, Buffer], i: int
+) -> dict[str, str]:
+    """The result of ``c + a @ b`` is where ``c`` was, if nothing reads ``c`` again."""
+    if not may_accumulate(call.out) or not isinstance(call.args[0], TensorRef):
+        return {}
+    (made,), added = call.outputs, call.args[0]
+    once = sum(ref.buffer == added.buffer for ref in call.refs) == 1
+    if made not in ours or added.buffer not in ours or not once:
+        return {}
+    layout = _layout(buffers[made])
+    alike = _layout(added) == layout == _layout(buffers[added.buffer]) and added.offset == 0
+    dies = ours[added.buffer].first < i == ours[added.buffer].last and ours[made].first == i
+    return {made: added.buffer} if alike and dies else {}
+
+
+def _layout(of: Buffer | TensorRef) -> tuple[object, ...]:
+    return of.dtype, tuple(map(size_key, of.shape)), tuple(map(size_key, of.strides))
 
 
 def _dying_at(kernel: Kernel, store: Store, ours: Mapping[str, Interval], i: int) -> list[str]:

@@ -17,7 +17,6 @@ from typing import Any, final
 from torch import fx
 
 
-
 @final
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -206,5 +205,3 @@ class Contraction:
 
 
 Exit = Total | Contraction
-
-
