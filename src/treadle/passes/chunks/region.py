@@ -69,6 +69,10 @@ class Region:
     renewed: tuple[tuple[fx.Node, Renewed], ...]
     losses: tuple[fx.Node, ...]
 
+    def is_narrow(self, trailing: Shape) -> bool:
+        """Whether rows of this shape are small beside those of the product."""
+        return 4 * prod(trailing) <= tensor_of(self.root).shape[1]
+
     @property
     def row_bytes(self) -> int:
         """Bytes of a row of the product."""
@@ -410,6 +414,14 @@ def leaves_of(template: Any) -> Iterator[Any]:
             yield leaf
 
 
+def read_by_kernels(template: Any) -> Iterator[Outside]:
+    """What a template reads of values that are there before, besides factors of products."""
+    if isinstance(template, Made) and template.target not in (aten.mm.default, aten.addmm.default):
+        for leaf in leaves_of((template.args, dict(template.kwargs))):
+            if isinstance(leaf, Outside):
+                yield leaf
+
+
 def parts_of(template: Any) -> list[fx.Node]:
     """The members that a template reads."""
     return [leaf.node for leaf in leaves_of(template) if isinstance(leaf, Part | Resliced)]
@@ -434,4 +446,4 @@ def _template_of(each: Exit) -> Any:
             return (left, right)
 
 
-__all__ = ["Region", "region_of", "wide_dtype"]
+__all__ = ["Region", "read_by_kernels", "region_of", "wide_dtype"]

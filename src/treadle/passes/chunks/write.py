@@ -22,7 +22,7 @@ from treadle.graph.order import restore_order
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import compute, refresh
-from treadle.passes.chunks.region import Region, wide_dtype
+from treadle.passes.chunks.region import Region, read_by_kernels, wide_dtype
 from treadle.passes.chunks.rows import (
     Box,
     Contraction,
@@ -55,6 +55,9 @@ class _Writer:
     parts: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
     renewed: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
     outside: dict[Outside, fx.Node] = field(default_factory=dict[Outside, fx.Node])
+    copies: dict[tuple[Outside, Box], fx.Node] = field(
+        default_factory=dict[tuple[Outside, Box], fx.Node]
+    )
     weights: dict[TotalWeight, fx.Node] = field(default_factory=dict[TotalWeight, fx.Node])
 
     def __post_init__(self) -> None:
@@ -74,6 +77,7 @@ class _Writer:
         with self.graph.inserting_before(self.last):
             rows: dict[fx.Node, list[fx.Node]] = {m.node: [] for m in self.region.collected}
             sums: dict[fx.Node, fx.Node] = {}
+            self._copy_narrow(boxes)
             for box in boxes:
                 self._chunk(box, rows, sums)
             self.chunk = None
@@ -87,6 +91,22 @@ class _Writer:
         restore_order(self.graph)
         self._follow()
         refresh(self.graph, [*wholes.values(), *self.renewed.values()])
+
+    def _copy_narrow(self, boxes: Sequence[Box]) -> None:
+        """Targets and the like of each chunk in memory of their own, before all chunks: kernels that
+        read them at other places of one memory would be other kernels."""
+        chunk, self.chunk = self.chunk, None
+        templates = [(each.node, each.form) for each in self.region.members]
+        templates += [(e.node, e.partial) for e in self.region.exits if isinstance(e, Total)]
+        for root, template in templates:
+            for each in read_by_kernels(template):
+                for box in boxes if self.region.is_narrow(each.trailing) else ():
+                    if (each, box) not in self.copies:
+                        rows = self._sliced(root, each, box)
+                        named = {"memory_format": torch.contiguous_format}
+                        copy = self._call(root, aten.clone.default, rows, **named)
+                        self.copies[each, box] = copy
+        self.chunk = chunk
 
     def _chunk(
         self, box: Box, rows: dict[fx.Node, list[fx.Node]], sums: dict[fx.Node, fx.Node]
@@ -118,7 +138,7 @@ class _Writer:
                 case Part(node=node):
                     return self.parts[node]
                 case Outside():
-                    return self._sliced(root, each, box)
+                    return self.copies.get((each, box)) or self._sliced(root, each, box)
                 case RowCount(rows=rows):
                     start, stop = box.of(rows, self.region.grid)
                     return stop - start
