@@ -1,4 +1,4 @@
-"""What computing the loss over a large vocabulary in chunks of rows costs, and what memory it saves.
+"""What the loss over a large vocabulary in chunks of rows costs, and what memory it saves.
 
     python benchmarks/chunked_loss.py
     python benchmarks/chunked_loss.py --device cuda --vocabulary 50257 --width 768 --rows 16384 \\

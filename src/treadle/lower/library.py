@@ -51,8 +51,8 @@ OUT_VARIANTS = PRODUCTS | {
 _PRODUCT = "a product: the vendor's library"
 _WHY: Mapping[str, str] = {
     _PRODUCT: """
-        mm addmm bmm baddbmm mv addmv dot addbmm mm.dtype addmm.dtype _int_mm _trilinear linear_backward
-        _cdist_forward _cdist_backward
+        mm addmm bmm baddbmm mv addmv dot addbmm mm.dtype addmm.dtype _int_mm
+        _trilinear linear_backward _cdist_forward _cdist_backward
     """,
     "a convolution: the vendor's library": """
         convolution convolution_backward _convolution_double_backward cudnn_convolution

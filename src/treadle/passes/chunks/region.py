@@ -13,7 +13,7 @@ From the root on, each node is of one of these kinds, or late: it needs a member
 whole. A wide value that something late is needed for, or that is read as a whole, refuses it all.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, final
@@ -41,18 +41,17 @@ from treadle.passes.chunks.rows import (
     Total,
     TotalWeight,
 )
-from treadle.passes.chunks.rules import OtherGrid, Shape, Site, in_chunks, made, nll_loss_of_rows
+from treadle.passes.chunks.rules import (
+    OtherGrid,
+    Shape,
+    Site,
+    in_chunks,
+    nll_loss_of_rows,
+    number_of,
+)
 from treadle.util.errors import require
 
 aten = torch.ops.aten
-
-_FILLED: Mapping[object, int] = {
-    aten.ones_like.default: 1,
-    aten.zeros_like.default: 0,
-    aten.new_ones.default: 1,
-    aten.new_zeros.default: 0,
-}
-"""What is made of the shape of an operand alone, and of which number."""
 
 
 @final
@@ -276,8 +275,9 @@ class _Finder:
 
     def _renew(self, node: fx.Node) -> bool:
         """Whether the node needs a shape alone."""
-        if node.target in _FILLED and is_tensor(node) and type_of(node).is_contiguous:
-            self.renewed[node] = Filled(_FILLED[node.target])
+        number = number_of(node)
+        if number is not None and type_of(node).is_contiguous:
+            self.renewed[node] = Filled(number)
             return True
         if not is_item(node) or node.args[1] != 1:
             return False

@@ -3,7 +3,7 @@
 ::
 
     grid    =  outer x middle x inner rows: those of the product that the chunks are cut from
-    Rows    =  the first ``lead`` dims of a value count its rows: ``middle[start:stop]`` of each outer
+    Rows    =  the first ``lead`` dims of a value count rows: ``middle[start:stop]`` of each outer
     box     =  some of outer and some of middle: the rows of one chunk
     template = arguments in which ``Part``, ``Outside``, ``RowCount`` and ``Made`` stand for values
                of the chunk

@@ -10,7 +10,7 @@ A rule sees one node, and what is known of the rows of its operands; ``NoMatch``
 does not work row by row.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, final
@@ -297,9 +297,14 @@ def _squeeze(site: Site) -> Member:
 
 @_for(aten.expand.default)
 def _expand(site: Site) -> Member:
+    """More elements behind the rows; or the same for all rows, of a value that has none."""
     source, shape = site.given["self"], site.shape()
-    require(len(site.shape(source)) == len(shape), NoMatch, f"{site.node} adds rows")
-    sizes = site.sizes(shape)
+    sizes, ndim = site.sizes(shape), len(site.shape(source))
+    if ndim <= len(shape) - site.lead:
+        whole = site.fetch(source, site.rows, site.row_dims) is None
+        require(whole, NoMatch, f"{site.node} adds rows")
+        return site.member(Made(site.node.target, (source, sizes)))
+    require(ndim == len(shape), NoMatch, f"{site.node} adds rows")
     return site.member(Made(site.node.target, (site.aligned(source), sizes)))
 
 
@@ -407,4 +412,35 @@ def _filled(site: Site) -> Member:
     return site.member(made(site.node.target, site.given | {"size": site.sizes(site.shape())}))  # type: ignore[arg-type]
 
 
-__all__ = ["Fetch", "OtherGrid", "Site", "in_chunks", "made", "nll_loss_of_rows", "row_rule"]
+_NUMBERS: Mapping[object, int] = {
+    aten.ones_like.default: 1,
+    aten.zeros_like.default: 0,
+    aten.new_ones.default: 1,
+    aten.new_zeros.default: 0,
+}
+"""What is made of the shape of an operand alone, and of which number."""
+
+
+def number_of(node: fx.Node) -> int | None:
+    """Which number the node holds everywhere, whatever its operand holds."""
+    return _NUMBERS.get(node.target)
+
+
+@_for(*_NUMBERS)
+def _one_number(site: Site) -> Member:
+    like, number = tensor_of(site.node), _NUMBERS[site.node.target]
+    value = bool(number) if like.dtype is torch.bool else number
+    kwargs = (("dtype", like.dtype), ("device", like.device))
+    return site.member(Made(aten.full.default, (site.sizes(site.shape()), value), kwargs))
+
+
+__all__ = [
+    "Fetch",
+    "OtherGrid",
+    "Site",
+    "in_chunks",
+    "made",
+    "nll_loss_of_rows",
+    "number_of",
+    "row_rule",
+]

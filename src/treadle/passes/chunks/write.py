@@ -93,8 +93,8 @@ class _Writer:
         refresh(self.graph, [*wholes.values(), *self.renewed.values()])
 
     def _copy_narrow(self, boxes: Sequence[Box]) -> None:
-        """Targets and the like of each chunk in memory of their own, before all chunks: kernels that
-        read them at other places of one memory would be other kernels."""
+        """Targets and the like of each chunk in memory of their own, before all chunks: kernels
+        that read them at other places of one memory would be other kernels."""
         chunk, self.chunk = self.chunk, None
         templates = [(each.node, each.form) for each in self.region.members]
         templates += [(e.node, e.partial) for e in self.region.exits if isinstance(e, Total)]
