@@ -9,6 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import treadle
@@ -20,13 +22,15 @@ from treadle.compiler.memory import plan_within, planned
 from treadle.compiler.request import Target
 from treadle.graph.alias import analyse
 from treadle.graph.execute import run_step
-from treadle.graph.node_info import info, tensor_of, value_of
+from treadle.graph.node_info import info, tensor_of, value_of, with_info
 from treadle.graph.passes import run_passes
-from treadle.graph.signature import StepGraph
+from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.options import Options, from_environment
 from treadle.passes import chunked_loss
 from treadle.passes.chunked_loss import ChunkLoss, Logits, explain, largest_logits
 from treadle.passes.chunks.rows import Grid, Rows, boxes_of
+from treadle.passes.memory.cost import flops_of, work_of
+from treadle.passes.noops import RemoveNoOps
 from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.cuda import H200
 from treadle.util.errors import PlanError
@@ -528,6 +532,33 @@ def test_sums_of_chunks_are_one_piece_of_memory():
     wide = [name for name in sums if plan.buffers[name].shape == (LARGE, D)]
     assert len(wide) == 3
     assert len({plan.offsets[name] for name in wide}) == 1
+
+
+@pytest.mark.usefixtures("small")
+def test_products_of_16_bits_give_32_where_the_library_can():
+    def program(h, w, y):
+        x = aten._log_softmax((h @ w.t()).float(), 1, False)
+        loss, weight = aten.nll_loss_forward(x, y, None, 1, -100)
+        g = aten.nll_loss_backward(torch.ones_like(loss), x, y, None, 1, -100, weight)
+        g = aten._log_softmax_backward_data(g, x, 1, torch.float32).bfloat16()
+        return loss, g @ w, g.t() @ h
+
+    with FakeTensorMode():
+        h, w = (torch.empty(n, D, device="cuda", dtype=torch.bfloat16) for n in (21, V))
+        graph = make_fx(program)(h, w, torch.empty(21, device="cuda").long()).graph
+    for node in graph.nodes:
+        with_info(node, phase="forward")
+    (output,) = graph.find_nodes(op="output")
+    output.args = (tuple(output.args[0]),)
+    inputs = tuple(Input(Role.BATCH, name) for name in ("h", "w", "y"))
+    step = StepGraph(graph, Signature(inputs, tuple(Output(f"out{i}") for i in range(3))))
+    run_passes(step, [RemoveNoOps(), ChunkLoss(7 * V * 2)])
+    products = [n for n in step.graph.nodes if "out_dtype" in n.kwargs]
+    assert [n.target for n in products] == [aten.mm.dtype, aten.addmm.dtype, aten.addmm.dtype]
+    assert all(tensor_of(n).dtype is torch.float32 for n in products)
+    assert all(flops_of(n) == 2 * 7 * V * D for n in products)
+    assert all(work_of(n)[2] is torch.bfloat16 for n in products)
+    assert tensor_of(step.returned[2]).dtype is torch.bfloat16
 
 
 def test_versions_of_a_step():
