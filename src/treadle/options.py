@@ -126,9 +126,10 @@ class Options:
     @cached_property
     def chunk_bytes(self) -> int | None:
         """``chunk_logits`` as bytes; 0 for products as a whole, ``None`` if it is to be chosen."""
-        if self.chunk_logits is None or (self.chunk_logits == 0 and self.chunk_logits is not False):
-            return self.chunk_logits
-        return parse_bytes(self.chunk_logits)
+        given = self.chunk_logits
+        if given is None:
+            return None
+        return 0 if given == 0 and given is not False else parse_bytes(given)
 
     def decisive(self) -> "Options":
         """These options with every one that decides nothing of what is compiled at its default."""

@@ -232,7 +232,7 @@ def _added_in_place(
         return {}
     (made,), added = call.outputs, call.args[0]
     once = sum(ref.buffer == added.buffer for ref in call.refs) == 1
-    if made not in ours or added.buffer not in ours or not once:
+    if made is None or made not in ours or added.buffer not in ours or not once:
         return {}
     layout = _layout(buffers[made])
     alike = _layout(added) == layout == _layout(buffers[added.buffer]) and added.offset == 0
