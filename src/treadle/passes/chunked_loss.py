@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from treadle.graph.dynamic import dims_of_graph
-from treadle.graph.node_info import tensor_of
+from treadle.graph.node_info import info, tensor_of
 from treadle.graph.operators import arguments
 from treadle.graph.passes import GraphPass
 from treadle.graph.rewrite import NoMatch
@@ -129,7 +129,9 @@ def _wide_products(step: StepGraph) -> Iterator[fx.Node]:
     if dims_of_graph(step.graph):
         return  # each call decides how many rows there are
     for node in step.graph.nodes:
-        if node.target in _PRODUCTS and _is_wide(node):
+        known = info(node)
+        forward = known.phase == "forward" or known.region is not None  # no gradient of a layer
+        if node.target in _PRODUCTS and forward and _is_wide(node):
             yield node
 
 
