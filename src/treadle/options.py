@@ -97,6 +97,8 @@ class Options:
     products; the default only promises to be as near to the exact numbers as eager is.
     ``rng="counter"``: dropout masks are computed from a key and the position instead of drawn in
     order: nothing of them is stored, and they are not eager's; the default reproduces eager's.
+    ``chunk_logits``: how large a product over a vocabulary may be (``"64MiB"``, bytes as an int)
+    before it and the loss on it are computed in chunks of rows; 0: any size; default: chosen.
     ``fuse``: let formulas share kernels. ``target``: the name of a target that was added, instead
     of what the device is by itself (``docs/howto/target.md``). ``tune``: try other schedules for
     large kernels on this machine and keep the fastest; a first compile takes seconds to minutes
@@ -117,6 +119,7 @@ class Options:
     strict: bool = field(default=False, metadata=_DECIDES_NOTHING)
     numerics: str = "default"
     rng: str = "eager"
+    chunk_logits: str | int | None = None
     codegen: bool = True
     fuse: bool = True
     target: str = ""
@@ -133,7 +136,7 @@ class Options:
     def __post_init__(self) -> None:
         if isinstance(self.memory, float):
             _require_ratio(self.memory)
-        _ = self.budget  # a text that is no size is refused here
+        _ = self.budget, self.chunk_bytes  # a text that is no size is refused here
         _require_flags(strict=self.strict, codegen=self.codegen, fuse=self.fuse, tune=self.tune)
         _require_flags(measure=self.measure)
         if self.max_cached < 1:
@@ -148,6 +151,14 @@ class Options:
         if self.memory is None or isinstance(self.memory, float):
             return self.memory
         return parse_bytes(self.memory)
+
+    @cached_property
+    def chunk_bytes(self) -> int | None:
+        """``chunk_logits`` as bytes; 0 for products as a whole, ``None`` if it is to be chosen."""
+        given = self.chunk_logits
+        if given is None:
+            return None
+        return 0 if given == 0 and given is not False else parse_bytes(given)
 
     def decisive(self) -> "Options":
         """These options with every one that decides nothing of what is compiled at its default."""

@@ -73,6 +73,7 @@ class OperatorFacts:
     ``draw_reads_values``: the elements of operands decide what it draws, besides the generator.
     ``allocates``: no result is memory of an operand's.
     ``native``: PyTorch's own. ``slow_elements``: a transcendental function of each element.
+    ``elementwise``: an element of the result is made of those of the operands at its place.
     ``waits``: on a GPU it may wait for numbers of the device's, or work on the host.
     ``counts_masks``: it waits if one of its arguments is a mask.
     ``measurable``: a call that ``follows_seed`` does not say otherwise of runs on invented numbers
@@ -85,6 +86,7 @@ class OperatorFacts:
     native: bool
     cost: CostClass
     slow_elements: bool
+    elementwise: bool
     waits: bool
     counts_masks: bool
     measurable: bool
@@ -211,6 +213,25 @@ _SLOW_ELEMENTS = _named("""
     _log_softmax _softmax cos erf exp gelu log logsumexp pow sigmoid silu sin softplus tanh
 """)
 
+_CONVERSIONS = _named("_to_copy clone alias detach lift_fresh_copy") | _named(
+    "convert_element_type", "prims"
+)
+"""Element by element, though PyTorch does not tag all of them so."""
+
+_ACCUMULATE = frozenset({
+    "aten.addmm.out",
+    "aten.addmm.dtype_out",
+    "aten.baddbmm.out",
+    "aten.scatter.src_out",
+    "aten.scatter.value_out",
+    "aten.scatter_add.out",
+    "aten.scatter_reduce.two_out",
+    "aten.index_add.out",
+    "aten.index_copy.out",
+})  # fmt: skip
+"""Calls that go on from their first operand, and that may do so in its memory: they copy it into
+their result first, unless that is the same memory."""
+
 _NEVER_WAIT = _named("""
     mm addmm bmm baddbmm mv addmv dot addbmm _int_mm convolution convolution_backward
     cudnn_convolution _cudnn_rnn _cudnn_rnn_backward _fft_r2c _fft_c2r _fft_c2c view_as_real
@@ -277,6 +298,7 @@ def facts_of(op: OpOverload) -> OperatorFacts:
         native=op.namespace in _NATIVE,
         cost=_cost_of(op),
         slow_elements=schema.name in _SLOW_ELEMENTS,
+        elementwise=torch.Tag.pointwise in op.tags or schema.name in _CONVERSIONS,
         waits=not _never_waits(op),
         counts_masks=schema.name in _COUNTS_MASKS,
         measurable=bool(schema.returns)
@@ -293,6 +315,7 @@ _NOBODY_KNOWS = OperatorFacts(
     native=False,
     cost=CostClass.LIBRARY,
     slow_elements=False,
+    elementwise=False,
     waits=True,
     counts_masks=True,
     measurable=False,
@@ -346,6 +369,12 @@ def written_names(op: OpOverload, arguments: Mapping[str, object]) -> tuple[str,
     if names is None:
         return tuple(name for _, name in written_arguments(op))
     return tuple(each for each in names if arguments["training"] and arguments[each] is not None)
+
+
+def may_accumulate(name: str) -> bool:
+    """Whether a call of an operator, named as by artifacts, may write its result where its first
+    argument is."""
+    return name in _ACCUMULATE
 
 
 def may_wait(name: str, *, masks: bool) -> bool:
@@ -444,6 +473,7 @@ __all__ = [
     "facts_of",
     "follows_seed",
     "gives_undefined",
+    "may_accumulate",
     "may_wait",
     "written_names",
 ]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from treadle.compiler.chunks import versions_of
 from treadle.compiler.cleaning import extended, rewritten, settled
 from treadle.compiler.request import Target, build_for, request_of
 from treadle.compiler.workspaces import with_workspaces
@@ -102,10 +103,11 @@ def plan_within(step: StepGraph, target: Target) -> tuple[MemoryPlan, Scheduled 
     """The fastest plan; with a budget, of those whose exact peak, after fusion and packing, is
     within it: then it has been scheduled already."""
     budget = target.options.budget
+    versions = versions_of(step, target)
     if budget is None:
-        return fastest_plan(step, target.hardware), None
+        return fastest_plan(versions, target.hardware), None
     evaluator = PeakEvaluator(target, known_of(step))
-    memory = plan_memory(step, budget, target.hardware, evaluator)
+    memory = plan_memory(versions, budget, target.hardware, evaluator)
     return memory, evaluator.scheduled(memory.step)
 
 
@@ -127,7 +129,8 @@ def frontier_points(
     build_ = build_for(device, options, cache)
     step = extended(step, options)
     target = request_of(step, device, budgeted, build_, cache=cache).target
-    found = frontier(settled(step, budgeted), target.hardware)
+    versions = versions_of(settled(step, budgeted), target)
+    found = frontier([each.step for each in versions], target.hardware)
     known = known_of(step)
     ends = (found[0], found[-1])
     first, last = (planned(each.step, target, known).plan.peak_bytes for each in ends)

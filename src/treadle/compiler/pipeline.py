@@ -24,6 +24,7 @@ from treadle.capture.step import Captured
 from treadle.capture.watching import watch_tensors
 from treadle.codegen.host import artifact_of
 from treadle.compat.switches import clear_workspaces
+from treadle.compiler.chunks import without_chunks
 from treadle.compiler.cleaning import extended, extending, settled
 from treadle.compiler.compiled import Built, Compiled
 from treadle.compiler.entry import read_saved, saved_bytes, with_lines
@@ -135,7 +136,8 @@ def plan_graph(step: StepGraph, device: str, options: Options, clock: Clock) -> 
     cache = Cache(options.cache_dir)
     step, _ = _extended(step, options, clock)
     library = not build_for(device, options, cache).generates
-    planned_step, _ = _graph_to_graph(step, Target(device, options, library=library), clock)
+    target = Target(device, without_chunks(options), library=library)
+    planned_step, _ = _graph_to_graph(step, target, clock)
     return planned_step
 
 

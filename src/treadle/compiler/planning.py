@@ -11,6 +11,7 @@ from treadle.capture.refuse import device_of, named_models, named_optimizers
 from treadle.capture.step import capture
 from treadle.compat.fake import is_fake
 from treadle.compat.switches import switches
+from treadle.compiler.chunks import versions_of
 from treadle.compiler.cleaning import extended, settled
 from treadle.compiler.memory import known_of, planned
 from treadle.compiler.request import Target, build_for
@@ -98,11 +99,13 @@ def plan(
         build_ = build_for(captured.device, target.options, cache)
         here = machine(torch.device(captured.device), switches(), build_.identity)
         target = replace(target, workspaces=Workspaces(cache, captured.device, here.identity))
-    step = settled(extended(captured.step, target.options), replace(target.options, memory=1.0))
+    budgeted = replace(target.options, memory=1.0)
+    step = settled(extended(captured.step, target.options), budgeted)
+    versions = versions_of(step, replace(target, options=budgeted))
     known = known_of(step)
     points = [
         Point(planned(each.step, target, known).plan.peak_bytes, 1e3 * each.seconds)
-        for each in frontier(step, hardware)
+        for each in frontier([version.step for version in versions], hardware)
     ]
     useful = _useful(points)
     return _chosen(useful, hardware, None if memory is None else _limit(memory, useful))

@@ -36,6 +36,8 @@ class NodeInfo:
     whether the memory plan computes it a second time. ``asked_at``: for a condition, which place
     of the user's code asks it. ``draw``: which draw of random numbers it is; negative if none.
     ``lost``: whether it stands for what code outside of the graph leaves in a parameter.
+    ``chunk``: of the rows that it is computed for, where others of the same kind are computed for
+    other rows before and after.
     """
 
     phase: str = ""
@@ -49,6 +51,7 @@ class NodeInfo:
     asked_at: tuple[object, ...] | None = None
     draw: int = -1
     lost: bool = False
+    chunk: int | None = None
 
 
 _NOTHING = NodeInfo()
@@ -65,7 +68,7 @@ def with_info(node: fx.Node, **changes: object) -> None:
 
 
 def belong(node: fx.Node, root: fx.Node) -> None:
-    """``node`` is of the phase, source line, module and regions of ``root``."""
+    """``node`` is of the phase, source line, module, regions and chunk of ``root``."""
     old = info(root)
     with_info(
         node,
@@ -75,6 +78,7 @@ def belong(node: fx.Node, root: fx.Node) -> None:
         region=old.region,
         checkpoint=old.checkpoint,
         asked=old.asked,
+        chunk=old.chunk,
     )
 
 

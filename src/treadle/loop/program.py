@@ -76,12 +76,15 @@ class TensorRef:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a step came from: graph nodes, the user's line, the module path, the phase."""
+    """Where a step came from: graph nodes, the user's line, the module path, the phase. ``chunk``:
+    steps of two chunks share no kernel, nor do they with others: one chunk is in memory at a time.
+    """
 
     nodes: tuple[str, ...]
     where: str = ""
     module: str = ""
     phase: str = ""
+    chunk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ T = TypeVar("T")
 _REMEDY = "give the text of exact_program(program) or exact_kernel(kernel)"
 _DEVICE = re.compile(r"[a-z]+(?::\d+)?")
 _UNNAMED = re.compile(r"_(?=[,\s])")
-_FACTS = {"where", "module", "phase", "out", "reason", "workspace", "effects"}
+_FACTS = {"where", "module", "phase", "chunk", "out", "reason", "workspace", "effects"}
 
 
 def parse_program(text: str) -> Program:
@@ -160,7 +160,8 @@ class _Reader:
             if name not in _FACTS:
                 raise self.scanner.error(f"{name!r} is no fact of a step", at)
             facts[name] = self._literals.literal()
-        where = {key: facts.pop(key) for key in ("where", "module", "phase") if key in facts}
+        mine = ("where", "module", "phase", "chunk")
+        where = {key: facts.pop(key) for key in mine if key in facts}
         return Origin(nodes, **where), facts
 
     # arguments

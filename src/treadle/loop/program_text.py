@@ -145,6 +145,7 @@ def _call(call: Call) -> str:
 def _origin(origin: Origin) -> str:
     facts = {"where": origin.where, "module": origin.module, "phase": origin.phase}
     told = "".join(f", {name} {value!r}" for name, value in facts.items() if value)
+    told += "" if origin.chunk is None else f", chunk {origin.chunk}"
     return f" from {list(origin.nodes)}{told}"
 
 

@@ -26,6 +26,8 @@ PRODUCTS = {
     aten.mv.default: "aten.mv.out",
     aten.addmv.default: "aten.addmv.out",
     aten.dot.default: "aten.dot.out",
+    aten.mm.dtype: "aten.mm.dtype_out",
+    aten.addmm.dtype: "aten.addmm.dtype_out",
 }
 """Products, which write into a buffer of ours in any layout."""
 
@@ -49,8 +51,8 @@ OUT_VARIANTS = PRODUCTS | {
 _PRODUCT = "a product: the vendor's library"
 _WHY: Mapping[str, str] = {
     _PRODUCT: """
-        mm addmm bmm baddbmm mv addmv dot addbmm _int_mm _trilinear linear_backward
-        _cdist_forward _cdist_backward
+        mm addmm bmm baddbmm mv addmv dot addbmm mm.dtype addmm.dtype _int_mm
+        _trilinear linear_backward _cdist_forward _cdist_backward
     """,
     "a convolution: the vendor's library": """
         convolution convolution_backward _convolution_double_backward cudnn_convolution

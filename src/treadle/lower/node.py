@@ -278,7 +278,7 @@ def _moved(context: LoweringContext, source: LoweredArgument) -> TensorRef | Non
 def origin_of(node: fx.Node) -> Origin:
     """Who to name when this node is reported."""
     known = info(node)
-    return Origin((node.name,), known.where, known.module, known.phase)
+    return Origin((node.name,), known.where, known.module, known.phase, known.chunk)
 
 
 def error_at(node: fx.Node, message: str) -> LoweringError:

@@ -112,6 +112,7 @@ class _Duplicator:
     def _is_candidate(self, step: Compute) -> bool:
         name = step.output.buffer
         single = len(self._writers[name]) == 1 and name not in self._pinned
+        single = single and step.origin.chunk is None  # its operands are gone after the chunk
         ours = self._buffers[name].kind is BufferKind.TEMPORARY
         body = step.array.body
         if not (single and ours) or isinstance(body, Reduce) or self._reads_changing(step):

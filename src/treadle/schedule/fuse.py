@@ -171,11 +171,15 @@ class Fuser:
         return sorted(score, key=lambda other: (-score[other], -other))
 
     def _near(self, earlier: Group, later: Group) -> bool:
-        """Whether running the two together keeps nothing alive for long.
+        """Whether running the two together keeps nothing alive for long: no rows of one chunk until
+        those of another.
 
         A backward step that needs forward values alone would otherwise run in the forward, and
         its result wait for the backward.
         """
+        chunks = {self._steps[m].origin.chunk for m in (earlier.members[0], later.members[0])}
+        if len(chunks) > 1:
+            return False
         distance = later.members[0] - earlier.members[-1]
         phases = {self._steps[m].origin.phase for m in (earlier.members[-1], later.members[0])}
         if phases == {"optimizer"}:

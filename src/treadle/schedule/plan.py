@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from treadle.compat.operator_facts import may_accumulate
 from treadle.loop.expr import Local, Reduce
 from treadle.loop.index import Index
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelPlan, Store
@@ -29,18 +30,6 @@ from treadle.util.allocator import PLAIN, Allocator
 from treadle.util.extents import largest, same, same_sizes, surely_less
 
 PlanStep = Kernel | Call
-_INTO_FIRST = frozenset({
-    "aten.addmm.out",
-    "aten.baddbmm.out",
-    "aten.scatter.src_out",
-    "aten.scatter.value_out",
-    "aten.scatter_add.out",
-    "aten.scatter_reduce.two_out",
-    "aten.index_add.out",
-    "aten.index_copy.out",
-})  # fmt: skip
-"""Calls that copy their first operand to the result and go on there: nothing is copied if it is
-there already."""
 
 
 def schedule(
@@ -242,7 +231,7 @@ def _into_first(
 ) -> dict[str, str]:
     """``out = x + a @ b``, or ``x`` with other elements at some places, in the bytes of ``x``,
     which nobody reads afterwards."""
-    if call.out not in _INTO_FIRST:
+    if not may_accumulate(call.out):
         return {}
     (result,) = call.outputs
     x = call.args[0]

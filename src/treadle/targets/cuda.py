@@ -61,4 +61,5 @@ CUDA = DeviceTarget(
     driver=_Cuda(),
     libraries=frozenset({"cublas", "cudnn"}),
     aligned_bytes=16,
+    wide_products=True,
 )

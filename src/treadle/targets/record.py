@@ -19,6 +19,7 @@ class DeviceTarget:
     ones for each operator that draws. ``draws``: its language has such a generator, too.
     ``aligned_bytes``: rows of products are fastest at multiples of it; 0: it does not matter.
     ``any_size``: its kernels run for sizes that are known at the call.
+    ``wide_products``: its library adds products of 16-bit factors up into 32 bits (``mm.dtype``).
     """
 
     name: str
@@ -33,3 +34,4 @@ class DeviceTarget:
     draws: bool = False
     aligned_bytes: int = 0
     any_size: bool = False
+    wide_products: bool = False

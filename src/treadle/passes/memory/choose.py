@@ -15,7 +15,7 @@ from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.passes.memory.apply import passes_of
 from treadle.passes.memory.decisions import Decision, decisions, folded
-from treadle.passes.memory.search import Candidate, candidates, fastest
+from treadle.passes.memory.search import Candidate, candidates, fastest, pareto
 from treadle.passes.memory.simulate import timeline
 from treadle.targets.model import DeviceModel
 from treadle.util.errors import PlanError
@@ -26,6 +26,14 @@ _TRUST = 0.005
 """Share of the largest peak by which a plan may turn out smaller than expected."""
 _LAST_RESORTS = 4
 """Plans of the small end judged before a budget is called impossible."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """The step to plan, which the passes of ``first`` made of the one that is compiled."""
+
+    step: StepGraph
+    first: tuple[GraphPass, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,15 +87,19 @@ class _Judged:
 
 
 def plan_memory(
-    step: StepGraph, budget: int | float, device: DeviceModel, judge: Judge
+    step: StepGraph | Sequence[Version], budget: int | float, device: DeviceModel, judge: Judge
 ) -> MemoryPlan:
-    """The fastest plan whose peak, by ``judge``, is at most ``budget``.
+    """The fastest plan whose peak, by ``judge``, is at most ``budget``; of a step, or of several
+    versions of one.
 
     ``budget``: bytes as an ``int``, or a ``float`` between 0.0, the smallest peak, and 1.0,
     the peak of the fastest plan. A smaller budget never gives a larger peak.
     ``PlanError`` TR-202 names the smallest budget that can be met.
     """
-    judged = _Judged(list(candidates(step, device)), judge)
+    versions = _versions(step)
+    found = [(each, v) for v in versions for each in candidates(v.step, device)]
+    points = [each for each, _ in found]
+    judged = _Judged(pareto(points) if len(versions) > 1 else points, judge)
     budget_bytes = _as_bytes(budget, judged)
     if judged.exact(0) <= budget_bytes:
         chosen = 0
@@ -95,13 +107,21 @@ def plan_memory(
         chosen = _first_fitting(judged, budget_bytes)
     else:
         chosen = _last_resort(judged, budget_bytes)
-    return _plan(step, judged.points[chosen], judged.exact(chosen), judged=True)
+    best = judged.points[chosen]
+    version = next(v for each, v in found if each is best)
+    return _plan(version, best, judged.exact(chosen), judged=True)
 
 
-def fastest_plan(step: StepGraph, device: DeviceModel) -> MemoryPlan:
-    """The plan that is estimated to be the fastest; its peak is the simulator's word."""
-    chosen = fastest(step, device)
-    return _plan(step, chosen, chosen.predicted_peak, judged=False)
+def fastest_plan(step: StepGraph | Sequence[Version], device: DeviceModel) -> MemoryPlan:
+    """The plan that is estimated to be the fastest, of the first version; its peak is the
+    simulator's word."""
+    version = _versions(step)[0]
+    chosen = fastest(version.step, device)
+    return _plan(version, chosen, chosen.predicted_peak, judged=False)
+
+
+def _versions(step: StepGraph | Sequence[Version]) -> Sequence[Version]:
+    return (Version(step),) if isinstance(step, StepGraph) else step
 
 
 def _as_bytes(budget: int | float, judged: _Judged) -> int:
@@ -157,9 +177,9 @@ def _impossible(best: Candidate, peak: int, budget: int) -> PlanError:
     )
 
 
-def _plan(step: StepGraph, chosen: Candidate, peak: int, *, judged: bool) -> MemoryPlan:
+def _plan(version: Version, chosen: Candidate, peak: int, *, judged: bool) -> MemoryPlan:
     facts = chosen.order.facts
     names = frozenset(str(facts.nodes[i]) for i in chosen.saved)
     table = decisions(chosen.order, chosen.saved)
-    passes = passes_of(step, chosen)
+    passes = (*version.first, *passes_of(version.step, chosen))
     return MemoryPlan(chosen, passes, names, peak, chosen.seconds, table, judged)

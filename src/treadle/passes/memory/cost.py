@@ -75,8 +75,9 @@ def bytes_of(node: fx.Node) -> int:
 
 def work_of(node: fx.Node) -> tuple[float, int, torch.dtype | None]:
     """Of a kernel of PyTorch's: flops of products, bytes with each operand and result once, and
-    the dtype of its first result."""
-    tensors = tensors_in(value_of(node))
+    the dtype that it computes in: of its first result, or of its factors where it gives another."""
+    like = node.all_input_nodes[-1] if "out_dtype" in node.kwargs else node
+    tensors = tensors_in(value_of(like))
     moved = bytes_of(node) + sum(map(bytes_of, node.all_input_nodes))
     return flops_of(node), moved, tensors[0].dtype if tensors else None
 

@@ -71,6 +71,12 @@ class Facts:
         return tuple(found)
 
     @functools.cached_property
+    def chunks(self) -> tuple[int, ...]:
+        """Which chunk of rows each node is of, from 1; 0 for what is of none."""
+        found = (info(node).chunk for node in self.nodes)
+        return tuple(0 if chunk is None else chunk + 1 for chunk in found)
+
+    @functools.cached_property
     def views(self) -> tuple[bool, ...]:
         """Whether each node is a view."""
         return tuple(kind is Kind.VIEW for kind in self.kinds)

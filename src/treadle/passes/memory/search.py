@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from treadle.graph.signature import StepGraph
@@ -181,9 +181,12 @@ def fastest(step: StepGraph, device: DeviceModel) -> Candidate:
     return pareto([planner.keep_all(), planner.fastest()])[0]
 
 
-def frontier(step: StepGraph, device: DeviceModel) -> list[Candidate]:
-    """A few points of the frontier, both ends included, evenly spaced in peak."""
-    points = list(candidates(step, device))
+def frontier(step: StepGraph | Sequence[StepGraph], device: DeviceModel) -> list[Candidate]:
+    """A few points of the frontier of a step, or of several versions of one, both ends included,
+    evenly spaced in peak."""
+    steps = [step] if isinstance(step, StepGraph) else step
+    points = [each for version in steps for each in candidates(version, device)]
+    points = pareto(points) if len(steps) > 1 else points
     first, last = points[0].predicted_peak, points[-1].predicted_peak
     wanted = [first + (last - first) * k / (_SHOWN - 1) for k in range(_SHOWN)]
     nearest = (

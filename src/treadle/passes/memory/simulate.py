@@ -21,10 +21,10 @@ from torch import fx
 
 from treadle.graph.signature import StepGraph
 from treadle.passes.memory.cost import Kind
-from treadle.passes.memory.order import Order, as_traced, facts_of
+from treadle.passes.memory.order import PHASES, Order, as_traced, facts_of
 
-_FAR = 1 << 40
-_PHASE = 1 << 20  # levels of different phases never meet
+_FAR = 1 << 60
+_PHASE = 1 << 20  # levels of different phases, and of different chunks, never meet
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +124,16 @@ def _fuse(order: Order) -> tuple[list[int], list[bool]]:
 
 
 def _levels(order: Order) -> list[int]:
-    """The phase and the level of each operation, as one number; the head of the forward pass and
-    second computations belong to the backward pass."""
+    """The phase, the chunk of rows and the level of each operation, as one number; the head of the
+    forward pass and second computations belong to the backward pass."""
     facts = order.facts
     head, phases = facts.head, facts.phases
-    first = [phase * _PHASE + level for phase, level in zip(phases, facts.levels, strict=True)]
-    late = [max(phase, 1) * _PHASE + n for phase, n in zip(phases, facts.levels, strict=True)]
+    inside = [
+        len(PHASES) * _PHASE * chunk + n
+        for chunk, n in zip(facts.chunks, facts.levels, strict=True)
+    ]
+    first = [phase * _PHASE + level for phase, level in zip(phases, inside, strict=True)]
+    late = [max(phase, 1) * _PHASE + level for phase, level in zip(phases, inside, strict=True)]
     return [
         late[i] if again or i >= head else first[i]
         for i, again in zip(order.origin, order.again, strict=True)

@@ -1,0 +1,165 @@
+"""A product over a large vocabulary and the loss on it, forward and backward, in chunks of rows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import fx
+
+from treadle.graph.dynamic import dims_of_graph
+from treadle.graph.node_info import info, tensor_of
+from treadle.graph.operators import arguments
+from treadle.graph.passes import Contract, GraphPass
+from treadle.graph.rewrite import NoMatch
+from treadle.graph.signature import StepGraph
+from treadle.passes.chunks.region import Region, region_of
+from treadle.passes.chunks.rows import Box, boxes_of
+from treadle.passes.chunks.write import write_chunks
+from treadle.util.errors import require
+from treadle.util.sizes import format_bytes
+
+aten = torch.ops.aten
+
+SMALLEST_VOCABULARY = 4096
+"""Columns from which a product is looked at: below, what is saved is of the order of the model."""
+_WIDER = 4
+"""How many times as wide as its rows' factor the product is. A narrower one is a layer's."""
+_PRODUCTS = (aten.mm.default, aten.addmm.default)
+
+
+@dataclass(frozen=True)
+class ChunkLoss(GraphPass):
+    """Never let the logits of a step exist as a whole, nor their gradient.
+
+    before:  x = mm(h, w); l = loss(x, t); g = loss_backward(x, t); d = mm(g, v); e = mm(t(g), h)
+    after:   for each chunk of rows:  x' = mm(h', w); l += loss(x', t'); g' = loss_backward(x', t')
+                                      d' = mm(g', v); e += mm(t(g'), h')
+
+    ``most``: bytes of the logits of a chunk. The loss is not known by name: everything computed
+    from the logits must work row by row, or sum over rows, and nothing that sums over rows may be
+    needed row by row again. Equal to rounding: sums are added up in another order, those of 16
+    bits in 32. ``explain`` says what is in the way.
+    """
+
+    contract = Contract()
+
+    most: int
+
+    def run(self, step: StepGraph) -> int:
+        changed = 0
+        while True:
+            fitting = (each for each in _findings(step, self.most) if each.region is not None)
+            found = next(fitting, None)
+            if found is None or found.region is None:
+                return changed
+            write_chunks(step, found.region, found.boxes)
+            changed += 1
+
+
+@final
+@dataclass(frozen=True)
+class Finding:
+    """What becomes of a wide product: ``chunks`` of at most ``rows`` rows each, or ``reason`` why
+    it is left alone."""
+
+    product: str
+    chunks: int
+    rows: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Found:
+    root: fx.Node
+    region: Region | None
+    boxes: tuple[Box, ...]
+    reason: str
+
+
+def explain(step: StepGraph, most: int) -> tuple[Finding, ...]:
+    """What becomes of each wide product of the step."""
+    return tuple(
+        Finding(each.root.name, len(each.boxes), _most_rows(each), each.reason)
+        for each in _findings(step, most)
+    )
+
+
+@final
+@dataclass(frozen=True)
+class Logits:
+    """The largest product that can be cut in chunks."""
+
+    rows: int
+    row_bytes: int
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self.rows * self.row_bytes
+
+
+def largest_logits(step: StepGraph) -> Logits | None:
+    """The largest product that can be cut in chunks, if there is one."""
+    found: list[Logits] = []
+    for root in _wide_products(step):
+        try:
+            region = region_of(root)
+        except NoMatch:
+            continue
+        found.append(Logits(region.grid.count, region.row_bytes, tensor_of(root).dtype))
+    return max(found, key=lambda each: each.nbytes, default=None)
+
+
+def _most_rows(found: _Found) -> int:
+    if found.region is None:
+        return 0
+    inner = found.region.grid.inner
+    return max((b.last - b.first) * (b.high - b.low) * inner for b in found.boxes)
+
+
+def _findings(step: StepGraph, most: int) -> Iterator[_Found]:
+    for node in _wide_products(step):
+        try:
+            yield _found(node, most)
+        except NoMatch as miss:
+            yield _Found(node, None, (), miss.message)
+
+
+def _wide_products(step: StepGraph) -> Iterator[fx.Node]:
+    if dims_of_graph(step.graph):
+        return  # each call decides how many rows there are
+    for node in step.graph.nodes:
+        known = info(node)
+        forward = known.phase == "forward" or known.region is not None  # no gradient of a layer
+        if node.target in _PRODUCTS and forward and _is_wide(node):
+            yield node
+
+
+def _is_wide(node: fx.Node) -> bool:
+    columns, width = tensor_of(node).shape[1], _left(node).shape[1]
+    return columns >= SMALLEST_VOCABULARY and columns >= _WIDER * width
+
+
+def _left(node: fx.Node) -> torch.Tensor:
+    """The factor with the rows."""
+    given = arguments(node)
+    return tensor_of(given["self" if node.target is aten.mm.default else "mat1"])
+
+
+def _found(root: fx.Node, most: int) -> _Found:
+    """``NoMatch`` where the product stays whole."""
+    count, columns = tensor_of(root).shape
+    row = columns * tensor_of(root).dtype.itemsize
+    size = format_bytes(row * count)
+    require(count > 1 and row * count > most, NoMatch, f"{root} has {size}: one chunk")
+    region = region_of(root)
+    boxes = boxes_of(region.grid, max(most // row, 1))
+    spans = {each.rows for each in region.members}
+    empty = any(low >= high for box in boxes for low, high in map(box.inside, spans))
+    require(not empty, NoMatch, f"{root}: a chunk would have no rows")
+    return _Found(root, region, boxes, "")
+
+
+__all__ = ["SMALLEST_VOCABULARY", "ChunkLoss", "Finding", "Logits", "explain", "largest_logits"]

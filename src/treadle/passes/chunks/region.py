@@ -1,0 +1,449 @@
+"""What can be computed in chunks of rows around one wide product, forward and backward.
+
+::
+
+    x = mm(h, w)                the root: wide rows
+    y = _log_softmax(x, 1)      a member: row by row, wide
+    l = nll_loss_forward(y, t)  an exit: a sum over rows
+    g = nll_loss_backward(..)   a member
+    d = mm(g, v)                a member that is collected: its rows, joined, are the whole
+    e = mm(t(g), h)             an exit: a product over rows
+
+From the root on, each node is of one of these kinds, or late: it needs a member or an exit as a
+whole. A wide value that something late is needed for, or that is read as a whole, refuses it all.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, final
+
+import torch
+from torch import fx
+
+from treadle.graph.arguments import map_argument
+from treadle.graph.node_info import tensor_of, value_of
+from treadle.graph.operators import arguments, effects_of, is_item, may_recompute
+from treadle.graph.rewrite import NoMatch
+from treadle.graph.types import is_tensor, tensors_in, type_of
+from treadle.passes.chunks.rows import (
+    Contraction,
+    Exit,
+    Filled,
+    Grid,
+    Made,
+    Member,
+    Outside,
+    Part,
+    Renewed,
+    Resliced,
+    Rows,
+    Total,
+    TotalWeight,
+)
+from treadle.passes.chunks.rules import (
+    OtherGrid,
+    Shape,
+    Site,
+    in_chunks,
+    nll_loss_of_rows,
+    number_of,
+)
+from treadle.util.errors import require
+
+aten = torch.ops.aten
+
+
+@final
+@dataclass(frozen=True)
+class Region:
+    """What is computed in chunks. ``members`` and ``exits`` in the order of the graph; those of
+    ``collected`` are needed as a whole as well."""
+
+    root: fx.Node
+    grid: Grid
+    members: tuple[Member, ...]
+    exits: tuple[Exit, ...]
+    collected: tuple[Member, ...]
+    renewed: tuple[tuple[fx.Node, Renewed], ...]
+    losses: tuple[fx.Node, ...]
+
+    def is_narrow(self, trailing: Shape) -> bool:
+        """Whether rows of this shape are small beside those of the product."""
+        return 4 * prod(trailing) <= tensor_of(self.root).shape[1]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of the product."""
+        like = type_of(self.root)
+        return like.shape[1] * like.dtype.itemsize
+
+
+def region_of(root: fx.Node) -> Region:
+    """All that hangs on the product ``root``; ``NoMatch`` says what is in the way. A grid is found
+    where rows are cut: with that one all is looked at anew."""
+    count = tensor_of(root).shape[0]
+    grid = Grid(1, count, 1)
+    try:
+        return _Finder(root, grid).region()
+    except OtherGrid as other:
+        return _Finder(root, other.grid).region()
+
+
+@dataclass
+class _Finder:
+    root: fx.Node
+    grid: Grid
+    found: dict[fx.Node, Member] = field(default_factory=dict[fx.Node, Member])
+    products: set[fx.Node] = field(default_factory=set[fx.Node])  # members, and late as a whole
+    late: set[fx.Node] = field(default_factory=set[fx.Node])
+    exits: dict[fx.Node, Exit] = field(default_factory=dict[fx.Node, Exit])
+    adopted: set[fx.Node] = field(default_factory=set[fx.Node])  # members without the root
+    renewed: dict[fx.Node, Renewed] = field(default_factory=dict[fx.Node, Renewed])
+    losses: list[fx.Node] = field(default_factory=list[fx.Node])  # the pairs of sum and weight
+
+    def region(self) -> Region:
+        nodes = list(self.root.graph.nodes)
+        place = {node: at for at, node in enumerate(nodes)}
+        self.found[self.root] = _root(self.root, self.grid)
+        for node in nodes[place[self.root] + 1 :]:
+            self._visit(node)
+        require(bool(self.exits), NoMatch, f"nothing sums over the rows of {self.root}")
+        needed = self._needed({*self.exits, *filter(self._is_seed, self.found)})
+        self._require_quiet(nodes[place[self.root] : max(map(place.__getitem__, needed))])
+        renewed = self._renewed_for(needed)
+        inside = needed | self.exits.keys() | renewed.keys() | {*self.losses}
+        chosen = sorted(needed, key=place.__getitem__)
+        return Region(
+            self.root,
+            self.grid,
+            tuple(self.found[node] for node in chosen),
+            tuple(self.exits[node] for node in sorted(self.exits, key=place.__getitem__)),
+            tuple(self.found[node] for node in chosen if self._is_read(node, inside)),
+            tuple(renewed.items()),
+            tuple(self.losses),
+        )
+
+    def _visit(self, node: fx.Node) -> None:
+        """Say of one node what it is. A narrow value may also be needed as a whole."""
+        operands = node.all_input_nodes
+        late = [each for each in operands if each in self.late]
+        rows = [each for each in operands if each in self.found]
+        rows = [each for each in rows if each not in self.products | self.adopted]
+        if not (rows or late) or node in self.late or self._renew(node):
+            return
+        wide = next((each for each in rows if self._is_wide(each)), None)
+        if wide is not None:
+            require(node.op == "call_function", NoMatch, f"{wide} is returned")
+            require(not late, NoMatch, f"{node} reads {wide} and, known after all rows, {late}")
+            self._take(node, wide)
+        elif late:
+            self.late.add(node)
+        else:
+            self._take_narrow(node, rows[0])
+
+    def _take(self, node: fx.Node, wide: fx.Node) -> None:
+        """A reader of a wide value: an exit, a product or a member."""
+        given = arguments(node)
+        if node.target is aten.nll_loss_forward.default and given["reduction"] != 0:
+            self._take_loss(node)
+            return
+        found = self._exit(node, self.found[wide].rows)
+        if found is not None:
+            self.exits[node] = found
+            self.late.add(node)
+        elif node.target is aten.mm.default:
+            self.found[node] = self._product(node)
+            self.products.add(node)
+            self.late.add(node)
+        else:
+            self.found[node] = in_chunks(self._site(node, wide))
+
+    def _take_narrow(self, node: fx.Node, first: fx.Node) -> None:
+        try:
+            require(node.op == "call_function", NoMatch, f"{first} is returned")
+            self.found[node] = in_chunks(self._site(node, first))
+        except NoMatch:
+            self.late.add(node)
+
+    def _site(self, node: fx.Node, first: fx.Node) -> Site:
+        rows = self.found[first].rows
+        require(not rows.transposed, NoMatch, f"{node} is not known to work on columns")
+        return Site(node, rows, self._row_dims(first), self.grid, self._fetch)
+
+    def _row_dims(self, node: fx.Node) -> Shape:
+        value = tensors_in(value_of(node))[0]
+        return tuple(value.shape[: self.found[node].rows.lead])
+
+    def _fetch(self, operand: fx.Node, rows: Rows, row_dims: Shape) -> Part | None:
+        """The chunk's part of an operand: of a member, or of a wide value that may become one."""
+        require(operand not in self.late, NoMatch, f"{operand} is known after all rows alone")
+        if operand not in self.found:
+            self._adopt(operand, rows, row_dims)
+        if operand not in self.found:
+            return None
+        same = self.found[operand].rows == rows and self._row_dims(operand) == row_dims
+        require(same, NoMatch, f"{operand} has other rows")
+        return Part(operand)
+
+    def _adopt(self, operand: fx.Node, rows: Rows, row_dims: Shape) -> None:
+        """Compute a wide value that does not depend on the root in chunks as well, if that can be:
+        as a whole it would be as large as the product."""
+        if operand.op != "call_function" or not is_tensor(operand) or not may_recompute(operand):
+            return
+        shape = tuple(tensor_of(operand).shape)
+        if shape[: rows.lead] != row_dims or not self._is_wide_row(shape[rows.lead :]):
+            return
+        try:
+            site = Site(operand, rows, row_dims, self.grid, self._fetch)
+            member = in_chunks(site)
+        except (NoMatch, OtherGrid):
+            return
+        if member.rows == rows:
+            self.found[operand] = member
+            self.adopted.add(operand)
+
+    def _is_wide(self, node: fx.Node) -> bool:
+        """Whether a row is of the order of a row of the root."""
+        lead = self.found[node].rows.lead
+        if self.found[node].rows.transposed:
+            return True
+        shapes = [tuple(each.shape) for each in tensors_in(value_of(node))]
+        return any(self._is_wide_row(shape[lead:]) for shape in shapes)
+
+    def _is_wide_row(self, trailing: Shape) -> bool:
+        return 4 * prod(trailing) > tensor_of(self.root).shape[1]
+
+    def _is_seed(self, node: fx.Node) -> bool:
+        """A product of rows, or a narrow value that is made of wide ones, or one of several."""
+        if node in self.products:
+            return True
+        parts = [each for each in node.all_input_nodes if each in self.found]
+        made = any(self._is_wide(each) or not is_tensor(each) for each in parts)
+        return made and not self._is_wide(node)
+
+    def _needed(self, seeds: Iterable[fx.Node]) -> set[fx.Node]:
+        """The members that seeds are made of, themselves included."""
+        needed: set[fx.Node] = set()
+        stack = list(seeds)
+        while stack:
+            node = stack.pop()
+            if node in needed:
+                continue
+            if node in self.found:
+                needed.add(node)
+                stack.extend(parts_of(self.found[node].form))
+            if node in self.exits:
+                stack.extend(parts_of(_template_of(self.exits[node])))
+        return needed
+
+    def _is_read(self, node: fx.Node, inside: set[fx.Node]) -> bool:
+        """Whether something that is not ``inside`` reads a member that depends on the root."""
+        if node in self.adopted:
+            return False
+        readers = [user for user in node.users if user not in inside]
+        if readers:
+            several = is_tensor(node) and not self._is_wide(node)
+            require(several, NoMatch, f"{node} is read by {readers[0]} as a whole")
+        return bool(readers)
+
+    def _renewed_for(self, needed: set[fx.Node]) -> dict[fx.Node, Renewed]:
+        """Of what needs no numbers, what members are made of or what reads them."""
+        found = {each for each in self.renewed if not needed.isdisjoint(each.all_input_nodes)}
+        templates = [self.found[node].form for node in needed]
+        stack = [leaf for each in templates for leaf in _nodes_of(each)]
+        for each in self.exits.values():
+            stack += _nodes_of(_template_of(each))
+        seen = set(stack)
+        while stack:
+            node = stack.pop()
+            if node in self.renewed:
+                found.add(node)
+                continue
+            new = set(node.all_input_nodes) - seen
+            seen |= new
+            stack.extend(new)
+        return {node: each for node, each in self.renewed.items() if node in found}
+
+    def _require_quiet(self, nodes: Iterable[fx.Node]) -> None:
+        """What moves behind the chunks has no effect that has its place in an order."""
+        for node in nodes:
+            moved = node in self.late and node.op == "call_function" and effects_of(node)
+            require(not moved, NoMatch, f"{node} has effects, and would move")
+
+    # What else a node may be.
+
+    def _renew(self, node: fx.Node) -> bool:
+        """Whether the node needs a shape alone."""
+        number = number_of(node)
+        if number is not None and type_of(node).is_contiguous:
+            self.renewed[node] = Filled(number)
+            return True
+        if not is_item(node) or node.args[1] != 1:
+            return False
+        (source,) = node.all_input_nodes
+        if source.target is not aten.nll_loss_forward.default or source in self.late:
+            return False
+        self.renewed[node] = Filled(0)  # of losses that are not summed
+        return True
+
+    def _take_loss(self, node: fx.Node) -> None:
+        """The sum of losses is an exit; their total weight depends on targets alone."""
+        given = arguments(node)
+        targets = [given["target"], *([given["weight"]] if given["weight"] else [])]
+        known = any(each in self.found or each in self.late for each in targets)
+        require(not known, NoMatch, f"{node} has targets that depend on the product")
+        member = nll_loss_of_rows(self._site(node, given["self"]))
+        self.losses.append(node)
+        weight = TotalWeight(node, given["target"], given["weight"], given["ignore_index"])
+        for item in node.users:
+            require(is_item(item), NoMatch, f"{item} reads all results of {node}")
+            if item.args[1] == 1:
+                self.renewed[item] = weight
+                continue
+            losses = Made(item.target, (member.form, 0))
+            divisor = weight if given["reduction"] == 1 else None
+            self.exits[item] = Total(item, _summed(losses, [0], item), divisor)
+            self.late.add(item)
+
+    def _exit(self, node: fx.Node, rows: Rows) -> Exit | None:
+        if node.target in (aten.sum.default, aten.mean.default):
+            return self._total(node, rows, None)
+        if node.target in (aten.sum.dim_IntList, aten.mean.dim):
+            shape = tensor_of(arguments(node)["self"]).shape
+            dims = {each % len(shape) for each in arguments(node)["dim"] or range(len(shape))}
+            if dims & set(range(rows.lead)):
+                return self._total(node, rows, dims)
+        if node.target is aten.mm.default:
+            return self._contraction(node)
+        return None
+
+    def _total(self, node: fx.Node, rows: Rows, dims: set[int] | None) -> Total:
+        """A sum or mean over rows, and over dims behind them or all."""
+        source = arguments(node)["self"]
+        shape = tensor_of(source).shape
+        require(not rows.transposed, NoMatch, f"{node} sums columns")
+        dims = set(range(len(shape))) if dims is None else dims
+        require(set(range(rows.lead)) <= dims, NoMatch, f"{node} sums over some dims of rows alone")
+        site = Site(node, rows, tuple(shape[: rows.lead]), self.grid, self._fetch)
+        kept = [0, *(each - rows.lead + 1 for each in sorted(dims) if each >= rows.lead)]
+        partial = _summed(site.aligned(source), kept, node)
+        is_mean = node.target in (aten.mean.default, aten.mean.dim)
+        return Total(node, partial, prod(shape[each] for each in dims) if is_mean else None)
+
+    def _product(self, node: fx.Node) -> Member:
+        """Rows times what is the same for all rows: rows."""
+        left, right = node.args
+        assert isinstance(left, fx.Node)
+        assert isinstance(right, fx.Node)
+        known = left in self.found and right not in self.found
+        require(known, NoMatch, f"{node} multiplies rows with rows")
+        rows = self.found[left].rows
+        require(not rows.transposed, NoMatch, f"{node} multiplies rows with rows")
+        return Member(node, rows, Made(aten.mm.default, (Part(left), right)))
+
+    def _contraction(self, node: fx.Node) -> Contraction | None:
+        """A product that sums over rows: columns of one factor, rows of the other."""
+        left, right = node.args
+        assert isinstance(left, fx.Node)
+        assert isinstance(right, fx.Node)
+        of_left = self.found[left].rows if left in self.found else None
+        of_right = self.found[right].rows if right in self.found else None
+        over_left = of_left is not None and of_left.transposed
+        over_right = of_right is not None and not of_right.transposed
+        if not over_left and not (of_left is None and over_right):
+            return None
+        known = of_right if of_left is None else of_left
+        assert known is not None
+        rows = Rows(1, *known.span)
+        require(of_right is None or over_right, NoMatch, f"{node} multiplies rows with rows")
+        same = of_left is None or of_right is None or of_left.span == of_right.span
+        require(same, NoMatch, f"{node} multiplies other rows")
+        return Contraction(
+            node,
+            Part(left) if of_left else _columns(left, rows),
+            Part(right) if of_right else _rows(right, rows),
+        )
+
+
+def _columns(node: fx.Node, rows: Rows) -> Outside:
+    size, count = tensor_of(node).shape
+    return Outside(node, rows, (count,), (size,), dim=1)
+
+
+def _rows(node: fx.Node, rows: Rows) -> Outside:
+    count, size = tensor_of(node).shape
+    return Outside(node, rows, (count,), (size,))
+
+
+def _summed(part: Any, dims: list[int], node: fx.Node) -> Made:
+    """The sum of a chunk, in the dtype that sums of chunks are added up in."""
+    dtype = wide_dtype(type_of(node).dtype)
+    return Made(aten.sum.dim_IntList, (part, dims, False), (("dtype", dtype),))
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What values of ``dtype`` are added up in: 16 bits lose what 32 keep."""
+    narrow = dtype.is_floating_point and dtype.itemsize < 4
+    return torch.float32 if narrow else dtype
+
+
+def _root(node: fx.Node, grid: Grid) -> Member:
+    """``mm(h, w)`` or ``addmm(b, h, w)`` of the rows of ``h``."""
+    given = arguments(node)
+    rows = Rows(1, 0, grid.middle)
+    if node.target is aten.mm.default:
+        left = given["self"]
+        return Member(node, rows, Made(node.target, (_rows(left, rows), given["mat2"])))
+    bias, left = given["self"], given["mat1"]
+    plain = given["beta"] == 1 and given["alpha"] == 1
+    shape = tensor_of(bias).shape
+    alike = len(shape) < 2 or shape[0] == 1
+    require(plain and alike, NoMatch, f"{node} adds another value to each row")
+    return Member(node, rows, Made(node.target, (bias, _rows(left, rows), given["mat2"])))
+
+
+def leaves_of(template: Any) -> Iterator[Any]:
+    """What a template is made of, calls inside it opened."""
+    found: list[Any] = []
+    map_argument(lambda leaf: found.append(leaf), template)  # type: ignore[arg-type, return-value]
+    for leaf in found:
+        if isinstance(leaf, Made):
+            yield from leaves_of((leaf.args, dict(leaf.kwargs)))
+        else:
+            yield leaf
+
+
+def read_by_kernels(template: Any) -> Iterator[Outside]:
+    """What a template reads of values that are there before, besides factors of products."""
+    if isinstance(template, Made) and template.target not in (aten.mm.default, aten.addmm.default):
+        for leaf in leaves_of((template.args, dict(template.kwargs))):
+            if isinstance(leaf, Outside):
+                yield leaf
+
+
+def parts_of(template: Any) -> list[fx.Node]:
+    """The members that a template reads."""
+    return [leaf.node for leaf in leaves_of(template) if isinstance(leaf, Part | Resliced)]
+
+
+def _nodes_of(template: Any) -> list[fx.Node]:
+    """What a template reads that is there before the chunks."""
+    found: list[fx.Node] = []
+    for leaf in leaves_of(template):
+        if isinstance(leaf, Outside):
+            found.append(leaf.node)
+        elif isinstance(leaf, fx.Node):
+            found.append(leaf)
+    return found
+
+
+def _template_of(each: Exit) -> Any:
+    match each:
+        case Total(partial=partial):
+            return partial
+        case Contraction(left=left, right=right):
+            return (left, right)
+
+
+__all__ = ["Region", "read_by_kernels", "region_of", "wide_dtype"]

@@ -1,0 +1,207 @@
+"""What is known of values that have rows, and calls that are written once for each chunk of rows.
+
+::
+
+    grid    =  outer x middle x inner rows: those of the product that the chunks are cut from
+    Rows    =  the first ``lead`` dims of a value count rows: ``middle[start:stop]`` of each outer
+    box     =  some of outer and some of middle: the rows of one chunk
+    template = arguments in which ``Part``, ``Outside``, ``RowCount`` and ``Made`` stand for values
+               of the chunk
+
+In a chunk every value is flat: one dim of rows, then the dims behind ``lead``.
+"""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import fx
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The leading dims of a value count rows. ``transposed``: rows are the second of two dims."""
+
+    lead: int
+    start: int
+    stop: int
+    transposed: bool = False
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Which of the grid's middle the value has."""
+        return self.start, self.stop
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The rows of the product, as many as ``outer * middle * inner``."""
+
+    outer: int
+    middle: int
+    inner: int
+
+    @property
+    def count(self) -> int:
+        """All rows."""
+        return self.outer * self.middle * self.inner
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether rows are in one dim."""
+        return self.outer == self.inner == 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The rows of one chunk: those of ``outer[first:last]`` and ``middle[low:high]``. Of several
+    outer it has the whole middle, so that its rows follow one another in every value."""
+
+    first: int
+    last: int
+    low: int
+    high: int
+
+    def inside(self, rows: Rows) -> tuple[int, int]:
+        """The part of the grid's middle that a value has in this chunk."""
+        return max(rows.start, self.low), min(rows.stop, self.high)
+
+    def of(self, rows: Rows, grid: Grid) -> tuple[int, int]:
+        """From which to which flat row of a value the chunk goes."""
+        low, high = self.inside(rows)
+        each = (rows.stop - rows.start) * grid.inner
+        begin = self.first * each + (low - rows.start) * grid.inner
+        return begin, begin + (self.last - self.first) * (high - low) * grid.inner
+
+
+def boxes_of(grid: Grid, most: int) -> tuple[Box, ...]:
+    """The grid in chunks of about equal size, of at most ``most`` rows each if that can be."""
+    each = grid.middle * grid.inner
+    if most >= each:
+        size = _even(grid.outer, most // each)
+        starts = range(0, grid.outer, size)
+        return tuple(Box(at, min(at + size, grid.outer), 0, grid.middle) for at in starts)
+    size = _even(grid.middle, max(most // grid.inner, 1))
+    return tuple(
+        Box(outer, outer + 1, at, min(at + size, grid.middle))
+        for outer in range(grid.outer)
+        for at in range(0, grid.middle, size)
+    )
+
+
+def _even(count: int, most: int) -> int:
+    """The size of equal pieces of ``count``, at most ``most`` each."""
+    pieces = -(-count // most)
+    return -(-count // pieces)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of a chunk of what ``node`` computes, computed in the chunk."""
+
+    node: fx.Node
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """The rows of a chunk of ``node``, which is there before. ``row_dims``: what its leading dims
+    are, or are expanded to. ``dim``: where its rows are once these are one."""
+
+    node: fx.Node
+    rows: Rows
+    row_dims: tuple[int, ...]
+    trailing: tuple[int, ...]
+    dim: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RowCount:
+    """How many rows a value has in the chunk."""
+
+    rows: Rows
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A call in the chunk; its arguments are a template."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Resliced:
+    """The rows of ``node`` that ``rows`` has as well, and zeros for rows that it has not."""
+
+    node: fx.Node
+    source: Rows
+    rows: Rows
+
+
+Form = Part | Made | Resliced
+"""What a value is in a chunk: the value of another node, a call, or other rows."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node that is computed in chunks."""
+
+    node: fx.Node
+    rows: Rows
+    form: Form
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """One number everywhere, whatever an operand holds."""
+
+    number: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TotalWeight:
+    """The sum of the weights of the targets of ``loss`` that count, which targets alone decide."""
+
+    loss: fx.Node
+    target: fx.Node
+    weight: fx.Node | None
+    ignore_index: int
+
+
+Renewed = Filled | TotalWeight
+"""What a node is that reads a member and does not need its numbers: it is made without it."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A node that is a sum over rows: ``partial`` of each chunk, added up in the dtype of that and
+    divided by ``divisor``."""
+
+    node: fx.Node
+    partial: Made
+    divisor: int | TotalWeight | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """A node that is a product over rows, ``left @ right``, added up chunk by chunk."""
+
+    node: fx.Node
+    left: Any
+    right: Any
+
+
+Exit = Total | Contraction

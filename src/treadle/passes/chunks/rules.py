@@ -1,0 +1,446 @@
+"""Which operations work row by row, and what they are in a chunk: one rule for each family.
+
+::
+
+    _log_softmax(x, -1)        x: f32[2, 7, 97], rows in two dims     ->  _log_softmax(part, 1)
+    expand(y, [2, 7, 97])                                             ->  expand(part, [rows, 97])
+    view(x, [14, 97])                                                 ->  part
+
+A rule sees one node, and what is known of the rows of its operands; ``NoMatch`` says why the node
+does not work row by row.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, final
+
+import torch
+from torch import fx
+
+from treadle.compat.operator_facts import facts_of
+from treadle.compat.operators import schema_of
+from treadle.graph.arguments import map_argument
+from treadle.graph.node_info import tensor_of, value_of
+from treadle.graph.operators import OpOverload, arguments, is_item, may_recompute
+from treadle.graph.rewrite import NoMatch
+from treadle.graph.types import is_tensor
+from treadle.passes.chunks.rows import (
+    Form,
+    Grid,
+    Made,
+    Member,
+    Outside,
+    Part,
+    Resliced,
+    RowCount,
+    Rows,
+)
+from treadle.util.errors import require
+
+aten = torch.ops.aten
+
+Shape = tuple[int, ...]
+Fetch = Callable[[fx.Node, Rows, Shape], Part | None]
+"""The chunk's part of an operand, ``None`` where the operand has no rows of its own."""
+
+
+@final
+@dataclass(frozen=True)
+class Site:
+    """A node that may work on rows. ``rows`` and ``row_dims``: of its operands; ``fetch``: finds
+    out whether an operand is computed in chunks, and refuses one with other rows."""
+
+    node: fx.Node
+    rows: Rows
+    row_dims: Shape
+    grid: Grid
+    fetch: Fetch
+
+    @property
+    def lead(self) -> int:
+        """How many dims count rows."""
+        return self.rows.lead
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The node's arguments by name."""
+        return arguments(self.node)
+
+    def shape(self, node: fx.Node | None = None) -> Shape:
+        """Of the value of the node itself, or of another."""
+        return tuple(tensor_of(node or self.node).shape)
+
+    def member(self, form: Form, rows: Rows | None = None) -> Member:
+        """The node in chunks, with the rows of its operands or others."""
+        return Member(self.node, rows or self.rows, form)
+
+    def aligned(self, operand: fx.Node) -> Part | Outside:
+        """An operand whose leading dims are the rows."""
+        part = self.fetch(operand, self.rows, self.row_dims)
+        if part is not None:
+            return part
+        shape = self.shape(operand)
+        found = shape[: self.lead] == self.row_dims
+        require(found, NoMatch, f"{self.node}: {operand} has other rows")
+        return Outside(operand, self.rows, self.row_dims, shape[self.lead :])
+
+    def broadcast(self, operand: fx.Node, ndim: int) -> Part | Outside | fx.Node:
+        """An operand of elementwise work on values of ``ndim`` dims; one without rows is the same
+        for every chunk."""
+        shape, behind = self.shape(operand), ndim - self.lead
+        if len(shape) == ndim:
+            part = self.fetch(operand, self.rows, self.row_dims)
+            if part is not None:
+                return part
+        else:
+            whole = self.fetch(operand, self.rows, self.row_dims) is None
+            require(whole, NoMatch, f"{self.node}: rows of {operand} meet other dims")
+        if len(shape) <= behind:
+            return operand
+        return Outside(operand, self.rows, self.row_dims, shape[len(shape) - behind :])
+
+    def behind(self, dim: int, ndim: int) -> int:
+        """Where ``dim`` of a value of ``ndim`` dims is in a chunk; it must not be one of rows."""
+        at = dim % ndim if ndim else 0
+        require(at >= self.lead, NoMatch, f"{self.node} mixes rows: dim {dim}")
+        return at - self.lead + 1
+
+    def sizes(self, shape: Shape) -> list[Any]:
+        """The shape of a chunk of a value."""
+        require(shape[: self.lead] == self.row_dims, NoMatch, f"{self.node} changes rows")
+        return [RowCount(self.rows), *shape[self.lead :]]
+
+
+class OtherGrid(Exception):
+    """Rows are cut for the first time, in a dim of ``grid``."""
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid)
+        self.grid = grid
+
+
+Rule = Callable[[Site], Member]
+_RULES: dict[object, Rule] = {}
+
+
+def row_rule(node: fx.Node) -> Rule | None:
+    """The rule for a node; ``None`` if there is none."""
+    found = _RULES.get(node.target)
+    if found is not None or not isinstance(node.target, OpOverload):
+        return _item if is_item(node) else found
+    return _elementwise if facts_of(node.target).elementwise else None
+
+
+def in_chunks(site: Site) -> Member:
+    """The node as work on rows; ``NoMatch`` says why it is none."""
+    node = site.node
+    rule = row_rule(node)
+    require(rule is not None, NoMatch, f"{node} ({node.target}) is not known to work row by row")
+    assert rule is not None
+    require(may_recompute(node) or is_item(node), NoMatch, f"{node} has effects")
+    return rule(site)
+
+
+def _for(*targets: object) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        for target in targets:
+            assert target not in _RULES, f"{target} is registered twice"
+            _RULES[target] = rule
+        return rule
+
+    return register
+
+
+def made(target: OpOverload, given: dict[str, Any]) -> Made:
+    """A call with arguments by name, each where the schema has it; defaults are left out."""
+    args: list[Any] = []
+    kwargs: list[tuple[str, Any]] = []
+    for each in schema_of(target).arguments:
+        value = given[each.name]
+        if not each.kwarg_only:
+            args.append(value)
+        elif not (each.has_default_value() and value == each.default_value):
+            kwargs.append((each.name, value))
+    return Made(target, tuple(args), tuple(kwargs))
+
+
+def _mapped(given: dict[str, Any], f: Callable[[fx.Node], Any]) -> dict[str, Any]:
+    """The arguments with other operands."""
+    return {
+        name: map_argument(lambda leaf: f(leaf) if isinstance(leaf, fx.Node) else leaf, value)
+        for name, value in given.items()
+    }
+
+
+def _result(site: Site) -> Shape:
+    """The shape of the one result, which must have the rows of the operands."""
+    require(is_tensor(site.node), NoMatch, f"{site.node} has several results")
+    shape = site.shape()
+    require(shape[: site.lead] == site.row_dims, NoMatch, f"{site.node} changes rows")
+    return shape
+
+
+def _elementwise(site: Site) -> Member:
+    """``f(x, y)``: of each operand the rows of the chunk, or all of it if it has none."""
+    ndim = len(_result(site))
+    given = _mapped(site.given, lambda each: site.broadcast(each, ndim))
+    return site.member(made(site.node.target, given))  # type: ignore[arg-type]
+
+
+def _item(site: Site) -> Member:
+    """One of several results."""
+    source, at = site.node.args
+    assert isinstance(source, fx.Node)
+    _result(site)
+    part = site.fetch(source, site.rows, site.row_dims)
+    require(part is not None, NoMatch, f"{source} is not computed in chunks")
+    return site.member(Made(site.node.target, (part, at)))
+
+
+def _all_aligned(site: Site, **changed: object) -> Member:
+    """A call whose tensors all have the rows."""
+    given = _mapped({**site.given, **changed}, site.aligned)
+    return site.member(made(site.node.target, given))  # type: ignore[arg-type]
+
+
+def _require_rows(site: Site) -> None:
+    """The results, one or several, have the rows of the operands."""
+    results = value_of(site.node)
+    for each in results if isinstance(results, tuple | list) else (results,):
+        require(tuple(each.shape[: site.lead]) == site.row_dims, NoMatch, f"{site.node} mixes rows")
+
+
+@_for(
+    aten._log_softmax.default,
+    aten._softmax.default,
+    aten.cumsum.default,
+    aten.argmax.default,
+    aten.argmin.default,
+    aten.max.dim,
+    aten.min.dim,
+    aten.gather.default,
+    aten.scatter.src,
+    aten.scatter.value,
+    aten.scatter_add.default,
+    aten.topk.default,
+)
+def _along_dim(site: Site) -> Member:
+    """Along one dim that is not one of rows."""
+    given = site.given
+    require(given["dim"] is not None, NoMatch, f"{site.node} mixes rows: all dims")
+    _require_rows(site)
+    return _all_aligned(site, dim=site.behind(given["dim"], len(site.shape(given["self"]))))
+
+
+@_for(aten._log_softmax_backward_data.default, aten._softmax_backward_data.default)
+def _softmax_backward(site: Site) -> Member:
+    return _all_aligned(site, dim=site.behind(site.given["dim"], len(_result(site))))
+
+
+@_for(
+    aten.sum.dim_IntList,
+    aten.mean.dim,
+    aten.amax.default,
+    aten.amin.default,
+    aten.logsumexp.default,
+    aten.any.dim,
+    aten.all.dim,
+    aten.var.correction,
+    aten.std.correction,
+    aten.linalg_vector_norm.default,
+    aten.prod.dim_int,
+)
+def _reduction(site: Site) -> Member:
+    """Over dims that are not those of rows."""
+    given = site.given
+    shape, dims = site.shape(given["self"]), given["dim"]
+    listed = dims if isinstance(dims, Sequence) else [dims]
+    require(bool(listed) and None not in listed, NoMatch, f"{site.node} mixes rows: all dims")
+    behind = [site.behind(each, len(shape)) for each in listed]
+    return _all_aligned(site, dim=behind if isinstance(dims, Sequence) else behind[0])
+
+
+@_for(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+def _view(site: Site) -> Member:
+    """Other row dims alone change nothing of a chunk, other dims behind them are a view of it."""
+    source = site.given["self"]
+    old, new = site.shape(source), site.shape()
+    rows, lead = prod(old[: site.lead]), 0
+    while lead < len(new) and prod(new[:lead]) != rows:
+        lead += 1
+    require(lead > 0 and prod(new[:lead]) == rows, NoMatch, f"{site.node} mixes rows: {new}")
+    part, trailing = site.aligned(source), new[lead:]
+    found = Rows(lead, *site.rows.span)
+    if trailing == old[site.lead :] and isinstance(part, Part):
+        return site.member(part, found)
+    return site.member(Made(aten.view.default, (part, [RowCount(found), *trailing])), found)
+
+
+@_for(aten.unsqueeze.default)
+def _unsqueeze(site: Site) -> Member:
+    source = site.given["self"]
+    at = site.given["dim"] % len(site.shape())
+    part = site.aligned(source)
+    if at < site.lead:
+        require(isinstance(part, Part), NoMatch, f"{site.node} is not of rows")
+        return site.member(part, Rows(site.lead + 1, *site.rows.span))  # type: ignore[arg-type]
+    return site.member(Made(site.node.target, (part, at - site.lead + 1)))
+
+
+@_for(aten.squeeze.dim)
+def _squeeze(site: Site) -> Member:
+    source = site.given["self"]
+    at = site.behind(site.given["dim"], len(site.shape(source)))
+    return site.member(Made(site.node.target, (site.aligned(source), at)))
+
+
+@_for(aten.expand.default)
+def _expand(site: Site) -> Member:
+    """More elements behind the rows; or the same for all rows, of a value that has none."""
+    source, shape = site.given["self"], site.shape()
+    sizes, ndim = site.sizes(shape), len(site.shape(source))
+    if ndim <= len(shape) - site.lead:
+        whole = site.fetch(source, site.rows, site.row_dims) is None
+        require(whole, NoMatch, f"{site.node} adds rows")
+        return site.member(Made(site.node.target, (source, sizes)))
+    require(ndim == len(shape), NoMatch, f"{site.node} adds rows")
+    return site.member(Made(site.node.target, (site.aligned(source), sizes)))
+
+
+@_for(aten.t.default, aten.transpose.int, aten.permute.default)
+def _transpose(site: Site) -> Member:
+    """Of two dims, for a product over rows; otherwise of dims behind the rows."""
+    source = site.given["self"]
+    ndim, part = len(site.shape(source)), site.aligned(source)
+    order = list(range(ndim))
+    match site.node.target:
+        case aten.permute.default:
+            order = [each % ndim for each in site.given["dims"]]
+        case aten.transpose.int:
+            one, two = site.given["dim0"] % ndim, site.given["dim1"] % ndim
+            order[one], order[two] = two, one
+        case _:
+            order.reverse()
+    if order[: site.lead] == list(range(site.lead)):
+        behind = [0, *(each - site.lead + 1 for each in order[site.lead :])]
+        return site.member(Made(aten.permute.default, (part, behind)))
+    turned = site.lead == 1 and order == [1, 0]
+    require(turned, NoMatch, f"{site.node} moves rows behind other dims")
+    flipped = Rows(1, *site.rows.span, transposed=True)
+    return site.member(Made(aten.t.default, (part,)), flipped)
+
+
+@_for(aten.slice.Tensor)
+def _slice(site: Site) -> Member:
+    """Part of a dim that is not one of rows; or fewer rows, the same of each outer."""
+    given = site.given
+    source = given["self"]
+    shape, new = site.shape(source), site.shape()
+    at, start = given["dim"] % len(shape), given["start"] or 0
+    start = min(start + shape[at] if start < 0 else start, shape[at])
+    require(given["step"] == 1, NoMatch, f"{site.node} skips elements")
+    if at >= site.lead:
+        behind = at - site.lead + 1
+        end = start + new[at]
+        return site.member(Made(site.node.target, (site.aligned(source), behind, start, end)))
+    _require_middle(site, shape, at)
+    low = site.rows.start + start
+    rows = Rows(site.lead, low, low + new[at])
+    return site.member(Resliced(source, site.rows, rows), rows)
+
+
+@_for(aten.slice_backward.default)
+def _slice_backward(site: Site) -> Member:
+    """Zeros around part of a dim that is not one of rows; or around some rows of each outer."""
+    given = site.given
+    source = given["grad_output"]
+    shape, new = site.shape(source), site.shape()
+    at, start = given["dim"] % len(new), given["start"] or 0
+    start = min(start + new[at] if start < 0 else start, new[at])
+    require(given["step"] == 1, NoMatch, f"{site.node} skips elements")
+    if at >= site.lead:
+        behind, sizes = at - site.lead + 1, site.sizes(new)
+        args = (site.aligned(source), sizes, behind, start, start + shape[at], 1)
+        return site.member(Made(site.node.target, args))
+    _require_middle(site, shape, at)
+    low = site.rows.start - start
+    inside = low >= 0 and low + new[at] <= site.grid.middle
+    require(inside, NoMatch, f"{site.node} adds rows that the product has not")
+    rows = Rows(site.lead, low, low + new[at])
+    return site.member(Resliced(source, site.rows, rows), rows)
+
+
+def _require_middle(site: Site, shape: Shape, dim: int) -> None:
+    """``dim`` of a value with rows is the grid's middle, as far as the value has it."""
+    found = prod(shape[:dim]), shape[dim], prod(shape[dim + 1 : site.lead])
+    wanted = site.grid.outer, site.rows.stop - site.rows.start, site.grid.inner
+    if found != wanted and site.grid.is_flat and prod(found) == site.grid.count:
+        raise OtherGrid(Grid(*found))
+    require(found == wanted, NoMatch, f"{site.node} cuts rows where another does not")
+
+
+@_for(aten.cat.default)
+def _cat(site: Site) -> Member:
+    dim = site.behind(site.given["dim"], len(_result(site)))
+    return _all_aligned(site, dim=dim)
+
+
+@_for(aten.nll_loss_backward.default)
+def _nll_loss_backward(site: Site) -> Member:
+    """The gradient of all rows is the same, or one of each row where losses are not summed."""
+    given = site.given
+    require(site.lead == 1, NoMatch, f"{site.node} has rows in several dims")
+    _result(site)
+    rowwise = {name: site.aligned(given[name]) for name in ("self", "target")}
+    if given["reduction"] == 0:
+        rowwise["grad_output"] = site.aligned(given["grad_output"])
+    return site.member(made(site.node.target, given | rowwise))  # type: ignore[arg-type]
+
+
+@_for(aten.nll_loss_forward.default)
+def nll_loss_of_rows(site: Site) -> Member:
+    """The losses of single rows; their sum is not row by row."""
+    given = site.given
+    require(site.lead == 1, NoMatch, f"{site.node} has rows in several dims")
+    rowwise = {name: site.aligned(given[name]) for name in ("self", "target")}
+    return site.member(made(site.node.target, given | rowwise | {"reduction": 0}))  # type: ignore[arg-type]
+
+
+@_for(aten.full.default, aten.zeros.default, aten.ones.default)
+def _filled(site: Site) -> Member:
+    return site.member(made(site.node.target, site.given | {"size": site.sizes(site.shape())}))  # type: ignore[arg-type]
+
+
+_NUMBERS: Mapping[object, int] = {
+    aten.ones_like.default: 1,
+    aten.zeros_like.default: 0,
+    aten.new_ones.default: 1,
+    aten.new_zeros.default: 0,
+}
+"""What is made of the shape of an operand alone, and of which number."""
+
+
+def number_of(node: fx.Node) -> int | None:
+    """Which number the node holds everywhere, whatever its operand holds."""
+    return _NUMBERS.get(node.target)
+
+
+@_for(*_NUMBERS)
+def _one_number(site: Site) -> Member:
+    like, number = tensor_of(site.node), _NUMBERS[site.node.target]
+    value = bool(number) if like.dtype is torch.bool else number
+    kwargs = (("dtype", like.dtype), ("device", like.device))
+    return site.member(Made(aten.full.default, (site.sizes(site.shape()), value), kwargs))
+
+
+__all__ = [
+    "Fetch",
+    "OtherGrid",
+    "Site",
+    "in_chunks",
+    "made",
+    "nll_loss_of_rows",
+    "number_of",
+    "row_rule",
+]

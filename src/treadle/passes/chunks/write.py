@@ -1,0 +1,334 @@
+"""A region in chunks of rows, one after the other, in the place of its nodes.
+
+before:  x = mm(h, w); g = f(x); d = mm(g, v); e = mm(t(g), h)
+after:   x0 = mm(h[:n], w); g0 = f(x0); d0 = mm(g0, v); e0 = mm(t(g0), h[:n])
+         x1 = mm(h[n:], w); g1 = f(x1); d1 = mm(g1, v); e1 = addmm(e0, t(g1), h[n:])
+         d = cat([d0, d1]); e = e1
+
+Sums are added up in 32 bits where values have 16, and rounded once, as one product or sum does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.graph.arguments import map_argument
+from treadle.graph.node_info import belong, info, set_value, tensor_of, with_info
+from treadle.graph.operators import is_item
+from treadle.graph.order import restore_order
+from treadle.graph.signature import StepGraph
+from treadle.graph.types import type_of
+from treadle.graph.values import compute, refresh
+from treadle.passes.chunks.region import Region, read_by_kernels, wide_dtype
+from treadle.passes.chunks.rows import (
+    Box,
+    Contraction,
+    Exit,
+    Filled,
+    Made,
+    Member,
+    Outside,
+    Part,
+    Renewed,
+    Resliced,
+    RowCount,
+    Total,
+    TotalWeight,
+)
+from treadle.targets.registry import target_for
+
+aten = torch.ops.aten
+
+
+def write_chunks(step: StepGraph, region: Region, boxes: Sequence[Box]) -> None:
+    """Put the chunks of ``boxes`` in the place of the region's nodes."""
+    _Writer(step, region).write(boxes)
+
+
+@dataclass
+class _Writer:
+    step: StepGraph
+    region: Region
+    parts: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
+    renewed: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
+    outside: dict[Outside, fx.Node] = field(default_factory=dict[Outside, fx.Node])
+    copies: dict[tuple[Outside, Box], fx.Node] = field(
+        default_factory=dict[tuple[Outside, Box], fx.Node]
+    )
+    weights: dict[TotalWeight, fx.Node] = field(default_factory=dict[TotalWeight, fx.Node])
+
+    def __post_init__(self) -> None:
+        self.graph = self.step.graph
+        members = {each.node for each in self.region.members}
+        nodes = [node for node in self.graph.nodes if node in members]
+        ends = {each.node for each in self.region.exits}
+        self.last = [node for node in self.graph.nodes if node in members | ends][-1]
+        phases = {info(node).phase for node in (*nodes, *ends)}
+        self.phase = "backward" if "backward" in phases else "forward"
+        chunks = [info(node).chunk for node in self.graph.nodes]
+        self.chunk = max((each for each in chunks if each is not None), default=None)
+
+    def write(self, boxes: Sequence[Box]) -> None:
+        self._renew()
+        wholes: dict[fx.Node, fx.Node] = {}
+        with self.graph.inserting_before(self.last):
+            rows: dict[fx.Node, list[fx.Node]] = {m.node: [] for m in self.region.collected}
+            sums: dict[fx.Node, fx.Node] = {}
+            self._copy_narrow(boxes)
+            for box in boxes:
+                self._chunk(box, rows, sums)
+            self.chunk = None
+            for member in self.region.collected:
+                wholes[member.node] = self._joined(member, rows[member.node])
+            for each in self.region.exits:
+                wholes[each.node] = self._finished(each, sums[each.node])
+        for old, new in wholes.items():
+            old.replace_all_uses_with(new)
+        self._erase()
+        restore_order(self.graph)
+        self._follow()
+        refresh(self.graph, [*wholes.values(), *self.renewed.values()])
+
+    def _copy_narrow(self, boxes: Sequence[Box]) -> None:
+        """Targets and the like of each chunk in memory of their own, before all chunks: kernels
+        that read them at other places of one memory would be other kernels."""
+        chunk, self.chunk = self.chunk, None
+        templates = [(each.node, each.form) for each in self.region.members]
+        templates += [(e.node, e.partial) for e in self.region.exits if isinstance(e, Total)]
+        for root, template in templates:
+            for each in read_by_kernels(template):
+                for box in boxes if self.region.is_narrow(each.trailing) else ():
+                    if (each, box) not in self.copies:
+                        rows = self._sliced(root, each, box)
+                        named = {"memory_format": torch.contiguous_format}
+                        copy = self._call(root, aten.clone.default, rows, **named)
+                        self.copies[each, box] = copy
+        self.chunk = chunk
+
+    def _chunk(
+        self, box: Box, rows: dict[fx.Node, list[fx.Node]], sums: dict[fx.Node, fx.Node]
+    ) -> None:
+        """The members in one chunk, and what it adds to the sums."""
+        self.parts.clear()
+        self.chunk = 0 if self.chunk is None else self.chunk + 1
+        for member in self.region.members:
+            self.parts[member.node] = self._form(member, box)
+        for node, found in rows.items():
+            found.append(self.parts[node])
+        for each in self.region.exits:
+            sums[each.node] = self._added(each, box, sums.get(each.node))
+
+    # What nodes are in a chunk.
+
+    def _form(self, member: Member, box: Box) -> fx.Node:
+        match member.form:
+            case Resliced() as form:
+                return self._resliced(member.node, form, box)
+            case form:
+                return self._value(member.node, form, box)
+
+    def _value(self, root: fx.Node, template: Any, box: Box) -> Any:
+        """A template with the values of the chunk."""
+
+        def leaf(each: Any) -> Any:
+            match each:
+                case Part(node=node):
+                    return self.parts[node]
+                case Outside():
+                    return self.copies.get((each, box)) or self._sliced(root, each, box)
+                case RowCount(rows=rows):
+                    start, stop = box.of(rows, self.region.grid)
+                    return stop - start
+                case Made(target=target, args=args, kwargs=kwargs):
+                    filled = map_argument(leaf, args)
+                    named = map_argument(leaf, dict(kwargs))
+                    return self._viewed(root, target, filled, named)
+                case fx.Node():
+                    return self.renewed.get(each, each)
+                case _:
+                    return each
+
+        return map_argument(leaf, template)
+
+    def _viewed(self, root: fx.Node, target: Any, args: Any, kwargs: Any) -> fx.Node:
+        """A call; before a view its operand is laid out row by row where it is not."""
+        if target is aten.view.default and not type_of(args[0]).is_contiguous:
+            return self._flat(root, args[0], args[1])
+        return self._call(root, target, *args, **kwargs)
+
+    def _sliced(self, root: fx.Node, each: Outside, box: Box) -> fx.Node:
+        """The chunk's rows of a value that is there before."""
+        if each not in self.outside:
+            self.outside[each] = self._one_row_dim(root, each)
+        whole = self.outside[each]
+        start, stop = box.of(each.rows, self.region.grid)
+        return self._call(root, aten.slice.Tensor, whole, each.dim, start, stop)
+
+    def _one_row_dim(self, root: fx.Node, each: Outside) -> fx.Node:
+        """The whole value, its rows in one dim."""
+        node, shape = self.renewed.get(each.node, each.node), tuple(tensor_of(each.node).shape)
+        if len(each.row_dims) == 1 and shape[each.dim] == each.row_dims[0]:
+            return node
+        whole = (*each.row_dims, *each.trailing)
+        if shape != whole:
+            padded = [*(1,) * (len(whole) - len(shape)), *shape]
+            if len(padded) != len(shape):
+                node = self._flat(root, node, padded)
+            node = self._call(root, aten.expand.default, node, list(whole))
+        return self._flat(root, node, [_count(each.row_dims), *each.trailing])
+
+    def _flat(self, root: fx.Node, node: fx.Node, shape: Sequence[int]) -> fx.Node:
+        """The elements in another shape, copied if they do not lie in order."""
+        if tuple(tensor_of(node).shape) == tuple(shape):
+            return node
+        if not type_of(node).is_contiguous:
+            contiguous = {"memory_format": torch.contiguous_format}
+            node = self._call(root, aten.clone.default, node, **contiguous)
+        return self._call(root, aten.view.default, node, list(shape))
+
+    def _resliced(self, root: fx.Node, form: Resliced, box: Box) -> fx.Node:
+        """Fewer rows of each outer, or zeros around them."""
+        inner, count = self.region.grid.inner, box.last - box.first
+        source = self.parts[form.node]
+        trailing = list(tensor_of(source).shape[1:])
+        low, high = box.inside(form.source)
+        new_low, new_high = box.inside(form.rows)
+        old, new = (high - low) * inner, (new_high - new_low) * inner
+        if (low, high) == (new_low, new_high):
+            return source
+        start = (new_low - low) * inner
+        value = self._flat(root, source, [count, old, *trailing])
+        if new < old:
+            value = self._call(root, aten.slice.Tensor, value, 1, start, start + new)
+        else:
+            sizes = [count, new, *trailing]
+            value = self._call(
+                root, aten.slice_backward.default, value, sizes, 1, -start, old - start, 1
+            )
+        return self._flat(root, value, [count * new, *trailing])
+
+    # What is made of all chunks.
+
+    def _added(self, each: Exit, box: Box, before: fx.Node | None) -> fx.Node:
+        """What this chunk adds to what those before it gave."""
+        match each:
+            case Total(node=node, partial=partial):
+                value = self._value(node, partial, box)
+                return value if before is None else self._call(node, aten.add.Tensor, before, value)
+            case Contraction(node=node):
+                left, right = self._value(node, (each.left, each.right), box)
+                return self._multiplied(node, left, right, before)
+
+    def _multiplied(
+        self, root: fx.Node, left: fx.Node, right: fx.Node, before: fx.Node | None
+    ) -> fx.Node:
+        """``before + left @ right``; factors of 16 bits give products of 32."""
+        dtype, kept = type_of(left).dtype, wide_dtype(type_of(left).dtype)
+        named: dict[str, Any] = {}
+        one, more = aten.mm.default, aten.addmm.default
+        if kept != dtype and target_for(type_of(left).device).wide_products:
+            one, more, named = aten.mm.dtype, aten.addmm.dtype, {"out_dtype": kept}
+        elif kept != dtype:
+            left, right = (
+                self._call(root, aten._to_copy.default, each, dtype=kept) for each in (left, right)
+            )
+        if before is None:
+            return self._call(root, one, left, right, **named)
+        return self._call(root, more, before, left, right, **named)
+
+    def _joined(self, member: Member, found: Sequence[fx.Node]) -> fx.Node:
+        """The rows of all chunks in the shape of the whole."""
+        whole = self._call(member.node, aten.cat.default, list(found))
+        return self._flat(member.node, whole, list(tensor_of(member.node).shape))
+
+    def _finished(self, each: Exit, total: fx.Node) -> fx.Node:
+        """What was added up, as the node gave it."""
+        root = each.node
+        match each:
+            case Total(divisor=int(count)):
+                total = self._call(root, aten.div.Tensor, total, count)
+            case Total(divisor=TotalWeight() as weight):
+                total = self._call(root, aten.div.Tensor, total, self._weight(weight))
+            case _:
+                pass
+        dtype = type_of(root).dtype
+        if type_of(total).dtype != dtype:
+            total = self._call(root, aten._to_copy.default, total, dtype=dtype)
+        return self._flat(root, total, list(tensor_of(root).shape))
+
+    # What needs no numbers of the region, and what is left over.
+
+    def _renew(self) -> None:
+        for node, each in self.region.renewed:
+            with self.graph.inserting_before(node):
+                self.renewed[node] = self._made_anew(node, each)
+            node.replace_all_uses_with(self.renewed[node])
+
+    def _made_anew(self, node: fx.Node, each: Renewed) -> fx.Node:
+        match each:
+            case Filled(number=number):
+                like = type_of(node)
+                value = bool(number) if like.dtype is torch.bool else number
+                named = {"dtype": like.dtype, "device": like.device}
+                return self._before(node, aten.full.default, list(like.shape), value, **named)
+            case TotalWeight():
+                return self._weight(each)
+
+    def _weight(self, each: TotalWeight) -> fx.Node:
+        """``sum(target != ignored)``, or of the weights of those targets."""
+        if each in self.weights:
+            return self.weights[each]
+        root = each.loss
+        like = type_of(next(iter(user for user in root.users if is_item(user))))
+        dtype = wide_dtype(like.dtype)
+        with self.graph.inserting_before(root):
+            counts = self._before(root, aten.ne.Scalar, each.target, each.ignore_index)
+            seen = self._before(root, aten._to_copy.default, counts, dtype=dtype)
+            if each.weight is not None:
+                place = self._before(root, aten.mul.Tensor, each.target, counts)
+                found = self._before(root, aten.gather.default, each.weight, 0, place)
+                seen = self._before(root, aten.where.ScalarOther, counts, found, 0)
+            total = self._before(root, aten.sum.default, seen)
+            if like.dtype != dtype:
+                total = self._before(root, aten._to_copy.default, total, dtype=like.dtype)
+        self.weights[each] = total
+        return total
+
+    def _erase(self) -> None:
+        """The nodes that the chunks stand for, and what nobody reads without them."""
+        gone = {node for node, _ in self.region.renewed}
+        gone |= {each.node for each in (*self.region.members, *self.region.exits)}
+        gone |= set(self.region.losses)
+        for node in reversed(list(self.graph.nodes)):
+            if node in gone and not node.users:
+                self.graph.erase_node(node)
+
+    def _follow(self) -> None:
+        """Nodes of the forward pass that read what is made in the backward pass are of that."""
+        for node in self.graph.nodes:
+            if node.op != "call_function" or info(node).phase != "forward":
+                continue
+            if any(info(each).phase == "backward" for each in node.all_input_nodes):
+                with_info(node, phase="backward")
+
+    def _call(self, root: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        node = self._before(root, target, *args, **kwargs)
+        with_info(node, phase=self.phase, chunk=self.chunk)
+        return node
+
+    def _before(self, root: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """A call in the phase of the node that it is made for."""
+        node = self.graph.call_function(target, args, kwargs)
+        belong(node, root)
+        set_value(node, compute(node))
+        return node
+
+
+def _count(sizes: Sequence[int]) -> int:
+    count = 1
+    for size in sizes:
+        count *= size
+    return count
