@@ -36,7 +36,8 @@ class NodeInfo:
     whether the memory plan computes it a second time. ``asked_at``: for a condition, which place
     of the user's code asks it. ``draw``: which draw of random numbers it is; negative if none.
     ``lost``: whether it stands for what code outside of the graph leaves in a parameter.
-    ``shared``: in the pattern of a rule, whether others may read it.
+    ``shared``: in the pattern of a rule, whether others may read it. ``eager``: the reason why it
+    runs as PyTorch's kernel whatever rules there are; empty if none was given.
     """
 
     phase: str = ""
@@ -51,6 +52,7 @@ class NodeInfo:
     draw: int = -1
     lost: bool = False
     shared: bool = False
+    eager: str = ""
 
 
 _NOTHING = NodeInfo()
@@ -77,6 +79,7 @@ def belong(node: fx.Node, root: fx.Node) -> None:
         region=old.region,
         checkpoint=old.checkpoint,
         asked=old.asked,
+        eager=old.eager,
     )
 
 
