@@ -6,7 +6,9 @@ from treadle.compiler.planning import Plan, Point, plan
 from treadle.graph.passes import GraphPass
 from treadle.graph.rewrite import NoMatch, Rewrite, Rule
 from treadle.graph.signature import StepGraph
-from treadle.options import Options
+from treadle.graph.region_compilers import register_region_compiler
+from treadle.graph.regions import Region
+from treadle.options import Options, RegionRule, Regions
 from treadle.passes.registered import register_lowering, register_pass
 from treadle.report.summary import PhaseSummary, Summary
 from treadle.session.shapes import Dynamic, dynamic
@@ -36,6 +38,9 @@ __all__ = [
     "Plan",
     "PlanError",
     "Point",
+    "Region",
+    "RegionRule",
+    "Regions",
     "Rewrite",
     "Rule",
     "RuntimeFailure",
@@ -52,4 +57,5 @@ __all__ = [
     "register_lowering",
     "register_optimizer",
     "register_pass",
+    "register_region_compiler",
 ]

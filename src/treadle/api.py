@@ -12,6 +12,7 @@ from torch import nn
 from treadle.capture.refuse import check_call, check_models, named_models, named_optimizers
 from treadle.compiler.compiled import Compiled, observed_of
 from treadle.compiler.memory import frontier_points
+from treadle.graph.regions import Region
 from treadle.options import Options, from_environment
 from treadle.report.explain import explain, explain_stages
 from treadle.report.html import page
@@ -21,6 +22,7 @@ from treadle.report.summary import Summary, summary_of
 from treadle.report.trace import trace_of
 from treadle.runtime.cache import Cache
 from treadle.runtime.meter import PeakReport
+from treadle.session.breaks import known_regions
 from treadle.session.compare import Difference, Tolerance, first_difference
 from treadle.session.dispatch import Dispatcher
 from treadle.session.saved import Saved, load_saved, save
@@ -101,6 +103,11 @@ class Step:
         """The stages of the compile in their order: seconds, what each was given and made, why it
         stands there, and what each pass made of the nodes of the graph."""
         return explain_stages(self._step_report())
+
+    def regions(self) -> tuple[Region, ...]:
+        """The parts of the step that one compiler takes, in an order in which they can run: each
+        with its operations, why they cannot be lowered, and its graph as text."""
+        return known_regions(self.compiled)
 
     def summary(self) -> Summary:
         """The numbers of ``explain`` as an object: peaks, kernels, fallbacks, phases, seconds."""

@@ -25,6 +25,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._functorch.eager_transforms._wrap_for_grad": ALL,
     "torch._functorch.vmap._add_batch_dim": ALL,
     "torch._guards.detect_fake_mode": ALL,
+    "torch._inductor.compile": ALL,
     "torch._ops.OpOverload": ALL,
     "torch._subclasses.fake_tensor.DataDependentOutputException": ALL,
     "torch._subclasses.fake_tensor.DynamicOutputShapeException": ALL,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from treadle.compiler.cleaning import extended, rewritten, settled
+from treadle.compiler.regions import with_regions
 from treadle.compiler.request import Target, build_for, request_of
 from treadle.compiler.workspaces import with_workspaces
 from treadle.graph.dynamic import dims_of_graph
@@ -125,8 +126,9 @@ def frontier_points(
     exact at both ends; between them those of the simulator are moved onto the line of the two."""
     budgeted = replace(options, memory=1.0)
     build_ = build_for(device, options, cache)
-    target = request_of(extended(step), device, budgeted, build_, cache=cache).target
-    found = frontier(settled(extended(step), budgeted), target.hardware)
+    step = with_regions(extended(step), device, options)
+    target = request_of(step, device, budgeted, build_, cache=cache).target
+    found = frontier(settled(step, budgeted), target.hardware)
     known = known_of(step)
     ends = (found[0], found[-1])
     first, last = (planned(each.step, target, known).plan.peak_bytes for each in ends)

@@ -21,7 +21,7 @@ from torch import fx
 
 from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload
-from treadle.graph.node_info import copy_notes
+from treadle.graph.node_info import copy_notes, info
 from treadle.graph.operators import is_in_order, is_item
 from treadle.graph.printing import show
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
@@ -38,12 +38,14 @@ EAGER = "eager"
 @dataclass(frozen=True, slots=True)
 class Region:
     """Nodes that one compiler takes, in the order of the graph; ``number`` counts regions in an
-    order in which they can run. ``reasons``: of the nodes that cannot be lowered, by name."""
+    order in which they can run. ``reasons``: of the nodes that cannot be lowered, by name.
+    ``handle``: what ``Regions.show`` returned for its text; profiles name it."""
 
     number: int
     compiler: str
     nodes: tuple[fx.Node, ...]
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
+    handle: str = ""
 
     @property
     def inputs(self) -> tuple[fx.Node, ...]:
@@ -100,9 +102,14 @@ def computes(node: fx.Node) -> bool:
     return not isinstance(node.target, OpOverload) or facts_of(node.target).allocates
 
 
-def regions_of(graph: fx.Graph, reasons: Mapping[fx.Node, str]) -> tuple[Region, ...]:
+def regions_of(
+    graph: fx.Graph,
+    reasons: Mapping[fx.Node, str],
+    compilers: Mapping[fx.Node, str] | None = None,
+) -> tuple[Region, ...]:
     """The regions of all operations of ``graph``; ``reasons``: why a node cannot be lowered, for
-    those of which that is so. ``VerifyError`` where a container is used as a whole."""
+    those of which that is so; ``compilers``: of the nodes that another compiler takes, whose
+    regions have one phase each. ``VerifyError`` where a container is used as a whole."""
     units = _units(graph)
     numbers = {node: at for at, unit in enumerate(units) for node in unit}
     operands = [sorted(_operands(unit, at, numbers)) for at, unit in enumerate(units)]
@@ -110,14 +117,27 @@ def regions_of(graph: fx.Graph, reasons: Mapping[fx.Node, str]) -> tuple[Region,
         at for at, unit in enumerate(units) if any(map(is_in_order, unit))
     ):
         operands[after].append(before)
-    kinds = [EAGER if any(node in reasons for node in unit) else NATIVE for unit in units]
+    taken = [_compiler(unit, reasons, compilers or {}) for unit in units]
+    phases = [info(unit[0]).phase if _is_other(each) else "" for unit, each in zip(units, taken, strict=True)]
+    kinds = [f"{each} {phase}" for each, phase in zip(taken, phases, strict=True)]
     places = {node: at for at, node in enumerate(graph.nodes)}
     found: list[Region] = []
     for number, group in enumerate(grow(kinds, operands)):
         nodes = sorted((node for at in group for node in units[at]), key=places.__getitem__)
         why = {node.name: reasons[node] for node in nodes if node in reasons}
-        found.append(Region(number, kinds[group[0]], tuple(nodes), why))
+        found.append(Region(number, taken[group[0]], tuple(nodes), why))
     return tuple(found)
+
+
+def _compiler(
+    unit: Sequence[fx.Node], reasons: Mapping[fx.Node, str], compilers: Mapping[fx.Node, str]
+) -> str:
+    other = next((compilers[node] for node in unit if node in compilers), "")
+    return other or (EAGER if any(node in reasons for node in unit) else NATIVE)
+
+
+def _is_other(compiler: str) -> bool:
+    return compiler not in (NATIVE, EAGER)
 
 
 def _units(graph: fx.Graph) -> list[list[fx.Node]]:

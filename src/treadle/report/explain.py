@@ -139,7 +139,10 @@ def counted(operations: Sequence[str], most: int = 1 << 30) -> str:
 
 
 def _fallbacks(report: StepReport) -> str:
-    reasons = [(each.name, each.launches, each.reason) for each in report.fallbacks]
+    reasons = [
+        (each.name, each.launches, ", ".join(filter(None, (each.reason, short_line(each.where)))))
+        for each in report.fallbacks
+    ]
     reasons += [(name, 1, reason) for name, reason in report.eager]
     if not reasons:
         return "fallbacks: none"
