@@ -27,7 +27,7 @@ from treadle.compat.operator_facts import Effect, call_effects, facts_of, writte
 from treadle.compat.operators import OpOverload
 from treadle.compat.pytree import tree_leaves
 from treadle.compat.tensors import storage_key
-from treadle.compat.tracing import DispatchMode
+from treadle.compat.tracing import DispatchMode, without_functions
 from treadle.graph.operators import arguments_of
 from treadle.util.errors import CaptureError
 
@@ -131,8 +131,9 @@ class _Gates(TorchFunctionMode):
         found = self._gated.get(id(leaf))
         if found is None:
             gated = leaf.view_as(leaf)
-            if gated.requires_grad:
-                gated.register_hook(functools.partial(_masked, self._taken))
+            if not gated.requires_grad:  # gradients are off here
+                return leaf
+            gated.register_hook(functools.partial(_masked, self._taken))
             self._inside[id(gated)] = gated
             found = self._gated[id(leaf)] = leaf, gated
         return found[1]
@@ -186,7 +187,7 @@ class _Pure(DispatchMode):
         named = dict(kwargs or {})
         if isinstance(func, OpOverload) and func.namespace != "prim":  # that is no computation
             self._check(func, args, named)
-        result = func(*args, **named)
+        result = without_functions(func)(*args, **named)
         given = {storage_key(each) for each in _tensors((args, named))}
         for each in _tensors(result):
             if storage_key(each) not in given:
