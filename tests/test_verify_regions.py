@@ -76,9 +76,11 @@ def test_state_and_random_numbers_are_left_alone(tmp_path, monkeypatch):
     step = step_of(tmp_path)
     x = torch.randn(3, 4)
     state = torch.get_rng_state()
-    before = [each.clone() for each in step._step.models["model"].parameters()] if (
-        "model" in step._step.models
-    ) else []
+    before = (
+        [each.clone() for each in step._step.models["model"].parameters()]
+        if ("model" in step._step.models)
+        else []
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         assert step.verify([(x,)]) is not None

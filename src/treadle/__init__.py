@@ -4,10 +4,10 @@ from treadle.api import Difference, Step, compile, load
 from treadle.capture.optimizers.registry import ZEROS, OptimizerUpdate, Start, register_optimizer
 from treadle.compiler.planning import Plan, Point, plan
 from treadle.graph.passes import GraphPass
-from treadle.graph.rewrite import NoMatch, Rewrite, Rule
-from treadle.graph.signature import StepGraph
 from treadle.graph.region_compilers import register_region_compiler
 from treadle.graph.regions import Region
+from treadle.graph.rewrite import NoMatch, Rewrite, Rule
+from treadle.graph.signature import StepGraph
 from treadle.options import Options, RegionRule, Regions
 from treadle.passes.registered import register_lowering, register_pass
 from treadle.report.summary import PhaseSummary, Summary

@@ -72,9 +72,12 @@ class Mixed(nn.Module):
             one, rest = halves(h.detach())
         values, _ = h.topk(3, dim=1)
         angles = torch.fft.rfft(h + self.table).abs().sum()
-        return self.last(soft(h)).square().mean() + values.sum() + angles * 1e-3 + (
-            one.sum() + rest.mean() * self.total
-        ) * self.scale.sum() * 1e-3
+        return (
+            self.last(soft(h)).square().mean()
+            + values.sum()
+            + angles * 1e-3
+            + (one.sum() + rest.mean() * self.total) * self.scale.sum() * 1e-3
+        )
 
 
 def step_of(model, tmp_path, **options):

@@ -30,7 +30,7 @@ def plain_if(pred, yes, no, operands=()):
 
 
 def train_with(model, loss, choose, tmp_path):
-    # without momentum: torch.cond gives zeros for what the other branch reads, and "if" gives nothing
+    # no momentum: torch.cond gives zeros for what the other branch reads, and "if" gives nothing
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def train(x):

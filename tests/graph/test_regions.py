@@ -138,7 +138,8 @@ def test_constants_are_passed_in():
     x = torch.rand(3)
     given = {"table": owner.table}
     values = [given.get(node.name, x) for node in alone.placeholders]
-    torch.testing.assert_close(run_step(alone, values)[0], (x.exp() + torch.arange(3.0)) * owner.table)
+    expected = (x.exp() + torch.arange(3.0)) * owner.table
+    torch.testing.assert_close(run_step(alone, values)[0], expected)
 
 
 def test_what_is_known_of_a_value_is_known_at_the_border():

@@ -138,7 +138,6 @@ class _Gates(TorchFunctionMode):
             found = self._gated[id(leaf)] = leaf, gated
         return found[1]
 
-
     def require_closed(self, results: Iterable[Any]) -> None:
         """TR-151 where a gradient could leave the branch without a gate: a function of the user's
         got a tensor from outside by a way that nobody hears of."""
@@ -184,10 +183,12 @@ class _Pure(DispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        named = dict(kwargs or {})
+        return without_functions(self._checked)(func, args, dict(kwargs or {}))
+
+    def _checked(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if isinstance(func, OpOverload) and func.namespace != "prim":  # that is no computation
             self._check(func, args, named)
-        result = without_functions(func)(*args, **named)
+        result = func(*args, **named)
         given = {storage_key(each) for each in _tensors((args, named))}
         for each in _tensors(result):
             if storage_key(each) not in given:

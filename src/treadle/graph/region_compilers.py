@@ -31,8 +31,8 @@ _COMPILERS: dict[str, RegionCompiler] = {"inductor": compile_module}
 
 
 def register_region_compiler(name: str, compiler: RegionCompiler) -> None:
-    """Let rules of ``Regions`` name this compiler. ``LoweringError`` TR-318 for a name that is taken
-    or is no identifier."""
+    """Let rules of ``Regions`` name this compiler. ``LoweringError`` TR-318 for a name that is
+    taken, or that is no word of letters and digits."""
     if name in (*_COMPILERS, "native", "eager") or not name.isidentifier() or "_" in name:
         raise LoweringError(
             f"{name!r} is no free name of a compiler of regions",
@@ -85,9 +85,7 @@ def define(name: str, region: CompiledRegion, results: Callable[[], list[Tensor]
     if name not in _DEFINED:
         _LIBRARY.define(f"{name}(Tensor[] inputs) -> Tensor[]")
         _LIBRARY.impl(name, region, "CompositeExplicitAutograd")
-        torch.library.register_fake(
-            f"{NAMESPACE}::{name}", lambda _inputs: results(), lib=_LIBRARY
-        )
+        torch.library.register_fake(f"{NAMESPACE}::{name}", lambda _inputs: results(), lib=_LIBRARY)
         _DEFINED[name] = region
     found: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
     return found

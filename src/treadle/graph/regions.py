@@ -118,7 +118,10 @@ def regions_of(
     ):
         operands[after].append(before)
     taken = [_compiler(unit, reasons, compilers or {}) for unit in units]
-    phases = [info(unit[0]).phase if _is_other(each) else "" for unit, each in zip(units, taken, strict=True)]
+    phases = [
+        info(unit[0]).phase if _is_other(each) else ""
+        for unit, each in zip(units, taken, strict=True)
+    ]
     kinds = [f"{each} {phase}" for each, phase in zip(taken, phases, strict=True)]
     places = {node: at for at, node in enumerate(graph.nodes)}
     found: list[Region] = []
@@ -286,4 +289,3 @@ def refused(
         for each in native
         if each.operations < smallest or (accepts is not None and not accepts(each))
     ]
-

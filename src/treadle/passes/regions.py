@@ -96,7 +96,9 @@ class ContractRegions(GraphPass):
             if region.compiler not in (NATIVE, EAGER) and region.operations >= max(self.smallest, 1)
         ]
         for region in found:
-            contract(step, region, ahead=any(rules[each].ahead for each in region.nodes if each in rules))
+            contract(
+                step, region, ahead=any(rules[each].ahead for each in region.nodes if each in rules)
+            )
         if found:
             restore_order(step.graph)
         return len(found)
@@ -147,7 +149,8 @@ def contract(step: StepGraph, region: Region, *, ahead: bool) -> None:
     alone = region.step()
     name = f"{region.compiler}_{canonical(alone).digest[:24]}"
     values = [fresh(value_of(node)) for node in outputs]
-    compiled = CompiledRegion(fx.GraphModule(nn.Module(), alone.graph), region_compiler(region.compiler))
+    module = fx.GraphModule(nn.Module(), alone.graph)
+    compiled = CompiledRegion(module, region_compiler(region.compiler))
     op = define(name, compiled, partial(_like, values))
     if ahead:
         compiled_region(name).compile([value_of(node) for node in region.inputs])
@@ -157,15 +160,19 @@ def contract(step: StepGraph, region: Region, *, ahead: bool) -> None:
     belong(call, region.nodes[0])
     why = f"a region of {region.operations} operations is compiled by {region.compiler}"
     with_info(call, eager=ReasonCode.CHOSEN.because(f"{why}, by a rule of the options"))
+    own = frozenset(region.nodes)
     for at, node in enumerate(outputs):
         with step.graph.inserting_after(call):
             item = step.graph.call_function(operator.getitem, (call, at))
         copy_notes(item, node)
         set_value(item, values[at])
-        own = set(region.nodes)
-        node.replace_all_uses_with(item, delete_user_cb=lambda user: user not in own)
+        node.replace_all_uses_with(item, delete_user_cb=partial(_is_outside, own))
     for node in reversed(region.nodes):
         step.graph.erase_node(node)
+
+
+def _is_outside(own: frozenset[fx.Node], user: fx.Node) -> bool:
+    return user not in own
 
 
 def _like(values: list[Any]) -> list[Tensor]:

@@ -5,9 +5,9 @@
     for each region:  its graph, compiled alone, against PyTorch's kernels, on the same inputs
     in the first that is off:  from a result that is off to an operand that is off, until none is
 
-Each region gets what PyTorch's kernels made of all before it, so that an error does not travel. What
-is compiled alone may be fused in another way than in the whole step; a fault that depends on the
-fusion of two regions is not found here, and then no region is named.
+Each region gets what PyTorch's kernels made of all before it, so that an error does not travel.
+What is compiled alone may be fused in another way than in the whole step; a fault that depends on
+the fusion of two regions is not found here, and then no region is named.
 """
 
 from collections.abc import Sequence
@@ -76,15 +76,15 @@ class Bisection:
         self, region: Region, nodes: Sequence[fx.Node], values: dict[fx.Node, Any]
     ) -> fx.Node | None:
         """The first of these whose value is off if the region is compiled to give them."""
-        inputs = [values[each] for each in region.inputs]
-        pairs = zip(region.inputs, inputs, strict=True)
-        if not nodes or not all(_fits(known_value(node), value) for node, value in pairs):
+        inputs = [_laid_out(values[each], known_value(each)) for each in region.inputs]
+        given = [each for each in inputs if each is not None]
+        if not nodes or len(given) < len(inputs):
             return None
         options = replace(self.compiled.options, memory=None, regions=_unshown(self.compiled))
         built = compile_step(
             region.step(nodes), self.compiled.captured.device, options, cache=self.cache
         )
-        made = built.executable.run([each.contiguous() if 0 in each.stride() else each for each in inputs])
+        made = built.executable.run(given)
         for node, value in zip(nodes, made, strict=True):
             if value is not None and not is_close(value, values[node], self.within):
                 return node
@@ -115,11 +115,21 @@ def _tensors(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     return [node for node in dict.fromkeys(nodes) if isinstance(known_value(node), Tensor)]
 
 
-def _fits(expected: object, value: object) -> bool:
-    """Whether a value has the sizes that the graph knows: calls may have decided others."""
+def _laid_out(value: object, expected: object) -> Tensor | None:
+    """A value in the layout that the graph knows; ``None`` where calls decided other sizes, or
+    where it is no tensor."""
     if not isinstance(expected, Tensor) or not isinstance(value, Tensor):
-        return False
-    return tuple(expected.shape) == tuple(value.shape) and expected.dtype is value.dtype
+        return None
+    if tuple(expected.shape) != tuple(value.shape) or expected.dtype is not value.dtype:
+        return None
+    if value.stride() == expected.stride():
+        return value
+    if 0 in expected.stride():
+        return None
+    made = torch.empty_strided(
+        expected.shape, expected.stride(), dtype=value.dtype, device=value.device
+    )
+    return made.copy_(value)
 
 
 __all__ = ["Bisection", "Culprit"]
