@@ -138,7 +138,7 @@ def test_cond_is_eager_s_forward_and_backward(loss, tmp_path):
         torch.testing.assert_close(step(x), eager(x), equal_nan=True)
         for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, equal_nan=True)
-            assert sign < 0 or ours.isfinite().all() or loss is undefined_elsewhere
+            assert ours.isfinite().all() or loss is not zeros_elsewhere
     assert len(step.recompiles) == 0
 
 
@@ -282,7 +282,7 @@ def test_copies_of_a_body(loss, by_hand, tmp_path):
 BY_NAME = {
     "while_loop": lambda x: while_loop(lambda i: i < 3, lambda i: (i + 1,), (x.sum(),))[0],
     "associative_scan": lambda x: associative_scan(torch.add, x, 0),
-    "map": lambda x: map_over(torch.sin, x.expand(MOST_COPIES + 1, 4)),
+    "map": lambda x: map_over(torch.sin, x[:1].expand(MOST_COPIES + 1, 4)),
     "scan": lambda x: scan(lambda c, r: (c + r, c), x[0], x[:0]),
 }
 

@@ -23,7 +23,13 @@ from torch.overrides import TorchFunctionMode
 
 from treadle.capture.explain_errors import here
 from treadle.capture.flatten import flatten_containers, unflatten
-from treadle.compat.operator_facts import Effect, call_effects, facts_of, written_names
+from treadle.compat.operator_facts import (
+    Effect,
+    call_effects,
+    raises_for_zeros,
+    sizes_from_values,
+    written_names,
+)
 from treadle.compat.operators import OpOverload
 from treadle.compat.pytree import tree_leaves
 from treadle.compat.tensors import storage_key
@@ -33,9 +39,6 @@ from treadle.util.errors import CaptureError
 
 MOST_COPIES = 256
 """Of the body of a ``map`` or ``scan``: more would be a graph of many equal parts."""
-
-_DIVIDES = frozenset({"aten::floor_divide", "aten::remainder", "aten::fmod", "aten::div"})
-"""What raises for a divisor of zero, if its numbers are integers."""
 
 
 def instead_of(name: str) -> Callable[..., Any]:
@@ -110,7 +113,7 @@ class _Gates(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in _GRADIENTS:
+        if func in (Tensor.backward, torch.autograd.backward, torch.autograd.grad):
             raise _unfit("cond", "a branch computes gradients")
         if func in _ATTRIBUTES:
             return func(*args, **(kwargs or {}))
@@ -154,7 +157,6 @@ class _Gates(TorchFunctionMode):
             left += [each for each, _ in node.next_functions]
 
 
-_GRADIENTS = frozenset({Tensor.backward, torch.autograd.backward, torch.autograd.grad})
 _ATTRIBUTES: frozenset[Any] = frozenset(
     cast(Any, each).__get__
     for each in (
@@ -205,14 +207,11 @@ class _Pure(DispatchMode):
             effects &= ~Effect.WRITES
         if effects:
             raise _unfit("cond", f"a branch does more than compute ({op})")
-        if op.tags and _OF_VALUES & set(op.tags):
+        if sizes_from_values(op):
             raise _unfit("cond", f"in a branch a size depends on values ({op})")
         whole = [not (each.is_floating_point() or each.is_complex()) for each in _tensors(args)]
-        if facts_of(op).native and op.name().partition(".")[0] in _DIVIDES and all(whole):
+        if raises_for_zeros(op) and all(whole):
             raise _unfit("cond", f"a branch divides integers, which raises for zeros ({op})")
-
-
-_OF_VALUES = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
 def _tensors(value: object) -> list[Tensor]:
@@ -222,9 +221,10 @@ def _tensors(value: object) -> list[Tensor]:
 def _map(body: Callable[..., Any], xs: Any, *args: Any) -> Any:
     """The results for each slice, stacked."""
     leaves, spec = flatten_containers(xs)
+    tensors = _of_one_length("map", leaves, 0)
     rows = [
-        body(unflatten([each[at] for each in leaves], spec), *args)
-        for at in range(_copies("map", leaves, 0))
+        body(unflatten([each.select(0, at) for each in tensors], spec), *args)
+        for at in range(tensors[0].shape[0])
     ]
     return _stacked(rows)
 
@@ -236,27 +236,28 @@ def _scan(
     leaves, spec = flatten_containers(xs)
     if not leaves:
         return init, []
-    dim %= max(leaves[0].ndim, 1) if isinstance(leaves[0], Tensor) else 1
-    count = _copies("scan", leaves, dim)
+    tensors = _of_one_length("scan", leaves, dim)
+    dim %= tensors[0].ndim
+    count = tensors[0].shape[dim]
     carry, rows = init, list[Any]()
     for at in reversed(range(count)) if reverse else range(count):
-        carry, row = body(carry, unflatten([each.select(dim, at) for each in leaves], spec))
+        carry, row = body(carry, unflatten([each.select(dim, at) for each in tensors], spec))
         rows.append(row)
     if reverse:
         rows.reverse()
     return carry, _stacked(rows, dim)
 
 
-def _copies(name: str, leaves: Iterable[Any], dim: int) -> int:
-    """How many slices there are."""
-    tensors = [each for each in leaves if isinstance(each, Tensor)]
+def _of_one_length(name: str, leaves: Sequence[object], dim: int) -> list[Tensor]:
+    """The inputs, if they are tensors with equally many slices, and not too many."""
+    tensors = [each for each in leaves if isinstance(each, Tensor) and each.ndim]
     counts = {each.shape[dim] for each in tensors}
-    if len(counts) != 1 or len(tensors) != len(list(leaves)):
+    if len(counts) != 1 or len(tensors) != len(leaves):
         raise _unfit(name, "its inputs are no tensors of one length")
     (count,) = counts
     if not 0 < count <= MOST_COPIES:
         raise _unfit(name, f"it has {count} slices, and at most {MOST_COPIES} are copied")
-    return count
+    return tensors
 
 
 def _stacked(rows: Sequence[Any], dim: int = 0) -> Any:

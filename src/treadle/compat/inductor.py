@@ -10,4 +10,5 @@ from torch import Tensor, fx
 def compile_module(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """What computes ``module``, which returns a tuple of tensors, for inputs like these; they may
     be fake."""
-    return torch._inductor.compile(module, list(inputs))
+    compiled: Any = torch._inductor.compile(module, list(inputs))
+    return compiled
