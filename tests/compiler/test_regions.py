@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import treadle
 from treadle.options import Options, RegionRule, Regions
+from treadle.passes import registered
 from treadle.session.breaks import breaks_of
 from treadle.util.reasons import ReasonCode, code_of
 
@@ -232,6 +233,15 @@ def test_what_was_asked_for_is_no_warning(tmp_path):
         step = step_of(model, tmp_path, regions=Regions((RegionRule("eager", "gelu*"),)))
         step(*batches()[0])
     assert {each.code for each in breaks_of(step.compiled.artifact)} == {ReasonCode.CHOSEN}
+
+
+def test_a_registered_lowering_gives_way_to_a_rule(tmp_path, monkeypatch):
+    op = torch.ops.treadle_regions_tests.soft.default
+    monkeypatch.setitem(registered._meanings, op, torch.tanh)
+    for rules, kernels in ((Regions(), 0), (Regions((RegionRule("eager", "*soft*"),)), 1)):
+        step = step_of(nn.Sequential(nn.Linear(6, 6), Soft(), Sum()), tmp_path, regions=rules)
+        assert step.verify(batches()) is None
+        assert len(breaks_of(step.compiled.artifact)) == kernels
 
 
 def test_a_choice_is_a_fact_of_what_is_cached(tmp_path):

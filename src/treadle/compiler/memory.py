@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from treadle.compiler.cleaning import extended, rewritten, settled
+from treadle.compiler.cleaning import rewritten, settled
 from treadle.compiler.regions import with_regions
 from treadle.compiler.request import Target, build_for, request_of
 from treadle.compiler.workspaces import with_workspaces
@@ -126,7 +126,7 @@ def frontier_points(
     exact at both ends; between them those of the simulator are moved onto the line of the two."""
     budgeted = replace(options, memory=1.0)
     build_ = build_for(device, options, cache)
-    step = with_regions(extended(step), device, options)
+    step = with_regions(step, device, options)
     target = request_of(step, device, budgeted, build_, cache=cache).target
     found = frontier(settled(step, budgeted), target.hardware)
     known = known_of(step)

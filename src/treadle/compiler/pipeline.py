@@ -24,7 +24,7 @@ from treadle.capture.step import Captured
 from treadle.capture.watching import watch_tensors
 from treadle.codegen.host import artifact_of
 from treadle.compat.switches import clear_workspaces
-from treadle.compiler.cleaning import extended, extending, settled
+from treadle.compiler.cleaning import extending, settled
 from treadle.compiler.compiled import Built, Compiled
 from treadle.compiler.entry import read_saved, saved_bytes, with_lines
 from treadle.compiler.memory import Scheduled, applied, lowered, plan_within, planned
@@ -148,7 +148,6 @@ def _extended(
     clock = clock.heard_by(heard)
     heard.note_size("captured", step)
     with clock.stage("extend"):
-        step = extended(step, clock.watcher)
         step = with_regions(step, device, options, clock.watcher)
     heard.note_size("extend", step)
     return step, heard

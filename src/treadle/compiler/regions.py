@@ -21,11 +21,11 @@ from treadle.util.reasons import ReasonCode
 def with_regions(
     step: StepGraph, device: str, options: Options, watcher: Watcher | None = None
 ) -> StepGraph:
-    """A copy of the step in which is noted, or done, what its options say of regions. What they
+    """The step after what users registered and after what its options say of regions. What they
     choose is a fact of the graph from then on, and so of the key in the cache."""
     asked = options.regions
     if not asked.chooses:
-        return step
+        return extended(step, watcher)
     others = {rule.compiler for rule in asked.rules} - {NATIVE, EAGER}
     for name in sorted(others):
         region_compiler(name)  # refuses a name that nobody has
@@ -35,7 +35,10 @@ def with_regions(
             code="TR-318",
             remedy='leave shapes= off, or use "native" and "eager"',
         )
-    passes: list[GraphPass] = [*CLEAN, RunEagerly(asked.rules)]
+    run_eagerly = RunEagerly(asked.rules)
+    step = rewritten(step, (*CLEAN, run_eagerly), watcher)  # first: these are not expanded
+    step = extended(step, watcher)
+    passes: list[GraphPass] = [*CLEAN, run_eagerly]
     if others:
         passes.append(ContractRegions(asked.rules, asked.smallest))
     step = rewritten(step, passes, watcher)
@@ -62,5 +65,5 @@ def found_regions(step: StepGraph, device: str, options: Options) -> tuple[Regio
 def regions_of_step(step: StepGraph, device: str, options: Options) -> tuple[Region, ...]:
     """The regions of a captured step after what its options say and after cleaning; the memory
     plan, which may compute some nodes twice, comes later."""
-    chosen = with_regions(extended(step), device, options)
+    chosen = with_regions(step, device, options)
     return found_regions(settled(chosen, options), device, options)

@@ -158,6 +158,12 @@ def _memory(report: StepReport) -> str:
         f"arena {format_bytes(memory.arena_bytes)}"
         + (f", measured peak {format_bytes(measured)}" if measured else "")
     ]
+    count, size = memory.bounds
+    if count:
+        lines.append(
+            f"  the sizes of {count} values are known at run time only; each is counted with a "
+            f"bound, {format_bytes(size)} together"
+        )
     rows = [
         replace(row, each=replace(row.each, where=short_line(row.each.where)))
         for row in memory.decisions[:12]
