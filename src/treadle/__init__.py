@@ -5,9 +5,11 @@ from treadle.capture.optimizers.registry import ZEROS, OptimizerUpdate, Start, r
 from treadle.compiler.planning import Plan, Point, plan
 from treadle.graph import rewrite as rules
 from treadle.graph.passes import GraphPass
+from treadle.graph.region_compilers import register_region_compiler
+from treadle.graph.regions import Region
 from treadle.graph.rewrite import NoMatch, Rewrite, Rule
 from treadle.graph.signature import StepGraph
-from treadle.options import Options
+from treadle.options import Options, RegionRule, Regions
 from treadle.passes.registered import register_lowering, register_pass
 from treadle.report.summary import PhaseSummary, Summary
 from treadle.session.shapes import Dynamic, dynamic
@@ -37,6 +39,9 @@ __all__ = [
     "Plan",
     "PlanError",
     "Point",
+    "Region",
+    "RegionRule",
+    "Regions",
     "Rewrite",
     "Rule",
     "RuntimeFailure",
@@ -53,5 +58,6 @@ __all__ = [
     "register_lowering",
     "register_optimizer",
     "register_pass",
+    "register_region_compiler",
     "rules",
 ]

@@ -12,6 +12,8 @@ from torch import nn
 from treadle.capture.refuse import check_call, check_models, named_models, named_optimizers
 from treadle.compiler.compiled import Compiled, observed_of
 from treadle.compiler.memory import frontier_points
+from treadle.graph.node_info import info
+from treadle.graph.regions import Region
 from treadle.options import Options, from_environment
 from treadle.report.explain import explain, explain_stages
 from treadle.report.html import page
@@ -21,6 +23,9 @@ from treadle.report.summary import Summary, summary_of
 from treadle.report.trace import trace_of
 from treadle.runtime.cache import Cache
 from treadle.runtime.meter import PeakReport
+from treadle.session.bind import read_inputs
+from treadle.session.bisect import Bisection
+from treadle.session.breaks import known_regions
 from treadle.session.compare import Difference, Tolerance, first_difference
 from treadle.session.dispatch import Dispatcher
 from treadle.session.saved import Saved, load_saved, save
@@ -101,6 +106,11 @@ class Step:
         """The stages of the compile in their order: seconds, what each was given and made, why it
         stands there, and what each pass made of the nodes of the graph."""
         return explain_stages(self._step_report())
+
+    def regions(self) -> tuple[Region, ...]:
+        """The parts of the step that one compiler takes, in an order in which they can run: each
+        with its operations, why they cannot be lowered, and its graph as text."""
+        return known_regions(self.compiled)
 
     def summary(self) -> Summary:
         """The numbers of ``explain`` as an object: peaks, kernels, fallbacks, phases, seconds."""
@@ -187,7 +197,8 @@ class Step:
         """Run each batch both ways from the same state and random numbers; change nothing.
 
         Returns the first value (result, parameter, buffer, state) that differs by more than
-        ``atol + rtol * |eager|``, or ``None``.
+        ``atol + rtol * |eager|``, or ``None``; with the region and the operation where it begins,
+        which are found by compiling region after region alone.
         """
         within = Tolerance(rtol, atol)
         with self._lock:
@@ -196,8 +207,20 @@ class Step:
                 compiled = self._dispatcher.variant(batch, {})
                 found = first_difference(self._step, compiled, self, batch, number, within)
                 if found is not None:
-                    return found
+                    return self._located(found, batch, within)
         return None
+
+    def _located(
+        self, found: Difference, batch: tuple[object, ...], within: Tolerance
+    ) -> Difference:
+        """With the region and the node that a difference comes from."""
+        compiled = self._dispatcher.variant(batch, {})
+        inputs = read_inputs(compiled.captured, self._dispatcher.call.leaves)
+        culprit = Bisection(compiled, self._cache, within).first([each.clone() for each in inputs])
+        if culprit is None:
+            return found
+        where = info(culprit.node).where
+        return replace(found, region=culprit.region, node=culprit.node.name, where=where)
 
 
 def compile(

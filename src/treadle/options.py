@@ -1,7 +1,7 @@
 """Every knob of treadle, in one frozen dataclass, and the only reader of the environment."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -86,6 +86,43 @@ def _environment_level(name: str) -> int:
     return int(text)
 
 
+@dataclass(frozen=True, slots=True)
+class RegionRule:
+    """Operations of these names in modules of these paths are compiled by ``compiler``.
+
+    ``compiler``: ``"native"``, ``"eager"`` (PyTorch's kernels, one by one), ``"inductor"``, or one
+    that was registered. Names and paths are patterns as of files: ``operations="gelu*"``,
+    ``module="blocks.3*"``. ``ahead``: compile the region with the step, not at its first call.
+    """
+
+    compiler: str
+    operations: str = "*"
+    module: str = "*"
+    ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """Which parts of a step are compiled, and by what.
+
+    ``rules``: of those that speak of an operation the first decides; without one treadle generates
+    what it can. ``smallest``: of a region with fewer operations that compute, no code is generated.
+    ``accepts``: is asked once for each region of generated code; refused ones run as PyTorch's
+    kernels. ``show``: gets each region's graph as text, and returns a handle (a path, a URL) that
+    names the region in profiles; an empty one names none.
+    """
+
+    rules: tuple[RegionRule, ...] = ()
+    smallest: int = 0
+    accepts: Callable[[Any], bool] | None = None
+    show: Callable[[str], str] | None = None
+
+    @property
+    def chooses(self) -> bool:
+        """Whether anything here changes what runs."""
+        return bool(self.rules or self.smallest or self.accepts)
+
+
 @dataclass(frozen=True)
 class Options:
     """How a step is compiled.
@@ -113,6 +150,7 @@ class Options:
     each pass changed, 3 the loops and kernels, 4 the generated sources, 5 which passes change
     numbers, all on standard error.
     ``progress``: a line on a terminal when a compile takes more than a second.
+    ``regions``: which parts are compiled, and by what (``docs/howto/regions.md``).
     """
 
     memory: str | int | float | None = None
@@ -132,6 +170,7 @@ class Options:
     dump: Path | None = field(default=None, metadata=_DECIDES_NOTHING)
     debug: int = field(default=0, metadata=_DECIDES_NOTHING)
     progress: bool = field(default=True, metadata=_DECIDES_NOTHING)
+    regions: Regions = field(default=Regions(), metadata=_DECIDES_NOTHING)  # decides the graph
 
     def __post_init__(self) -> None:
         if isinstance(self.memory, float):

@@ -42,7 +42,7 @@ def test_convolution_and_attention_are_chosen_calls() -> None:
 def test_a_fallback_says_why() -> None:
     x = torch.randn(3, 5)
     program = check(lambda x: [x.cumsum(1), torch.special.bessel_j0(x)], x, formulas=False)
-    assert fallbacks(program) == ["aten.special_bessel_j0.default has no lowering rule"]
+    assert fallbacks(program) == ["TR-312: aten.special_bessel_j0.default has no lowering rule"]
     step = trace(lambda x: x.exp(), x)
     (node,) = step.graph.find_nodes(op="call_function", target=aten.exp.default)
     with_info(node, where="model.py:3: y = x.exp()", module="net.act", phase="forward")

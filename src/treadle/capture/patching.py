@@ -24,6 +24,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from treadle.capture.arrays import CONVERSIONS, converted, from_numpy, is_array
 from treadle.capture.averaging import update_parameters
 from treadle.capture.communication import refuse_wrapper
+from treadle.capture.control_flow import instead_of
 from treadle.capture.eager import why_eager
 from treadle.capture.expected import Conditions, constraint_checks
 from treadle.capture.explain_errors import Line, here, looks_at_value, running_line
@@ -35,6 +36,7 @@ from treadle.capture.rng_guard import RngGuard
 from treadle.capture.scalar_index import ScalarIndices
 from treadle.capture.scaled import scaled
 from treadle.compat.checkpointing import watched_checkpointing
+from treadle.compat.control_flow import functions_replaced
 from treadle.compat.fake import FakeTensor
 from treadle.compat.hooks import OURS, global_step_hooks, reducer_methods
 from treadle.compat.tensors import storage_key
@@ -395,6 +397,7 @@ class TraceRecorder:
         """While inside, what happens is noted at the node from which on it holds."""
         with contextlib.ExitStack() as undo:
             undo.enter_context(self.rng.watching())
+            undo.enter_context(functions_replaced(_control_flow))
             for owner, name, ours in (
                 (torch.autograd, "backward", self._noting(torch.autograd.backward)),
                 (torch.autograd, "grad", self._noting(torch.autograd.grad)),
@@ -550,6 +553,10 @@ def _traced_only(ours: Callable[..., Any], original: Callable[..., Any]) -> Call
         return (ours if works_for(thread) else original)(*args, **kwargs)
 
     return call
+
+
+def _control_flow(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    return _traced_only(instead_of(name), original)
 
 
 def _at_line(error: CaptureError) -> CaptureError:

@@ -360,6 +360,20 @@ def gives_undefined(op: OpOverload) -> bool:
     return schema_of(op).name in _UNDEFINED
 
 
+def sizes_from_values(op: OpOverload) -> bool:
+    """Whether values decide the sizes of what it gives, or a number of Python's."""
+    return bool(_DATA_TAGS & set(op.tags))
+
+
+def raises_for_zeros(op: OpOverload) -> bool:
+    """Whether it raises for a divisor of zero if its operands are integers."""
+    return schema_of(op).name.removesuffix("_") in _DIVIDES
+
+
+_DIVIDES = frozenset({"aten::floor_divide", "aten::remainder", "aten::fmod", "aten::div"})
+"""Divisions of integers: the processor has no result for a divisor of zero."""
+
+
 def written_names(op: OpOverload, arguments: Mapping[str, object]) -> tuple[str, ...]:
     """The arguments that a call with these writes to.
 

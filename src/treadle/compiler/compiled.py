@@ -47,6 +47,7 @@ class Compiled(Built):
     draws: bool = True  # whether a call may take random numbers of the process'
     kernel_seconds: tuple[float, ...] = ()
     pattern: Artifact | None = None  # the artifact for many shapes that this one was made from
+    handles: tuple[str, ...] = ()  # of its regions, by number
 
 
 def observed_of(compiled: Compiled, name: str, recompiles: Sequence[str] = ()) -> Observed:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field, replace
 
 from treadle.compiler.chunks import versions_of
-from treadle.compiler.cleaning import extended, rewritten, settled
+from treadle.compiler.cleaning import rewritten, settled
+from treadle.compiler.regions import with_regions
 from treadle.compiler.request import Target, build_for, request_of
 from treadle.compiler.workspaces import with_workspaces
 from treadle.graph.dynamic import dims_of_graph
@@ -127,7 +128,7 @@ def frontier_points(
     exact at both ends; between them those of the simulator are moved onto the line of the two."""
     budgeted = replace(options, memory=1.0)
     build_ = build_for(device, options, cache)
-    step = extended(step, options)
+    step = with_regions(step, device, options)
     target = request_of(step, device, budgeted, build_, cache=cache).target
     versions = versions_of(settled(step, budgeted), target)
     found = frontier([each.step for each in versions], target.hardware)

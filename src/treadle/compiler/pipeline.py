@@ -25,10 +25,11 @@ from treadle.capture.watching import watch_tensors
 from treadle.codegen.host import artifact_of
 from treadle.compat.switches import clear_workspaces
 from treadle.compiler.chunks import without_chunks
-from treadle.compiler.cleaning import extended, extending, settled
+from treadle.compiler.cleaning import extending, settled
 from treadle.compiler.compiled import Built, Compiled
 from treadle.compiler.entry import read_saved, saved_bytes, with_lines
 from treadle.compiler.memory import Scheduled, applied, lowered, plan_within, planned
+from treadle.compiler.regions import with_regions
 from treadle.compiler.request import CompileRequest, Target, build_for, key_of, request_of
 from treadle.compiler.specialization import require_unspecialized
 from treadle.compiler.tune import tuned
@@ -89,7 +90,7 @@ def compile_step(
     know where no value of it has them."""
     guards = guards_of(step.graph) if guards is None else guards
     clock = clock or Clock()
-    step, extension = _extended(step, options, clock)
+    step, extension = _extended(step, device, options, clock)
     checks = _checks_of(step)
     with clock.stage("look up"):
         build_ = build_for(device, options, cache)
@@ -134,22 +135,24 @@ def plan_graph(step: StepGraph, device: str, options: Options, clock: Clock) -> 
     """The stages up to the memory plan alone, for a joint graph that is cut in two before the rest;
     the halves go through all stages. Changes nothing."""
     cache = Cache(options.cache_dir)
-    step, _ = _extended(step, options, clock)
+    step, _ = _extended(step, device, options, clock)
     library = not build_for(device, options, cache).generates
     target = Target(device, without_chunks(options), library=library)
     planned_step, _ = _graph_to_graph(step, target, clock)
     return planned_step
 
 
-def _extended(step: StepGraph, options: Options, clock: Clock) -> tuple[StepGraph, CompileLog]:
-    """The step after what users registered, and what was heard of that."""
+def _extended(
+    step: StepGraph, device: str, options: Options, clock: Clock
+) -> tuple[StepGraph, CompileLog]:
+    """The step after what users registered and asked of its regions, and what was heard of that."""
     heard = CompileLog()
-    if not extending(options):
+    if not extending(options) and not options.regions.chooses:
         return step, heard
     clock = clock.heard_by(heard)
     heard.note_size("captured", step)
     with clock.stage("extend"):
-        step = extended(step, options, clock.watcher)
+        step = with_regions(step, device, options, clock.watcher)
     heard.note_size("extend", step)
     return step, heard
 

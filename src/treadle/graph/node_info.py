@@ -38,6 +38,8 @@ class NodeInfo:
     ``lost``: whether it stands for what code outside of the graph leaves in a parameter.
     ``chunk``: of the rows that it is computed for, where others of the same kind are computed for
     other rows before and after.
+    ``eager``: the reason why it runs as PyTorch's kernel whatever rules there are; empty if none
+    was given.
     """
 
     phase: str = ""
@@ -52,6 +54,7 @@ class NodeInfo:
     draw: int = -1
     lost: bool = False
     chunk: int | None = None
+    eager: str = ""
 
 
 _NOTHING = NodeInfo()
@@ -79,6 +82,7 @@ def belong(node: fx.Node, root: fx.Node) -> None:
         checkpoint=old.checkpoint,
         asked=old.asked,
         chunk=old.chunk,
+        eager=old.eager,
     )
 
 

@@ -3,8 +3,8 @@
 import torch
 from torch import fx
 
-from treadle.graph.node_info import has_value, info, value_of
-from treadle.graph.operators import is_mutable
+from treadle.graph.node_info import has_value, info, known_value, value_of
+from treadle.graph.operators import is_item, is_mutable
 from treadle.graph.printing import show_around
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import show_type
@@ -14,8 +14,9 @@ PHASES = ("forward", "backward", "optimizer")
 
 
 def verify(step: StepGraph) -> None:
-    """Inputs first, definitions before uses, a value and a phase on every node, no mutation,
-    one return, and a signature that fits; ``VerifyError`` shows the lines around the fault."""
+    """Inputs first, definitions before uses, a value and a phase on every node, no mutation, no
+    container used as a whole, one return, and a signature that fits; ``VerifyError`` shows the
+    lines around the fault."""
     defined: set[fx.Node] = set()
     seen_work = False
     nodes = list(step.graph.nodes)
@@ -40,11 +41,25 @@ def _verify_node(node: fx.Node) -> None:
             phase = info(node).phase
             _hold(phase in PHASES, node, f"{node} has no phase: {phase!r}")
             _hold(not is_mutable(node), node, f"{node} writes to its argument: {node.target}")
+            require_unpacked(node)
         case "placeholder" | "get_attr":
             pass
         case other:
             _hold(False, node, f"{node} is a {other}, not an operation")
     _hold(has_value(node), node, f"{node} has no value")
+
+
+def require_unpacked(node: fx.Node) -> None:
+    """``VerifyError``, with the node and its users, for a container that is used as a whole."""
+    if not isinstance(known_value(node), tuple | list):
+        return
+    whole = [user for user in node.users if not is_item(user)]
+    if whole:
+        users = "\n".join(f"  {user.format_node()}" for user in node.users)
+        raise VerifyError(
+            f"{node} gives several values, and {whole[0]} uses them as a whole; its users:\n"
+            f"{users}\n{show_around(node.graph, node)}"
+        )
 
 
 def _verify_signature(step: StepGraph) -> None:

@@ -23,6 +23,7 @@ from treadle.lower.workspace import workspace_of
 from treadle.runtime.draws import OPERATOR, STATE_BYTES, can_draw
 from treadle.util.extents import same, surely_less
 from treadle.util.nested import Nested, Plain, map_leaves
+from treadle.util.reasons import ReasonCode
 
 aten = torch.ops.aten
 _DROPPED = frozenset({"layout", "pin_memory", "non_blocking"})
@@ -96,7 +97,7 @@ def at_run_time(context: LoweringContext, target: AtRunTime, args: Args, kwargs:
         )
     names = tuple(r.buffer if isinstance(r, TensorRef) else None for r in results)
     outputs = () if context.val is None else names
-    reason = "TR-150: a size depends on values"
+    reason = ReasonCode.SIZES_FROM_VALUES.because("a size depends on values")
     context.builder.steps.append(
         Call(
             target.op_name,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload, schema_of
 from treadle.graph.at_run_time import AtRunTime
 from treadle.graph.node_info import info, known_value, value_of
@@ -29,9 +30,7 @@ from treadle.lower.registry import (
 from treadle.util.errors import LoweringError
 from treadle.util.extents import same, surely_less
 from treadle.util.nested import leaves, map_leaves
-
-NO_COMPILER = "no kernels are generated here"
-"""Why everything is a library call: no compiler was found, or ``codegen=False``."""
+from treadle.util.reasons import ReasonCode
 
 Environment = dict[fx.Node, Lowered]
 
@@ -95,26 +94,41 @@ def _lowered(
         moved = _moved(context, args[0])
         if moved is not None:
             return moved
-    strange = _without_formulas(context.val, args, kwargs)
-    only_views = context.builder.library or bool(strange)
-    has_rule = not only_views or op in views.VIEWS | views.BY_STRIDES
+    barred = _barred(context, args, kwargs)
+    has_rule = not barred or op in views.VIEWS | views.BY_STRIDES
     rule = rule_for(op) if has_rule and not crosses else None
-    reason = f"{op} has no lowering rule"
-    if only_views:
-        reason = NO_COMPILER if context.builder.library else f"TR-311: {strange} numbers"
+    reason = barred or _without_rule(op)
     if rule is not None:
         try:
             value = rule(context, *args, **kwargs)
-            if not (only_views and _has_formulas(value)):
+            if not (barred and _has_formulas(value)):
                 return _results(context, value)
         except Unsupported as refusal:
-            reason = f"{op}: {refusal}"
+            reason = barred or ReasonCode.REFUSED.because(f"{op}: {refusal}")
     chosen = crosses or is_chosen(op)
-    if not chosen and not only_views:
+    if not chosen and not barred:
         parts = _decomposed(context, env)
         if parts is not None:
             return parts
     return calls.call(context, op, args, kwargs, "" if chosen else reason)
+
+
+def _barred(context: LoweringContext, args: Args, kwargs: Kwargs) -> str:
+    """Why no formula may be made of a node, whatever rules there are; empty if one may. Views are
+    views all the same."""
+    if context.builder.library:
+        return ReasonCode.NO_CODEGEN.because("no kernels are generated here")
+    if info(context.node).eager:
+        return info(context.node).eager
+    strange = _without_formulas(context.val, args, kwargs)
+    return ReasonCode.DTYPE.because(f"{strange} numbers") if strange else ""
+
+
+def _without_rule(op: OpOverload) -> str:
+    """Why an operation of this name has no formula."""
+    if facts_of(op).native:
+        return ReasonCode.NO_RULE.because(f"{op} has no lowering rule")
+    return ReasonCode.CUSTOM_OPERATION.because(f"{op} is a custom operation, which may do anything")
 
 
 def _without_formulas(*values: object) -> str:

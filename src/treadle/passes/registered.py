@@ -92,7 +92,11 @@ class ExpandRegistered(GraphPass):
     contract = Contract()
 
     def run(self, step: StepGraph) -> int:
-        found = [node for node in step.graph.nodes if node.target in _meanings]
+        found = [
+            node
+            for node in step.graph.nodes
+            if node.target in _meanings and not info(node).eager  # its kernel was chosen
+        ]
         for node in found:
             put_in_place(node, _meaning_of(node))
         return len(found)

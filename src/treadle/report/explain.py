@@ -139,7 +139,10 @@ def counted(operations: Sequence[str], most: int = 1 << 30) -> str:
 
 
 def _fallbacks(report: StepReport) -> str:
-    reasons = [(each.name, each.launches, each.reason) for each in report.fallbacks]
+    reasons = [
+        (each.name, each.launches, ", ".join(filter(None, (each.reason, short_line(each.where)))))
+        for each in report.fallbacks
+    ]
     reasons += [(name, 1, reason) for name, reason in report.eager]
     if not reasons:
         return "fallbacks: none"
@@ -155,6 +158,12 @@ def _memory(report: StepReport) -> str:
         f"arena {format_bytes(memory.arena_bytes)}"
         + (f", measured peak {format_bytes(measured)}" if measured else "")
     ]
+    count, size = memory.bounds
+    if count:
+        lines.append(
+            f"  the sizes of {count} values are known at run time only; each is counted with a "
+            f"bound, {format_bytes(size)} together"
+        )
     rows = [
         replace(row, each=replace(row.each, where=short_line(row.each.where)))
         for row in memory.decisions[:12]

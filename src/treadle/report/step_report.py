@@ -133,7 +133,9 @@ class PhaseSummary:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``budget``: as it was asked for. ``budget_bytes`` is ``None`` for a ratio as well."""
+    """``budget``: as it was asked for. ``budget_bytes`` is ``None`` for a ratio as well.
+    ``bounds``: values whose sizes are known at run time only, and the bytes that they are counted
+    with."""
 
     predicted_bytes: int
     measured_bytes: int | None
@@ -142,6 +144,7 @@ class Memory:
     budget_bytes: int | None
     decisions: tuple[Row, ...]
     timeline: Timeline | None
+    bounds: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +271,14 @@ def _memory(seen: Observed) -> Memory:
         budget if isinstance(budget, int) else None,
         tuple(rows(notes.decisions)),
         notes.timeline,
+        _bounds(seen.artifact),
     )
+
+
+def _bounds(artifact: Artifact) -> tuple[int, int]:
+    """How many buffers have a bound instead of a size, and their bytes; numbers are none."""
+    found = [each for each in artifact.buffers.values() if each.unsized and each.shape]
+    return len(found), sum(map(spec_bytes, found))
 
 
 def _host_steps(seen: Observed, device: DeviceModel) -> tuple[HostStep, ...]:

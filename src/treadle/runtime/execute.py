@@ -15,6 +15,7 @@ import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -155,6 +156,14 @@ class Executable:
                 return [self._result(view) for view in self.artifact.results]
             finally:
                 self._clear()
+
+    def name_steps(self, names: Sequence[str]) -> None:
+        """From now on profiles show each step of the artifact inside a range of this name; empty
+        ones get none."""
+        owners = zip(self._actions, self._owners, strict=True)
+        self._actions = [
+            _Named(action, names[owner]) if names[owner] else action for action, owner in owners
+        ]
 
     def held(self) -> list[Tensor]:
         """What stays allocated between calls: the arena and the constants."""
@@ -440,6 +449,18 @@ class Executable:
             return base  # no view: autograd lets its owner write to it
         shown = view_of(storage_of(base, spec), view)
         return shown.clone() if spec.place in (Storage.ARENA, Storage.CONSTANT) else shown
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """An action inside a range that profiles show."""
+
+    action: Callable[[], object]
+    name: str
+
+    def __call__(self) -> None:
+        with torch.profiler.record_function(self.name):
+            self.action()
 
 
 def _look(args: list[Any]) -> None:

@@ -16,12 +16,17 @@ from treadle.session.user_step import UserStep
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first value in which a compiled step left eager's: ``name`` is the user's."""
+    """The first value in which a compiled step left eager's: ``name`` is the user's. ``region``:
+    the number of the first region whose results are off by themselves, and ``node`` the first
+    operation in it, of the line ``where``; -1 and empty if each is right by itself."""
 
     batch: int
     name: str
     absolute: float
     relative: float
+    region: int = -1
+    node: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +76,16 @@ def _leaves(value: object) -> list[Tensor]:
     return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
 
 
+def is_close(ours: Tensor, theirs: Tensor, within: Tolerance) -> bool:
+    """Whether two values agree; NaN agrees with NaN."""
+    return torch.allclose(ours, theirs, rtol=within.rtol, atol=within.atol, equal_nan=True)
+
+
 def _first(
     number: int, pairs: Sequence[tuple[str, Tensor, Tensor]], within: Tolerance
 ) -> Difference | None:
     for name, ours, theirs in pairs:
-        if torch.allclose(ours, theirs, rtol=within.rtol, atol=within.atol, equal_nan=True):
+        if is_close(ours, theirs, within):
             continue
         gap = (ours.double() - theirs.double()).abs().max().item()
         scale = theirs.double().abs().max().item()

@@ -12,6 +12,7 @@ from treadle.options import Options
 from treadle.report.stages import Clock
 from treadle.report.watch import watcher_for
 from treadle.runtime.cache import Cache
+from treadle.session.breaks import Break, show_regions, warn_of_breaks
 from treadle.session.guards import Called, GuardKey, Keys
 from treadle.session.saved import Saved
 from treadle.session.shapes import Dynamic, find
@@ -46,6 +47,7 @@ class Dispatcher:
         self._keys = Keys(step.models, step.optimizers)
         self._special: Specializations | None = None
         self._numbers: list[Location] = []  # of Python's, that change from call to call
+        self._breaks: set[Break] = set()  # that were reported
 
     def variant(
         self, args: tuple[object, ...], kwargs: dict[str, object], *, update: bool = True
@@ -157,6 +159,8 @@ class Dispatcher:
         self.recompiles += [why] if why else []
         if self._options.strict:
             _refuse_fallbacks(compiled)
+        warn_of_breaks(compiled, self._breaks)
+        show_regions(compiled)
         return compiled
 
 

@@ -1,0 +1,14 @@
+"""PyTorch's own compiler, for one graph of operations."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch._inductor
+from torch import Tensor, fx
+
+
+def compile_module(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """What computes ``module``, which returns a tuple of tensors, for inputs like these; they may
+    be fake."""
+    compiled: Any = torch._inductor.compile(module, list(inputs))
+    return compiled

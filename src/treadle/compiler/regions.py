@@ -1,0 +1,69 @@
+"""The regions of a step: what its options choose, before anything is looked up in the cache; and
+what they are, for whoever asks."""
+
+from treadle.compiler.cleaning import CLEAN, extended, rewritten, settled
+from treadle.graph.dynamic import dims_of_graph
+from treadle.graph.node_info import with_info
+from treadle.graph.passes import GraphPass
+from treadle.graph.region_compilers import compiler_of, region_compiler
+from treadle.graph.regions import EAGER, NATIVE, Region, refused, regions_of
+from treadle.graph.signature import StepGraph
+from treadle.loop.program import Call
+from treadle.lower.graph import lower
+from treadle.options import Options
+from treadle.passes.regions import ContractRegions, RunEagerly
+from treadle.report.stages import Watcher
+from treadle.targets.registry import target_for
+from treadle.util.errors import LoweringError
+from treadle.util.reasons import ReasonCode
+
+
+def with_regions(
+    step: StepGraph, device: str, options: Options, watcher: Watcher | None = None
+) -> StepGraph:
+    """The step after what users registered and after what its options say of regions. What they
+    choose is a fact of the graph from then on, and so of the key in the cache."""
+    asked = options.regions
+    if not asked.chooses:
+        return extended(step, options, watcher)
+    others = {rule.compiler for rule in asked.rules} - {NATIVE, EAGER}
+    for name in sorted(others):
+        region_compiler(name)  # refuses a name that nobody has
+    if others and dims_of_graph(step.graph):
+        raise LoweringError(
+            "regions of another compiler have fixed sizes, and this step declares shapes",
+            code="TR-318",
+            remedy='leave shapes= off, or use "native" and "eager"',
+        )
+    run_eagerly = RunEagerly(asked.rules)
+    step = rewritten(step, (*CLEAN, run_eagerly), watcher)  # first: these are not expanded
+    step = extended(step, options, watcher)
+    passes: list[GraphPass] = [*CLEAN, run_eagerly]
+    if others:
+        passes.append(ContractRegions(asked.rules, asked.smallest))
+    step = rewritten(step, passes, watcher)
+    for region in refused(found_regions(step, device, options), asked.smallest, asked.accepts):
+        why = f"a region of {region.operations} operations that compute"
+        for node in region.nodes:
+            with_info(node, eager=ReasonCode.SMALL_REGION.because(why))
+    return step
+
+
+def found_regions(step: StepGraph, device: str, options: Options) -> tuple[Region, ...]:
+    """The regions of a graph as it is, by what lowering says of each of its nodes."""
+    target = target_for(device, options.target)
+    program = lower(step, device=device, target=target, library=not options.codegen)
+    reasons: dict[str, str] = {}
+    for each in program.steps:
+        if isinstance(each, Call) and each.reason:
+            reasons.setdefault(each.origin.nodes[0], each.reason)
+    nodes = {node: reasons[node.name] for node in step.graph.nodes if node.name in reasons}
+    others = {node: name for node in step.graph.nodes if (name := compiler_of(node.target))}
+    return regions_of(step.graph, nodes, others)
+
+
+def regions_of_step(step: StepGraph, device: str, options: Options) -> tuple[Region, ...]:
+    """The regions of a captured step after what its options say and after cleaning; the memory
+    plan, which may compute some nodes twice, comes later."""
+    chosen = with_regions(step, device, options)
+    return found_regions(settled(chosen, options), device, options)

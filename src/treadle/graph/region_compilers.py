@@ -1,0 +1,120 @@
+"""Regions that another compiler takes: one operator each, and one interface for all compilers.
+
+::
+
+    compiler:  (module, inputs)  ->  function of tensors that gives a tuple of tensors
+    operator:  treadle_regions::<compiler>_<digest>(Tensor[] inputs) -> Tensor[]
+
+``module`` is a graph of functional ATen operations, ``inputs`` are like those it will get. The
+operator is defined where a step is prepared, before anything is looked up in the cache, so that an
+artifact that names it can run.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from treadle.compat.inductor import compile_module
+from treadle.compat.operators import OpOverload, schema_of
+from treadle.util.errors import LoweringError
+
+RegionCompiler = Callable[[fx.GraphModule, Sequence[Tensor]], Callable[..., Any]]
+"""Takes a graph and inputs like those of its calls; what it returns is called with tensors."""
+
+NAMESPACE = "treadle_regions"
+"""Where the operators of regions are."""
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+_COMPILERS: dict[str, RegionCompiler] = {"inductor": compile_module}
+
+
+def register_region_compiler(name: str, compiler: RegionCompiler) -> None:
+    """Let rules of ``Regions`` name this compiler. ``LoweringError`` TR-318 for a name that is
+    taken, or that is no word of letters and digits."""
+    if name in (*_COMPILERS, "native", "eager") or not name.isidentifier() or "_" in name:
+        raise LoweringError(
+            f"{name!r} is no free name of a compiler of regions",
+            code="TR-318",
+            remedy="letters and digits, and none of native, eager, " + ", ".join(_COMPILERS),
+        )
+    _COMPILERS[name] = compiler
+
+
+def region_compiler(name: str) -> RegionCompiler:
+    """The compiler of that name; ``LoweringError`` TR-318 if there is none."""
+    if name not in _COMPILERS:
+        raise LoweringError(
+            f"there is no compiler of regions {name!r}",
+            code="TR-318",
+            remedy="native, eager, " + ", ".join(_COMPILERS),
+        )
+    return _COMPILERS[name]
+
+
+@dataclass
+class CompiledRegion:
+    """One region, compiled at its first call or ahead of it: the same function either way."""
+
+    module: fx.GraphModule
+    compiler: RegionCompiler
+    _function: Callable[..., Any] | None = field(default=None)
+
+    def compile(self, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        """What computes it, made once; ``inputs`` may be fake."""
+        if self._function is None:
+            self._function = self.compiler(self.module, inputs)
+        return self._function
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Its results. What shares the memory of an input, or of another result, is copied."""
+        function = self.compile(inputs)
+        taken = {each.untyped_storage().data_ptr() for each in inputs}
+        results: list[Tensor] = []
+        for each in function(*inputs):
+            address = each.untyped_storage().data_ptr()
+            results.append(each.clone() if address in taken and address else each)
+            taken.add(address)
+        return results
+
+
+def define(name: str, region: CompiledRegion, results: Callable[[], list[Tensor]]) -> OpOverload:
+    """The operator of that name, defined if it is not yet. ``results``: fake tensors like its
+    results."""
+    if name not in _DEFINED:
+        _LIBRARY.define(f"{name}(Tensor[] inputs) -> Tensor[]")
+        _LIBRARY.impl(name, region, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{name}", lambda _inputs: results(), lib=_LIBRARY)
+        _DEFINED[name] = region
+    found: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    return found
+
+
+def compiler_of(op: object) -> str:
+    """Which compiler made the operator; empty for all others.
+
+    ``treadle_regions.inductor_1f0a.default``  ->  ``"inductor"``
+    """
+    if not isinstance(op, OpOverload) or op.namespace != NAMESPACE:
+        return ""
+    return schema_of(op).name.removeprefix(f"{NAMESPACE}::").partition("_")[0]
+
+
+_DEFINED: dict[str, CompiledRegion] = {}
+
+
+def compiled_region(name: str) -> CompiledRegion:
+    """What the operator of that name calls."""
+    return _DEFINED[name]
+
+
+__all__ = [
+    "CompiledRegion",
+    "RegionCompiler",
+    "compiled_region",
+    "compiler_of",
+    "define",
+    "region_compiler",
+    "register_region_compiler",
+]

@@ -1,0 +1,135 @@
+"""Where a compiled step leaves eager: region by region, then node by node.
+
+::
+
+    for each region:  its graph, compiled alone, against PyTorch's kernels, on the same inputs
+    in the first that is off:  from a result that is off to an operand that is off, until none is
+
+Each region gets what PyTorch's kernels made of all before it, so that an error does not travel.
+What is compiled alone may be fused in another way than in the whole step; a fault that depends on
+the fusion of two regions is not found here, and then no region is named.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from treadle.compiler.compiled import Compiled
+from treadle.compiler.pipeline import compile_step
+from treadle.compiler.regions import found_regions
+from treadle.graph.execute import run_step
+from treadle.graph.node_info import known_value
+from treadle.graph.regions import Region
+from treadle.options import Regions
+from treadle.runtime.cache import Cache
+from treadle.session.compare import Tolerance, is_close
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The first region whose results are off, by its number, and the first such node in it."""
+
+    region: int
+    node: fx.Node
+
+
+@dataclass(frozen=True, slots=True)
+class Bisection:
+    """What it takes to compile a region alone, and when two values are the same."""
+
+    compiled: Compiled
+    cache: Cache
+    within: Tolerance
+
+    def first(self, inputs: Sequence[Tensor]) -> Culprit | None:
+        """The culprit for these inputs of the step; ``None`` if every region alone is right."""
+        captured = self.compiled.captured
+        if captured.generators:
+            return None  # of the user's: a region alone would draw other numbers
+        values: dict[fx.Node, Any] = dict(zip(captured.step.placeholders, inputs, strict=True))
+        _add_constants(captured.step.graph, values)
+        for region in found_regions(captured.step, captured.device, self.compiled.options):
+            state = torch.get_rng_state()
+            made = run_step(region.step(region.nodes), [values[each] for each in region.inputs])
+            values |= dict(zip(region.nodes, made, strict=True))
+            after = torch.get_rng_state()
+            torch.set_rng_state(state)
+            off = self._off(region, _tensors(region.outputs), values)
+            if off is not None:
+                return Culprit(region.number, self._earliest(region, off, values))
+            torch.set_rng_state(after)
+        return None
+
+    def _earliest(self, region: Region, node: fx.Node, values: dict[fx.Node, Any]) -> fx.Node:
+        """From a node that is off to one whose operands are not."""
+        while True:
+            own = [each for each in _operands(node) if each in region.nodes]
+            off = self._off(region, _tensors(own), values)
+            if off is None:
+                return node
+            node = off
+
+    def _off(
+        self, region: Region, nodes: Sequence[fx.Node], values: dict[fx.Node, Any]
+    ) -> fx.Node | None:
+        """The first of these whose value is off if the region is compiled to give them."""
+        inputs = [_laid_out(values[each], known_value(each)) for each in region.inputs]
+        given = [each for each in inputs if each is not None]
+        if not nodes or len(given) < len(inputs):
+            return None
+        options = replace(self.compiled.options, memory=None, regions=_unshown(self.compiled))
+        built = compile_step(
+            region.step(nodes), self.compiled.captured.device, options, cache=self.cache
+        )
+        made = built.executable.run(given)
+        for node, value in zip(nodes, made, strict=True):
+            if value is not None and not is_close(value, values[node], self.within):
+                return node
+        return None
+
+
+def _unshown(compiled: Compiled) -> Regions:
+    return replace(compiled.options.regions, show=None, accepts=None, smallest=0)
+
+
+def _add_constants(graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
+    for node in graph.find_nodes(op="get_attr"):
+        found: Any = graph.owning_module
+        for part in str(node.target).split("."):
+            found = getattr(found, part)
+        values[node] = found
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    """Its operands; of an item those of what it is an item of."""
+    found: list[fx.Node] = []
+    for each in node.all_input_nodes:
+        found += [each] if isinstance(known_value(each), Tensor) else each.all_input_nodes
+    return found
+
+
+def _tensors(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    return [node for node in dict.fromkeys(nodes) if isinstance(known_value(node), Tensor)]
+
+
+def _laid_out(value: object, expected: object) -> Tensor | None:
+    """A value in the layout that the graph knows; ``None`` where calls decided other sizes, or
+    where it is no tensor."""
+    if not isinstance(expected, Tensor) or not isinstance(value, Tensor):
+        return None
+    if tuple(expected.shape) != tuple(value.shape) or expected.dtype is not value.dtype:
+        return None
+    if value.stride() == expected.stride():
+        return value
+    if 0 in expected.stride():
+        return None
+    made = torch.empty_strided(
+        expected.shape, expected.stride(), dtype=value.dtype, device=value.device
+    )
+    return made.copy_(value)
+
+
+__all__ = ["Bisection", "Culprit"]

@@ -1,0 +1,100 @@
+"""What is said of the places where generated code stops and PyTorch's kernels go on."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from treadle.compiler.compiled import Compiled
+from treadle.compiler.regions import regions_of_step
+from treadle.graph.regions import Region
+from treadle.runtime.artifact import Artifact, CallStep, Launch
+from treadle.util.reasons import ReasonCode, code_of
+from treadle.util.warn import warn_user
+
+_SHOWN = 8
+_WANTED = frozenset({ReasonCode.CHOSEN, ReasonCode.NO_CODEGEN, ReasonCode.SMALL_REGION})
+"""Codes of what the user asked for, of which nobody needs to be warned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """One operation of one line that runs as PyTorch's kernel. ``reason`` begins with its code."""
+
+    operation: str
+    reason: str
+    where: str
+
+    @property
+    def code(self) -> ReasonCode:
+        """The stable code of the reason."""
+        return code_of(self.reason)
+
+
+def breaks_of(artifact: Artifact) -> Counter[Break]:
+    """How often each stands in a step."""
+    return Counter(Break(each.op, each.reason, each.origin) for each in artifact.fallbacks)
+
+
+def warn_of_breaks(compiled: Compiled, known: set[Break]) -> None:
+    """One warning of all breaks that are new to a step and that nobody asked for; ``known``: those
+    it was warned of before."""
+    counts = breaks_of(compiled.artifact)
+    new = [each for each in counts if each not in known and each.code not in _WANTED]
+    known.update(new)
+    if not new:
+        return
+    lines = [f"  {each.operation} x{counts[each]}: {_told(each)}" for each in new[:_SHOWN]]
+    rest = [f"  and {len(new) - _SHOWN} more"] if len(new) > _SHOWN else []
+    count = sum(counts[each] for each in new)
+    calls = "call runs as a kernel" if count == 1 else "calls run as kernels"
+    head = f"{count} {calls} of PyTorch's between generated ones; step.explain() has all:"
+    warn_user("\n".join([head, *lines, *rest]))
+
+
+def _told(each: Break) -> str:
+    return f"{each.reason}, {each.where}" if each.where else each.reason
+
+
+def show_regions(compiled: Compiled) -> None:
+    """Hand each region's text to whom the options name, and name its steps by what that returns."""
+    show = compiled.options.regions.show
+    if show is None:
+        return
+    regions = _regions(compiled)
+    compiled.handles = tuple(show(each.text) for each in regions)
+    compiled.executable.name_steps(_names(compiled, regions))
+
+
+def _names(compiled: Compiled, regions: Sequence[Region]) -> list[str]:
+    """By host step the handle of its region: of the last one, in the order in which regions run,
+    whose values it touches. What it reads of others was made earlier."""
+    owner = {node.name: region.number for region in regions for node in region.nodes}
+    names: list[str] = []
+    for step in compiled.artifact.steps:
+        numbers = [owner[name] for name in _buffers(step) if name in owner]
+        names.append(compiled.handles[max(numbers)] if numbers else "")
+    return names
+
+
+def _buffers(step: Launch | CallStep) -> list[str]:
+    if isinstance(step, Launch):
+        return [name for row in step.buffers for name in row]
+    made = [name for name in step.outputs if name is not None]
+    return made or [view.buffer for view in step.views]
+
+
+def known_regions(compiled: Compiled) -> tuple[Region, ...]:
+    """The regions of a compiled step, each with its handle if somebody gave it one."""
+    found = _regions(compiled)
+    if not compiled.handles:
+        return found
+    pairs = zip(found, compiled.handles, strict=True)
+    return tuple([replace(each, handle=handle) for each, handle in pairs])
+
+
+def _regions(compiled: Compiled) -> tuple[Region, ...]:
+    captured = compiled.captured
+    return regions_of_step(captured.step, captured.device, compiled.options)
+
+
+__all__ = ["Break", "breaks_of", "known_regions", "show_regions", "warn_of_breaks"]

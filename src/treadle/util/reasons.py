@@ -1,0 +1,53 @@
+"""Why an operation runs as PyTorch's kernel instead of in a generated one: the one table of codes.
+
+::
+
+    "TR-312: aten.foo.default"  =  code  ": "  detail
+
+Lowering gives such a reason to each call that nobody chose, and ``explain``, ``strict``, warnings
+and regions show it. ``docs/errors.md`` has each code.
+"""
+
+import enum
+
+
+class ReasonCode(enum.StrEnum):
+    """A stable code; ``sentence`` says what it means."""
+
+    SIZES_FROM_VALUES = "TR-150"
+    DTYPE = "TR-311"
+    NO_RULE = "TR-312"
+    CUSTOM_OPERATION = "TR-313"
+    REFUSED = "TR-314"
+    CHOSEN = "TR-315"
+    NO_CODEGEN = "TR-316"
+    SMALL_REGION = "TR-317"
+
+    @property
+    def sentence(self) -> str:
+        """What it means, for a person."""
+        return _SENTENCES[self]
+
+    def because(self, detail: str) -> str:
+        """The reason of one call: the code, and what it is about."""
+        return f"{self}: {detail}"
+
+
+_SENTENCES = {
+    ReasonCode.SIZES_FROM_VALUES: "a size depends on values, so it is known at run time only",
+    ReasonCode.DTYPE: "no code is generated for numbers of this dtype",
+    ReasonCode.NO_RULE: "nothing says what one element of the result is: there is no lowering rule",
+    ReasonCode.CUSTOM_OPERATION: "a custom operation, which may do anything",
+    ReasonCode.REFUSED: "the lowering rule does not cover this call",
+    ReasonCode.CHOSEN: "the options of the step choose PyTorch's kernel",
+    ReasonCode.NO_CODEGEN: "no code is generated here: there is no compiler, or none is wanted",
+    ReasonCode.SMALL_REGION: "it stands in a region that is too small, or that was refused",
+}
+
+
+def code_of(reason: str) -> ReasonCode:
+    """The code that a reason begins with."""
+    return ReasonCode(reason.partition(":")[0])
+
+
+__all__ = ["ReasonCode", "code_of"]
