@@ -166,8 +166,11 @@ def _asked_once(node: Expr) -> Expr:
     condition, yes, no = node.operands
 
     def settled(inner: Expr) -> Expr:
-        asks = isinstance(inner, Apply) and inner.fn == "where" and inner.operands[0] == condition
-        return inner.operands[1] if asks else inner
+        match inner:
+            case Apply("where", (asked, found, _)) if asked == condition:
+                return found
+            case _:
+                return inner
 
     return Apply("where", (condition, map_expr(yes, settled), no), node.dtype)
 

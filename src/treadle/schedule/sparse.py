@@ -148,7 +148,7 @@ def _masked(expr: Expr, mask: Expr) -> Expr:
         match node:
             case Load(buffer, index, dtype, None):
                 return Load(buffer, index, dtype, mask)
-            case Load(buffer, index, dtype, inner) if inner != mask:
+            case Load(buffer, index, dtype, inner) if inner is not None and inner != mask:
                 return Load(buffer, index, dtype, Apply("and", (inner, mask), torch.bool))
             case Apply("where", (condition, found, _)) if condition == mask:
                 return found
