@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from treadle.loop.expr import Array
 from treadle.loop.program import BufferKind, Call, Compute, Origin, Step, TensorRef
-from treadle.loop.traverse import loads
 from treadle.lower.context import Builder, element, fresh_axes
 from treadle.lower.registry import Value
 from treadle.lower.scalars import cast
@@ -25,8 +24,7 @@ def is_expected(step: Step) -> bool:
 def buffers_of(step: Step) -> tuple[frozenset[str], frozenset[str]]:
     """(read, written) names of a step."""
     if isinstance(step, Compute):
-        read = frozenset(load.buffer for load in loads(step.array.body))
-        return read, frozenset({step.output.buffer})
+        return frozenset(step.reads), frozenset({step.output.buffer})
     read = frozenset(ref.buffer for ref in step.refs)
     return read, frozenset(name for name in step.outputs if name is not None)
 
