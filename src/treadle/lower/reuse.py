@@ -6,28 +6,30 @@ types, and operands that were lowered alike, whatever these are called::
     (operation, arguments, operands as lowered but for names, layout)  ->  (value, steps, buffers)
 
 For another node the names of the buffers are changed, and nothing else: its formulas have the same
-templates (``Compute.renamed``). Known are nodes with one result whose operands are all on the
-device of the program. What a node becomes may not depend on anything else then but the names that
-are taken: a node whose buffers got a number is not kept, and one that finds a name taken is
-lowered anew.
+templates (``Compute.renamed``). Known are nodes whose operands are all on the device of the
+program. What a node becomes may not depend on anything else then but which of its results are read
+and the names that are taken: a node whose buffers got a number is not kept, and one that finds a
+name taken is lowered anew.
 """
 
-from collections.abc import Hashable
+import operator
+from collections.abc import Container, Hashable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import final
 
 import torch
 from torch import fx
 
 from treadle.graph.dynamic import layout_of, offset_of
-from treadle.graph.node_info import known_value
+from treadle.graph.node_info import Value, known_value
 from treadle.loop.expr import Array
 from treadle.loop.program import Buffer, Call, Origin, Step, TensorRef, renamed_ref
 from treadle.loop.traverse import buffers_in
 from treadle.lower.context import Builder
 from treadle.lower.node import Environment, lower_node, origin_of
 from treadle.lower.registry import Lowered
-from treadle.util.nested import map_leaves
+from treadle.util.nested import leaves, map_leaves
 
 _STATIC = (str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
@@ -40,17 +42,17 @@ class _Lowered:
     name: str
     operands: tuple[str, ...]
     origin: Origin
-    value: TensorRef | Array
+    value: Lowered
     steps: tuple[Step, ...]
     buffers: tuple[Buffer, ...]
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether its buffers are those of the operands and those named after the node alone."""
+    def is_closed(self, taken: Container[str]) -> bool:
+        """Whether its buffers are those of the operands and those named after the node alone.
+        ``taken``: all names there are."""
         own = {each.name for each in self.buffers}
         if not all(name.startswith(self.name) for name in own):
             return False
-        if any(_is_numbered(each, self.name) for each in self.buffers):
+        if any(_is_numbered(name, self.name, taken) for name in own):
             return False
         if any(step.origin != self.origin for step in self.steps):
             return False
@@ -58,14 +60,19 @@ class _Lowered:
 
     def _names(self) -> set[str]:
         """Every buffer that the value and the steps mention."""
-        names = set(buffers_in(self.value.body) if isinstance(self.value, Array) else ())
+        names: set[str] = set()
+        for each in leaves(self.value):
+            if isinstance(each, TensorRef):
+                names.add(each.buffer)
+            elif isinstance(each, Array):
+                names.update(buffers_in(each.body))
         for step in self.steps:
             if isinstance(step, Call):
                 names.update(ref.buffer for ref in step.refs)
                 names.update(name for name in step.outputs if name is not None)
             else:
                 names.update((step.output.buffer, *step.reads))
-        return names | ({self.value.buffer} if isinstance(self.value, TensorRef) else set())
+        return names
 
 
 class _Unknown(Exception):
@@ -91,11 +98,10 @@ class LoweredNodes:
         mark, constants = builder.mark(), len(builder.constants)
         value = lower_node(builder, node, env)
         if len(builder.constants) == constants and not builder.moved:
-            assert isinstance(value, TensorRef | Array), node
             buffers = tuple(list(builder.buffers.values())[mark.buffers :])
             steps = tuple(builder.since(mark))
             made = _Lowered(node.name, tuple(operands), origin_of(node), value, steps, buffers)
-            if made.is_closed:
+            if made.is_closed(builder.buffers):
                 self._known[key] = made
         return value
 
@@ -108,7 +114,7 @@ def _fits(builder: Builder, node: fx.Node, found: _Lowered) -> bool:
 
 def _again(
     builder: Builder, node: fx.Node, found: _Lowered, operands: tuple[str, ...]
-) -> TensorRef | Array:
+) -> Lowered:
     """The value of ``node``, whose steps are those of ``found`` on other buffers."""
     names = dict(zip(found.operands, operands, strict=True))
     for each in found.buffers:
@@ -120,13 +126,17 @@ def _again(
         builder.steps.extend(found.steps)
         return found.value
     builder.steps.extend([each.renamed(names, origin) for each in found.steps])
-    value = found.value
+    return map_leaves(partial(_renamed, names), found.value)
+
+
+def _renamed(names: dict[str, str], value: Lowered) -> Lowered:
     return renamed_ref(value, names) if isinstance(value, TensorRef) else value
 
 
-def _is_numbered(buffer: Buffer, name: str) -> bool:
+def _is_numbered(buffer: str, node: str, taken: Container[str]) -> bool:
     """Whether the buffer may have got its number because its name was taken."""
-    return buffer.name != name and buffer.name.rpartition("_")[2].isdecimal()
+    wanted, _, number = buffer.rpartition("_")
+    return buffer != node and number.isdecimal() and wanted in taken
 
 
 def _key_of(
@@ -134,8 +144,7 @@ def _key_of(
 ) -> Hashable:
     """All that decides what a node becomes but names; ``_Unknown`` where that is more than is
     known. ``operands``: gets the number of each buffer that is an operand."""
-    val = known_value(node)
-    if not isinstance(val, torch.Tensor) or builder.moved:
+    if builder.moved:
         raise _Unknown
     layouts = builder.layouts
 
@@ -146,15 +155,32 @@ def _key_of(
         node.target,
         tuple([map_leaves(fixed, each) for each in node.args]),
         tuple([(name, map_leaves(fixed, each)) for name, each in node.kwargs.items()]),
-        _eager(val),
+        _results(node),
         layouts.buffers.get(node),
         layouts.factors.get(node),
     )
 
 
-def _eager(val: torch.Tensor) -> Hashable:
+def _results(node: fx.Node) -> Hashable:
+    """The types of the results, and of several those that are read."""
+    val = known_value(node)
+    if isinstance(val, torch.Tensor):
+        return _eager(val)
+    if not isinstance(val, tuple | list):
+        raise _Unknown
+    items = [user.args[1] for user in node.users if user.target is operator.getitem]
+    return tuple(map(_eager, val)), frozenset(map(str, items)), len(items) == len(node.users)
+
+
+def _eager(val: Value) -> Hashable:
     """What is to be known of a value of the trace."""
-    return val.dtype, layout_of(val), offset_of(val), val.device
+    match val:
+        case torch.Tensor():
+            return val.dtype, layout_of(val), offset_of(val), val.device
+        case None:
+            return None
+        case _:
+            raise _Unknown
 
 
 def _fixed(
@@ -163,10 +189,7 @@ def _fixed(
     """An argument by value, with the operands that it names as they were lowered."""
     match leaf:
         case fx.Node():
-            val = known_value(leaf)
-            if not isinstance(val, torch.Tensor):
-                raise _Unknown
-            return _operand(builder, env.get(leaf), operands), _eager(val)
+            return _operand(builder, env.get(leaf), operands), _eager(known_value(leaf))
         case bool() | int() | float() | complex():
             return type(leaf), repr(leaf)
         case _ if isinstance(leaf, _STATIC):

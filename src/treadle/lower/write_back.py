@@ -6,7 +6,7 @@
     after:   g = f(w); w2 = w - g; w <- w2; loss = ...
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 from treadle.loop.expr import Array
@@ -39,8 +39,9 @@ def place_write_backs(builder: Builder, writes: Mapping[str, tuple[Value, Origin
         target: (_detached(builder, target, value, origin, writes), origin)
         for target, (value, origin) in writes.items()
     }
+    known: dict[Hashable, Compute] = {}
     copies = {
-        target: _copy_into(builder, target, value, origin)
+        target: _copy_into(builder, target, value, origin, known)
         for target, (value, origin) in sources.items()
     }
     last_read: dict[str, int] = {}
@@ -77,8 +78,11 @@ def _detached(
     return builder.copied(f"{value.buffer}_old", value, origin)
 
 
-def _copy_into(builder: Builder, target: str, value: Value, origin: Origin) -> Step:
-    """The step that writes ``value`` into the input; another device takes a library call."""
+def _copy_into(
+    builder: Builder, target: str, value: Value, origin: Origin, known: dict[Hashable, Compute]
+) -> Step:
+    """The step that writes ``value`` into the input; another device takes a library call.
+    ``known``: the steps so far, by what is copied into what."""
     whole = builder.whole(target)
     formulas = builder.has_formulas(whole.dtype, value.dtype)
     if not formulas or builder.buffers[target].device != builder.device:
@@ -87,8 +91,16 @@ def _copy_into(builder: Builder, target: str, value: Value, origin: Origin) -> S
         return Call(
             "aten.copy.default", (whole, stored), {}, (target,), origin, out="aten.copy.out"
         )
+    key = tuple([replace(each, buffer="") for each in (whole, value) if isinstance(each, TensorRef)])
+    like = known.get(key)
+    if like is not None and isinstance(value, TensorRef):
+        names = dict(zip((like.output.buffer, *like.reads), (target, value.buffer), strict=True))
+        return like.renamed(names, origin)
     axes = fresh_axes(whole.shape)
-    return Compute(whole, Array(axes, cast(element(value, axes), whole.dtype)), origin)
+    copy = Compute(whole, Array(axes, cast(element(value, axes), whole.dtype)), origin)
+    if isinstance(value, TensorRef) and copy.reads == (value.buffer,):
+        known[key] = copy
+    return copy
 
 
 def drop_dead_steps(

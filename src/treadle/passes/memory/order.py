@@ -18,6 +18,8 @@ from treadle.passes.memory.cost import CALLS, FUSIBLE, Kind, kind_of, seconds_of
 from treadle.targets.model import DeviceModel
 
 PHASES: Mapping[str, int] = {"forward": 0, "backward": 1, "optimizer": 2}
+PHASE = 1 << 20
+"""So much stands between the levels of two phases, which never meet."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,19 @@ class Facts:
         for operands in self.operands:
             found.append(max((found[each] + unfusible[each] for each in operands), default=0))
         return tuple(found)
+
+    @functools.cached_property
+    def places(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Phase and level of each node as one number, and those of its second computation: that
+        and the head of the forward pass belong to the backward pass."""
+        phases = [max(phase, i >= self.head) for i, phase in enumerate(self.phases)]
+        again = tuple(max(p, 1) * PHASE + n for p, n in zip(phases, self.levels, strict=True))
+        return tuple(p * PHASE + n for p, n in zip(phases, self.levels, strict=True)), again
+
+    @functools.cached_property
+    def alone(self) -> tuple[bool, ...]:
+        """Whether a node has one storage, which is its own."""
+        return tuple(sources == (None,) for sources in self.inherits)
 
     @functools.cached_property
     def views(self) -> tuple[bool, ...]:
