@@ -12,6 +12,7 @@ lines back, from the run at hand.
 """
 
 import enum
+import functools
 import hashlib
 import operator
 import re
@@ -174,9 +175,14 @@ class _Facts:
         return text_of_value(facts)
 
 
+@functools.cache
+def _schema_text(op: OpOverload) -> str:
+    return str(schema_of(op))
+
+
 def _target(target: object) -> str:
     if isinstance(target, OpOverload):
-        return str(schema_of(target))
+        return _schema_text(target)
     if isinstance(target, AtRunTime):
         return f"at run time {_target(target.op)} {target.unsized}"
     if callable(target):
@@ -189,11 +195,14 @@ def text_of_value(value: object) -> str:
 
     ``(1, 1.0, "1", True)``  ->  ``(1, 1.0, '1', True)``. ``VerifyError`` for kinds without a text.
     """
-    if type(value) in _PLAIN:
+    kind = type(value)
+    if kind in _PLAIN:
         return repr(value)
+    if kind is fx.Node:
+        return f"%{value.name}"
+    if kind is tuple:
+        return f"({', '.join([text_of_value(each) for each in value])},)"
     match value:
-        case fx.Node():
-            return f"%{value.name}"
         case Size():
             return f"size {to_data(value.formula)!r}"
         case enum.Enum():

@@ -18,7 +18,7 @@ from treadle.loop.expr import Array, Expr, Load, Position, Reduce, values_of
 from treadle.loop.index import Axis, Index, linear, unflatten
 from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Compute, TensorRef
-from treadle.loop.traverse import loads, substitute, walk
+from treadle.loop.traverse import buffers_in, loads, substitute, walk
 from treadle.util.extents import same, sample_of
 
 
@@ -57,13 +57,14 @@ class LoopNest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Where a template stands in a nest: at ``axes(level)``, ``output[index] = expr``; with the
-    names that its buffers have in the template."""
+    """Where a template stands in a nest: at ``axes(level)``, ``output[index] = expr``, with the
+    names that its buffers have in the template. ``reads``: which of these, and where; nowhere if
+    it is read to form an index."""
 
     level: Level
     expr: Expr
     index: Index
-    reads: tuple[tuple[str, Index | None], ...]  # None: read to form an index
+    reads: tuple[tuple[int, Index | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +173,8 @@ class LoopNests:
         found = self._placed[key]
         if found is None:
             return None
-        names = compute.names
-        reads = tuple([(names[name], index) for name, index in found.reads])
+        names = compute.reads
+        reads = tuple([(names[number], index) for number, index in found.reads])
         return ScheduledOp(step, compute, found, reads)
 
     def _place(self, compute: Compute, nest: LoopNest) -> Placement | None:
@@ -234,7 +235,9 @@ def _placed(
     body = substitute(compute.template.body, values) if expr is None else expr
     position = [values[axis] for axis in compute.template.axes]
     index = linear(position, ref.strides, ref.offset)
-    return Placement(level, body, index, tuple(_reads(body)))
+    numbers = {name: number for number, name in enumerate(buffers_in(compute.template.body))}
+    reads = tuple([(numbers[name], where) for name, where in _reads(body)])
+    return Placement(level, body, index, reads)
 
 
 def _reads(body: Expr) -> Iterator[tuple[str, Index | None]]:
