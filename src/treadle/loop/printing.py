@@ -224,7 +224,7 @@ class FormulaText:
                 return f"<{self.index(node.index, text)}>"
             case Load():
                 mask = "" if node.mask is None else f" if {_bare(text[id(node.mask)])}"
-                buffer = name_text(node.buffer) if self.exact else self.buffers.get(node.buffer, node.buffer)
+                buffer = name_text(node.buffer) if self.exact else self._buffer(node.buffer)
                 place = self.index(node.index, text)
                 return f"{buffer}[{place}{mask}]{self._dtype(node.dtype)}"
             case Local():
@@ -236,6 +236,9 @@ class FormulaText:
                     ", ".join(map(self.axis, node.axes)) if self.exact else self.ranges(node.axes)
                 )
                 return f"({node.kind}{{{axes}}} {text[id(node.body)]})"
+
+    def _buffer(self, name: str) -> str:
+        return self.buffers.get(name, name)
 
     def _dtype(self, dtype: torch.dtype) -> str:
         return f":{dtype_name(dtype)}" if self.exact else ""

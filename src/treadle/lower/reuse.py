@@ -112,9 +112,7 @@ def _fits(builder: Builder, node: fx.Node, found: _Lowered) -> bool:
     return not any(node.name + each.name[start:] in builder.buffers for each in found.buffers)
 
 
-def _again(
-    builder: Builder, node: fx.Node, found: _Lowered, operands: tuple[str, ...]
-) -> Lowered:
+def _again(builder: Builder, node: fx.Node, found: _Lowered, operands: tuple[str, ...]) -> Lowered:
     """The value of ``node``, whose steps are those of ``found`` on other buffers."""
     names = dict(zip(found.operands, operands, strict=True))
     for each in found.buffers:
@@ -183,9 +181,7 @@ def _eager(val: Value) -> Hashable:
             raise _Unknown
 
 
-def _fixed(
-    builder: Builder, leaf: object, env: Environment, operands: dict[str, int]
-) -> Hashable:
+def _fixed(builder: Builder, leaf: object, env: Environment, operands: dict[str, int]) -> Hashable:
     """An argument by value, with the operands that it names as they were lowered."""
     match leaf:
         case fx.Node():

@@ -91,11 +91,12 @@ def _copy_into(
         return Call(
             "aten.copy.default", (whole, stored), {}, (target,), origin, out="aten.copy.out"
         )
-    key = tuple([replace(each, buffer="") for each in (whole, value) if isinstance(each, TensorRef)])
+    refs = [each for each in (whole, value) if isinstance(each, TensorRef)]
+    key = tuple([replace(each, buffer="") for each in refs])
     like = known.get(key)
-    if like is not None and isinstance(value, TensorRef):
-        names = dict(zip((like.output.buffer, *like.reads), (target, value.buffer), strict=True))
-        return like.renamed(names, origin)
+    if like is not None:
+        old, new = (like.output.buffer, *like.reads), [each.buffer for each in refs]
+        return like.renamed(dict(zip(old, new, strict=True)), origin)
     axes = fresh_axes(whole.shape)
     copy = Compute(whole, Array(axes, cast(element(value, axes), whole.dtype)), origin)
     if isinstance(value, TensorRef) and copy.reads == (value.buffer,):

@@ -194,9 +194,7 @@ class LoopNests:
         values = dict(zip(axes, unflatten(position, shape), strict=True))
         return _placed(level, compute, _with_units(compute.template, values))
 
-    def _place_reduce(
-        self, compute: Compute, reduce: Reduce, nest: LoopNest
-    ) -> Placement | None:
+    def _place_reduce(self, compute: Compute, reduce: Reduce, nest: LoopNest) -> Placement | None:
         if self.of(compute) != nest:
             return None
         free = tuple(a for a in storage_order(compute) if not same(a.extent, 1))
