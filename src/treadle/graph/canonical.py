@@ -195,14 +195,11 @@ def text_of_value(value: object) -> str:
 
     ``(1, 1.0, "1", True)``  ->  ``(1, 1.0, '1', True)``. ``VerifyError`` for kinds without a text.
     """
-    kind = type(value)
-    if kind in _PLAIN:
+    if type(value) in _PLAIN:
         return repr(value)
-    if kind is fx.Node:
-        return f"%{value.name}"
-    if kind is tuple:
-        return f"({', '.join([text_of_value(each) for each in value])},)"
     match value:
+        case fx.Node():
+            return f"%{value.name}"
         case Size():
             return f"size {to_data(value.formula)!r}"
         case enum.Enum():

@@ -15,7 +15,6 @@ name taken is lowered anew.
 import operator
 from collections.abc import Container, Hashable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import final
 
 import torch
@@ -124,10 +123,12 @@ def _again(builder: Builder, node: fx.Node, found: _Lowered, operands: tuple[str
         builder.steps.extend(found.steps)
         return found.value
     builder.steps.extend([each.renamed(names, origin) for each in found.steps])
-    return map_leaves(partial(_renamed, names), found.value)
+    return _renamed(found.value, names)
 
 
-def _renamed(names: dict[str, str], value: Lowered) -> Lowered:
+def _renamed(value: Lowered, names: dict[str, str]) -> Lowered:
+    if isinstance(value, tuple):
+        return tuple([_renamed(each, names) for each in value])
     return renamed_ref(value, names) if isinstance(value, TensorRef) else value
 
 

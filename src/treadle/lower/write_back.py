@@ -39,9 +39,9 @@ def place_write_backs(builder: Builder, writes: Mapping[str, tuple[Value, Origin
         target: (_detached(builder, target, value, origin, writes), origin)
         for target, (value, origin) in writes.items()
     }
-    known: dict[Hashable, Compute] = {}
+    alike: dict[Hashable, Compute] = {}
     copies = {
-        target: _copy_into(builder, target, value, origin, known)
+        target: _copy_into(builder, target, value, origin, alike)
         for target, (value, origin) in sources.items()
     }
     last_read: dict[str, int] = {}
@@ -79,10 +79,10 @@ def _detached(
 
 
 def _copy_into(
-    builder: Builder, target: str, value: Value, origin: Origin, known: dict[Hashable, Compute]
+    builder: Builder, target: str, value: Value, origin: Origin, alike: dict[Hashable, Compute]
 ) -> Step:
     """The step that writes ``value`` into the input; another device takes a library call.
-    ``known``: the steps so far, by what is copied into what."""
+    ``alike``: the steps so far, by what is copied into what."""
     whole = builder.whole(target)
     formulas = builder.has_formulas(whole.dtype, value.dtype)
     if not formulas or builder.buffers[target].device != builder.device:
@@ -93,14 +93,14 @@ def _copy_into(
         )
     refs = [each for each in (whole, value) if isinstance(each, TensorRef)]
     key = tuple([replace(each, buffer="") for each in refs])
-    like = known.get(key)
+    like = alike.get(key)
     if like is not None:
         old, new = (like.output.buffer, *like.reads), [each.buffer for each in refs]
         return like.renamed(dict(zip(old, new, strict=True)), origin)
     axes = fresh_axes(whole.shape)
     copy = Compute(whole, Array(axes, cast(element(value, axes), whole.dtype)), origin)
     if isinstance(value, TensorRef) and copy.reads == (value.buffer,):
-        known[key] = copy
+        alike[key] = copy
     return copy
 
 
