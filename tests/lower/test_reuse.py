@@ -1,14 +1,22 @@
-"""Nodes lowered before, in another graph of the same step: the same program as without."""
+"""Nodes like ones that were lowered before, in the same graph or in another of its step: the same
+program as without, and the same kernels."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from testing import trace
 from treadle.graph.node_info import with_info
 from treadle.graph.signature import StepGraph
-from treadle.loop.printing import show_program
+from treadle.loop.kernel import Kernel, KernelPlan
+from treadle.loop.printing import show, show_call, show_kernel, show_program
+from treadle.loop.program import Compute, Program
 from treadle.loop.simplify import simplify_program
+from treadle.loop.verify import verify_program
 from treadle.lower.graph import lower
 from treadle.lower.reuse import LoweredNodes
 from treadle.passes.memory.order import facts_of
@@ -74,3 +82,114 @@ def test_numbers_that_print_alike_are_told_apart():
     fourth = trace(lambda x: x * 0.0, torch.randn(3))
     for step in (one, other, third, fourth):
         assert show_program(lower(step, known=known)) == show_program(lower(step))
+
+
+Part = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+PARTS: tuple[Part, ...] = (
+    lambda x, w: torch.relu(x) + x,
+    lambda x, w: x * w[0],
+    lambda x, w: x @ w,
+    lambda x, w: F.layer_norm(x, (4,)),
+    lambda x, w: torch.softmax(x, dim=0) * x.sum(),
+    lambda x, w: torch.cat([x[:, :3], x[:, 3:] * 2], dim=1),
+    lambda x, w: x.t().contiguous().view(4, 4) - x.amax(dim=1, keepdim=True),
+    lambda x, w: torch.maximum(x, x) + torch.maximum(x, w),
+    lambda x, w: x[torch.argmax(x, dim=0)],
+    lambda x, w: sum(torch.split(x, 2, dim=1)).repeat(1, 2),
+    lambda x, w: F.dropout(x, 0.5),
+    lambda x, w: x * torch.full_like(x, 0.5) + torch.arange(4),
+)
+
+
+def layers(parts: list[int], depth: int, shared: list[bool]) -> StepGraph:
+    """Up to four equal blocks, each with a weight of its own, which is written back, or with that
+    of the one before."""
+
+    def program(x, w0, w1, w2, w3):
+        weights = w0, w1, w2, w3
+        results = []
+        for layer in range(depth):
+            at = layer - 1 if layer and shared[layer] else layer
+            before = x
+            for part in parts:
+                x = PARTS[part](x, weights[at])
+            x = x + before
+            results.append(weights[layer] - 0.1 * x.mean(dim=0))
+        return (x.sum(), *results)
+
+    inputs = (torch.randn(4, 4) for _ in range(5))
+    return trace(program, *inputs, writes={1 + layer: 1 + layer for layer in range(depth)})
+
+
+def both(step: StepGraph) -> tuple[Program, Program]:
+    """The program with every node lowered by itself, and with what is equal lowered once."""
+    alone = simplify_program(lower(step))
+    return alone, simplify_program(lower(step, known=LoweredNodes()), {})
+
+
+def text_of(plan: KernelPlan) -> list[str]:
+    """Everything that a plan is."""
+    steps = [show_kernel(s) if isinstance(s, Kernel) else show_call(s) for s in plan.steps]
+    how = [repr((s.schedule, s.scratch)) for s in plan.steps if isinstance(s, Kernel)]
+    return [*steps, *how, repr(plan.offsets), repr(plan.buffers), str(plan.peak_bytes)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, len(PARTS) - 1), min_size=1, max_size=5),
+    st.integers(1, 4),
+    st.lists(st.booleans(), min_size=4, max_size=4),
+)
+def test_equal_blocks_are_what_each_is_alone(parts, depth, shared):
+    alone, together = both(layers(parts, depth, shared))
+    assert show_program(together) == show_program(alone)
+    verify_program(together)
+    for step in together.steps:
+        if isinstance(step, Compute):
+            assert step.array.shape == step.output.shape
+            assert {*step.reads} == {*Compute(step.output, step.array, step.origin).reads}
+    assert text_of(schedule(together)) == text_of(schedule(alone))
+
+
+def templates(depth: int) -> int:
+    """How many formulas there are to look at, in a program of that many blocks."""
+    _, together = both(layers([0, 3, 2, 4, 9], depth, [False] * depth))
+    return len({id(step.template) for step in together.steps if isinstance(step, Compute)})
+
+
+def test_deeper_steps_have_no_more_templates():
+    assert templates(2) == templates(3) == templates(4)
+
+
+def test_operands_that_are_one_are_told_apart_from_two():
+    def program(x, y):
+        return torch.maximum(x, y), torch.maximum(x, x), torch.maximum(y, y), torch.maximum(y, x)
+
+    alone, together = both(trace(program, torch.randn(3), torch.randn(3)))
+    assert show_program(together) == show_program(alone)
+    first, twice, again, swapped = (step for step in together.steps if isinstance(step, Compute))
+    assert first.template is swapped.template
+    assert swapped.reads == first.reads[::-1]
+    assert twice.template is again.template
+    assert twice.template is not first.template
+
+
+def test_a_template_that_reads_to_index_is_renamed_inside():
+    def program(table, these, those):
+        return table[these], table[those]
+
+    inputs = torch.randn(5, 3), torch.tensor([1, 2]), torch.tensor([0, 4])
+    alone, together = both(trace(program, *inputs))
+    assert show_program(together) == show_program(alone)
+    first, second = (step for step in together.steps if isinstance(step, Compute))
+    assert show(second.array) == show(first.array).replace(first.reads[0], second.reads[0])
+
+
+def test_the_results_that_are_read_decide_what_a_node_becomes():
+    def program(x, y):
+        one, _ = torch.max(x, dim=1)
+        two, place = torch.max(y, dim=1)
+        return one, two, place
+
+    alone, together = both(trace(program, torch.randn(3, 4), torch.randn(3, 4)))
+    assert show_program(together) == show_program(alone)

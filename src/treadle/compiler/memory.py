@@ -36,7 +36,8 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What nodes and formulas of one step have become, for other candidates of its plan."""
+    """What nodes and formulas of one step have become: for their like in other blocks, and in other
+    candidates of its plan."""
 
     nodes: LoweredNodes = field(default_factory=LoweredNodes)
     formulas: dict[Array, Array] = field(default_factory=dict[Array, Array])
@@ -44,14 +45,14 @@ class Known:
 
 
 def known_of(step: StepGraph) -> Known | None:
-    """For candidates of a plan of ``step``; ``None`` where calls decide sizes, which have no value
-    that nodes of two graphs could be compared by."""
+    """``None`` where calls decide sizes, which have no value that nodes could be compared by."""
     return None if dims_of_graph(step.graph) else Known()
 
 
 def planned(step: StepGraph, target: Target, known: Known | None = None) -> Scheduled:
     """The step lowered and scheduled: its kernels, their order, and its exact peak. ``known``: of
     other candidates for the plan of the same step."""
+    known = known or known_of(step)
     program = lowered(step, target, known)
     if target.workspaces is not None:
         program = with_workspaces(program, target.workspaces)

@@ -12,6 +12,7 @@ lines back, from the run at hand.
 """
 
 import enum
+import functools
 import hashlib
 import operator
 import re
@@ -174,9 +175,14 @@ class _Facts:
         return text_of_value(facts)
 
 
+@functools.cache
+def _schema_text(op: OpOverload) -> str:
+    return str(schema_of(op))
+
+
 def _target(target: object) -> str:
     if isinstance(target, OpOverload):
-        return str(schema_of(target))
+        return _schema_text(target)
     if isinstance(target, AtRunTime):
         return f"at run time {_target(target.op)} {target.unsized}"
     if callable(target):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.compat.fake import FakeTensor, fake_like
 from treadle.graph.alias import storages
 from treadle.graph.arguments import types_of
 from treadle.graph.dynamic import pair, twin_of, twin_result
@@ -29,7 +30,7 @@ def like(value: object) -> Any:
     """A value of the same type in storages of its own."""
     match value:
         case torch.Tensor():
-            made = value.new_empty_strided(value.shape, value.stride())
+            made = _apart(value)
             twin = twin_of(value)
             if twin is not value:
                 pair(made, twin)
@@ -38,6 +39,12 @@ def like(value: object) -> Any:
             return type(value)(map(like, value))
         case _:
             return value
+
+
+def _apart(value: torch.Tensor) -> torch.Tensor:
+    if isinstance(value, FakeTensor):
+        return fake_like(value)
+    return value.new_empty_strided(value.shape, value.stride())
 
 
 def _sample(node: fx.Node, mode: Any) -> Any:

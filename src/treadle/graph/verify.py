@@ -22,8 +22,10 @@ def verify(step: StepGraph) -> None:
     nodes = list(step.graph.nodes)
     for node in nodes:
         for operand in node.all_input_nodes:
-            _hold(operand in defined, node, f"{node} uses {operand} before it is defined")
-        _hold(not (node.op == "placeholder" and seen_work), node, f"{node} comes after work")
+            if operand not in defined:
+                raise _fault(node, f"{node} uses {operand} before it is defined")
+        if node.op == "placeholder" and seen_work:
+            raise _fault(node, f"{node} comes after work")
         seen_work |= node.op != "placeholder"
         _verify_node(node)
         defined.add(node)
@@ -35,18 +37,22 @@ def verify(step: StepGraph) -> None:
 def _verify_node(node: fx.Node) -> None:
     match node.op:
         case "output":
-            _hold(isinstance(node.args[0], tuple), node, "the return is not a tuple")
+            if not isinstance(node.args[0], tuple):
+                raise _fault(node, "the return is not a tuple")
             return
         case "call_function":
             phase = info(node).phase
-            _hold(phase in PHASES, node, f"{node} has no phase: {phase!r}")
-            _hold(not is_mutable(node), node, f"{node} writes to its argument: {node.target}")
+            if phase not in PHASES:
+                raise _fault(node, f"{node} has no phase: {phase!r}")
+            if is_mutable(node):
+                raise _fault(node, f"{node} writes to its argument: {node.target}")
             require_unpacked(node)
         case "placeholder" | "get_attr":
             pass
         case other:
-            _hold(False, node, f"{node} is a {other}, not an operation")
-    _hold(has_value(node), node, f"{node} has no value")
+            raise _fault(node, f"{node} is a {other}, not an operation")
+    if not has_value(node):
+        raise _fault(node, f"{node} has no value")
 
 
 def require_unpacked(node: fx.Node) -> None:
@@ -86,7 +92,9 @@ def _verify_write(node: fx.Node | None, target: fx.Node, name: str) -> None:
     if node is None:
         raise VerifyError(f"{name} writes nothing to {target}")
     new, old = value_of(node), value_of(target)
-    _hold(_fits(new, old), node, f"{name} writes {show_type(new)} to {target}: {show_type(old)}")
+    if not _fits(new, old):
+        reason = f"{name} writes {show_type(new)} to {target}: {show_type(old)}"
+        raise _fault(node, reason)
 
 
 def _fits(new: object, old: object) -> bool:
@@ -95,6 +103,5 @@ def _fits(new: object, old: object) -> bool:
     return (new.dtype, new.shape, new.device) == (old.dtype, old.shape, old.device)
 
 
-def _hold(condition: bool, node: fx.Node, reason: str) -> None:
-    if not condition:
-        raise VerifyError(f"{reason}\n{show_around(node.graph, node)}")
+def _fault(node: fx.Node, reason: str) -> VerifyError:
+    return VerifyError(f"{reason}\n{show_around(node.graph, node)}")

@@ -27,7 +27,7 @@ from treadle.loop.expr import Apply, Array, Const, Expr, Load, Local, Position, 
 from treadle.loop.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.program import Buffer, Call, Compute, Program, TensorRef
-from treadle.loop.traverse import axes_in, operands_of, sizes_in, walk
+from treadle.loop.traverse import axes_in, buffers_in, operands_of, sizes_in, walk
 from treadle.targets.registry import target_for
 from treadle.util.extents import Size, dims_in, is_zero, same, sample_of
 
@@ -93,15 +93,29 @@ def show_index(index: Index) -> str:
 def show_program(program: Program) -> str:
     """Buffers, then the steps in order, then the results."""
     lines = [f"{buffer.kind} {_buffer(buffer)}" for buffer in program.buffers.values()]
+    known: dict[Array, list[str]] = {}
     for step in program.steps:
         match step:
             case Compute():
-                lines.extend(("", f"{_ref(step.output)}{_origin(step)} <-"))
-                lines.extend(f"  {line}" for line in show(step.array).splitlines())
+                if step.template not in known:
+                    known[step.template] = _template_text(step.template)
+                pieces = list(known[step.template])
+                pieces[1::2] = [step.reads[int(place)] for place in pieces[1::2]]
+                lines.extend(("", f"{_ref(step.output)}{_origin(step)} <-", "".join(pieces)))
             case Call():
                 lines.extend(("", show_call(step)))
     lines.extend(("", f"return {', '.join(_argument(ref) for ref in program.results)}"))
     return "\n".join(lines) + "\n"
+
+
+def _template_text(template: Array) -> list[str]:
+    """The text of a formula in pieces: every second one is the place of a buffer among those that
+    the formula reads, and stands for its name."""
+    places = {name: f"\0{at}\0" for at, name in enumerate(buffers_in(template.body))}
+    text = FormulaText(buffers=places)
+    lines = [f"[{text.ranges(template.axes)}] -> {dtype_name(template.dtype)}"]
+    lines += [f"  {line}" for line in text.lines(template.body)]
+    return "\n".join(f"  {line}" for line in lines).split("\0")
 
 
 def show_kernel(kernel: Kernel) -> str:
@@ -134,10 +148,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @dataclass
 class FormulaText:
-    """Names of the axes, and of the nodes that have a line of their own."""
+    """Names of the axes, and of the nodes that have a line of their own. ``buffers``: what is
+    written in place of the names of buffers."""
 
     names: dict[Axis, str] = field(default_factory=dict[Axis, str])
     exact: bool = False
+    buffers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def axis(self, axis: Axis) -> str:
         """The name of an axis; a new one where it is met first."""
@@ -208,7 +224,7 @@ class FormulaText:
                 return f"<{self.index(node.index, text)}>"
             case Load():
                 mask = "" if node.mask is None else f" if {_bare(text[id(node.mask)])}"
-                buffer = name_text(node.buffer) if self.exact else node.buffer
+                buffer = name_text(node.buffer) if self.exact else self._buffer(node.buffer)
                 place = self.index(node.index, text)
                 return f"{buffer}[{place}{mask}]{self._dtype(node.dtype)}"
             case Local():
@@ -220,6 +236,9 @@ class FormulaText:
                     ", ".join(map(self.axis, node.axes)) if self.exact else self.ranges(node.axes)
                 )
                 return f"({node.kind}{{{axes}}} {text[id(node.body)]})"
+
+    def _buffer(self, name: str) -> str:
+        return self.buffers.get(name, name)
 
     def _dtype(self, dtype: torch.dtype) -> str:
         return f":{dtype_name(dtype)}" if self.exact else ""

@@ -4,7 +4,8 @@
 
     program  =  buffer*  step*
     step     =  compute | call
-    compute  =  ref <- array              every element of the ref, from one formula
+    compute  =  ref <- array              every element of the ref, from one formula: a template
+                                          with other names for its buffers
     call     =  buffer, ... = op(ref | number | list, ...)
 
 Steps are in a valid order. A compute may write an input buffer (a write-back); then every read
@@ -14,14 +15,15 @@ of the old value stands before it in the program, or reads exactly the element b
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
 
 from treadle.compat.operator_facts import IN_ORDER, Effect
-from treadle.loop.expr import Array
-from treadle.util.nested import Nested, Plain, leaves
+from treadle.loop.expr import Array, Load, Position, values_of
+from treadle.loop.traverse import buffers_in, rename_buffers, walk
+from treadle.util.nested import Nested, Plain, leaves, map_leaves
 
 
 class BufferKind(enum.StrEnum):
@@ -89,11 +91,75 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """``output[axes] <- array.body``; ``array.shape == output.shape``."""
+    """``output[axes] <- array.body``; ``array.shape == output.shape``.
+
+    Steps of equal blocks differ in their buffers alone. They have one ``template``, whose buffers
+    are called ``reads`` here, in the order in which the template reads them::
+
+        template:  [i<8] -> exp(a[i]) + b[i]     reads: (c, d)     array:  [i<8] -> exp(c[i]) + d[i]
+
+    So what does not depend on names is found once for a template: its smaller form, its place in a
+    loop nest. A step of its own is its own template.
+    """
 
     output: TensorRef
-    array: Array
+    template: Array
     origin: Origin
+    reads: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.reads:
+            object.__setattr__(self, "reads", buffers_in(self.template.body))
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What each buffer of the template is called here."""
+        return dict(zip(buffers_in(self.template.body), self.reads, strict=True))
+
+    @property
+    def array(self) -> Array:
+        """The formula, with the names of this step."""
+        return _named(self.template, self.names)
+
+    def of_template(self, template: Array) -> "Compute":
+        """The step with another formula in place of its template: one of no other buffers."""
+        if template is self.template:
+            return self
+        names = self.names
+        reads = tuple([names[name] for name in buffers_in(template.body)])
+        return replace(self, template=template, reads=reads)
+
+    def renamed(self, names: Mapping[str, str], origin: Origin | None = None) -> "Compute":
+        """The step on other buffers; buffers that ``names`` does not know stay. Different buffers
+        stay different."""
+        output = renamed_ref(self.output, names)
+        origin = origin or self.origin
+        reads = tuple([names.get(name, name) for name in self.reads])
+        if reads == self.reads:
+            return replace(self, output=output, origin=origin)
+        if _reads_to_index(self.template):
+            template = _named(self.template, dict(zip(self.reads, reads, strict=True)))
+            return Compute(output, template, origin)
+        return Compute(output, self.template, origin, reads)
+
+
+def _named(array: Array, names: Mapping[str, str]) -> Array:
+    body = rename_buffers(array.body, names)
+    return array if body is array.body else Array(array.axes, body)
+
+
+def _reads_to_index(array: Array) -> bool:
+    """Whether an index depends on what is read: then the order of its terms depends on names."""
+    nodes = (node for node in walk(array.body) if isinstance(node, Load | Position))
+    return any(values_of(node.index) for node in nodes)
+
+
+def renamed_ref(ref: TensorRef, names: Mapping[str, str]) -> TensorRef:
+    """The same view of another buffer; those that ``names`` does not know stay."""
+    name = names.get(ref.buffer, ref.buffer)
+    if name == ref.buffer:
+        return ref
+    return TensorRef(name, ref.dtype, ref.shape, ref.strides, ref.offset)
 
 
 CallArgument: TypeAlias = Nested[TensorRef | Plain]
@@ -132,6 +198,20 @@ class Call:
             each
             for each in leaves(*self.args, *self.kwargs.values())
             if isinstance(each, TensorRef)
+        )
+
+    def renamed(self, names: Mapping[str, str], origin: Origin | None = None) -> "Call":
+        """The call on other buffers; buffers that ``names`` does not know stay."""
+
+        def leaf(value: TensorRef | Plain) -> TensorRef | Plain:
+            return renamed_ref(value, names) if isinstance(value, TensorRef) else value
+
+        return replace(
+            self,
+            args=tuple([map_leaves(leaf, each) for each in self.args]),
+            kwargs={key: map_leaves(leaf, each) for key, each in self.kwargs.items()},
+            outputs=tuple([name and names.get(name, name) for name in self.outputs]),
+            origin=origin or self.origin,
         )
 
     @property

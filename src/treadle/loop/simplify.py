@@ -70,15 +70,15 @@ def simplify_array(array: Array) -> Array:
 
 
 def simplify_program(program: Program, known: dict[Array, Array] | None = None) -> Program:
-    """``program`` with the formula of each compute simplified. ``known``: what formulas became
-    before; those of this program are added."""
+    """``program`` with the formula of each compute simplified, once for a template. ``known``: what
+    templates became before; those of this program are added."""
     small = {} if known is None else known
     steps: list[Step] = []
     for step in program.steps:
         if isinstance(step, Compute):
-            if step.array not in small:
-                small[step.array] = simplify_array(step.array)
-            step = replace(step, array=small[step.array])
+            if step.template not in small:
+                small[step.template] = simplify_array(step.template)
+            step = step.of_template(small[step.template])
         steps.append(step)
     return replace(program, steps=tuple(steps))
 

@@ -178,6 +178,23 @@ def _distinct_loads(nodes: Iterable[Expr]) -> Iterable[Load]:
     return found.values()
 
 
+def buffers_in(expr: Expr) -> tuple[str, ...]:
+    """The buffers that are read, each once, in the order of ``walk``."""
+    return tuple(dict.fromkeys([load.buffer for load in loads(expr)]))
+
+
+def rename_buffers(expr: Expr, names: Mapping[str, str]) -> Expr:
+    """``expr`` with its buffers called as ``names`` says; those it does not know stay."""
+
+    def renamed(node: Expr) -> Expr:
+        if not isinstance(node, Load):
+            return node
+        name = names.get(node.buffer, node.buffer)
+        return node if name == node.buffer else Load(name, node.index, node.dtype, node.mask)
+
+    return map_expr(expr, renamed)
+
+
 def axes_of(expr: Expr) -> frozenset[Axis]:
     """The free axes: those of every index, without the ones a reduce binds."""
     free: dict[int, frozenset[Axis]] = {}

@@ -1,7 +1,7 @@
 """Checks that a loop IR keeps its own rules. Each finding names the formula or item at fault."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 
@@ -23,7 +23,7 @@ from treadle.loop.printing import show, show_kernel
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Program, TensorRef
 from treadle.loop.traverse import axes_of, operands_of, walk
 from treadle.util.errors import VerifyError, require
-from treadle.util.extents import GuardSet, is_zero
+from treadle.util.extents import GuardSet, is_zero, size_key
 
 _ENUMERATE = 1 << 22
 """Offsets that are looked at one by one, where their range alone does not show they fit."""
@@ -50,19 +50,23 @@ def verify_program(program: Program, guards: GuardSet | None = None) -> None:
     }
     for name in program.inputs:
         require(name in program.buffers, VerifyError, f"input {name} is not a buffer")
+    checked: set[Hashable] = set()
     for step in program.steps:
         match step:
             case Compute():
-                verify_array(step.array, program.buffers, guards)
+                known = step.template, tuple([_room(name, program.buffers) for name in step.reads])
+                if known not in checked:
+                    verify_array(step.array, program.buffers, guards)
+                    checked.add(known)
                 _check_ref(step.output, program.buffers, guards)
+                shape, dtype = step.template.shape, step.template.dtype
                 require(
-                    step.array.shape == step.output.shape and step.array.dtype is step.output.dtype,
+                    shape == step.output.shape and dtype is step.output.dtype,
                     VerifyError,
-                    f"{step.output} gets {step.array.dtype}{step.array.shape}",
+                    f"{step.output} gets {dtype}{shape}",
                 )
-                read = {node.buffer for node in walk(step.array.body) if isinstance(node, Load)}
                 if step.output.numel:
-                    _check_written(read, written, program)
+                    _check_written(set(step.reads), written, program)
                 written.add(step.output.buffer)
             case Call():
                 for ref in step.refs:
@@ -75,6 +79,14 @@ def verify_program(program: Program, guards: GuardSet | None = None) -> None:
         if ref is not None:
             _check_ref(ref, program.buffers, guards)
             _check_written({ref.buffer} if ref.numel else set(), written, program)
+
+
+def _room(name: str, buffers: Mapping[str, Buffer]) -> Hashable:
+    """What decides whether a formula may read a buffer as it does."""
+    buffer = buffers.get(name)
+    if buffer is None:
+        return name
+    return buffer.dtype, tuple(map(size_key, buffer.shape)), tuple(map(size_key, buffer.strides))
 
 
 def verify_kernel(

@@ -1,30 +1,34 @@
-"""What nodes became in one graph, for the next graph that has most of its nodes in common.
+"""Equal nodes are lowered once: those of equal blocks, and those of the candidates of a plan.
 
-Planning within a budget lowers several candidates of one step: nine in ten of their nodes are the
-same, under the same names, on the same operands. A node of a later candidate is what it was::
+Nodes are equal that have the same operation and plain arguments, results and operands of equal
+types, and operands that were lowered alike, whatever these are called::
 
-    (name, operation, arguments, operands as lowered, layout)  ->  (value, steps, buffers)
+    (operation, arguments, operands as lowered but for names, layout)  ->  (value, steps, buffers)
 
-Known are nodes with one result whose operands are all on the device of the program. What a node
-becomes may not depend on anything else then but the names that are taken: a node whose buffers got
-a number is not kept, and one that finds a name taken is lowered anew.
+For another node the names of the buffers are changed, and nothing else: its formulas have the same
+templates (``Compute.renamed``). Known are nodes whose operands are all on the device of the
+program. What a node becomes may not depend on anything else then but which of its results are read
+and the names that are taken: a node whose buffers got a number is not kept, and one that finds a
+name taken is lowered anew.
 """
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Container, Hashable
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
 from torch import fx
 
 from treadle.graph.dynamic import layout_of, offset_of
-from treadle.graph.node_info import known_value
+from treadle.graph.node_info import Value, known_value
 from treadle.loop.expr import Array
-from treadle.loop.program import Buffer, Step, TensorRef
+from treadle.loop.program import Buffer, Call, Origin, Step, TensorRef, renamed_ref
+from treadle.loop.traverse import buffers_in
 from treadle.lower.context import Builder
 from treadle.lower.node import Environment, lower_node, origin_of
 from treadle.lower.registry import Lowered
-from treadle.util.nested import map_leaves
+from treadle.util.nested import leaves, map_leaves
 
 _STATIC = (str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
@@ -32,13 +36,46 @@ _STATIC = (str, torch.dtype, torch.device, torch.layout, torch.memory_format, ty
 @final
 @dataclass(frozen=True, slots=True)
 class _Lowered:
+    """What a node called ``name`` became, whose operands are in ``operands``."""
+
+    name: str
+    operands: tuple[str, ...]
+    origin: Origin
     value: Lowered
     steps: tuple[Step, ...]
     buffers: tuple[Buffer, ...]
 
+    def is_closed(self, taken: Container[str]) -> bool:
+        """Whether its buffers are those of the operands and those named after the node alone.
+        ``taken``: all names there are."""
+        own = {each.name for each in self.buffers}
+        if not all(name.startswith(self.name) for name in own):
+            return False
+        if any(_is_numbered(name, self.name, taken) for name in own):
+            return False
+        if any(step.origin != self.origin for step in self.steps):
+            return False
+        return own.union(self.operands).issuperset(self._names())
+
+    def _names(self) -> set[str]:
+        """Every buffer that the value and the steps mention."""
+        names: set[str] = set()
+        for each in leaves(self.value):
+            if isinstance(each, TensorRef):
+                names.add(each.buffer)
+            elif isinstance(each, Array):
+                names.update(buffers_in(each.body))
+        for step in self.steps:
+            if isinstance(step, Call):
+                names.update(ref.buffer for ref in step.refs)
+                names.update(name for name in step.outputs if name is not None)
+            else:
+                names.update((step.output.buffer, *step.reads))
+        return names
+
 
 class _Unknown(Exception):
-    """An argument that two graphs cannot be compared by."""
+    """An argument that two nodes cannot be compared by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,56 +85,108 @@ class LoweredNodes:
     _known: dict[Hashable, _Lowered] = field(default_factory=dict[Hashable, _Lowered])
 
     def lower(self, builder: Builder, node: fx.Node, env: Environment) -> Lowered:
-        """``lower_node``, or what it gave for this node before."""
+        """``lower_node``, or what it gave for a node like this one."""
+        operands: dict[str, int] = {}
         try:
-            key = _key_of(builder, node, env)
+            key = _key_of(builder, node, env, operands)
         except _Unknown:
             return lower_node(builder, node, env)
         found = self._known.get(key)
-        if found is not None and builder.buffers.keys().isdisjoint(b.name for b in found.buffers):
-            builder.steps.extend(found.steps)
-            builder.buffers.update((each.name, each) for each in found.buffers)
-            return found.value
+        if found is not None and _fits(builder, node, found):
+            return _again(builder, node, found, tuple(operands))
         mark, constants = builder.mark(), len(builder.constants)
         value = lower_node(builder, node, env)
-        made = tuple(list(builder.buffers.values())[mark.buffers :])
-        plain = len(builder.constants) == constants and not builder.moved
-        if plain and not any(map(_is_numbered, made, (node.name,) * len(made))):
-            self._known[key] = _Lowered(value, tuple(builder.since(mark)), made)
+        if len(builder.constants) == constants and not builder.moved:
+            buffers = tuple(list(builder.buffers.values())[mark.buffers :])
+            steps = tuple(builder.since(mark))
+            made = _Lowered(node.name, tuple(operands), origin_of(node), value, steps, buffers)
+            if made.is_closed(builder.buffers):
+                self._known[key] = made
         return value
 
 
-def _is_numbered(buffer: Buffer, name: str) -> bool:
+def _fits(builder: Builder, node: fx.Node, found: _Lowered) -> bool:
+    """Whether the names that ``node`` would take are free."""
+    start = len(found.name)
+    return not any(node.name + each.name[start:] in builder.buffers for each in found.buffers)
+
+
+def _again(builder: Builder, node: fx.Node, found: _Lowered, operands: tuple[str, ...]) -> Lowered:
+    """The value of ``node``, whose steps are those of ``found`` on other buffers."""
+    names = dict(zip(found.operands, operands, strict=True))
+    for each in found.buffers:
+        name = node.name + each.name[len(found.name) :]
+        names[each.name] = name
+        builder.buffers[name] = each if name == each.name else replace(each, name=name)
+    origin = origin_of(node)
+    if origin == found.origin and all(name == new for name, new in names.items()):
+        builder.steps.extend(found.steps)
+        return found.value
+    builder.steps.extend([each.renamed(names, origin) for each in found.steps])
+    return _renamed(found.value, names)
+
+
+def _renamed(value: Lowered, names: dict[str, str]) -> Lowered:
+    if isinstance(value, tuple):
+        return tuple([_renamed(each, names) for each in value])
+    return renamed_ref(value, names) if isinstance(value, TensorRef) else value
+
+
+def _is_numbered(buffer: str, node: str, taken: Container[str]) -> bool:
     """Whether the buffer may have got its number because its name was taken."""
-    return buffer.name != name and buffer.name.rpartition("_")[2].isdecimal()
+    wanted, _, number = buffer.rpartition("_")
+    return buffer != node and number.isdecimal() and wanted in taken
 
 
-def _key_of(builder: Builder, node: fx.Node, env: Environment) -> Hashable:
-    """All that decides what a node becomes; ``_Unknown`` where that is more than is known."""
-    val = known_value(node)
-    if not isinstance(val, torch.Tensor) or builder.moved:
+def _key_of(
+    builder: Builder, node: fx.Node, env: Environment, operands: dict[str, int]
+) -> Hashable:
+    """All that decides what a node becomes but names; ``_Unknown`` where that is more than is
+    known. ``operands``: gets the number of each buffer that is an operand."""
+    if builder.moved:
         raise _Unknown
     layouts = builder.layouts
 
     def fixed(leaf: object) -> Hashable:
-        return _fixed(builder, leaf, env)
+        return _fixed(builder, leaf, env, operands)
 
     return (
-        origin_of(node),
         node.target,
-        map_leaves(fixed, node.args),
+        tuple([map_leaves(fixed, each) for each in node.args]),
         tuple([(name, map_leaves(fixed, each)) for name, each in node.kwargs.items()]),
-        (val.dtype, layout_of(val), offset_of(val), val.device),
+        _results(node),
         layouts.buffers.get(node),
         layouts.factors.get(node),
     )
 
 
-def _fixed(builder: Builder, leaf: object, env: Environment) -> Hashable:
+def _results(node: fx.Node) -> Hashable:
+    """The types of the results, and of several those that are read."""
+    val = known_value(node)
+    if isinstance(val, torch.Tensor):
+        return _eager(val)
+    if not isinstance(val, tuple | list):
+        raise _Unknown
+    items = [user.args[1] for user in node.users if user.target is operator.getitem]
+    return tuple(map(_eager, val)), frozenset(map(str, items)), len(items) == len(node.users)
+
+
+def _eager(val: Value) -> Hashable:
+    """What is to be known of a value of the trace."""
+    match val:
+        case torch.Tensor():
+            return val.dtype, layout_of(val), offset_of(val), val.device
+        case None:
+            return None
+        case _:
+            raise _Unknown
+
+
+def _fixed(builder: Builder, leaf: object, env: Environment, operands: dict[str, int]) -> Hashable:
     """An argument by value, with the operands that it names as they were lowered."""
     match leaf:
         case fx.Node():
-            return _operand(builder, env.get(leaf))
+            return _operand(builder, env.get(leaf), operands), _eager(known_value(leaf))
         case bool() | int() | float() | complex():
             return type(leaf), repr(leaf)
         case _ if isinstance(leaf, _STATIC):
@@ -106,11 +195,15 @@ def _fixed(builder: Builder, leaf: object, env: Environment) -> Hashable:
             raise _Unknown
 
 
-def _operand(builder: Builder, value: object) -> Hashable:
+def _operand(builder: Builder, value: object, operands: dict[str, int]) -> Hashable:
     match value:
-        case TensorRef(buffer=name) if builder.buffers[name].device == builder.device:
-            return value, builder.buffers[name]
-        case Array():
+        case TensorRef() if builder.buffers[value.buffer].device == builder.device:
+            number = operands.setdefault(value.buffer, len(operands))
+            buffer = builder.buffers[value.buffer]
+            layout = value.dtype, value.shape, value.strides, value.offset
+            kind = buffer.dtype, buffer.shape, buffer.strides, buffer.kind, buffer.unsized
+            return number, layout, kind
+        case Array() if not buffers_in(value.body):
             return value
         case _:
             raise _Unknown

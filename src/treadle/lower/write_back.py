@@ -6,12 +6,11 @@
     after:   g = f(w); w2 = w - g; w <- w2; loss = ...
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 from treadle.loop.expr import Array
 from treadle.loop.program import BufferKind, Call, Compute, Origin, Step, TensorRef
-from treadle.loop.traverse import loads
 from treadle.lower.context import Builder, element, fresh_axes
 from treadle.lower.registry import Value
 from treadle.lower.scalars import cast
@@ -25,8 +24,7 @@ def is_expected(step: Step) -> bool:
 def buffers_of(step: Step) -> tuple[frozenset[str], frozenset[str]]:
     """(read, written) names of a step."""
     if isinstance(step, Compute):
-        read = frozenset(load.buffer for load in loads(step.array.body))
-        return read, frozenset({step.output.buffer})
+        return frozenset(step.reads), frozenset({step.output.buffer})
     read = frozenset(ref.buffer for ref in step.refs)
     return read, frozenset(name for name in step.outputs if name is not None)
 
@@ -41,8 +39,9 @@ def place_write_backs(builder: Builder, writes: Mapping[str, tuple[Value, Origin
         target: (_detached(builder, target, value, origin, writes), origin)
         for target, (value, origin) in writes.items()
     }
+    alike: dict[Hashable, Compute] = {}
     copies = {
-        target: _copy_into(builder, target, value, origin)
+        target: _copy_into(builder, target, value, origin, alike)
         for target, (value, origin) in sources.items()
     }
     last_read: dict[str, int] = {}
@@ -79,8 +78,11 @@ def _detached(
     return builder.copied(f"{value.buffer}_old", value, origin)
 
 
-def _copy_into(builder: Builder, target: str, value: Value, origin: Origin) -> Step:
-    """The step that writes ``value`` into the input; another device takes a library call."""
+def _copy_into(
+    builder: Builder, target: str, value: Value, origin: Origin, alike: dict[Hashable, Compute]
+) -> Step:
+    """The step that writes ``value`` into the input; another device takes a library call.
+    ``alike``: the steps so far, by what is copied into what."""
     whole = builder.whole(target)
     formulas = builder.has_formulas(whole.dtype, value.dtype)
     if not formulas or builder.buffers[target].device != builder.device:
@@ -89,8 +91,17 @@ def _copy_into(builder: Builder, target: str, value: Value, origin: Origin) -> S
         return Call(
             "aten.copy.default", (whole, stored), {}, (target,), origin, out="aten.copy.out"
         )
+    refs = [each for each in (whole, value) if isinstance(each, TensorRef)]
+    key = tuple([replace(each, buffer="") for each in refs])
+    like = alike.get(key)
+    if like is not None:
+        old, new = (like.output.buffer, *like.reads), [each.buffer for each in refs]
+        return like.renamed(dict(zip(old, new, strict=True)), origin)
     axes = fresh_axes(whole.shape)
-    return Compute(whole, Array(axes, cast(element(value, axes), whole.dtype)), origin)
+    copy = Compute(whole, Array(axes, cast(element(value, axes), whole.dtype)), origin)
+    if isinstance(value, TensorRef) and copy.reads == (value.buffer,):
+        alike[key] = copy
+    return copy
 
 
 def drop_dead_steps(

@@ -36,7 +36,7 @@ def build_kernel(
     body: list[Definition | Store] = []
     values: dict[str, Local] = {}
     for n, each in enumerate(placed):
-        expr = localise(each.expr, values)
+        expr = localise(each.place.expr, each.compute.names, values)
         local = Local(f"v{n}", expr.dtype)
         axes = nest.axes(each.level)
         body.append(Definition(local.name, expr, axes))
@@ -48,13 +48,17 @@ def build_kernel(
     return Kernel(name, nest.kind, nest.rows, nest.cols, tuple(body), origins)
 
 
-def localise(expr: Expr, values: Mapping[str, Local]) -> Expr:
-    """``load t[...]`` becomes ``%t`` where the kernel itself computes ``t``."""
+def localise(expr: Expr, names: Mapping[str, str], values: Mapping[str, Local]) -> Expr:
+    """``load t[...]`` becomes ``%t`` where the kernel itself computes ``t``; ``names``: what the
+    buffers of ``expr`` are called there."""
 
     def rewrite(node: Expr) -> Expr:
-        value = values.get(node.buffer) if isinstance(node, Load) else None
-        if value is None or not isinstance(node, Load):
+        if not isinstance(node, Load):
             return node
+        name = names[node.buffer]
+        value = values.get(name)
+        if value is None:
+            return node if name == node.buffer else Load(name, node.index, node.dtype, node.mask)
         if node.mask is None:
             return value
         return Apply("where", (node.mask, value, _zero(value.dtype)), value.dtype)

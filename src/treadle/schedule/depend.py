@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.loop.program import Call, Step, TensorRef
-from treadle.loop.traverse import loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +26,8 @@ class Dependencies:
 def read_buffers(step: Step) -> tuple[str, ...]:
     """The buffers a step reads, each once, in order of appearance."""
     if isinstance(step, Call):
-        names = [ref.buffer for ref in step.refs]
-    else:
-        names = [load.buffer for load in loads(step.array.body)]
-    return tuple(dict.fromkeys(names))
+        return tuple(dict.fromkeys([ref.buffer for ref in step.refs]))
+    return step.reads
 
 
 def written_buffers(step: Step) -> tuple[str, ...]:

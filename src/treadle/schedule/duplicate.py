@@ -12,11 +12,11 @@ A rows kernel and a columns kernel cannot be one; with ``p`` in both, neither st
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from treadle.loop.expr import Apply, Array, Expr, Load, Reduce
+from treadle.loop.expr import Apply, Reduce
 from treadle.loop.functions import EXPENSIVE
 from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
-from treadle.loop.traverse import map_expr, walk
+from treadle.loop.traverse import walk
 from treadle.schedule.depend import read_buffers, written_buffers
 from treadle.schedule.loop_nest import LoopNest, LoopNests
 from treadle.util.extents import same, sample_of
@@ -114,7 +114,7 @@ class _Duplicator:
         single = len(self._writers[name]) == 1 and name not in self._pinned
         single = single and step.origin.chunk is None  # its operands are gone after the chunk
         ours = self._buffers[name].kind is BufferKind.TEMPORARY
-        body = step.array.body
+        body = step.template.body
         if not (single and ours) or isinstance(body, Reduce) or self._reads_changing(step):
             return False
         applies = [node.fn for node in walk(body) if isinstance(node, Apply)]
@@ -130,7 +130,7 @@ class _Duplicator:
     def _visit(self, i: int, step: Compute) -> None:
         name = step.output.buffer
         wants = self._wants.get(name, set())
-        if isinstance(step.array.body, Reduce):
+        if isinstance(step.template.body, Reduce):
             self._want(i, -1, step, {self._nests.of(step)})
             return
         if name not in self._leaves:
@@ -179,17 +179,11 @@ class _Duplicator:
     def _nest_of(self, reader: int, which: int, step: Compute) -> LoopNest | None:
         if which >= 0:
             return self._copy_home[reader, which]
-        if isinstance(step.array.body, Reduce):
+        if isinstance(step.template.body, Reduce):
             return self._nests.of(step)
         return self._home.get(reader)
 
 
 def _reading(step: Compute, old: str, new: str) -> Compute:
-    """The step with loads of ``old`` turned into loads of ``new``."""
-
-    def rename(node: Expr) -> Expr:
-        if isinstance(node, Load) and node.buffer == old:
-            return Load(new, node.index, node.dtype, node.mask)
-        return node
-
-    return replace(step, array=Array(step.array.axes, map_expr(step.array.body, rename)))
+    """The step with loads of ``old`` turned into loads of ``new``, which it does not read yet."""
+    return step.renamed({old: new})

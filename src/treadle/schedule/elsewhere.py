@@ -11,7 +11,6 @@ values. The formula is the same one, so the numbers are.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from treadle.loop.expr import Apply, Array, Expr, Load, Reduce
 from treadle.loop.functions import EXPENSIVE
@@ -68,6 +67,7 @@ class _Mover:
                 self._readers.setdefault(name, []).append(i)
             if isinstance(step, Call):
                 self._stored.update(read_buffers(step))
+        self._simple: dict[Array, bool] = {}
         self._cheap: set[str] = set()
         for i, step in enumerate(steps):
             if isinstance(step, Compute) and self._is_cheap(i, step):
@@ -75,19 +75,24 @@ class _Mover:
 
     def moved(self) -> tuple[Step, ...]:
         for i, step in enumerate(self._steps):
-            if isinstance(step, Compute) and not isinstance(step.array.body, Reduce):
+            if isinstance(step, Compute) and not self._cheap.isdisjoint(step.reads):
                 self._steps[i] = self._resolved(i, step)
         return tuple(self._steps)
 
     def _resolved(self, i: int, step: Compute) -> Compute:
+        if isinstance(step.template.body, Reduce):
+            return step
         for _ in range(_MAX_DEPTH):
-            found = [each for each in loads(step.array.body) if self._is_elsewhere(i, step, each)]
+            names = {name for name in step.reads if self._is_elsewhere(i, step, name)}
+            found = [each for each in loads(step.array.body) if each.buffer in names]
             new = {each: self._formula(each) for each in found}
             changed = with_formulas(step, new)
             if not new or sum(1 for _ in loads(changed.array.body)) > _MAX_LOADS:
                 break
-            body = map_expr(changed.array.body, _asked_once)
-            step = replace(changed, array=simplify_array(Array(step.array.axes, body)))
+            array = changed.array
+            body = map_expr(array.body, _asked_once)
+            smaller = simplify_array(Array(array.axes, body))
+            step = Compute(step.output, smaller, step.origin)
         return step
 
     def _formula(self, load: Load) -> Expr:
@@ -95,11 +100,11 @@ class _Mover:
         assert isinstance(source, Compute)
         return formula_at(source, load.index, load.mask)
 
-    def _is_elsewhere(self, i: int, reader: Compute, load: Load) -> bool:
+    def _is_elsewhere(self, i: int, reader: Compute, name: str) -> bool:
         """Whether the value is cheap, and the reader does not find it at its own place."""
-        if load.buffer not in self._cheap:
+        if name not in self._cheap:
             return False
-        source = self._steps[self._source[load.buffer]]
+        source = self._steps[self._source[name]]
         assert isinstance(source, Compute)
         elements = reader.output.numel
         if not same(elements, source.output.numel):
@@ -108,36 +113,44 @@ class _Mover:
         mine, theirs = self._nests.place(i, reader, nest), self._nests.place(0, source, nest)
         assert mine is not None
         assert theirs is not None
-        places = [index for name, index in mine.reads if name == load.buffer]
+        places = [index for read, index in mine.reads if read == name]
         return any(index != theirs.index for index in places)
 
     def _is_cheap(self, i: int, step: Compute) -> bool:
         """Whether to compute the step's value where it is read costs no more than to read it, and
         nobody needs it stored."""
         name = step.output.buffer
-        parts = list(walk(step.array.body))
-        applies = [each.fn for each in parts if isinstance(each, Apply)]
         buffer = self._buffers[name]
         return (
             step.output == TensorRef(name, buffer.dtype, buffer.shape, buffer.strides)
-            and not any(isinstance(each, Reduce) for each in parts)
-            and len(applies) <= _MAX_APPLIES
-            and EXPENSIVE.isdisjoint(applies)
+            and self._is_simple(step.template)
             and self._is_passing(i, name)
             and all(self._is_at_hand(i, name, each) for each in read_buffers(step))
         )
 
+    def _is_simple(self, template: Array) -> bool:
+        """Whether a formula has few functions, none of them expensive, and no reduction."""
+        if template not in self._simple:
+            parts = list(walk(template.body))
+            applies = [each.fn for each in parts if isinstance(each, Apply)]
+            self._simple[template] = (
+                not any(isinstance(each, Reduce) for each in parts)
+                and len(applies) <= _MAX_APPLIES
+                and EXPENSIVE.isdisjoint(applies)
+            )
+        return self._simple[template]
+
     def _is_passing(self, i: int, name: str) -> bool:
         """Whether a value is a temporary that few pointwise steps close by read, and no other."""
+        ours = self._buffers[name].kind is BufferKind.TEMPORARY
+        if not ours or self._writes[name] != 1 or name in self._stored or self._is_late(i, name):
+            return False
         readers = [self._steps[at] for at in self._readers.get(name, ())]
-        reads = [each for step in readers for each in _reads(step) if each.buffer == name]
         pointwise = all(
-            isinstance(each, Compute) and not isinstance(each.array.body, Reduce)
+            isinstance(each, Compute) and not isinstance(each.template.body, Reduce)
             for each in readers
         )
-        ours = self._buffers[name].kind is BufferKind.TEMPORARY
-        used = ours and self._writes[name] == 1 and name not in self._stored
-        return used and pointwise and len(reads) <= _MAX_READS and not self._is_late(i, name)
+        return pointwise and sum(_count(each, name) for each in readers) <= _MAX_READS
 
     def _is_late(self, i: int, name: str) -> bool:
         """Whether a reader far away, or of another phase, wants the value."""
@@ -175,5 +188,9 @@ def _asked_once(node: Expr) -> Expr:
     return Apply("where", (condition, map_expr(yes, settled), no), node.dtype)
 
 
-def _reads(step: Step) -> list[Load]:
-    return list(loads(step.array.body)) if isinstance(step, Compute) else []
+def _count(step: Step, name: str) -> int:
+    """How many loads of a step are of that buffer."""
+    if not isinstance(step, Compute):
+        return 0
+    names = step.names
+    return sum(names[each.buffer] == name for each in loads(step.template.body))

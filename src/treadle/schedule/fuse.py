@@ -108,11 +108,11 @@ class Fuser:
         home: Mapping[int, LoopNest],
     ) -> None:
         self._steps = steps
-        self._buffers = buffers
         self._facts = facts
         self._nests = nests
         self._home = home
         self._group_of: list[Group] = []
+        self._sizes = {name: sample_of(each.nbytes) for name, each in buffers.items()}
 
     def run(self, *, fuse: bool) -> list[Group]:
         """The groups; without ``fuse`` each step is one."""
@@ -161,7 +161,7 @@ class Fuser:
         assert isinstance(step, Compute)
         (placed,) = self._group_of[i].placed
         for name in {name for name, _ in placed.reads}:
-            size = sample_of(self._buffers[name].nbytes)
+            size = self._sizes[name]
             for w in self._facts.writers.get(name, ()):
                 if w < i and isinstance(self._steps[w], Compute):
                     score[w] = score.get(w, 0) + 2 * size + 1

@@ -12,13 +12,13 @@ storage, stands at (r, c): ``order`` (for plain rows kernels ``r * N + c``). A p
 import enum
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from treadle.loop.expr import Array, Expr, Load, Position, Reduce, values_of
 from treadle.loop.index import Axis, Index, linear, unflatten
 from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Compute, TensorRef
-from treadle.loop.traverse import loads, substitute, walk
+from treadle.loop.traverse import buffers_in, loads, substitute, walk
 from treadle.util.extents import same, sample_of
 
 
@@ -55,33 +55,62 @@ class LoopNest:
                 return (self.cols,)
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledOp:
-    """One step inside a nest: at ``axes(level)``, ``buffer[index] = expr``."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """Where a template stands in a nest: at ``axes(level)``, ``output[index] = expr``, with the
+    names that its buffers have in the template. ``reads``: which of these, and where; nowhere if
+    it is read to form an index."""
 
-    step: int
     level: Level
     expr: Expr
-    buffer: str
     index: Index
-    reads: tuple[tuple[str, Index | None], ...]  # None: read to form an index
+    reads: tuple[tuple[int, Index | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledOp:
+    """One step inside a nest, ``reads`` with the names that its buffers have there."""
+
+    step: int
+    compute: Compute
+    place: Placement
+    reads: tuple[tuple[str, Index | None], ...]
+
+    @property
+    def level(self) -> Level:
+        """Over which axes of the nest it varies."""
+        return self.place.level
+
+    @property
+    def index(self) -> Index:
+        """Where in its buffer it is written."""
+        return self.place.index
+
+    @property
+    def buffer(self) -> str:
+        """Where it is written."""
+        return self.compute.output.buffer
 
     @property
     def reduces(self) -> bool:
         """Whether it combines values along an axis."""
-        return isinstance(self.expr, Reduce)
+        return isinstance(self.place.expr, Reduce)
+
+
+Layout = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Shape, strides and offset of what a step writes: with its template all that decides its place."""
 
 
 class LoopNests:
-    """Makes nests; nests of equal extents share their axes, so that nests compare equal. What was
-    placed is remembered, also from one program to the next that has steps of it."""
+    """Makes nests; nests of equal extents share their axes, so that nests compare equal. A template
+    is placed once, also from one program to the next that has steps of it."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Axis] = {}
         self._cols: dict[int, Axis] = {}
         self._plain: dict[tuple[int, int, KernelKind], LoopNest] = {}
-        self._reducing: dict[tuple[TensorRef, Array], LoopNest] = {}
-        self._placed: dict[tuple[TensorRef, Array, LoopNest], ScheduledOp | None] = {}
+        self._reducing: dict[tuple[Layout, Array], LoopNest] = {}
+        self._placed: dict[tuple[Layout, Array, LoopNest], Placement | None] = {}
 
     def rows(self, extent: int) -> Axis:
         """The outer axis of this extent."""
@@ -101,10 +130,10 @@ class LoopNests:
 
     def of(self, compute: Compute) -> LoopNest:
         """The nest that suits a step best when it stands alone."""
-        body = compute.array.body
+        body = compute.template.body
         if not isinstance(body, Reduce):
             return self.plain(1, compute.output.numel)
-        key = compute.output, compute.array
+        key = _layout(compute.output), compute.template
         if key not in self._reducing:
             self._reducing[key] = self._of_reduce(compute, body)
         return self._reducing[key]
@@ -138,15 +167,19 @@ class LoopNests:
 
     def place(self, step: int, compute: Compute, nest: LoopNest) -> ScheduledOp | None:
         """The step in that nest, or ``None`` where it does not fit."""
-        key = compute.output, compute.array, nest
+        key = _layout(compute.output), compute.template, nest
         if key not in self._placed:
-            self._placed[key] = self._place(step, compute, nest)
+            self._placed[key] = self._place(compute, nest)
         found = self._placed[key]
-        return found if found is None or found.step == step else replace(found, step=step)
+        if found is None:
+            return None
+        names = compute.reads
+        reads = tuple([(names[number], index) for number, index in found.reads])
+        return ScheduledOp(step, compute, found, reads)
 
-    def _place(self, step: int, compute: Compute, nest: LoopNest) -> ScheduledOp | None:
-        if isinstance(compute.array.body, Reduce):
-            return self._place_reduce(step, compute, compute.array.body, nest)
+    def _place(self, compute: Compute, nest: LoopNest) -> Placement | None:
+        if isinstance(compute.template.body, Reduce):
+            return self._place_reduce(compute, compute.template.body, nest)
         axes = tuple(a for a in storage_order(compute) if not same(a.extent, 1))
         shape = tuple(a.extent for a in axes)
         numel = compute.output.numel
@@ -159,31 +192,33 @@ class LoopNests:
         else:
             return None
         values = dict(zip(axes, unflatten(position, shape), strict=True))
-        return _placed(step, level, compute, _with_units(compute.array, values))
+        return _placed(level, compute, _with_units(compute.template, values))
 
-    def _place_reduce(
-        self, step: int, compute: Compute, reduce: Reduce, nest: LoopNest
-    ) -> ScheduledOp | None:
+    def _place_reduce(self, compute: Compute, reduce: Reduce, nest: LoopNest) -> Placement | None:
         if self.of(compute) != nest:
             return None
         free = tuple(a for a in storage_order(compute) if not same(a.extent, 1))
         main = _main_index(reduce)
         inner = tuple(sorted(reduce.axes, key=lambda a: -abs(sample_of(coefficient(main, a)))))
         values = self._places(nest.kind, free, inner)
-        values = _with_units(compute.array, values)
+        values = _with_units(compute.template, values)
         body = substitute(reduce.body, values)
         over, level = (
             (nest.cols, Level.ROW) if nest.kind is KernelKind.ROWS else (nest.rows, Level.COL)
         )
         root = Reduce(reduce.kind, (over,), body)
-        return _placed(step, level, compute, values, root)
+        return _placed(level, compute, values, root)
+
+
+def _layout(ref: TensorRef) -> Layout:
+    return ref.shape, ref.strides, ref.offset
 
 
 def storage_order(compute: Compute) -> tuple[Axis, ...]:
     """The axes of the output, from the largest stride to the smallest."""
     strides = compute.output.strides
     dims = sorted(range(len(strides)), key=lambda d: (-sample_of(strides[d]), d))
-    return tuple(compute.array.axes[d] for d in dims)
+    return tuple(compute.template.axes[d] for d in dims)
 
 
 def coefficient(index: Index, axis: Axis) -> int:
@@ -192,18 +227,15 @@ def coefficient(index: Index, axis: Axis) -> int:
 
 
 def _placed(
-    step: int,
-    level: Level,
-    compute: Compute,
-    values: dict[Axis, Index],
-    expr: Expr | None = None,
-) -> ScheduledOp:
+    level: Level, compute: Compute, values: dict[Axis, Index], expr: Expr | None = None
+) -> Placement:
     ref = compute.output
-    body = substitute(compute.array.body, values) if expr is None else expr
-    position = [values[axis] for axis in compute.array.axes]
+    body = substitute(compute.template.body, values) if expr is None else expr
+    position = [values[axis] for axis in compute.template.axes]
     index = linear(position, ref.strides, ref.offset)
-    reads = tuple(_reads(body))
-    return ScheduledOp(step, level, body, ref.buffer, index, reads)
+    numbers = {name: number for number, name in enumerate(buffers_in(compute.template.body))}
+    reads = tuple([(numbers[name], where) for name, where in _reads(body)])
+    return Placement(level, body, index, reads)
 
 
 def _reads(body: Expr) -> Iterator[tuple[str, Index | None]]:

@@ -9,7 +9,7 @@
 The new temporaries cost nothing: fusion keeps them inside the kernel where they are read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 import torch
@@ -44,11 +44,45 @@ def normalize(program: Program) -> tuple[tuple[Step, ...], Mapping[str, Buffer]]
 
 
 class _Splitter:
+    """Splits steps; those of one template once, and for the others the names are changed."""
+
     def __init__(self, program: Program) -> None:
         self.buffers: dict[str, Buffer] = dict(program.buffers)
         self.steps: list[Step] = []
+        self._known: dict[Hashable, tuple[Compute, tuple[Compute, ...]]] = {}
 
     def split(self, compute: Compute) -> None:
+        """Append ``compute`` in the two forms."""
+        output = compute.output
+        device = self.buffers[output.buffer].device
+        place = compute.reads.index(output.buffer) if output.buffer in compute.reads else None
+        key = compute.template, output.shape, output.strides, output.offset, device, place
+        if key in self._known and self._again(compute, *self._known[key]):
+            return
+        before = len(self.steps)
+        self._split(compute)
+        made = tuple(each for each in self.steps[before:] if isinstance(each, Compute))
+        expected = _part_names(output.buffer, len(made) - 1)
+        if [each.output.buffer for each in made] == [*expected, output.buffer]:
+            self._known[key] = compute, made
+
+    def _again(self, compute: Compute, like: Compute, made: tuple[Compute, ...]) -> bool:
+        """Append what ``like`` became, on the buffers of ``compute``; not if a name is taken."""
+        if made == (like,):
+            self.steps.append(compute)
+            return True
+        old, new = like.output.buffer, compute.output.buffer
+        parts = _part_names(new, len(made) - 1)
+        if any(name in self.buffers for name in parts):
+            return False
+        names = dict(zip((*like.reads, old), (*compute.reads, new), strict=True))
+        for was, name in zip(_part_names(old, len(parts)), parts, strict=True):
+            names[was] = name
+            self.buffers[name] = replace(self.buffers[was], name=name)
+        self.steps.extend(each.renamed(names, compute.origin) for each in made)
+        return True
+
+    def _split(self, compute: Compute) -> None:
         array = compute.array
         memo: dict[Expr, Expr] = {}
         if isinstance(array.body, Reduce) and self._is_plain(array.body, array.axes):
@@ -57,7 +91,9 @@ class _Splitter:
             body: Expr = Reduce(reduce.kind, _wide(reduce.axes), inner)
         else:
             body = self._extract(array.body, array.axes, compute, memo)
-        self.steps.append(replace(compute, array=Array(array.axes, body)))
+        if body != array.body:
+            compute = Compute(compute.output, Array(array.axes, body), compute.origin)
+        self.steps.append(compute)
 
     def _is_plain(self, reduce: Reduce, axes: tuple[Axis, ...]) -> bool:
         """Nothing to simplify, and no output axis repeats the same sum."""
@@ -81,9 +117,8 @@ class _Splitter:
                 new = tuple(self._extract(each, scope, compute, memo) for each in operands)
                 return expr if new == operands else Apply(fn, new, dtype)
             case Load(buffer, index, dtype, mask):
-                if mask is None:
-                    return expr
-                return Load(buffer, index, dtype, self._extract(mask, scope, compute, memo))
+                new_mask = None if mask is None else self._extract(mask, scope, compute, memo)
+                return expr if new_mask is mask else Load(buffer, index, dtype, new_mask)
             case Reduce(kind, axes, body):
                 inner = self._extract(body, (*scope, *axes), compute, memo)
                 return self._reduced(kind, axes, inner, scope, compute)
@@ -127,6 +162,11 @@ class _Splitter:
         kind = BufferKind.TEMPORARY
         self.buffers[name] = Buffer(name, dtype, shape, strides, kind, device)
         return TensorRef(name, dtype, shape, strides)
+
+
+def _part_names(output: str, count: int) -> list[str]:
+    """The names of the first parts of a step, where nobody else has them."""
+    return [f"{output}_part{'_' * number}" for number in range(count)]
 
 
 def _wide(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:

@@ -9,7 +9,6 @@ The cross-entropy of a language model picks one log-probability of each row of t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 
 import torch
@@ -41,6 +40,7 @@ class _Picker:
         self._buffers = buffers
         self._count: dict[str, int] = {}
         self._source: dict[str, Compute] = {}
+        self._known_places: dict[Array, int] = {}
         for step in steps:
             for name in written_buffers(step):
                 self._count[name] = self._count.get(name, 0) + 1
@@ -50,23 +50,36 @@ class _Picker:
     def picked(self, step: Compute) -> Compute:
         """``step`` with its sparse loads resolved, and those that appear by that as well."""
         for _ in range(_MAX_DEPTH):
+            sparse = {name for name in step.reads if self._is_sparse(step, name)}
             new = {
                 load: formula_at(self._source[load.buffer], load.index)
-                for load in loads(step.array.body)
-                if self._is_sparse(step, load)
+                for load in (loads(step.array.body) if sparse else ())
+                if load.buffer in sparse and load.mask is None
             }
             if not new:
                 break
             step = with_formulas(step, new)
         return step
 
-    def _is_sparse(self, reader: Compute, load: Load) -> bool:
-        source = self._source.get(load.buffer)
-        if source is None or load.mask is not None or not self._is_fixed(load.buffer):
+    def _is_sparse(self, reader: Compute, name: str) -> bool:
+        source = self._source.get(name)
+        if source is None or not self._is_fixed(name):
             return False
-        return _picks(reader, source, self._buffers[load.buffer]) and all(
-            map(self._is_fixed, read_buffers(source))
+        few = self._places(reader.template) * _SHARE <= sample_of(source.output.numel)
+        return (
+            few
+            and _is_cheap(source, self._buffers[name])
+            and all(map(self._is_fixed, read_buffers(source)))
         )
+
+    def _places(self, template: Array) -> int:
+        """How many elements a formula is evaluated for, inside its reductions."""
+        if template not in self._known_places:
+            axes = {*template.axes}
+            for node in walk(template.body):
+                axes |= {*node.axes} if isinstance(node, Reduce) else set()
+            self._known_places[template] = prod(sample_of(a.extent) for a in axes)
+        return self._known_places[template]
 
     def _is_fixed(self, name: str) -> bool:
         """Whether the buffer has one value all through the step."""
@@ -74,16 +87,12 @@ class _Picker:
         return self._count.get(name, 0) == int(ours)
 
 
-def _picks(reader: Compute, source: Compute, buffer: Buffer) -> bool:
-    """Whether ``reader`` reads few elements of a value that is cheap to compute one by one."""
-    axes = {*reader.array.axes}
-    for node in walk(reader.array.body):
-        axes |= {*node.axes} if isinstance(node, Reduce) else set()
-    parts = list(walk(source.array.body))
+def _is_cheap(source: Compute, buffer: Buffer) -> bool:
+    """Whether a value, all of its buffer, is cheap to compute element by element."""
+    parts = list(walk(source.template.body))
     applies = sum(isinstance(part, Apply) for part in parts)
     return (
-        prod(sample_of(a.extent) for a in axes) * _SHARE <= sample_of(source.output.numel)
-        and source.output == TensorRef(buffer.name, buffer.dtype, buffer.shape, buffer.strides)
+        source.output == TensorRef(buffer.name, buffer.dtype, buffer.shape, buffer.strides)
         and applies <= _MAX_APPLIES
         and not any(isinstance(part, Reduce) for part in parts)
     )
@@ -102,8 +111,8 @@ def formula_at(source: Compute, place: Index, mask: Expr | None = None) -> Expr:
             continue
         position[dim] = substitute_index(rest // output.strides[dim], outside)
         rest = rest % output.strides[dim]
-    axes = source.array.axes
-    found = substitute(source.array.body, {axis: position[d] for d, axis in enumerate(axes)})
+    array = source.array
+    found = substitute(array.body, {axis: position[d] for d, axis in enumerate(array.axes)})
     return found if mask is None else _masked(found, mask)
 
 
@@ -165,4 +174,5 @@ def with_formulas(step: Compute, new: Mapping[Load, Expr]) -> Compute:
     def picked(node: Expr) -> Expr:
         return new.get(node, node) if isinstance(node, Load) else node
 
-    return replace(step, array=Array(step.array.axes, map_expr(step.array.body, picked)))
+    array = step.array
+    return Compute(step.output, Array(array.axes, map_expr(array.body, picked)), step.origin)

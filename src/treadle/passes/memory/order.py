@@ -18,6 +18,8 @@ from treadle.passes.memory.cost import CALLS, FUSIBLE, Kind, kind_of, seconds_of
 from treadle.targets.model import DeviceModel
 
 PHASES: Mapping[str, int] = {"forward": 0, "backward": 1, "optimizer": 2}
+PHASE = 1 << 20
+"""So much stands between the levels of two phases, which never meet."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,21 @@ class Facts:
         """Which chunk of rows each node is of, from 1; 0 for what is of none."""
         found = (info(node).chunk for node in self.nodes)
         return tuple(0 if chunk is None else chunk + 1 for chunk in found)
+
+    @functools.cached_property
+    def places(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Phase, chunk of rows and level of each node as one number, and those of its second
+        computation: that and the head of the forward pass belong to the backward pass."""
+        phases = [max(phase, i >= self.head) for i, phase in enumerate(self.phases)]
+        pairs = zip(self.chunks, self.levels, strict=True)
+        inside = [len(PHASES) * PHASE * chunk + level for chunk, level in pairs]
+        again = tuple(max(p, 1) * PHASE + n for p, n in zip(phases, inside, strict=True))
+        return tuple(p * PHASE + n for p, n in zip(phases, inside, strict=True)), again
+
+    @functools.cached_property
+    def alone(self) -> tuple[bool, ...]:
+        """Whether a node has one storage, which is its own."""
+        return tuple(sources == (None,) for sources in self.inherits)
 
     @functools.cached_property
     def views(self) -> tuple[bool, ...]:

@@ -21,10 +21,9 @@ from torch import fx
 
 from treadle.graph.signature import StepGraph
 from treadle.passes.memory.cost import Kind
-from treadle.passes.memory.order import PHASES, Order, as_traced, facts_of
+from treadle.passes.memory.order import PHASE, Order, as_traced, facts_of
 
 _FAR = 1 << 60
-_PHASE = 1 << 20  # levels of different phases, and of different chunks, never meet
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ def _fuse(order: Order) -> tuple[list[int], list[bool]]:
             reader, reader_high, end = low[k], high[k], last[k]
         elif fusible[i]:
             reader = levels[k]
-            if low[k] == high[k] and low[k] // _PHASE == reader // _PHASE:
+            if low[k] == high[k] and low[k] // PHASE == reader // PHASE:
                 place[k], stored[k], reader = last[k], False, low[k]
             reader_high, end = reader, place[k]
         else:
@@ -124,19 +123,11 @@ def _fuse(order: Order) -> tuple[list[int], list[bool]]:
 
 
 def _levels(order: Order) -> list[int]:
-    """The phase, the chunk of rows and the level of each operation, as one number; the head of the
-    forward pass and second computations belong to the backward pass."""
-    facts = order.facts
-    head, phases = facts.head, facts.phases
-    inside = [
-        len(PHASES) * _PHASE * chunk + n
-        for chunk, n in zip(facts.chunks, facts.levels, strict=True)
-    ]
-    first = [phase * _PHASE + level for phase, level in zip(phases, inside, strict=True)]
-    late = [max(phase, 1) * _PHASE + level for phase, level in zip(phases, inside, strict=True)]
+    """The phase, the chunk of rows and the level of each operation, as one number."""
+    first, again = order.facts.places
     return [
-        late[i] if again or i >= head else first[i]
-        for i, again in zip(order.origin, order.again, strict=True)
+        again[i] if is_again else first[i]
+        for i, is_again in zip(order.origin, order.again, strict=True)
     ]
 
 
@@ -144,12 +135,18 @@ def _storages(
     order: Order, place: list[int], stored: list[bool]
 ) -> tuple[list[tuple[int, ...]], list[int], list[int], list[int]]:
     """Per operation its storages; per storage its start, bytes, and the operation filling it."""
-    inherits, filled = order.facts.inherits, order.facts.filled
+    inherits, filled, alone = order.facts.inherits, order.facts.filled, order.facts.alone
     slots: list[tuple[int, ...]] = []
     start: list[int] = []
     size: list[int] = []
     owner: list[int] = []
     for k, i in enumerate(order.origin):
+        if alone[i]:
+            slots.append((len(start),))
+            start.append(place[k])
+            size.append(filled[i][0] if stored[k] else 0)
+            owner.append(k)
+            continue
         mine: list[int] = []
         for source, nbytes in zip(inherits[i], filled[i], strict=True):
             if source is not None:
