@@ -14,10 +14,10 @@ from treadle.graph.index_formulas import (
     AtMost,
     Choice,
     Element,
-    Index,
+    IndexNumber,
+    IndexQuotient,
+    IndexVariable,
     Linear,
-    Number,
-    Quotient,
     SizeProduct,
     all_of,
     any_of,
@@ -54,9 +54,9 @@ def number_of(linear, numbers):
 
 def _at(each, numbers):
     match each:
-        case Index(name=name):
+        case IndexVariable(name=name):
             return numbers[name]
-        case Quotient(over, under):
+        case IndexQuotient(over, under):
             return number_of(over, numbers) // under
         case SizeProduct(atoms):
             found = 1
@@ -83,7 +83,7 @@ def value(term, numbers):
     match term:
         case Linear():
             return number_of(term, numbers)
-        case Number(found):
+        case IndexNumber(found):
             return found
         case Choice(condition, yes, no):
             return value(yes if is_true(condition, numbers) else no, numbers)
@@ -133,7 +133,7 @@ def places(n, m):
 @given(st.data(), SIZES)
 @settings(max_examples=400, deadline=None)
 def test_what_is_proved_is_true_everywhere(data, sizes):
-    i, j = Index("i", sizes[0]), Index("j", sizes[1])
+    i, j = IndexVariable("i", sizes[0]), IndexVariable("j", sizes[1])
     one, two = data.draw(conditions(i, j)), data.draw(conditions(i, j, 1))
     found = [(is_true(one, at), is_true(two, at)) for at in places(*sizes)]
     opposite = negated(one)
@@ -147,7 +147,7 @@ def test_what_is_proved_is_true_everywhere(data, sizes):
 
 
 def test_proofs_hold_for_all_sizes():
-    i, j = (variable(Index(name, T)) for name in "ij")
+    i, j = (variable(IndexVariable(name, T)) for name in "ij")
     inside = at_most(j.plus(i, -1))
     last = i.plus(j, -1).plus(Linear.of(T), -1)
     assert holds(at_most(last.shifted(1)))
@@ -159,13 +159,13 @@ def test_proofs_hold_for_all_sizes():
 
 
 def test_whole_numbers_between_others():
-    i = variable(Index("i", 100))
+    i = variable(IndexVariable("i", 100))
     assert impossible(equal(i.times(2), Linear(7)))
     assert impossible(all_of(at_most(Linear(3).plus(i.times(-2))), at_most(i.times(3).shifted(-5))))
 
 
 def test_patience_ends():
-    i, j = (variable(Index(name, 9)) for name in "ij")
+    i, j = (variable(IndexVariable(name, 9)) for name in "ij")
     apart = [any_of(at_most(i.plus(j, -1).shifted(n)), at_most(j.shifted(-n))) for n in range(9)]
     claim = any_of(*map(negated, apart), all_of(*apart))
     assert holds(claim)
@@ -240,7 +240,7 @@ def test_reading_gives_the_numbers_of_eager(data, sizes):
     expected = make().expand(n, m).float()
     node = step.returned[0]
     reader = Reader()
-    i, j = Index("i", n), Index("j", m)
+    i, j = IndexVariable("i", n), IndexVariable("j", m)
     term = reader.at(node, (variable(i), variable(j)))
     if reader.reasons:
         assert set(reader.reasons.values()) <= {"there are too many cases"}
@@ -254,7 +254,7 @@ def read(program, *inputs, at=None):
     node = step.returned[0]
     reader = Reader()
     rank = node.meta["val"].dim()
-    names = [variable(Index(f"d{k}", n)) for k, n in enumerate(node.meta["val"].shape)]
+    names = [variable(IndexVariable(f"d{k}", n)) for k, n in enumerate(node.meta["val"].shape)]
     assert rank == len(names)
     return reader, reader.at(node, at or names)
 
@@ -317,7 +317,7 @@ def test_refusals(name):
 
 
 def test_what_the_run_decides_is_the_same_at_the_same_place():
-    i, j = (variable(Index(name, 5)) for name in "ij")
+    i, j = (variable(IndexVariable(name, 5)) for name in "ij")
     step = trace(lambda ids: (ids[:, None] == ids[None], ids), torch.arange(5))
     reader, node = Reader(), step.returned[0]
     assert holds(reader.at(node, (i, i)))
@@ -355,5 +355,5 @@ def test_uses_of_one_value_are_read_once():
     step = trace(lambda x: (x.neg(), x), torch.zeros(3))
     node = node_of(step, aten.neg.default)
     reader = Reader()
-    at = (variable(Index("i", 3)),)
+    at = (variable(IndexVariable("i", 3)),)
     assert reader.at(node, at) is reader.at(node, at)

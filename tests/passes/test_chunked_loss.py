@@ -28,7 +28,7 @@ from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.options import Options, from_environment
 from treadle.passes import chunked_loss
 from treadle.passes.chunked_loss import ChunkLoss, Logits, explain, largest_logits
-from treadle.passes.chunks.rows import Grid, Rows, boxes_of
+from treadle.passes.chunks.rows import Grid, RowRange, boxes_of
 from treadle.passes.memory.cost import flops_of, work_of
 from treadle.passes.noops import RemoveNoOps
 from treadle.targets.cpu import CPU_MODEL
@@ -615,10 +615,10 @@ def test_sizes_that_calls_decide_are_left_alone(tmp_path):
 def test_boxes_hold_every_row_once(outer, middle, inner, most, start):
     grid = Grid(outer, middle, inner)
     boxes = boxes_of(grid, most)
-    rows = Rows(1, min(start, middle - 1), middle)
+    rows = RowRange(1, min(start, middle - 1), middle)
     each = (rows.stop - rows.start) * inner
     spans = [box.of(rows, grid) for box in boxes if box.inside(rows)[0] < box.inside(rows)[1]]
     assert [i for low, high in spans for i in range(low, high)] == list(range(outer * each))
-    whole = Rows(1, 0, middle)
+    whole = RowRange(1, 0, middle)
     sizes = [high - low for low, high in (box.of(whole, grid) for box in boxes)]
     assert max(sizes) <= max(most, inner)

@@ -24,7 +24,7 @@ from treadle.util.formulas import Atom, Bounds
 
 @final
 @dataclass(frozen=True, slots=True)
-class Index:
+class IndexVariable:
     """``0 <= index < size``. Indices are told apart by name."""
 
     name: str
@@ -60,7 +60,7 @@ class Element:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Quotient:
+class IndexQuotient:
     """``over // under``, rounded down; ``under`` is positive."""
 
     over: "Linear"
@@ -96,7 +96,7 @@ class SizeProduct:
         return " * ".join(atom.text for atom in self.atoms)
 
 
-Variable = Index | Element | Quotient | SizeProduct
+Variable = IndexVariable | Element | IndexQuotient | SizeProduct
 
 
 @final
@@ -157,7 +157,7 @@ class Linear:
         """Those it is a sum of, and those inside them."""
         for variable, _ in self.terms:
             yield variable
-            if isinstance(variable, Quotient):
+            if isinstance(variable, IndexQuotient):
                 yield from variable.over.variables
 
     def __str__(self) -> str:
@@ -180,7 +180,7 @@ def quotient(over: Linear, under: int) -> Linear:
     """``over // under``, for a positive number."""
     if over.is_constant:
         return Linear(over.constant // under)
-    return variable(Quotient(over, under))
+    return variable(IndexQuotient(over, under))
 
 
 @final
@@ -229,7 +229,7 @@ class Unread:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Number:
+class IndexNumber:
     """A floating-point number, as its dtype stores it."""
 
     value: float
@@ -245,7 +245,7 @@ class Choice:
     no: "Numeric"
 
 
-Numeric = Linear | Number | Unread | Choice
+Numeric = Linear | IndexNumber | Unread | Choice
 Term = Condition | Numeric
 
 
@@ -311,7 +311,7 @@ def choice(condition: Condition, yes: Numeric, no: Numeric) -> Numeric:
     return yes if yes == no else Choice(condition, yes, no)
 
 
-def leaves(term: Numeric) -> Iterator[Linear | Number | Unread]:
+def leaves(term: Numeric) -> Iterator[Linear | IndexNumber | Unread]:
     """Everything it may be."""
     if isinstance(term, Choice):
         yield from leaves(term.yes)
@@ -365,11 +365,11 @@ __all__ = [
     "Choice",
     "Condition",
     "Element",
-    "Index",
+    "IndexNumber",
+    "IndexQuotient",
+    "IndexVariable",
     "Linear",
-    "Number",
     "Numeric",
-    "Quotient",
     "SizeProduct",
     "Term",
     "Unread",

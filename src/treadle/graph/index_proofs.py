@@ -16,9 +16,9 @@ from treadle.graph.index_formulas import (
     AnyOne,
     AtMost,
     Condition,
-    Index,
+    IndexQuotient,
+    IndexVariable,
     Linear,
-    Quotient,
     Variable,
     all_of,
     negated,
@@ -113,10 +113,10 @@ def _bounds_of(facts: Iterable[Linear]) -> Iterator[Linear]:
 def _bounds(each: Variable) -> Iterator[Linear]:
     alone = variable(each)
     match each:
-        case Index(size=size):
+        case IndexVariable(size=size):
             yield Linear(0).plus(alone, -1)
             yield alone.plus(Linear.of(size), -1).shifted(1)
-        case Quotient(over, under):
+        case IndexQuotient(over, under):
             yield alone.times(under).plus(over, -1)
             yield over.plus(alone, -under).shifted(1 - under)
         case _:

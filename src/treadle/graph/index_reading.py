@@ -20,9 +20,9 @@ from treadle.graph.index_formulas import (
     AtMost,
     Condition,
     Element,
-    Index,
+    IndexNumber,
+    IndexVariable,
     Linear,
-    Number,
     Numeric,
     Term,
     Unread,
@@ -141,21 +141,21 @@ def stored(term: Term, dtype: torch.dtype) -> Term:
     return found
 
 
-def _leaf_in(leaf: Linear | Number | Unread, dtype: torch.dtype) -> Numeric:
+def _leaf_in(leaf: Linear | IndexNumber | Unread, dtype: torch.dtype) -> Numeric:
     match leaf:
         case Unread(node):
             same_dtype = type_of(node).dtype is dtype
             require(same_dtype, NoMatch, f"{node} is known at run time only")
             return leaf
-        case Number(value) if dtype in _WHOLE:
+        case IndexNumber(value) if dtype in _WHOLE:
             whole = value == value and abs(value) < 2**53 and value == int(value)
             require(whole, NoMatch, f"{value} is no whole number")
             return _leaf_in(Linear(int(value)), dtype)
-        case Number(value):
-            return Number(float(torch.tensor(value, dtype=torch.float64).to(dtype)))
+        case IndexNumber(value):
+            return IndexNumber(float(torch.tensor(value, dtype=torch.float64).to(dtype)))
         case Linear():
             if leaf.is_constant and dtype in _EXACT_UP_TO:
-                return _leaf_in(Number(float(leaf.constant)), dtype)
+                return _leaf_in(IndexNumber(float(leaf.constant)), dtype)
             low, high = _range_of(dtype)
             least, most = leaf.bounds
             fits = low <= least and most <= high
@@ -177,11 +177,11 @@ def as_condition(term: Term) -> Condition:
     return where_leaves(_is_true, term)
 
 
-def _is_true(leaf: Linear | Number | Unread) -> Condition:
+def _is_true(leaf: Linear | IndexNumber | Unread) -> Condition:
     match leaf:
         case Linear():
             return negated(equal(leaf, Linear(0)))
-        case Number(value):
+        case IndexNumber(value):
             return truth(value)
         case Unread(node):
             raise NoMatch(f"{node} is known at run time only")
@@ -227,7 +227,7 @@ def _constant(value: object) -> Term:
         case int():
             return Linear.of(value)
         case float():
-            return Number(value)
+            return IndexNumber(value)
         case _:
             raise NoMatch(f"{value} is no number")
 
@@ -246,7 +246,7 @@ def _numeric(reader: Reader, value: object, at: At, dtype: torch.dtype) -> Numer
     for leaf in leaves(found):
         if isinstance(leaf, Unread):
             raise NoMatch(f"{leaf.node} is known at run time only")
-        exact = not isinstance(value, float) or leaf == Number(value)
+        exact = not isinstance(value, float) or leaf == IndexNumber(value)
         require(exact, NoMatch, f"{value} is no number of {dtype}")
     return found
 
@@ -487,7 +487,7 @@ def _sum(
     require(dtype is not torch.bool, NoMatch, f"{node} adds truth values")
     combine = operator.add if sign > 0 else operator.sub
 
-    def add(one: Linear | Number, two: Linear | Number) -> Numeric:
+    def add(one: Linear | IndexNumber, two: Linear | IndexNumber) -> Numeric:
         if isinstance(one, Linear) and isinstance(two, Linear):
             return one.plus(two, sign)
         return _in_dtype(combine, one, two, dtype)
@@ -504,7 +504,7 @@ def _mul(reader: Reader, node: fx.Node, given: Given, at: At) -> Term:
         )
     left, right = (_numeric(reader, given[name], at, dtype) for name in ("self", "other"))
 
-    def multiply(one: Linear | Number, two: Linear | Number) -> Numeric:
+    def multiply(one: Linear | IndexNumber, two: Linear | IndexNumber) -> Numeric:
         if isinstance(one, Linear) and isinstance(two, Linear):
             require(one.is_constant or two.is_constant, NoMatch, f"{node} multiplies variables")
             return two.times(one.constant) if one.is_constant else one.times(two.constant)
@@ -515,14 +515,14 @@ def _mul(reader: Reader, node: fx.Node, given: Given, at: At) -> Term:
 
 def _in_dtype(
     combine: Callable[[Any, Any], Any],
-    one: Linear | Number,
-    two: Linear | Number,
+    one: Linear | IndexNumber,
+    two: Linear | IndexNumber,
     dtype: torch.dtype,
-) -> Number | Linear:
+) -> IndexNumber | Linear:
     """Two numbers combined as ``dtype`` combines them; a variable with a whole number."""
-    if isinstance(one, Number) and isinstance(two, Number):
+    if isinstance(one, IndexNumber) and isinstance(two, IndexNumber):
         left, right = (torch.tensor(each.value, dtype=dtype) for each in (one, two))
-        return Number(float(combine(left, right)))
+        return IndexNumber(float(combine(left, right)))
     whole = [_as_whole(each) for each in (one, two)]
     if combine is operator.mul:
         require(any(each.is_constant for each in whole), NoMatch, "it multiplies variables")
@@ -532,7 +532,7 @@ def _in_dtype(
     return whole[0].plus(whole[1], 1 if combine is operator.add else -1)
 
 
-def _as_whole(each: Linear | Number) -> Linear:
+def _as_whole(each: Linear | IndexNumber) -> Linear:
     if isinstance(each, Linear):
         return each
     whole = abs(each.value) < 2**53 and each.value == int(each.value)
@@ -543,16 +543,16 @@ def _as_whole(each: Linear | Number) -> Linear:
 @_reads(aten.neg.default)
 def _neg(reader: Reader, node: fx.Node, given: Given, at: At) -> Term:
     return map_leaves(
-        lambda leaf: Number(-leaf.value) if isinstance(leaf, Number) else leaf.times(-1),
+        lambda leaf: IndexNumber(-leaf.value) if isinstance(leaf, IndexNumber) else leaf.times(-1),
         _numeric(reader, given["self"], at, type_of(node).dtype),
     )
 
 
 @_reads(aten.abs.default)
 def _abs(reader: Reader, node: fx.Node, given: Given, at: At) -> Term:
-    def absolute(leaf: Linear | Number) -> Numeric:
-        if isinstance(leaf, Number):
-            return Number(abs(leaf.value))
+    def absolute(leaf: Linear | IndexNumber) -> Numeric:
+        if isinstance(leaf, IndexNumber):
+            return IndexNumber(abs(leaf.value))
         return choice(at_most(leaf), leaf.times(-1), leaf)
 
     return map_leaves(absolute, _numeric(reader, given["self"], at, type_of(node).dtype))
@@ -596,7 +596,7 @@ def _cumsum(reader: Reader, node: fx.Node, given: Given, at: At) -> Term:
     x = _first(given)
     dim = _dim(given["dim"], len(at))
     require(bool(at), NoMatch, f"{node} adds up a single element")
-    summand = Index(f"{node.name}.{dim}", shape_of(x)[dim])
+    summand = IndexVariable(f"{node.name}.{dim}", shape_of(x)[dim])
     term = reader.at(x, [*at[:dim], variable(summand), *at[dim + 1 :]])
     if isinstance(term, bool | AtMost | All | AnyOne) and not isinstance(term, bool):
         term = reader.settled(term)
@@ -635,8 +635,8 @@ def _compared(reader: Reader, node: fx.Node, given: Given, at: At) -> Term:
     left = _numeric(reader, given["self"], at, dtype)
     right = _numeric(reader, given["other"], at, dtype)
 
-    def compare(one: Linear | Number, two: Linear | Number) -> Condition:
-        if isinstance(one, Number) and isinstance(two, Number):
+    def compare(one: Linear | IndexNumber, two: Linear | IndexNumber) -> Condition:
+        if isinstance(one, IndexNumber) and isinstance(two, IndexNumber):
             return plain(one.value, two.value)
         return whole(_as_whole(one), _as_whole(two))
 

@@ -12,15 +12,15 @@ from treadle.graph.node_info import info
 from treadle.graph.operators import arguments, effects_of
 from treadle.graph.pattern import (
     Anything,
-    Call,
     Constant,
     Each,
     Exactly,
     Items,
     Pattern,
+    PatternCall,
+    PatternVariable,
     Read,
     Roots,
-    Variable,
     parts_of,
 )
 from treadle.util.errors import TreadleError, require
@@ -33,7 +33,7 @@ class NoMatch(TreadleError):
 
 @final
 @dataclass
-class Match:
+class PatternMatch:
     """A pattern over a graph. ``roots``: the nodes of what it ends in, in the order of its return;
     ``anchor``: the last of them in the graph. ``covered``: all nodes of its calls; ``open``: those
     that may have readers elsewhere, and stay where they have. ``place``: the node that the
@@ -41,7 +41,7 @@ class Match:
 
     anchor: fx.Node
     bindings: dict[str, Any] = field(default_factory=dict[str, Any])
-    laid: dict[Call, fx.Node] = field(default_factory=dict[Call, fx.Node])
+    laid: dict[PatternCall, fx.Node] = field(default_factory=dict[PatternCall, fx.Node])
     covered: dict[fx.Node, None] = field(default_factory=dict[fx.Node, None])
     open: set[fx.Node] = field(default_factory=set[fx.Node])
     roots: tuple[fx.Node, ...] = ()
@@ -50,9 +50,9 @@ class Match:
     def __post_init__(self) -> None:
         self.place = self.anchor
 
-    def copy(self) -> "Match":
+    def copy(self) -> "PatternMatch":
         """The same, which can go on in another way."""
-        return Match(
+        return PatternMatch(
             self.anchor,
             dict(self.bindings),
             dict(self.laid),
@@ -61,7 +61,7 @@ class Match:
         )
 
 
-def attempts(roots: Roots, node: fx.Node) -> Iterator[Match | NoMatch]:
+def attempts(roots: Roots, node: fx.Node) -> Iterator[PatternMatch | NoMatch]:
     """Every way to lay the pattern so that the last of its roots in the graph is ``node``; instead
     of a way that fails, why. The last root of the pattern is tried first there."""
     for at in reversed(range(len(roots.calls))):
@@ -69,15 +69,15 @@ def attempts(roots: Roots, node: fx.Node) -> Iterator[Match | NoMatch]:
             yield from _anchored(roots, at, node)
 
 
-def only_match(roots: Roots, node: fx.Node) -> Match:
+def only_match(roots: Roots, node: fx.Node) -> PatternMatch:
     """The one way to lay a pattern that ends in one value; raises ``NoMatch``."""
-    match = Match(node)
+    match = PatternMatch(node)
     unify(match, roots.patterns[0], node)
     return _closed(match, roots)
 
 
-def _anchored(roots: Roots, at: int, node: fx.Node) -> Iterator[Match | NoMatch]:
-    match = Match(node)
+def _anchored(roots: Roots, at: int, node: fx.Node) -> Iterator[PatternMatch | NoMatch]:
+    match = PatternMatch(node)
     try:
         unify(match, roots.patterns[at], node)
     except NoMatch as miss:
@@ -87,7 +87,9 @@ def _anchored(roots: Roots, at: int, node: fx.Node) -> Iterator[Match | NoMatch]
     yield from _completed(match, roots, others)
 
 
-def _completed(match: Match, roots: Roots, missing: list[int]) -> Iterator[Match | NoMatch]:
+def _completed(
+    match: PatternMatch, roots: Roots, missing: list[int]
+) -> Iterator[PatternMatch | NoMatch]:
     """The ways to find the roots that are missing."""
     if not missing:
         try:
@@ -110,19 +112,19 @@ def _completed(match: Match, roots: Roots, missing: list[int]) -> Iterator[Match
         yield from _completed(trial, roots, rest)
 
 
-def _route(pattern: Pattern, match: Match) -> list[Any]:
+def _route(pattern: Pattern, match: PatternMatch) -> list[Any]:
     """The shortest way up to a root from what is known: a node, and the calls above it."""
-    if isinstance(pattern, Call) and pattern in match.laid:
+    if isinstance(pattern, PatternCall) and pattern in match.laid:
         return [match.laid[pattern]]
-    if isinstance(pattern, Variable):
+    if isinstance(pattern, PatternVariable):
         bound = match.bindings.get(pattern.name)
         return [bound] if isinstance(bound, fx.Node) else []
     below = [_route(each, match) for each in parts_of(pattern)]
     best = min((each for each in below if each), key=len, default=[])
-    return [*best, pattern] if best and isinstance(pattern, Call) else best
+    return [*best, pattern] if best and isinstance(pattern, PatternCall) else best
 
 
-def _candidates(route: list[Any], match: Match) -> list[fx.Node]:
+def _candidates(route: list[Any], match: PatternMatch) -> list[fx.Node]:
     """The nodes at the end of a route that stand before the anchor, the last of them first."""
     level: set[fx.Node] = set(route[:1])
     for call in route[1:]:
@@ -130,7 +132,7 @@ def _candidates(route: list[Any], match: Match) -> list[fx.Node]:
     return sorted((each for each in level if each < match.anchor), reverse=True)
 
 
-def _closed(match: Match, roots: Roots) -> Match:
+def _closed(match: PatternMatch, roots: Roots) -> PatternMatch:
     """The complete match, if nobody else reads what it covers."""
     match.roots = tuple(match.laid[call] for call in roots.calls)
     if roots.shared:
@@ -154,7 +156,7 @@ def _require_together(roots: tuple[fx.Node, ...]) -> None:
     require(len(phases) == 1, NoMatch, f"{names} are of {' and '.join(sorted(phases))}")
 
 
-def _place(match: Match) -> fx.Node:
+def _place(match: PatternMatch) -> fx.Node:
     """What the replacement is to stand before: after what it reads, and ahead of its readers."""
     gone = {node for node in match.covered if node in match.roots or node not in match.open}
     readers = [user for root in match.roots for user in root.users if user not in gone]
@@ -166,12 +168,12 @@ def _place(match: Match) -> fx.Node:
     return first
 
 
-def unify(match: Match, pattern: Pattern, value: Any) -> None:
+def unify(match: PatternMatch, pattern: Pattern, value: Any) -> None:
     """Lay ``pattern`` over ``value``, or raise ``NoMatch``."""
     match pattern:
-        case Variable(name):
+        case PatternVariable(name):
             _bind(match, name, value)
-        case Call():
+        case PatternCall():
             _unify_call(match, pattern, value)
         case Items(items):
             if not isinstance(value, list | tuple) or len(value) != len(items):
@@ -191,7 +193,7 @@ def unify(match: Match, pattern: Pattern, value: Any) -> None:
             _count_readers(match, value, count)
 
 
-def _bind(match: Match, name: str, value: Any) -> None:
+def _bind(match: PatternMatch, name: str, value: Any) -> None:
     bound = match.bindings.setdefault(name, value)
     if bound is not value and not _same(bound, value):
         raise NoMatch(f"{name} is both {bound} and {value}")
@@ -213,7 +215,7 @@ def _same(left: Any, right: Any) -> bool:
             return type(left) is type(right) and left == right
 
 
-def _unify_constant(match: Match, pattern: Constant, value: Any) -> None:
+def _unify_constant(match: PatternMatch, pattern: Constant, value: Any) -> None:
     found = number_everywhere(value) if pattern.number else value
     plain = found is not None if pattern.number else not _has_node(value)
     if not plain or not (pattern.test is None or pattern.test(found)):
@@ -228,11 +230,11 @@ def _has_node(value: object) -> bool:
     return isinstance(value, fx.Node)
 
 
-def _unify_each(match: Match, pattern: Each, value: Any) -> None:
+def _unify_each(match: PatternMatch, pattern: Each, value: Any) -> None:
     require(isinstance(value, list | tuple), NoMatch, f"{value} is not a list")
     found: dict[str, list[Any]] = {outer: [] for _, outer in pattern.names}
     for operand in value:
-        one = Match(match.anchor, covered=match.covered, open=match.open)
+        one = PatternMatch(match.anchor, covered=match.covered, open=match.open)
         unify(one, pattern.item, operand)
         for inner, outer in pattern.names:
             require(inner in one.bindings, NoMatch, f"{inner} stands for nothing in {operand}")
@@ -241,7 +243,7 @@ def _unify_each(match: Match, pattern: Each, value: Any) -> None:
         _bind(match, name, values)
 
 
-def _count_readers(match: Match, value: Any, count: int | None) -> None:
+def _count_readers(match: PatternMatch, value: Any, count: int | None) -> None:
     if not isinstance(value, fx.Node):
         return
     many = len(value.users)
@@ -249,7 +251,7 @@ def _count_readers(match: Match, value: Any, count: int | None) -> None:
     match.open.add(value)
 
 
-def _unify_call(match: Match, pattern: Call, value: Any) -> None:
+def _unify_call(match: PatternMatch, pattern: PatternCall, value: Any) -> None:
     if pattern in match.laid:
         same = match.laid[pattern] is value
         require(same, NoMatch, f"{value} and {match.laid[pattern]} are not one value")
@@ -271,7 +273,7 @@ def _unify_call(match: Match, pattern: Call, value: Any) -> None:
         raise NoMatch(f"{value} has more arguments than the pattern")
 
 
-def _require_movable(match: Match, node: fx.Node) -> None:
+def _require_movable(match: PatternMatch, node: fx.Node) -> None:
     """What a match covers becomes something else at the place of its last root: nothing may be
     covered whose place or number of calls matters."""
     effects = effects_of(node)

@@ -31,7 +31,7 @@ Test: TypeAlias = Callable[[Any], bool]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Variable:
+class PatternVariable:
     """Whatever stands there, under a name."""
 
     name: str
@@ -39,7 +39,7 @@ class Variable:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class PatternCall:
     """A call of one of the operations that are the keys; values: arguments by name. ``rest``:
     whether others are ignored. ``words``: the operations."""
 
@@ -107,7 +107,9 @@ class Read:
     count: int | None
 
 
-Pattern: TypeAlias = Variable | Call | Items | Each | Constant | Exactly | Anything | Read
+Pattern: TypeAlias = (
+    PatternVariable | PatternCall | Items | Each | Constant | Exactly | Anything | Read
+)
 
 
 # What users write in a pattern.
@@ -204,7 +206,7 @@ class Roots:
     readers. ``shared``: whether all its values may have readers elsewhere."""
 
     patterns: tuple[Pattern, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[PatternCall, ...]
     shared: bool = False
 
 
@@ -247,7 +249,7 @@ def compiled(graph: fx.Graph, name: str, plain: Callable[[Any], Pattern] = Exact
     result = result_of(graph)
     several = isinstance(result, list | tuple)
     patterns = tuple(compiler.pattern(each) for each in (result if several else (result,)))
-    calls = tuple(each for each in map(inner_of, patterns) if isinstance(each, Call))
+    calls = tuple(each for each in map(inner_of, patterns) if isinstance(each, PatternCall))
     ends = len(calls) == len(patterns) > 0
     require(ends, VerifyError, f"{name} does not end in an operation")
     require(len(set(calls)) == len(calls), VerifyError, f"{name} returns one value twice")
@@ -279,7 +281,7 @@ class _Compiler:
         target: Any = node.target
         match target:
             case str():
-                return Variable(target)
+                return PatternVariable(target)
             case AnyOf(targets):
                 return self._call(targets, node)
             case _Readers(count):
@@ -291,11 +293,13 @@ class _Compiler:
             case _:
                 return self._call((target,), node)
 
-    def _call(self, targets: tuple[Any, ...], node: fx.Node) -> Call:
+    def _call(self, targets: tuple[Any, ...], node: fx.Node) -> PatternCall:
         rest = any(each is ... for each in node.args)
         require(not rest or node.args[-1] is ..., VerifyError, f"... is not last in {node}")
         words = " or ".join(map(operation_name, targets))
-        return Call({each: self._arguments(each, node, rest) for each in targets}, rest, words)
+        return PatternCall(
+            {each: self._arguments(each, node, rest) for each in targets}, rest, words
+        )
 
     def _each(self, item: Program, outer: list[str]) -> Each:
         inner = [str(each.target) for each in traced(item).find_nodes(op="placeholder")]
@@ -333,7 +337,7 @@ def inner_of(pattern: Pattern) -> Pattern:
 def parts_of(pattern: Pattern) -> Iterator[Pattern]:
     """The patterns that it is directly made of. What a list of any length is made of is none."""
     match pattern:
-        case Call(arguments):
+        case PatternCall(arguments):
             for each in arguments.values():
                 yield from each.values()
         case Items(items):
@@ -346,11 +350,11 @@ def parts_of(pattern: Pattern) -> Iterator[Pattern]:
 
 def _leaves(pattern: Pattern) -> set[object]:
     """Its variables and calls, which another part of the rule may have as well."""
-    own: set[object] = {pattern} if isinstance(pattern, Variable | Call) else set()
+    own: set[object] = {pattern} if isinstance(pattern, PatternVariable | PatternCall) else set()
     return own.union(*map(_leaves, parts_of(pattern)))
 
 
-def _connected(calls: Sequence[Call]) -> bool:
+def _connected(calls: Sequence[PatternCall]) -> bool:
     """Whether each can be found from the first through values that two of them have in common."""
     reached = _leaves(calls[0])
     pending = [_leaves(each) for each in calls[1:]]

@@ -9,7 +9,7 @@ from torch import fx
 from treadle.graph.alias import leaves_step
 from treadle.graph.arguments import map_nodes
 from treadle.graph.joined_bytes import JoinedBytes, Replaced
-from treadle.graph.matching import Match, NoMatch
+from treadle.graph.matching import NoMatch, PatternMatch
 from treadle.graph.node_info import forget, value_of
 from treadle.graph.operators import is_mutable, is_random, may_drop
 from treadle.graph.pattern import Program, result_of, returned_by, traced
@@ -30,7 +30,7 @@ Bindings: TypeAlias = Mapping[str, Any]
 
 
 @final
-class Builder:
+class ReplacementBuilder:
     """Makes the operations that a rule puts in place of what it found."""
 
     def __init__(self, graph: fx.Graph, like: fx.Node, rule: str) -> None:
@@ -98,11 +98,13 @@ def lowering(build: Callable[..., Any]) -> Lowering:
 Replacement: TypeAlias = Program | Lowering | TorchReplacement
 
 
-def built(name: str, replacement: Replacement, match: Match, joined: JoinedBytes) -> list[Replaced]:
+def built(
+    name: str, replacement: Replacement, match: PatternMatch, joined: JoinedBytes
+) -> list[Replaced]:
     """Each root of a match of the rule ``name`` with its replacement, which stands in the graph and
     which nobody reads yet. After ``NoMatch`` nothing was made."""
     graph = match.anchor.graph
-    builder = Builder(graph, match.anchor, name)
+    builder = ReplacementBuilder(graph, match.anchor, name)
     try:
         with graph.inserting_before(match.place):
             results = _results(name, replacement, match, builder)
@@ -116,7 +118,9 @@ def built(name: str, replacement: Replacement, match: Match, joined: JoinedBytes
     return replaced
 
 
-def _results(name: str, replacement: Replacement, match: Match, builder: Builder) -> Sequence[Any]:
+def _results(
+    name: str, replacement: Replacement, match: PatternMatch, builder: ReplacementBuilder
+) -> Sequence[Any]:
     if isinstance(replacement, Lowering):
         made = replacement.build(builder, **match.bindings)
     elif isinstance(replacement, TorchReplacement):
@@ -177,9 +181,9 @@ def put_in(replaced: Sequence[Replaced]) -> None:
 
 __all__ = [
     "Bindings",
-    "Builder",
     "Lowering",
     "Replacement",
+    "ReplacementBuilder",
     "built",
     "fitting",
     "lowering",

@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from treadle.graph.joined_bytes import JoinedBytes
-from treadle.graph.matching import Match, NoMatch, attempts, only_match
+from treadle.graph.matching import NoMatch, PatternMatch, attempts, only_match
 from treadle.graph.node_info import value_of
 from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.pattern import (
@@ -27,9 +27,9 @@ from treadle.graph.pattern import (
 )
 from treadle.graph.replacement import (
     Bindings,
-    Builder,
     Lowering,
     Replacement,
+    ReplacementBuilder,
     built,
     fitting,
     lowering,
@@ -121,7 +121,7 @@ class Rewrite(GraphPass):
     def run(self, step: StepGraph) -> int:
         total = 0
         for _ in range(_MOST_SWEEPS):
-            sweep = Sweep(step.graph, self.rules)
+            sweep = RuleSweep(step.graph, self.rules)
             for node in reversed(step.graph.nodes):
                 sweep.visit(node)
             changes = sweep.finish()
@@ -131,7 +131,7 @@ class Rewrite(GraphPass):
         raise VerifyError(f"{self} finds no end: one of its rules undoes what another does")
 
 
-class Sweep:
+class RuleSweep:
     """One walk over a graph with rules: ``visit`` each node, then ``finish``."""
 
     def __init__(self, graph: fx.Graph, rules: tuple[Rule, ...]) -> None:
@@ -190,7 +190,7 @@ def explain(rule: Rule, node: fx.Node) -> str:
     try:
         _find(rule, node)
         copy, twins = copied(node.graph)
-        Sweep(copy, (rule,)).apply(rule, twins[node])
+        RuleSweep(copy, (rule,)).apply(rule, twins[node])
     except (NoMatch, VerifyError) as miss:
         return miss.message
     return "applies"
@@ -223,7 +223,7 @@ def find(rule: Rule, node: fx.Node) -> Bindings:
     return match.bindings
 
 
-def _find(rule: Rule, node: fx.Node) -> Match:
+def _find(rule: Rule, node: fx.Node) -> PatternMatch:
     """The first way to lay a pattern of the rule that its check agrees to."""
     if isinstance(rule.pattern, TorchProgram):
         return _find_form(rule, rule.pattern, node)
@@ -233,13 +233,13 @@ def _find(rule: Rule, node: fx.Node) -> Match:
     return _first(roots, node, partial(_checked, rule))
 
 
-def _find_form(rule: Rule, program: TorchProgram, node: fx.Node) -> Match:
+def _find_form(rule: Rule, program: TorchProgram, node: fx.Node) -> PatternMatch:
     """The first of the forms that is there; of the refusals one of a form that was, if any."""
     misses: list[NoMatch] = []
     close: list[NoMatch] = []
     for form in program.forms:
 
-        def confirmed(match: Match, form: Form = form) -> Match:
+        def confirmed(match: PatternMatch, form: Form = form) -> PatternMatch:
             try:
                 program.confirm(form, match)
                 return _checked(rule, match)
@@ -254,7 +254,9 @@ def _find_form(rule: Rule, program: TorchProgram, node: fx.Node) -> Match:
     raise next(iter(close + misses), NoMatch(f"{rule.name} has no examples"))
 
 
-def _first(roots: Roots, node: fx.Node, confirmed: Callable[[Match], Match]) -> Match:
+def _first(
+    roots: Roots, node: fx.Node, confirmed: Callable[[PatternMatch], PatternMatch]
+) -> PatternMatch:
     """The first way to lay a pattern with which ``confirmed`` finds nothing wrong."""
     miss = NoMatch(f"{node} is not {' or '.join(map(str, roots.calls))}")
     for attempt in attempts(roots, node):
@@ -268,7 +270,7 @@ def _first(roots: Roots, node: fx.Node, confirmed: Callable[[Match], Match]) -> 
     raise miss
 
 
-def _checked(rule: Rule, match: Match) -> Match:
+def _checked(rule: Rule, match: PatternMatch) -> PatternMatch:
     if rule.check is not _always:
         rule.check(**{name: _known(value) for name, value in match.bindings.items()})
     return match
@@ -286,9 +288,9 @@ def _known(value: object) -> Any:
 
 
 __all__ = [
-    "Builder",
     "Lowering",
     "NoMatch",
+    "ReplacementBuilder",
     "Rewrite",
     "Rule",
     "any_of",

@@ -14,7 +14,7 @@ from torch import fx
 
 from treadle.graph.filled import FILLED
 from treadle.graph.operators import arguments
-from treadle.graph.pattern import Call, Constant, Items, Pattern, Roots, inner_of
+from treadle.graph.pattern import Constant, Items, Pattern, PatternCall, Roots, inner_of
 
 Path: TypeAlias = tuple[str | int, ...]
 """From a node to one that it reads: names of arguments, and places in lists."""
@@ -78,7 +78,7 @@ class RuleIndex(Generic[Entry]):
         return [found[order] for order in sorted(found)]
 
 
-def _wanted(call: Call, target: Any, above: Path) -> Iterator[tuple[Path, tuple[Any, ...]]]:
+def _wanted(call: PatternCall, target: Any, above: Path) -> Iterator[tuple[Path, tuple[Any, ...]]]:
     """The operations below a call of ``target``. Below one of several nothing is asked, as their
     arguments have other names."""
     for name, pattern in call.arguments[target].items():
@@ -87,7 +87,7 @@ def _wanted(call: Call, target: Any, above: Path) -> Iterator[tuple[Path, tuple[
 
 def _wanted_at(pattern: Pattern, path: Path) -> Iterator[tuple[Path, tuple[Any, ...]]]:
     match inner_of(pattern):
-        case Call(arguments) as call:
+        case PatternCall(arguments) as call:
             targets = tuple(arguments)
             yield path, targets
             if len(targets) == 1:

@@ -17,8 +17,8 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from treadle.graph.inline import traced_program
-from treadle.graph.matching import Match, unify
-from treadle.graph.pattern import Anything, Pattern, Roots, Variable, compiled
+from treadle.graph.matching import PatternMatch, unify
+from treadle.graph.pattern import Anything, Pattern, PatternVariable, Roots, compiled
 from treadle.util.errors import VerifyError, require
 
 aten = torch.ops.aten
@@ -64,12 +64,12 @@ class TorchProgram:
                 found.setdefault(str(graph), Form(self._roots(graph, example), gradients))
         return tuple(found.values())
 
-    def confirm(self, form: Form, match: Match) -> None:
+    def confirm(self, form: Form, match: PatternMatch) -> None:
         """``NoMatch`` if the function is something else for the types that were found."""
         found = {name: match.bindings[name] for name in self.names}
         graph = traced_with(_called(self.function, form.gradients), found)
         exact = compiled(graph, str(self.function))
-        again = Match(match.anchor, bindings=dict(match.bindings))
+        again = PatternMatch(match.anchor, bindings=dict(match.bindings))
         for pattern, node in zip(exact.patterns, match.roots, strict=True):
             unify(again, pattern, node)
 
@@ -96,7 +96,7 @@ class TorchProgram:
             for name, each in numbers.items():
                 if type(each) is type(leaf) and each == leaf:
                     missing.discard(name)
-                    return Variable(name)
+                    return PatternVariable(name)
             return Anything()
 
         roots = compiled(graph, str(self.function), plain)

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 @final
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class AttentionKernel:
     """A kernel of attention, forward or backward: how it calls its mask, and whether it ``rounds``
     in another place without one. All take ``query``, ``key`` and ``is_causal``."""
 
@@ -31,15 +31,21 @@ class Kernel:
     rounds: bool
 
 
-KERNELS: Mapping[object, Kernel] = {
-    aten._scaled_dot_product_flash_attention_for_cpu.default: Kernel("attn_mask", False, False),
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: Kernel(
+KERNELS: Mapping[object, AttentionKernel] = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: AttentionKernel(
+        "attn_mask", False, False
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: AttentionKernel(
         "attn_mask", True, False
     ),
-    aten._scaled_dot_product_efficient_attention.default: Kernel("attn_bias", False, True),
-    aten._scaled_dot_product_efficient_attention_backward.default: Kernel("attn_bias", True, True),
-    aten._scaled_dot_product_cudnn_attention.default: Kernel("attn_bias", False, True),
-    aten._scaled_dot_product_cudnn_attention_backward.default: Kernel("attn_bias", True, True),
+    aten._scaled_dot_product_efficient_attention.default: AttentionKernel("attn_bias", False, True),
+    aten._scaled_dot_product_efficient_attention_backward.default: AttentionKernel(
+        "attn_bias", True, True
+    ),
+    aten._scaled_dot_product_cudnn_attention.default: AttentionKernel("attn_bias", False, True),
+    aten._scaled_dot_product_cudnn_attention_backward.default: AttentionKernel(
+        "attn_bias", True, True
+    ),
 }
 """The calls that are looked at."""
 

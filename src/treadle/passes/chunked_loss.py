@@ -13,7 +13,7 @@ from treadle.graph.operators import arguments
 from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.signature import StepGraph
-from treadle.passes.chunks.region import Region, region_of
+from treadle.passes.chunks.region import LossRegion, region_of
 from treadle.passes.chunks.rows import Box, boxes_of
 from treadle.passes.chunks.write import write_chunks
 from treadle.util.errors import require
@@ -72,7 +72,7 @@ class Finding:
 @dataclass(frozen=True)
 class _Found:
     root: fx.Node
-    region: Region | None
+    region: LossRegion | None
     boxes: tuple[Box, ...]
     reason: str
 

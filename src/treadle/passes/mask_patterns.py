@@ -25,10 +25,10 @@ from treadle.graph.index_formulas import (
     AtMost,
     Condition,
     Element,
-    Index,
+    IndexNumber,
+    IndexQuotient,
+    IndexVariable,
     Linear,
-    Number,
-    Quotient,
     SizeProduct,
     Unread,
     Variable,
@@ -151,20 +151,25 @@ class Mask:
 class Pairs:
     """The indices of one attention: batch, head, query and key."""
 
-    batch: Index
-    head: Index
-    query: Index
-    key: Index
+    batch: IndexVariable
+    head: IndexVariable
+    query: IndexVariable
+    key: IndexVariable
 
     @staticmethod
     def of(query: fx.Node, key: fx.Node) -> "Pairs":
         """Those of a call with these operands, ``[B, H, T, D]`` both."""
         batch, head, rows, _ = shape_of(query)
         columns = shape_of(key)[2]
-        return Pairs(Index("b", batch), Index("h", head), Index("i", rows), Index("j", columns))
+        return Pairs(
+            IndexVariable("b", batch),
+            IndexVariable("h", head),
+            IndexVariable("i", rows),
+            IndexVariable("j", columns),
+        )
 
     @property
-    def indices(self) -> tuple[Index, Index, Index, Index]:
+    def indices(self) -> tuple[IndexVariable, IndexVariable, IndexVariable, IndexVariable]:
         """In the order of the dims."""
         return self.batch, self.head, self.query, self.key
 
@@ -203,16 +208,16 @@ def _allowed(bias: fx.Node, pairs: Pairs) -> tuple[Condition, bool]:
     assert not isinstance(term, bool | AtMost | All | AnyOne), bias
     lowest, finite = torch.finfo(dtype).min, set[bool]()
 
-    def is_zero(leaf: Linear | Number | Unread) -> bool:
+    def is_zero(leaf: Linear | IndexNumber | Unread) -> bool:
         match leaf:
-            case Number(value) if value == 0:
+            case IndexNumber(value) if value == 0:
                 return True
-            case Number(value) if value == float("-inf"):
+            case IndexNumber(value) if value == float("-inf"):
                 return False
-            case Number(value) if value == lowest and dtype is not torch.float16:
+            case IndexNumber(value) if value == lowest and dtype is not torch.float16:
                 finite.add(True)
                 return False
-            case Number(value):
+            case IndexNumber(value):
                 raise NoMatch(f"{bias} adds {value} to scores")
             case Unread(node):
                 raise NoMatch(f"{bias} adds {node}, which is known at run time only")
@@ -288,7 +293,7 @@ def _prefixes(allowed: Condition, pairs: Pairs) -> Iterator[Linear]:
 
 def _block_sizes(allowed: Condition) -> list[int]:
     variables = [each for linear in atoms_in(allowed) for each in linear.variables]
-    return list(dict.fromkeys(each.under for each in variables if isinstance(each, Quotient)))
+    return list(dict.fromkeys(each.under for each in variables if isinstance(each, IndexQuotient)))
 
 
 def _both_ways(allowed: Condition) -> Iterator[Linear]:

@@ -12,10 +12,10 @@ from treadle.graph.operators import arguments
 from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.pieces import joined_source, stacked_source
 from treadle.graph.rewrite import (
-    Builder,
     NoMatch,
+    ReplacementBuilder,
     Rule,
-    Sweep,
+    RuleSweep,
     any_of,
     anything,
     copied,
@@ -56,7 +56,7 @@ class RemoveNoOps(GraphPass):
         return total
 
     def _once(self, step: StepGraph) -> int:
-        sweep = Sweep(step.graph, NO_OPS)
+        sweep = RuleSweep(step.graph, NO_OPS)
         for node in step.graph.nodes:
             sweep.visit(node)
         return sweep.finish()
@@ -65,7 +65,7 @@ class RemoveNoOps(GraphPass):
 def explain(step: StepGraph, node: fx.Node) -> str:
     """Why ``node`` does or does not go, in words."""
     graph, twins = copied(step.graph)
-    sweep = Sweep(graph, NO_OPS)
+    sweep = RuleSweep(graph, NO_OPS)
     for each in step.graph.nodes:
         if each is node:
             break
@@ -104,7 +104,7 @@ def _is_view(x: Any) -> Any:
     )(x, ...)
 
 
-def _viewed_before(build: Builder, x: Any, size: Sequence[int]) -> Any:
+def _viewed_before(build: ReplacementBuilder, x: Any, size: Sequence[int]) -> Any:
     """What a view of a view shows again: ``view(view(x))`` of the shape of ``x``."""
     while isinstance(x, fx.Node) and x.target in _RESHAPES:
         x = arguments(x)["self"]
@@ -115,7 +115,7 @@ def _viewed_before(build: Builder, x: Any, size: Sequence[int]) -> Any:
     raise NoMatch(f"{x} has another shape")
 
 
-def _pieces_of(build: Builder, xs: Sequence[fx.Node], dim: int) -> fx.Node:
+def _pieces_of(build: ReplacementBuilder, xs: Sequence[fx.Node], dim: int) -> fx.Node:
     """The one operand of a cat, or what all in their order are the pieces of."""
     if len(xs) == 1:
         return xs[0]

@@ -114,7 +114,7 @@ class Jit(Protocol):
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]: ...
 
 
-class Stage(TypedDict):
+class LaunchStage(TypedDict):
     """One device function of an entry, and how it is launched."""
 
     jit: Jit
@@ -131,7 +131,7 @@ class Entry(TypedDict):
     table: bool
     types: Sequence[str]
     sizes: int
-    stages: Sequence[Stage]
+    stages: Sequence[LaunchStage]
     contract: bool
 
 
@@ -169,7 +169,7 @@ class _Bound:
         self.made(self.storages)
 
 
-def _programs(stage: Stage, sizes: Sequence[int]) -> int:
+def _programs(stage: LaunchStage, sizes: Sequence[int]) -> int:
     return math.ceil(sizes[0] / stage["block"]) if stage["block"] else stage["programs"]
 
 
@@ -260,7 +260,7 @@ class _Prepared:
     """A device function with its grid. After the first launch of an alignment, Triton's
     dispatch (which inspects every argument) is passed by."""
 
-    stage: Stage
+    stage: LaunchStage
     programs: int
     contract: bool  # whether a product and a sum may round once
     compiled: dict[tuple[int, ...], Any] = field(default_factory=dict[tuple[int, ...], Any])

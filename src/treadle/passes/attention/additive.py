@@ -10,7 +10,7 @@ from torch import fx
 from treadle.graph.types import type_of
 from treadle.passes.attention.forward import Forward
 from treadle.passes.attention.maker import Maker
-from treadle.passes.attention.rows import Drop, Mask, Rows
+from treadle.passes.attention.rows import Drop, MaskedRows, ScoreMask
 
 aten = torch.ops.aten
 
@@ -31,7 +31,7 @@ class Additive:
     def __init__(self) -> None:
         self._known: dict[object, Added] = {}
 
-    def of(self, make: Maker, forward: Forward, rows: Rows) -> Added | None:
+    def of(self, make: Maker, forward: Forward, rows: MaskedRows) -> Added | None:
         """The masks of ``forward``; ``None`` if it has none."""
         masks = forward.scores.masks
         if not masks:
@@ -56,14 +56,16 @@ def _dtype_of(forward: Forward) -> torch.dtype:
     return dtype if exact else torch.float32
 
 
-def _sum(make: Maker, masks: tuple[Mask, ...], rows: Rows, dtype: torch.dtype) -> fx.Node:
+def _sum(
+    make: Maker, masks: tuple[ScoreMask, ...], rows: MaskedRows, dtype: torch.dtype
+) -> fx.Node:
     total, *others = [_part(make, each, rows, dtype) for each in masks]
     for each in others:
         total = make(aten.add.Tensor, total, each)
     return total
 
 
-def _part(make: Maker, mask: Mask, rows: Rows, dtype: torch.dtype) -> fx.Node:
+def _part(make: Maker, mask: ScoreMask, rows: MaskedRows, dtype: torch.dtype) -> fx.Node:
     """One mask. A fill is ``-inf`` where no row is filled whole: the probabilities are zero either
     way."""
     node = mask.node

@@ -21,7 +21,7 @@ from treadle.passes.attention.moves import (
     plain,
     require_rows,
 )
-from treadle.passes.attention.rows import Mask, number
+from treadle.passes.attention.rows import ScoreMask, number
 from treadle.util.errors import require
 
 aten = torch.ops.aten
@@ -129,7 +129,7 @@ def _of_scores(forward: Forward) -> _Into | None:
     same = given["output"] is forward.softmax and given["dim"] in (-1, kind.ndim - 1)
     require(same, NoMatch, f"{derivative} is not the gradient of {forward.softmax}")
     d_weights, d_result = _incoming(forward, derivative)
-    filled: set[Mask] = set()
+    filled: set[ScoreMask] = set()
     d_scores = _outgoing(forward, derivative, filled)
     d_query, d_key = _operand_gradients(forward, d_scores)
     return _Into(d_weights, d_result, d_query, d_key, filled == set(forward.scores.masks))
@@ -158,7 +158,7 @@ def _incoming(forward: Forward, derivative: fx.Node) -> tuple[fx.Node, fx.Node]:
     return at, given["self"]
 
 
-def _outgoing(forward: Forward, derivative: fx.Node, filled: set[Mask]) -> fx.Node:
+def _outgoing(forward: Forward, derivative: fx.Node, filled: set[ScoreMask]) -> fx.Node:
     """From the softmax's gradient to what is multiplied with keys and queries; ``filled`` gets the
     masks that are on the way."""
     _, rows, columns, _ = forward.sizes
@@ -198,7 +198,7 @@ def _factor(reader: fx.Node, at: fx.Node) -> float:
     return factor
 
 
-def _is_mask(reader: fx.Node, at: fx.Node, mask: Mask) -> bool:
+def _is_mask(reader: fx.Node, at: fx.Node, mask: ScoreMask) -> bool:
     """Whether ``reader`` puts 0 where ``mask`` filled in scores of this shape: which leaves the
     gradient what it is, unless a row is masked whole."""
     if reader.target not in _FILLS or mask.add or type_of(reader).shape != mask.shape:

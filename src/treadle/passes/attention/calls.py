@@ -16,7 +16,7 @@ from treadle.passes.attention.backward import Backward
 from treadle.passes.attention.forward import Forward
 from treadle.passes.attention.maker import Maker
 from treadle.passes.attention.moves import Arrange, is_move, is_plain, moved, operand_of, plain
-from treadle.passes.attention.rows import Rows
+from treadle.passes.attention.rows import MaskedRows
 
 aten = torch.ops.aten
 
@@ -28,12 +28,12 @@ _View: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundAttention:
     """An attention that becomes a call, with its gradient if the step has it."""
 
     forward: Forward
     backward: Backward | None
-    rows: Rows
+    rows: MaskedRows
 
 
 @final
@@ -59,7 +59,7 @@ class _Call:
         return None if self.added is None else self.added.dead
 
 
-def replace(found: Found, masks: Additive) -> None:
+def replace(found: FoundAttention, masks: Additive) -> None:
     """Let the library's calls be read instead of what was found, which goes."""
     forward, backward = found.forward, found.backward
     call = _forward_call(found, masks)
@@ -79,7 +79,7 @@ def replace(found: Found, masks: Additive) -> None:
         _erase_dead(old)
 
 
-def _forward_call(found: Found, masks: Additive) -> _Call:
+def _forward_call(found: FoundAttention, masks: Additive) -> _Call:
     forward = found.forward
     scores, (_, rows, columns, width), heads = forward.scores, forward.sizes, forward.heads
     make = Maker(forward.result)
@@ -97,7 +97,7 @@ def _forward_call(found: Found, masks: Additive) -> _Call:
     return _Call(operands, added, scores.scale, result, logsumexp)
 
 
-def _gradients(found: Found, backward: Backward, call: _Call) -> list[fx.Node]:
+def _gradients(found: FoundAttention, backward: Backward, call: _Call) -> list[fx.Node]:
     """The gradients of query, key and value, of four dims."""
     both = (backward.d_value, backward.d_weights)
     readers = {node for node in both if node is not None}
@@ -118,7 +118,7 @@ def _backward_call(make: Maker, gradient: fx.Node, call: _Call) -> list[fx.Node]
 
 
 def _with_nans(
-    make: Maker, found: Found, gradient: fx.Node, call: _Call, dead: fx.Node
+    make: Maker, found: FoundAttention, gradient: fx.Node, call: _Call, dead: fx.Node
 ) -> list[fx.Node]:
     """Nothing goes back through a dead row of the call, which has it as one without a mask; the NaN
     that eager has there is put in after."""
@@ -133,7 +133,7 @@ def _with_nans(
 
 
 def _with_mixtures(
-    make: Maker, found: Found, gradient: fx.Node, call: _Call, dead: fx.Node
+    make: Maker, found: FoundAttention, gradient: fx.Node, call: _Call, dead: fx.Node
 ) -> list[fx.Node]:
     """A dead row has equal probabilities: so it has in the call, whose query there is zero.
 
@@ -246,4 +246,4 @@ def _erase_dead(root: fx.Node) -> None:
         worklist += operands
 
 
-__all__ = ["Found", "replace"]
+__all__ = ["FoundAttention", "replace"]

@@ -20,7 +20,7 @@ from treadle.passes.attention.moves import (
     plain,
     require_rows,
 )
-from treadle.passes.attention.rows import Mask, number
+from treadle.passes.attention.rows import ScoreMask, number
 from treadle.util.errors import require
 
 aten = torch.ops.aten
@@ -45,7 +45,7 @@ class Scores:
     query: fx.Node
     key: fx.Node
     scale: float
-    masks: tuple[Mask, ...]
+    masks: tuple[ScoreMask, ...]
     inside: tuple[fx.Node, ...]
 
 
@@ -113,13 +113,13 @@ class _Walk:
 
     softmax: fx.Node
     scale: float = 1.0
-    masks: tuple[Mask, ...] = ()
+    masks: tuple[ScoreMask, ...] = ()
     inside: tuple[fx.Node, ...] = field(default=())
 
     def past(self, node: fx.Node, **changes: Any) -> "_Walk":
         return replace(self, inside=(*self.inside, node), **changes)
 
-    def masked(self, node: fx.Node, mask: Mask) -> "_Walk":
+    def masked(self, node: fx.Node, mask: ScoreMask) -> "_Walk":
         require(self.scale == 1.0, NoMatch, f"{node} masks scores that are scaled after it")
         kind = type_of(mask.node)
         known = kind.dtype.is_floating_point if mask.add else kind.dtype is torch.bool
@@ -146,7 +146,7 @@ def _scores(at: object, walk: _Walk) -> Scores:
             return _chosen(at, given, walk)
         case target if target in _FILLED:
             fill = _fill(at, given["value"])
-            mask = Mask(given["mask"], _shape(at), fill=fill)
+            mask = ScoreMask(given["mask"], _shape(at), fill=fill)
             return _scores(_same_shape(at, given["self"]), walk.masked(at, mask))
         case target if target in SCALES:
             value, factor = factor_of(at)
@@ -163,7 +163,7 @@ def _added_product(at: fx.Node, given: dict[str, Any], walk: _Walk) -> Scores:
     """``baddbmm(mask, query, key)``."""
     require(given["beta"] == given["alpha"] == 1, NoMatch, f"{at} scales what it adds")
     require(walk.scale == 1.0, NoMatch, f"{at} masks scores that are scaled after it")
-    mask = Mask(given["self"], _shape(at), add=True)
+    mask = ScoreMask(given["self"], _shape(at), add=True)
     masks = (*walk.masks, mask)
     return Scores(at, given["batch1"], given["batch2"], walk.scale, masks, walk.inside)
 
@@ -176,7 +176,7 @@ def _masked_sum(at: fx.Node, given: dict[str, Any], walk: _Walk) -> Scores:
         if not is_tensor(value) or not is_tensor(mask) or _shape(value) != _shape(at):
             continue
         try:
-            return _scores(value, walk.masked(at, Mask(mask, _shape(at), add=True)))
+            return _scores(value, walk.masked(at, ScoreMask(mask, _shape(at), add=True)))
         except NoMatch as error:
             miss = error
     raise miss
@@ -188,7 +188,7 @@ def _chosen(at: fx.Node, given: dict[str, Any], walk: _Walk) -> Scores:
         fill = number(given[other])
         if fill is None:
             continue
-        mask = Mask(given["condition"], _shape(at), fill=_fill(at, fill), keeps=keeps)
+        mask = ScoreMask(given["condition"], _shape(at), fill=_fill(at, fill), keeps=keeps)
         return _scores(_same_shape(at, given[name]), walk.masked(at, mask))
     raise NoMatch(f"{at} chooses between values, not between scores and a number")
 

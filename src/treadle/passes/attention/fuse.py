@@ -14,11 +14,11 @@ from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.passes.attention.additive import Additive
 from treadle.passes.attention.backward import Backward, backward_of
-from treadle.passes.attention.calls import Found, replace
+from treadle.passes.attention.calls import FoundAttention, replace
 from treadle.passes.attention.forward import Forward, forward_of
 from treadle.passes.attention.rows import (
-    Mask,
-    Rows,
+    MaskedRows,
+    ScoreMask,
     cannot_be_infinite,
     drops_of,
     leaves_something,
@@ -59,7 +59,11 @@ class FuseAttention(GraphPass):
     """Also where it was measured to be no faster, or less exact."""
 
     def run(self, step: StepGraph) -> int:
-        found = [each for _, each in _attentions(step, self.everywhere) if isinstance(each, Found)]
+        found = [
+            each
+            for _, each in _attentions(step, self.everywhere)
+            if isinstance(each, FoundAttention)
+        ]
         masks = Additive()
         for each in found:
             replace(each, masks)
@@ -97,9 +101,9 @@ def explain(step: StepGraph, *, everywhere: bool = False) -> tuple[AttentionFind
     return tuple(_finding(softmax, each) for softmax, each in _attentions(step, everywhere))
 
 
-def _finding(softmax: fx.Node, found: Found | NoMatch) -> AttentionFinding:
+def _finding(softmax: fx.Node, found: FoundAttention | NoMatch) -> AttentionFinding:
     known = info(softmax)
-    fused = isinstance(found, Found)
+    fused = isinstance(found, FoundAttention)
     return AttentionFinding(
         softmax=softmax.name,
         module=known.module,
@@ -111,16 +115,18 @@ def _finding(softmax: fx.Node, found: Found | NoMatch) -> AttentionFinding:
     )
 
 
-def _attentions(step: StepGraph, everywhere: bool) -> list[tuple[fx.Node, Found | NoMatch]]:
+def _attentions(
+    step: StepGraph, everywhere: bool
+) -> list[tuple[fx.Node, FoundAttention | NoMatch]]:
     softmaxes = step.graph.find_nodes(op="call_function", target=aten._softmax.default)
     matrices = [each for each in softmaxes if type_of(each).ndim >= 3]
-    proofs: dict[tuple[Mask, ...], bool] = {}
+    proofs: dict[tuple[ScoreMask, ...], bool] = {}
     return [(each, _examine(each, proofs, everywhere)) for each in matrices]
 
 
 def _examine(
-    softmax: fx.Node, proofs: dict[tuple[Mask, ...], bool], everywhere: bool
-) -> Found | NoMatch:
+    softmax: fx.Node, proofs: dict[tuple[ScoreMask, ...], bool], everywhere: bool
+) -> FoundAttention | NoMatch:
     try:
         forward = forward_of(softmax)
         backward = backward_of(forward)
@@ -131,7 +137,7 @@ def _examine(
         rows = _rows(forward, backward, proofs)
     except NoMatch as miss:
         return miss
-    return Found(forward, backward, rows)
+    return FoundAttention(forward, backward, rows)
 
 
 def _check_device(forward: Forward) -> None:
@@ -156,18 +162,18 @@ def _check_masks(forward: Forward) -> None:
 
 
 def _rows(
-    forward: Forward, backward: Backward | None, proofs: dict[tuple[Mask, ...], bool]
-) -> Rows:
+    forward: Forward, backward: Backward | None, proofs: dict[tuple[ScoreMask, ...], bool]
+) -> MaskedRows:
     """What is known of rows that are masked whole; ``NoMatch`` if that is too little."""
     masks = forward.scores.masks
     if masks not in proofs:
         proofs[masks] = leaves_something(masks)
     if proofs[masks]:
-        return Rows(proved=True)
+        return MaskedRows(proved=True)
     inside = [type_of(each).dtype for each in (*forward.scores.inside, forward.softmax)]
     wide = stays_finite(torch.finfo(torch.float32).min, inside)
     if backward is None and wide and cannot_be_infinite(masks):
-        return Rows()
+        return MaskedRows()
     drops, adds = drops_of(masks), {mask.add for mask in masks}
     finite = all(each.fill == -math.inf or stays_finite(each.fill, inside) for each in drops)
     words = f"the mask {masks[0].node} may be a finite number in all of a row"
@@ -176,7 +182,7 @@ def _rows(
     gradient = len(adds) == 1 and (backward is None or not zeroed or backward.filled)
     words = f"the mask {masks[0].node} may be all of a row, with a gradient that is not known there"
     require(gradient, NoMatch, words)
-    return Rows(drops=drops, zeroed=zeroed)
+    return MaskedRows(drops=drops, zeroed=zeroed)
 
 
 def _check_cost(forward: Forward) -> None:

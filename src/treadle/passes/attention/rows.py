@@ -34,7 +34,7 @@ _DROWNS = -1e30
 
 @final
 @dataclass(frozen=True, slots=True)
-class Mask:
+class ScoreMask:
     """Something done to scores of ``shape`` that leaves ``scores`` or takes its place.
 
     ``add``: ``node`` is added. Otherwise ``fill`` stands where ``node`` is true, or, with
@@ -60,7 +60,7 @@ class Drop:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Rows:
+class MaskedRows:
     """What is known of rows that are masked whole.
 
     ``proved``: there are none. ``drops``: all that masks do is put ``-inf``, or the only one a
@@ -109,7 +109,7 @@ def number(value: object) -> float | None:
     return None if found is None or found.is_complex() else float(found.item())
 
 
-def leaves_something(masks: Sequence[Mask]) -> bool:
+def leaves_something(masks: Sequence[ScoreMask]) -> bool:
     """Whether it is proved that every row of every matrix of scores has an entry that counts.
 
     Here masks that depend on no input are computed. Proofs about others belong here as well.
@@ -126,12 +126,12 @@ def leaves_something(masks: Sequence[Mask]) -> bool:
     return bool((best >= _ALLOWED).all())
 
 
-def cannot_be_infinite(masks: Sequence[Mask]) -> bool:
+def cannot_be_infinite(masks: Sequence[ScoreMask]) -> bool:
     """Whether all that masks add or put is finite, and a number put drowns what it replaces."""
     return all(_is_finite(each) for each in masks)
 
 
-def drops_of(masks: Sequence[Mask]) -> tuple[Drop, ...]:
+def drops_of(masks: Sequence[ScoreMask]) -> tuple[Drop, ...]:
     """The masks as places that ``-inf`` takes, or the only one as places of a number that drowns
     what it replaces; none if one of them does anything else."""
     found = [_drop_of(each) for each in masks]
@@ -140,7 +140,7 @@ def drops_of(masks: Sequence[Mask]) -> tuple[Drop, ...]:
     return drops if alike and len(drops) == len(masks) else ()
 
 
-def _drop_of(mask: Mask) -> Drop | None:
+def _drop_of(mask: ScoreMask) -> Drop | None:
     if not mask.add:
         return Drop(mask.node, mask.keeps, mask.fill) if mask.fill <= _DROWNS else None
     at = mask.node
@@ -179,7 +179,7 @@ def stays_finite(number: float, dtypes: Iterable[torch.dtype]) -> bool:
     return all(math.isfinite(_in(number, each)) for each in dtypes)
 
 
-def _is_finite(mask: Mask) -> bool:
+def _is_finite(mask: ScoreMask) -> bool:
     if not mask.add:
         return math.isfinite(mask.fill) and mask.fill <= _DROWNS
     at = mask.node
@@ -195,7 +195,7 @@ def _is_finite(mask: Mask) -> bool:
     return all(each is not None and bool((each.abs() <= largest).all()) for each in found)
 
 
-def _added(mask: Mask, value: Tensor) -> Tensor:
+def _added(mask: ScoreMask, value: Tensor) -> Tensor:
     """What the mask adds to scores, as numbers."""
     if mask.add:
         return value.float()
@@ -251,8 +251,8 @@ def _on_host(leaf: object) -> object:
 
 __all__ = [
     "Drop",
-    "Mask",
-    "Rows",
+    "MaskedRows",
+    "ScoreMask",
     "cannot_be_infinite",
     "constant",
     "drops_of",

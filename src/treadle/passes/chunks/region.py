@@ -31,13 +31,13 @@ from treadle.passes.chunks.rows import (
     Exit,
     Filled,
     Grid,
-    Made,
+    MadeRows,
     Member,
     Outside,
-    Part,
     Renewed,
     Resliced,
-    Rows,
+    RowPart,
+    RowRange,
     Total,
     TotalWeight,
 )
@@ -56,7 +56,7 @@ aten = torch.ops.aten
 
 @final
 @dataclass(frozen=True)
-class Region:
+class LossRegion:
     """What is computed in chunks. ``members`` and ``exits`` in the order of the graph; those of
     ``collected`` are needed as a whole as well."""
 
@@ -79,7 +79,7 @@ class Region:
         return like.shape[1] * like.dtype.itemsize
 
 
-def region_of(root: fx.Node) -> Region:
+def region_of(root: fx.Node) -> LossRegion:
     """All that hangs on the product ``root``; ``NoMatch`` says what is in the way. A grid is found
     where rows are cut: with that one all is looked at anew."""
     count = tensor_of(root).shape[0]
@@ -102,7 +102,7 @@ class _Finder:
     renewed: dict[fx.Node, Renewed] = field(default_factory=dict[fx.Node, Renewed])
     losses: list[fx.Node] = field(default_factory=list[fx.Node])  # the pairs of sum and weight
 
-    def region(self) -> Region:
+    def region(self) -> LossRegion:
         nodes = list(self.root.graph.nodes)
         place = {node: at for at, node in enumerate(nodes)}
         self.found[self.root] = _root(self.root, self.grid)
@@ -114,7 +114,7 @@ class _Finder:
         renewed = self._renewed_for(needed)
         inside = needed | self.exits.keys() | renewed.keys() | {*self.losses}
         chosen = sorted(needed, key=place.__getitem__)
-        return Region(
+        return LossRegion(
             self.root,
             self.grid,
             tuple(self.found[node] for node in chosen),
@@ -175,7 +175,7 @@ class _Finder:
         value = tensors_in(value_of(node))[0]
         return tuple(value.shape[: self.found[node].rows.lead])
 
-    def _fetch(self, operand: fx.Node, rows: Rows, row_dims: Shape) -> Part | None:
+    def _fetch(self, operand: fx.Node, rows: RowRange, row_dims: Shape) -> RowPart | None:
         """The chunk's part of an operand: of a member, or of a wide value that may become one."""
         require(operand not in self.late, NoMatch, f"{operand} is known after all rows alone")
         if operand not in self.found:
@@ -184,9 +184,9 @@ class _Finder:
             return None
         same = self.found[operand].rows == rows and self._row_dims(operand) == row_dims
         require(same, NoMatch, f"{operand} has other rows")
-        return Part(operand)
+        return RowPart(operand)
 
-    def _adopt(self, operand: fx.Node, rows: Rows, row_dims: Shape) -> None:
+    def _adopt(self, operand: fx.Node, rows: RowRange, row_dims: Shape) -> None:
         """Compute a wide value that does not depend on the root in chunks as well, if that can be:
         as a whole it would be as large as the product."""
         if operand.op != "call_function" or not is_tensor(operand) or not may_recompute(operand):
@@ -301,12 +301,12 @@ class _Finder:
             if item.args[1] == 1:
                 self.renewed[item] = weight
                 continue
-            losses = Made(item.target, (member.form, 0))
+            losses = MadeRows(item.target, (member.form, 0))
             divisor = weight if given["reduction"] == 1 else None
             self.exits[item] = Total(item, _summed(losses, [0], item), divisor)
             self.late.add(item)
 
-    def _exit(self, node: fx.Node, rows: Rows) -> Exit | None:
+    def _exit(self, node: fx.Node, rows: RowRange) -> Exit | None:
         if node.target in (aten.sum.default, aten.mean.default):
             return self._total(node, rows, None)
         if node.target in (aten.sum.dim_IntList, aten.mean.dim):
@@ -318,7 +318,7 @@ class _Finder:
             return self._contraction(node)
         return None
 
-    def _total(self, node: fx.Node, rows: Rows, dims: set[int] | None) -> Total:
+    def _total(self, node: fx.Node, rows: RowRange, dims: set[int] | None) -> Total:
         """A sum or mean over rows, and over dims behind them or all."""
         source = arguments(node)["self"]
         shape = tensor_of(source).shape
@@ -340,7 +340,7 @@ class _Finder:
         require(known, NoMatch, f"{node} multiplies rows with rows")
         rows = self.found[left].rows
         require(not rows.transposed, NoMatch, f"{node} multiplies rows with rows")
-        return Member(node, rows, Made(aten.mm.default, (Part(left), right)))
+        return Member(node, rows, MadeRows(aten.mm.default, (RowPart(left), right)))
 
     def _contraction(self, node: fx.Node) -> Contraction | None:
         """A product that sums over rows: columns of one factor, rows of the other."""
@@ -355,31 +355,31 @@ class _Finder:
             return None
         known = of_right if of_left is None else of_left
         assert known is not None
-        rows = Rows(1, *known.span)
+        rows = RowRange(1, *known.span)
         require(of_right is None or over_right, NoMatch, f"{node} multiplies rows with rows")
         same = of_left is None or of_right is None or of_left.span == of_right.span
         require(same, NoMatch, f"{node} multiplies other rows")
         return Contraction(
             node,
-            Part(left) if of_left else _columns(left, rows),
-            Part(right) if of_right else _rows(right, rows),
+            RowPart(left) if of_left else _columns(left, rows),
+            RowPart(right) if of_right else _rows(right, rows),
         )
 
 
-def _columns(node: fx.Node, rows: Rows) -> Outside:
+def _columns(node: fx.Node, rows: RowRange) -> Outside:
     size, count = tensor_of(node).shape
     return Outside(node, rows, (count,), (size,), dim=1)
 
 
-def _rows(node: fx.Node, rows: Rows) -> Outside:
+def _rows(node: fx.Node, rows: RowRange) -> Outside:
     count, size = tensor_of(node).shape
     return Outside(node, rows, (count,), (size,))
 
 
-def _summed(part: Any, dims: list[int], node: fx.Node) -> Made:
+def _summed(part: Any, dims: list[int], node: fx.Node) -> MadeRows:
     """The sum of a chunk, in the dtype that sums of chunks are added up in."""
     dtype = wide_dtype(type_of(node).dtype)
-    return Made(aten.sum.dim_IntList, (part, dims, False), (("dtype", dtype),))
+    return MadeRows(aten.sum.dim_IntList, (part, dims, False), (("dtype", dtype),))
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -391,16 +391,16 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 def _root(node: fx.Node, grid: Grid) -> Member:
     """``mm(h, w)`` or ``addmm(b, h, w)`` of the rows of ``h``."""
     given = arguments(node)
-    rows = Rows(1, 0, grid.middle)
+    rows = RowRange(1, 0, grid.middle)
     if node.target is aten.mm.default:
         left = given["self"]
-        return Member(node, rows, Made(node.target, (_rows(left, rows), given["mat2"])))
+        return Member(node, rows, MadeRows(node.target, (_rows(left, rows), given["mat2"])))
     bias, left = given["self"], given["mat1"]
     plain = given["beta"] == 1 and given["alpha"] == 1
     shape = tensor_of(bias).shape
     alike = len(shape) < 2 or shape[0] == 1
     require(plain and alike, NoMatch, f"{node} adds another value to each row")
-    return Member(node, rows, Made(node.target, (bias, _rows(left, rows), given["mat2"])))
+    return Member(node, rows, MadeRows(node.target, (bias, _rows(left, rows), given["mat2"])))
 
 
 def leaves_of(template: Any) -> Iterator[Any]:
@@ -408,7 +408,7 @@ def leaves_of(template: Any) -> Iterator[Any]:
     found: list[Any] = []
     map_argument(lambda leaf: found.append(leaf), template)  # type: ignore[arg-type, return-value]
     for leaf in found:
-        if isinstance(leaf, Made):
+        if isinstance(leaf, MadeRows):
             yield from leaves_of((leaf.args, dict(leaf.kwargs)))
         else:
             yield leaf
@@ -416,7 +416,10 @@ def leaves_of(template: Any) -> Iterator[Any]:
 
 def read_by_kernels(template: Any) -> Iterator[Outside]:
     """What a template reads of values that are there before, besides factors of products."""
-    if isinstance(template, Made) and template.target not in (aten.mm.default, aten.addmm.default):
+    if isinstance(template, MadeRows) and template.target not in (
+        aten.mm.default,
+        aten.addmm.default,
+    ):
         for leaf in leaves_of((template.args, dict(template.kwargs))):
             if isinstance(leaf, Outside):
                 yield leaf
@@ -424,7 +427,7 @@ def read_by_kernels(template: Any) -> Iterator[Outside]:
 
 def parts_of(template: Any) -> list[fx.Node]:
     """The members that a template reads."""
-    return [leaf.node for leaf in leaves_of(template) if isinstance(leaf, Part | Resliced)]
+    return [leaf.node for leaf in leaves_of(template) if isinstance(leaf, RowPart | Resliced)]
 
 
 def _nodes_of(template: Any) -> list[fx.Node]:
@@ -446,4 +449,4 @@ def _template_of(each: Exit) -> Any:
             return (left, right)
 
 
-__all__ = ["Region", "read_by_kernels", "region_of", "wide_dtype"]
+__all__ = ["LossRegion", "read_by_kernels", "region_of", "wide_dtype"]

@@ -19,7 +19,7 @@ from torch import fx
 
 @final
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowRange:
     """The leading dims of a value count rows. ``transposed``: rows are the second of two dims."""
 
     lead: int
@@ -64,11 +64,11 @@ class Box:
     low: int
     high: int
 
-    def inside(self, rows: Rows) -> tuple[int, int]:
+    def inside(self, rows: RowRange) -> tuple[int, int]:
         """The part of the grid's middle that a value has in this chunk."""
         return max(rows.start, self.low), min(rows.stop, self.high)
 
-    def of(self, rows: Rows, grid: Grid) -> tuple[int, int]:
+    def of(self, rows: RowRange, grid: Grid) -> tuple[int, int]:
         """From which to which flat row of a value the chunk goes."""
         low, high = self.inside(rows)
         each = (rows.stop - rows.start) * grid.inner
@@ -99,7 +99,7 @@ def _even(count: int, most: int) -> int:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowPart:
     """The rows of a chunk of what ``node`` computes, computed in the chunk."""
 
     node: fx.Node
@@ -112,7 +112,7 @@ class Outside:
     are, or are expanded to. ``dim``: where its rows are once these are one."""
 
     node: fx.Node
-    rows: Rows
+    rows: RowRange
     row_dims: tuple[int, ...]
     trailing: tuple[int, ...]
     dim: int = 0
@@ -123,12 +123,12 @@ class Outside:
 class RowCount:
     """How many rows a value has in the chunk."""
 
-    rows: Rows
+    rows: RowRange
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Made:
+class MadeRows:
     """A call in the chunk; its arguments are a template."""
 
     target: Any
@@ -142,11 +142,11 @@ class Resliced:
     """The rows of ``node`` that ``rows`` has as well, and zeros for rows that it has not."""
 
     node: fx.Node
-    source: Rows
-    rows: Rows
+    source: RowRange
+    rows: RowRange
 
 
-Form = Part | Made | Resliced
+Form = RowPart | MadeRows | Resliced
 """What a value is in a chunk: the value of another node, a call, or other rows."""
 
 
@@ -156,7 +156,7 @@ class Member:
     """A node that is computed in chunks."""
 
     node: fx.Node
-    rows: Rows
+    rows: RowRange
     form: Form
 
 
@@ -190,7 +190,7 @@ class Total:
     divided by ``divisor``."""
 
     node: fx.Node
-    partial: Made
+    partial: MadeRows
     divisor: int | TotalWeight | None
 
 

@@ -28,20 +28,20 @@ from treadle.graph.types import is_tensor
 from treadle.passes.chunks.rows import (
     Form,
     Grid,
-    Made,
+    MadeRows,
     Member,
     Outside,
-    Part,
     Resliced,
     RowCount,
-    Rows,
+    RowPart,
+    RowRange,
 )
 from treadle.util.errors import require
 
 aten = torch.ops.aten
 
 Shape = tuple[int, ...]
-Fetch = Callable[[fx.Node, Rows, Shape], Part | None]
+Fetch = Callable[[fx.Node, RowRange, Shape], RowPart | None]
 """The chunk's part of an operand, ``None`` where the operand has no rows of its own."""
 
 
@@ -52,7 +52,7 @@ class Site:
     out whether an operand is computed in chunks, and refuses one with other rows."""
 
     node: fx.Node
-    rows: Rows
+    rows: RowRange
     row_dims: Shape
     grid: Grid
     fetch: Fetch
@@ -71,11 +71,11 @@ class Site:
         """Of the value of the node itself, or of another."""
         return tuple(tensor_of(node or self.node).shape)
 
-    def member(self, form: Form, rows: Rows | None = None) -> Member:
+    def member(self, form: Form, rows: RowRange | None = None) -> Member:
         """The node in chunks, with the rows of its operands or others."""
         return Member(self.node, rows or self.rows, form)
 
-    def aligned(self, operand: fx.Node) -> Part | Outside:
+    def aligned(self, operand: fx.Node) -> RowPart | Outside:
         """An operand whose leading dims are the rows."""
         part = self.fetch(operand, self.rows, self.row_dims)
         if part is not None:
@@ -85,7 +85,7 @@ class Site:
         require(found, NoMatch, f"{self.node}: {operand} has other rows")
         return Outside(operand, self.rows, self.row_dims, shape[self.lead :])
 
-    def broadcast(self, operand: fx.Node, ndim: int) -> Part | Outside | fx.Node:
+    def broadcast(self, operand: fx.Node, ndim: int) -> RowPart | Outside | fx.Node:
         """An operand of elementwise work on values of ``ndim`` dims; one without rows is the same
         for every chunk."""
         shape, behind = self.shape(operand), ndim - self.lead
@@ -152,7 +152,7 @@ def _for(*targets: object) -> Callable[[Rule], Rule]:
     return register
 
 
-def made(target: OpOverload, given: dict[str, Any]) -> Made:
+def made(target: OpOverload, given: dict[str, Any]) -> MadeRows:
     """A call with arguments by name, each where the schema has it; defaults are left out."""
     args: list[Any] = []
     kwargs: list[tuple[str, Any]] = []
@@ -162,7 +162,7 @@ def made(target: OpOverload, given: dict[str, Any]) -> Made:
             args.append(value)
         elif not (each.has_default_value() and value == each.default_value):
             kwargs.append((each.name, value))
-    return Made(target, tuple(args), tuple(kwargs))
+    return MadeRows(target, tuple(args), tuple(kwargs))
 
 
 def _mapped(given: dict[str, Any], f: Callable[[fx.Node], Any]) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _item(site: Site) -> Member:
     _result(site)
     part = site.fetch(source, site.rows, site.row_dims)
     require(part is not None, NoMatch, f"{source} is not computed in chunks")
-    return site.member(Made(site.node.target, (part, at)))
+    return site.member(MadeRows(site.node.target, (part, at)))
 
 
 def _all_aligned(site: Site, **changed: object) -> Member:
@@ -271,10 +271,10 @@ def _view(site: Site) -> Member:
         lead += 1
     require(lead > 0 and prod(new[:lead]) == rows, NoMatch, f"{site.node} mixes rows: {new}")
     part, trailing = site.aligned(source), new[lead:]
-    found = Rows(lead, *site.rows.span)
-    if trailing == old[site.lead :] and isinstance(part, Part):
+    found = RowRange(lead, *site.rows.span)
+    if trailing == old[site.lead :] and isinstance(part, RowPart):
         return site.member(part, found)
-    return site.member(Made(aten.view.default, (part, [RowCount(found), *trailing])), found)
+    return site.member(MadeRows(aten.view.default, (part, [RowCount(found), *trailing])), found)
 
 
 @_for(aten.unsqueeze.default)
@@ -283,16 +283,16 @@ def _unsqueeze(site: Site) -> Member:
     at = site.given["dim"] % len(site.shape())
     part = site.aligned(source)
     if at < site.lead:
-        require(isinstance(part, Part), NoMatch, f"{site.node} is not of rows")
-        return site.member(part, Rows(site.lead + 1, *site.rows.span))  # type: ignore[arg-type]
-    return site.member(Made(site.node.target, (part, at - site.lead + 1)))
+        require(isinstance(part, RowPart), NoMatch, f"{site.node} is not of rows")
+        return site.member(part, RowRange(site.lead + 1, *site.rows.span))  # type: ignore[arg-type]
+    return site.member(MadeRows(site.node.target, (part, at - site.lead + 1)))
 
 
 @_for(aten.squeeze.dim)
 def _squeeze(site: Site) -> Member:
     source = site.given["self"]
     at = site.behind(site.given["dim"], len(site.shape(source)))
-    return site.member(Made(site.node.target, (site.aligned(source), at)))
+    return site.member(MadeRows(site.node.target, (site.aligned(source), at)))
 
 
 @_for(aten.expand.default)
@@ -303,9 +303,9 @@ def _expand(site: Site) -> Member:
     if ndim <= len(shape) - site.lead:
         whole = site.fetch(source, site.rows, site.row_dims) is None
         require(whole, NoMatch, f"{site.node} adds rows")
-        return site.member(Made(site.node.target, (source, sizes)))
+        return site.member(MadeRows(site.node.target, (source, sizes)))
     require(ndim == len(shape), NoMatch, f"{site.node} adds rows")
-    return site.member(Made(site.node.target, (site.aligned(source), sizes)))
+    return site.member(MadeRows(site.node.target, (site.aligned(source), sizes)))
 
 
 @_for(aten.t.default, aten.transpose.int, aten.permute.default)
@@ -324,11 +324,11 @@ def _transpose(site: Site) -> Member:
             order.reverse()
     if order[: site.lead] == list(range(site.lead)):
         behind = [0, *(each - site.lead + 1 for each in order[site.lead :])]
-        return site.member(Made(aten.permute.default, (part, behind)))
+        return site.member(MadeRows(aten.permute.default, (part, behind)))
     turned = site.lead == 1 and order == [1, 0]
     require(turned, NoMatch, f"{site.node} moves rows behind other dims")
-    flipped = Rows(1, *site.rows.span, transposed=True)
-    return site.member(Made(aten.t.default, (part,)), flipped)
+    flipped = RowRange(1, *site.rows.span, transposed=True)
+    return site.member(MadeRows(aten.t.default, (part,)), flipped)
 
 
 @_for(aten.slice.Tensor)
@@ -343,10 +343,10 @@ def _slice(site: Site) -> Member:
     if at >= site.lead:
         behind = at - site.lead + 1
         end = start + new[at]
-        return site.member(Made(site.node.target, (site.aligned(source), behind, start, end)))
+        return site.member(MadeRows(site.node.target, (site.aligned(source), behind, start, end)))
     _require_middle(site, shape, at)
     low = site.rows.start + start
-    rows = Rows(site.lead, low, low + new[at])
+    rows = RowRange(site.lead, low, low + new[at])
     return site.member(Resliced(source, site.rows, rows), rows)
 
 
@@ -362,12 +362,12 @@ def _slice_backward(site: Site) -> Member:
     if at >= site.lead:
         behind, sizes = at - site.lead + 1, site.sizes(new)
         args = (site.aligned(source), sizes, behind, start, start + shape[at], 1)
-        return site.member(Made(site.node.target, args))
+        return site.member(MadeRows(site.node.target, args))
     _require_middle(site, shape, at)
     low = site.rows.start - start
     inside = low >= 0 and low + new[at] <= site.grid.middle
     require(inside, NoMatch, f"{site.node} adds rows that the product has not")
-    rows = Rows(site.lead, low, low + new[at])
+    rows = RowRange(site.lead, low, low + new[at])
     return site.member(Resliced(source, site.rows, rows), rows)
 
 
@@ -431,7 +431,7 @@ def _one_number(site: Site) -> Member:
     like, number = tensor_of(site.node), _NUMBERS[site.node.target]
     value = bool(number) if like.dtype is torch.bool else number
     kwargs = (("dtype", like.dtype), ("device", like.device))
-    return site.member(Made(aten.full.default, (site.sizes(site.shape()), value), kwargs))
+    return site.member(MadeRows(aten.full.default, (site.sizes(site.shape()), value), kwargs))
 
 
 __all__ = [

@@ -22,19 +22,19 @@ from treadle.graph.order import restore_order
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import compute, refresh
-from treadle.passes.chunks.region import Region, read_by_kernels, wide_dtype
+from treadle.passes.chunks.region import LossRegion, read_by_kernels, wide_dtype
 from treadle.passes.chunks.rows import (
     Box,
     Contraction,
     Exit,
     Filled,
-    Made,
+    MadeRows,
     Member,
     Outside,
-    Part,
     Renewed,
     Resliced,
     RowCount,
+    RowPart,
     Total,
     TotalWeight,
 )
@@ -43,7 +43,7 @@ from treadle.targets.registry import target_for
 aten = torch.ops.aten
 
 
-def write_chunks(step: StepGraph, region: Region, boxes: Sequence[Box]) -> None:
+def write_chunks(step: StepGraph, region: LossRegion, boxes: Sequence[Box]) -> None:
     """Put the chunks of ``boxes`` in the place of the region's nodes."""
     _Writer(step, region).write(boxes)
 
@@ -51,7 +51,7 @@ def write_chunks(step: StepGraph, region: Region, boxes: Sequence[Box]) -> None:
 @dataclass
 class _Writer:
     step: StepGraph
-    region: Region
+    region: LossRegion
     parts: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
     renewed: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
     outside: dict[Outside, fx.Node] = field(default_factory=dict[Outside, fx.Node])
@@ -135,14 +135,14 @@ class _Writer:
 
         def leaf(each: Any) -> Any:
             match each:
-                case Part(node=node):
+                case RowPart(node=node):
                     return self.parts[node]
                 case Outside():
                     return self.copies.get((each, box)) or self._sliced(root, each, box)
                 case RowCount(rows=rows):
                     start, stop = box.of(rows, self.region.grid)
                     return stop - start
-                case Made(target=target, args=args, kwargs=kwargs):
+                case MadeRows(target=target, args=args, kwargs=kwargs):
                     filled = map_argument(leaf, args)
                     named = map_argument(leaf, dict(kwargs))
                     return self._viewed(root, target, filled, named)
