@@ -583,6 +583,14 @@ def test_eager_rounding_keeps_the_kernel_of_gpus(kernel):
     assert each.run(cpu) == 1
 
 
+@pytest.mark.parametrize("kernel", GPU)
+def test_dropout_keeps_the_mask(kernel):
+    step = gpu_step(kernel=kernel, dropout=0.1)
+    for target in (kernel, GPU[kernel]):
+        assert "drops out" in explain(step, call_in(step, target))
+    assert ProveAttentionMasks().run(step) == 0
+
+
 def test_a_gradient_of_the_mask_keeps_it():
     step = gpu_step(wants=(True, True, True, True))
     for target in (EFFICIENT, EFFICIENT_BACKWARD):

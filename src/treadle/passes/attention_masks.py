@@ -173,6 +173,8 @@ class _Decisions:
         require(square, NoMatch, f"{bias} is causal, of another number of keys than queries")
         rounds = KERNELS[node.target].rounds
         require(not (rounds and self.eager), NoMatch, f"without {bias} {node} rounds elsewhere")
+        drawn = f"{node} drops out: that it draws the same without {bias} is not known"
+        require(not (rounds and given["dropout_p"]), NoMatch, drawn)
         for each in (node, *_backward(node)):
             require(not _wants_bias(each), NoMatch, f"{each} gives a gradient of {bias}")
         return pattern
