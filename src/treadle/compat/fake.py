@@ -1,5 +1,6 @@
 """Fake tensors, and the modes that make them."""
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -112,6 +113,19 @@ def without_words() -> Iterator[None]:
 def is_of_values(symbol: Any) -> bool:
     """Whether a symbol stands for a whole number that values of tensors decide, and no shape."""
     return symbol_is_type(symbol, SymT.UNBACKED_INT)
+
+
+@functools.cache
+def knows_sums_of_products() -> bool:
+    """Whether the type of ``addmm.dtype`` can be asked for: PyTorch 2.11 takes the dtype that it is
+    given for a factor."""
+    with without_words(), FakeTensorMode():
+        x = torch.empty(1, 1, dtype=torch.bfloat16)
+        try:
+            torch.ops.aten.addmm.dtype(x.float(), x, x, torch.float32)
+        except TypeError:
+            return False
+    return True
 
 
 __all__ = [
