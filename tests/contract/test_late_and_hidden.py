@@ -332,6 +332,19 @@ def test_python_values_may_come_from_a_thread():
     )
 
 
+def test_threads_that_live_beside_the_step_compile_nothing():
+    step = treadle.compile(lambda x: x * in_thread(lambda: 2), model=nn.Module(), options=OPTIONS)
+    end, others = threading.Event(), []
+    for _ in range(4):
+        assert torch.equal(step(torch.ones(2)), torch.full((2,), 2.0))
+        others.append(threading.Thread(target=end.wait))
+        others[-1].start()
+    end.set()
+    for each in others:
+        each.join()
+    assert step.recompiles == []
+
+
 def test_threads_of_others_may_compute_while_a_step_is_captured():
     stop, done = threading.Event(), []
 

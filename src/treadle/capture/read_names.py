@@ -20,7 +20,7 @@ from treadle.capture.plain_values import is_plain
 _MEMORIES: Mapping[str, tuple[str, ...]] = {
     "re": ("_cache", "_cache2"),
     "linecache": ("cache",),
-    "threading": ("_active", "_limbo", "_dangling"),
+    "threading": ("_active", "_limbo", "_dangling", "_shutdown_locks"),
     "sys": ("path_importer_cache",),
     "torch.utils.hooks": ("next_id",),
 }
