@@ -27,19 +27,32 @@ from treadle.schedule.workers import PROGRAMS
 from treadle.session.bind import apply_outputs, read_inputs
 
 
+def rotated(x: Tensor) -> Tensor:
+    """Positions as angles, half of the width against the other half."""
+    places = torch.arange(x.shape[-2]).float()[:, None] * torch.ones(x.shape[-1]) / 3
+    left, right = x.chunk(2, -1)
+    return (x * places.cos() + torch.cat([-right, left], -1) * places.sin()).to(x.dtype)
+
+
 class Net(nn.Module):
-    """Tied embedding, layer norm, an MLP, dropout: what a language model is made of."""
+    """Tied embedding, layer norm, a rotary embedding, attention, an MLP, dropout: what a language
+    model is made of."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(19, 24)
         self.norm = nn.LayerNorm(24)
+        self.qkv = nn.Linear(24, 72)
         self.up, self.down = nn.Linear(24, 50), nn.Linear(50, 24)
         self.head = nn.Linear(24, 19, bias=False)
         self.head.weight = self.embed.weight
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.embed(x)
+        heads = (each.unflatten(-1, (3, 8)).transpose(1, 2) for each in self.qkv(h).chunk(3, -1))
+        q, k, v = heads
+        attended = F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
+        h = h + attended.transpose(1, 2).flatten(2)
         h = h + self.down(F.gelu(self.up(self.norm(h)), approximate="tanh"))
         return self.head(F.dropout(h, 0.1, self.training))
 
