@@ -15,7 +15,8 @@ _WORTH = 64 << 20
 _OVERHEAD = 1 / 60
 """Share of the time of a chunk's products that cutting it may cost, by bytes and rates. Products
 themselves lose more in short pieces: on an H200 in bfloat16 19 % in four of 4,096 rows (768 wide,
-50,257 classes), 2.7 % in four of 8,192 rows (2,048 wide, 128,256 classes; PyTorch 2.11)."""
+50,257 classes), 2.7 % in four of 8,192 rows (2,048 wide, 128,256 classes; PyTorch 2.11,
+``benchmarks/loss_products.py``)."""
 _PIECES = (8, 32)
 """In how many chunks a budget may want the logits, besides what is chosen without one."""
 _LEAST_ROWS = 16

@@ -46,6 +46,14 @@ class GraphPass(abc.ABC):
         """Return how many places changed; zero promises an untouched graph."""
 
 
+def until_settled(once: Callable[[StepGraph], int], step: StepGraph) -> int:
+    """Do ``once`` until it finds nothing; how many places it changed in all."""
+    total = 0
+    while changes := once(step):
+        total += changes
+    return total
+
+
 @dataclass(frozen=True, slots=True)
 class PassReport:
     """One run of one pass."""

@@ -9,7 +9,7 @@ from torch import fx
 
 from treadle.graph.node_info import info
 from treadle.graph.operators import arguments
-from treadle.graph.passes import Contract, GraphPass
+from treadle.graph.passes import Contract, GraphPass, until_settled
 from treadle.graph.pieces import joined_of
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.signature import StepGraph
@@ -39,10 +39,7 @@ class JoinProducts(GraphPass):
     contract = Contract()
 
     def run(self, step: StepGraph) -> int:
-        total = 0
-        while changes := self._once(step):
-            total += changes
-        return total
+        return until_settled(self._once, step)
 
     def _once(self, step: StepGraph) -> int:
         changed: list[fx.Node] = []

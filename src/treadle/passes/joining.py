@@ -18,7 +18,7 @@ from torch import fx
 from treadle.graph.alias import leaves_step, read_by_strides
 from treadle.graph.node_info import info
 from treadle.graph.operators import arguments, set_argument
-from treadle.graph.passes import Contract, GraphPass
+from treadle.graph.passes import Contract, GraphPass, until_settled
 from treadle.graph.pieces import (
     SPLITS,
     Joined,
@@ -62,10 +62,7 @@ class JoinPieces(GraphPass):
     runs: bool = True
 
     def run(self, step: StepGraph) -> int:
-        total = 0
-        while changes := self._once(step):
-            total += changes
-        return total
+        return until_settled(self._once, step)
 
     def _once(self, step: StepGraph) -> int:
         changed: list[fx.Node] = []

@@ -21,7 +21,6 @@ from typing import Any, final
 import torch
 from torch import fx
 
-from treadle.graph.arguments import map_argument
 from treadle.graph.node_info import tensor_of, value_of
 from treadle.graph.operators import arguments, effects_of, is_item, may_recompute
 from treadle.graph.rewrite import NoMatch
@@ -50,6 +49,7 @@ from treadle.passes.chunks.rules import (
     number_of,
 )
 from treadle.util.errors import require
+from treadle.util.nested import leaves
 
 aten = torch.ops.aten
 
@@ -405,9 +405,7 @@ def _root(node: fx.Node, grid: Grid) -> Member:
 
 def leaves_of(template: Any) -> Iterator[Any]:
     """What a template is made of, calls inside it opened."""
-    found: list[Any] = []
-    map_argument(lambda leaf: found.append(leaf), template)  # type: ignore[arg-type, return-value]
-    for leaf in found:
+    for leaf in leaves(template):
         if isinstance(leaf, MadeRows):
             yield from leaves_of((leaf.args, dict(leaf.kwargs)))
         else:

@@ -57,6 +57,11 @@ class Site:
     grid: Grid
     fetch: Fetch
 
+    def made(self, given: dict[str, Any]) -> MadeRows:
+        """The operation of the node in the chunk, with arguments by name."""
+        assert isinstance(self.node.target, OpOverload)
+        return made(self.node.target, given)
+
     @property
     def lead(self) -> int:
         """How many dims count rows."""
@@ -185,7 +190,7 @@ def _elementwise(site: Site) -> Member:
     """``f(x, y)``: of each operand the rows of the chunk, or all of it if it has none."""
     ndim = len(_result(site))
     given = _mapped(site.given, lambda each: site.broadcast(each, ndim))
-    return site.member(made(site.node.target, given))  # type: ignore[arg-type]
+    return site.member(site.made(given))
 
 
 def _item(site: Site) -> Member:
@@ -201,7 +206,7 @@ def _item(site: Site) -> Member:
 def _all_aligned(site: Site, **changed: object) -> Member:
     """A call whose tensors all have the rows."""
     given = _mapped({**site.given, **changed}, site.aligned)
-    return site.member(made(site.node.target, given))  # type: ignore[arg-type]
+    return site.member(site.made(given))
 
 
 def _require_rows(site: Site) -> None:
@@ -284,7 +289,8 @@ def _unsqueeze(site: Site) -> Member:
     part = site.aligned(source)
     if at < site.lead:
         require(isinstance(part, RowPart), NoMatch, f"{site.node} is not of rows")
-        return site.member(part, RowRange(site.lead + 1, *site.rows.span))  # type: ignore[arg-type]
+        assert isinstance(part, RowPart)
+        return site.member(part, RowRange(site.lead + 1, *site.rows.span))
     return site.member(MadeRows(site.node.target, (part, at - site.lead + 1)))
 
 
@@ -337,17 +343,14 @@ def _slice(site: Site) -> Member:
     given = site.given
     source = given["self"]
     shape, new = site.shape(source), site.shape()
-    at, start = given["dim"] % len(shape), given["start"] or 0
-    start = min(start + shape[at] if start < 0 else start, shape[at])
-    require(given["step"] == 1, NoMatch, f"{site.node} skips elements")
+    at = given["dim"] % len(shape)
+    start = _start(site, shape[at])
     if at >= site.lead:
         behind = at - site.lead + 1
         end = start + new[at]
         return site.member(MadeRows(site.node.target, (site.aligned(source), behind, start, end)))
     _require_middle(site, shape, at)
-    low = site.rows.start + start
-    rows = RowRange(site.lead, low, low + new[at])
-    return site.member(Resliced(source, site.rows, rows), rows)
+    return _resliced(site, source, site.rows.start + start, new[at])
 
 
 @_for(aten.slice_backward.default)
@@ -356,9 +359,8 @@ def _slice_backward(site: Site) -> Member:
     given = site.given
     source = given["grad_output"]
     shape, new = site.shape(source), site.shape()
-    at, start = given["dim"] % len(new), given["start"] or 0
-    start = min(start + new[at] if start < 0 else start, new[at])
-    require(given["step"] == 1, NoMatch, f"{site.node} skips elements")
+    at = given["dim"] % len(new)
+    start = _start(site, new[at])
     if at >= site.lead:
         behind, sizes = at - site.lead + 1, site.sizes(new)
         args = (site.aligned(source), sizes, behind, start, start + shape[at], 1)
@@ -367,7 +369,19 @@ def _slice_backward(site: Site) -> Member:
     low = site.rows.start - start
     inside = low >= 0 and low + new[at] <= site.grid.middle
     require(inside, NoMatch, f"{site.node} adds rows that the product has not")
-    rows = RowRange(site.lead, low, low + new[at])
+    return _resliced(site, source, low, new[at])
+
+
+def _start(site: Site, length: int) -> int:
+    """Where a slice of a dim of that length begins; it leaves out none of those that follow."""
+    start = site.given["start"] or 0
+    require(site.given["step"] == 1, NoMatch, f"{site.node} skips elements")
+    return min(start + length if start < 0 else start, length)
+
+
+def _resliced(site: Site, source: fx.Node, low: int, count: int) -> Member:
+    """``count`` rows of each outer, from ``low`` on, of what has others."""
+    rows = RowRange(site.lead, low, low + count)
     return site.member(Resliced(source, site.rows, rows), rows)
 
 
@@ -395,7 +409,7 @@ def _nll_loss_backward(site: Site) -> Member:
     rowwise = {name: site.aligned(given[name]) for name in ("self", "target")}
     if given["reduction"] == 0:
         rowwise["grad_output"] = site.aligned(given["grad_output"])
-    return site.member(made(site.node.target, given | rowwise))  # type: ignore[arg-type]
+    return site.member(site.made(given | rowwise))
 
 
 @_for(aten.nll_loss_forward.default)
@@ -404,12 +418,12 @@ def nll_loss_of_rows(site: Site) -> Member:
     given = site.given
     require(site.lead == 1, NoMatch, f"{site.node} has rows in several dims")
     rowwise = {name: site.aligned(given[name]) for name in ("self", "target")}
-    return site.member(made(site.node.target, given | rowwise | {"reduction": 0}))  # type: ignore[arg-type]
+    return site.member(site.made(given | rowwise | {"reduction": 0}))
 
 
 @_for(aten.full.default, aten.zeros.default, aten.ones.default)
 def _filled(site: Site) -> Member:
-    return site.member(made(site.node.target, site.given | {"size": site.sizes(site.shape())}))  # type: ignore[arg-type]
+    return site.member(site.made(site.given | {"size": site.sizes(site.shape())}))
 
 
 _NUMBERS: Mapping[object, int] = {
