@@ -37,7 +37,7 @@ from treadle.capture.scalar_index import ScalarIndices
 from treadle.capture.scaled import scaled
 from treadle.compat.checkpointing import watched_checkpointing
 from treadle.compat.control_flow import functions_replaced
-from treadle.compat.fake import FakeTensor
+from treadle.compat.fake import is_traced
 from treadle.compat.hooks import OURS, global_step_hooks, reducer_methods
 from treadle.compat.tensors import storage_key
 from treadle.compat.tracing import (
@@ -146,7 +146,7 @@ class TensorPatcher(TorchFunctionMode):
             users = _asks() is not Whose.OURS
             leaves = [self._inside(leaf, held=users) for leaf in leaves]
             args, kwargs = rebuilt(leaves)
-        if func in _VALUES and any(isinstance(leaf, FakeTensor) for leaf in leaves):
+        if func in _VALUES and any(map(is_traced, leaves)):
             raise looks_at_value(here())
         if func == _SET_DATA:
             return self._set_data(*args)
@@ -214,7 +214,7 @@ class TensorPatcher(TorchFunctionMode):
         if not isinstance(leaf, Tensor):
             return False
         # the user's own may be fake, when a step is only planned
-        return id(leaf) in self._table or not isinstance(unwrapped(leaf), FakeTensor)
+        return id(leaf) in self._table or not is_traced(unwrapped(leaf))
 
     def entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``original``, which asks no mode, of the traced tensor instead of the user's own."""
@@ -237,7 +237,7 @@ class TensorPatcher(TorchFunctionMode):
                 where=here(),
                 remedy="pass the module that owns it in model=, or detach it",
             )
-        if found is None and held and not isinstance(leaf, FakeTensor):
+        if found is None and held and not is_traced(leaf):
             found = held_input(leaf)
             self._held[id(leaf)] = leaf, found
         return leaf if found is None else found

@@ -15,6 +15,7 @@ from treadle.capture.object_graph import Location
 from treadle.capture.optimizers.registry import Start, form_of
 from treadle.capture.watching import Unchanged, Watches, watch_dicts
 from treadle.compat.hooks import note_stepped
+from treadle.compat.sharded_tensors import ShardedLayout, is_sharded, layout_of, local_of
 from treadle.targets.registry import target_for
 from treadle.util.expected import NotExpected
 
@@ -148,8 +149,8 @@ class Parameter:
     parameter: nn.Parameter
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
-        """The parameter itself."""
-        return self.parameter
+        """The parameter itself; of a DTensor what this rank holds."""
+        return local_of(self.parameter)
 
 
 @final
@@ -164,7 +165,7 @@ class BufferSlot:
         """The tensor that is there now."""
         buffer = self.owner._buffers[self.key]
         assert buffer is not None
-        return buffer
+        return local_of(buffer)
 
 
 @final
@@ -181,11 +182,11 @@ class State:
         """What the optimizer has for the parameter; else its start, kept in ``pending``."""
         value = self.optimizer.state.get(self.parameter, {}).get(self.key)
         if value is not None:
-            return value
+            return local_of(value)
         place = (id(self.parameter), self.key)
         if place not in pending:
             pending[place] = self._fresh()
-        return pending[place]
+        return local_of(pending[place])
 
     def _fresh(self) -> Tensor:
         if self.start.shape is not None:
@@ -217,14 +218,18 @@ class Scalar:
 @final
 @dataclass(frozen=True, slots=True)
 class Grad:
-    """The gradient that a parameter has before the step."""
+    """The gradient that a parameter has before the step. ``layout``: of one that is a DTensor."""
 
     parameter: nn.Parameter
+    layout: ShardedLayout | None = None
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
-        """The gradient that is there now."""
+        """The gradient that is there now. ``NotExpected`` if it is placed otherwise than that which
+        the graph was made for: summands look like sums."""
         assert self.parameter.grad is not None
-        return self.parameter.grad
+        if layout_of(self.parameter.grad) != self.layout:
+            raise NotExpected("a gradient has other placements than when the step was captured")
+        return local_of(self.parameter.grad)
 
 
 @final
@@ -236,7 +241,7 @@ class Batch:
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
         """The tensor at that place among the leaves of the call."""
-        return leaves[self.at]
+        return local_of(leaves[self.at])
 
 
 @final
@@ -248,7 +253,7 @@ class Fixed:
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
         """That tensor, at every call."""
-        return self.tensor
+        return local_of(self.tensor)
 
 
 @final
@@ -261,7 +266,7 @@ class Held:
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
         """The tensor that is there now."""
-        return self.place.get()
+        return local_of(self.place.get())
 
 
 @final
@@ -353,9 +358,8 @@ class Inputs:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = tuple(sources)
-        given = Grad | Batch | Held | RunTimeArray
         scalars = Scalar | RunTimeNumber
-        self._given = [at for at, each in enumerate(sources) if isinstance(each, given)]
+        self._given = [at for at, each in enumerate(sources) if _changes(each)]
         self._scalars = [at for at, each in enumerate(sources) if isinstance(each, scalars)]
         others = {*self._given, *self._scalars}
         self._steady = [at for at in range(len(self._sources)) if at not in others]
@@ -385,6 +389,19 @@ class Inputs:
         dicts = list(holders.values())
         known = not pending and all(isinstance(each, dict) for each in dicts)
         self._holders = watch_dicts(dicts) if known else None
+
+
+def _changes(source: Source) -> bool:
+    """Whether it is looked up at every call: nothing tells of a DTensor that gets another part."""
+    match source:
+        case Parameter(parameter) | State(_, parameter):
+            return is_sharded(parameter)
+        case BufferSlot(owner, key):
+            return is_sharded(owner._buffers[key])
+        case Grad() | Batch() | Held() | RunTimeArray():
+            return True
+        case _:
+            return False
 
 
 def _holders(source: Source) -> tuple[object, ...]:

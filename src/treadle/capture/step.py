@@ -36,6 +36,7 @@ from treadle.capture.sources import (
 )
 from treadle.compat.draw_operators import TRACED_AS
 from treadle.compat.fake import alone
+from treadle.compat.sharded_tensors import layout_of
 from treadle.compat.tracing import trace
 from treadle.graph.grouped import GROUPED
 from treadle.graph.signature import Input, Role
@@ -216,7 +217,8 @@ def _sources(
         for parameter in model.parameters():
             if parameter.grad is not None:
                 label = f"grad of {names[id(parameter)]}"
-                found.append((Input(Role.GRADIENT, label), Grad(parameter)))
+                source = Grad(parameter, layout_of(parameter.grad))
+                found.append((Input(Role.GRADIENT, label), source))
     leaves, _ = flatten((args, kwargs))
     for at, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):

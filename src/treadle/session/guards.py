@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.arrays import array_fact, is_numeric, overlaps
 from treadle.capture.flatten import FlatCalls, Given, Structure
-from treadle.capture.object_graph import first_of_each, tensor_fact
+from treadle.capture.object_graph import first_of_each, place_of_tensor, tensor_fact
 from treadle.capture.optimizers.registry import form_of, has_form
 from treadle.capture.plain_values import is_plain, plain_fact
 from treadle.capture.reads import Reads
@@ -207,9 +207,10 @@ def _model_facts(models: Mapping[str, nn.Module]) -> _ModelFacts:
                 if p is not None:
                     parameters.append(p)
                     hooks += tensor_hooks(p)
-                    tensors.append((p.requires_grad, p.dtype, p.shape, p.stride(), p.device))
+                    place = place_of_tensor(p)
+                    tensors.append((p.requires_grad, p.dtype, p.shape, p.stride(), place))
             tensors += [
-                (b.dtype, b.shape, b.stride(), b.device)
+                (b.dtype, b.shape, b.stride(), place_of_tensor(b))
                 for b in module._buffers.values()
                 if b is not None
             ]

@@ -1,0 +1,76 @@
+"""DTensors: tensors of which each rank of a mesh holds a part, or a summand.
+
+::
+
+    p                a weight f32[8, 16], Shard(0) over 4 ranks
+    local_of(p)      f32[2, 16], what this rank holds; writes to it are writes to ``p``
+    layout_of(p)     the mesh, Shard(0), f32[8, 16]
+    layout.around(l) a DTensor like ``p`` whose part here is ``l``; nothing is sent
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+from torch import Tensor
+
+from treadle.compat.collectives import AVAILABLE
+
+if AVAILABLE:
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.tensor import DTensor
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ShardedLayout:
+    """What a DTensor says of itself beside its part here: ``spec`` has its mesh, the placement
+    along each axis of the mesh, and the type of the whole."""
+
+    spec: Any
+
+    def around(self, local: Tensor) -> Tensor:
+        """A DTensor that holds ``local`` itself, and wants no gradient."""
+        return cast(Any, DTensor)(local, self.spec, requires_grad=False)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether ranks hold summands, which nobody has added."""
+        return any(each.is_partial() for each in self.spec.placements)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether ranks hold parts of it, or summands; not if each has all of it."""
+        return not all(each.is_replicate() for each in self.spec.placements)
+
+
+def is_sharded(value: object) -> bool:
+    """Whether it is a DTensor."""
+    return AVAILABLE and isinstance(value, DTensor)
+
+
+def layout_of(value: object) -> ShardedLayout | None:
+    """``None`` for what is no DTensor."""
+    if not AVAILABLE or not isinstance(value, DTensor):
+        return None
+    return ShardedLayout(value._spec)
+
+
+def local_of(value: Tensor) -> Tensor:
+    """What this rank holds of a DTensor, which is waited for if it is still on its way; any other
+    tensor itself."""
+    if not AVAILABLE or not isinstance(value, DTensor):
+        return value
+    local = value._local_tensor
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+def placed_as(value: Tensor, like: Tensor) -> Tensor:
+    """``value``, a DTensor, with the placements of ``like``; sums and gathers are collectives."""
+    assert isinstance(value, DTensor), value
+    assert isinstance(like, DTensor), like
+    if value.placements == like.placements and value.device_mesh == like.device_mesh:
+        return value
+    return value.redistribute(like.device_mesh, like.placements)
+
+
+__all__ = ["ShardedLayout", "is_sharded", "layout_of", "local_of", "placed_as"]
