@@ -12,6 +12,14 @@ AVAILABLE: bool = distributed.is_available()
 if AVAILABLE:  # gives the operators their results on fake tensors
     import torch.distributed._functional_collectives  # pyright: ignore[reportUnusedImport]
 
+HANDLES: tuple[type, ...] = ()
+"""Objects that stand for a connection to other ranks: one is what it is as long as it lives."""
+
+if AVAILABLE:
+    from torch._C._distributed_c10d import Logger, Reducer
+
+    HANDLES = (distributed.ProcessGroup, distributed.Store, Reducer, Logger)
+
 NAMESPACE = "_c10d_functional"
 """Of operators that start a collective, and of the one that waits for it."""
 
@@ -35,6 +43,7 @@ def name_of_group(group: "distributed.ProcessGroup") -> str:
 
 __all__ = [
     "AVAILABLE",
+    "HANDLES",
     "NAMESPACE",
     "collective_op",
     "group_named",
