@@ -31,6 +31,7 @@ from treadle.capture.expected import Conditions, constraint_checks
 from treadle.capture.explain_errors import Line, here, looks_at_value, running_line
 from treadle.capture.flatten import flatten_containers, unflatten
 from treadle.capture.frames import Whose, whose
+from treadle.capture.fully_sharded import fully_sharded, nothing, refuse_unshard
 from treadle.capture.gradient_sync import GradientSync
 from treadle.capture.numbers import Number, Uses, is_stand_in
 from treadle.capture.recurrent import RecurrentLayers
@@ -41,6 +42,7 @@ from treadle.capture.wrappers import forward_of
 from treadle.compat.checkpointing import watched_checkpointing
 from treadle.compat.control_flow import functions_replaced
 from treadle.compat.fake import is_traced
+from treadle.compat.fully_sharded import resharding_methods, unsharding_methods
 from treadle.compat.hooks import OURS, global_step_hooks, reducer_methods
 from treadle.compat.tensors import storage_key
 from treadle.compat.tracing import (
@@ -280,6 +282,7 @@ def swapped(
                 _put(undo, vars(optimizer), "state", _NoState(optimizer.state))
         stranger = _traced_only(_refuse_stranger, _nothing)
         _put(undo, global_step_hooks(), OURS, stranger)
+        watch.runs_again = undo.enter_context(fully_sharded(models))
         watch.mode = functools.partial(TensorPatcher, table, watch, layers)
         mode = watch.mode()
         for owner, name in tensor_entries():
@@ -383,6 +386,7 @@ class TraceRecorder:
         self.held: dict[int, tuple[Tensor, Tensor]] = {}  # the user's, and what is traced
         self._followed: set[GradientNode] = set()
         self.after_backward: Callable[[], None] = lambda: None
+        self.runs_again: Callable[[bool], None] = lambda _: None
         self.mode: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._states: dict[int, Tensor] = {}
         self.fresh: set[int] = set()  # ids of leaves whose first gradients are cleared unread
@@ -421,6 +425,8 @@ class TraceRecorder:
                     all_reduce_in_place(torch.distributed.all_reduce),
                 ),
                 *((*method, refuse_wrapper) for method in reducer_methods()),
+                *((*method, refuse_unshard) for method in unsharding_methods()),
+                *((*method, nothing) for method in resharding_methods()),
                 *constraint_checks(),
             ):
                 _put_attribute(undo, owner, name, _traced_only(ours, vars(owner)[name]))
@@ -454,9 +460,11 @@ class TraceRecorder:
     def _begin_again(self) -> None:
         self._end_again()  # a region within a region
         self._began = traced_nodes()
+        self.runs_again(True)
 
     def _end_again(self) -> None:
         if self._began is not None:
+            self.runs_again(False)
             self.again.append((self._began, traced_nodes()))
         self._began = None
 

@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from treadle.capture.optimizers import adam, adaptive, matrices, sgd
+from treadle.compat.fully_sharded import is_fully_sharded
 from treadle.util.errors import CaptureError
 
 KNOWN_FORMS = (adam.FORMS, sgd.FORMS, adaptive.FORMS, matrices.FORMS)
@@ -104,7 +105,7 @@ def check_models(models: Mapping[str, nn.Module], optimizers: Mapping[str, Optim
 def _check_wrapping(model: nn.Module) -> None:
     for name, module in model.named_modules():
         kind = type(module).__name__
-        if kind in _WRAPPERS or kind.startswith("FSDP"):
+        if kind in _WRAPPERS or (kind.startswith("FSDP") and not is_fully_sharded(module)):
             raise CaptureError(
                 f"{name or 'the model'} is wrapped in {kind}, whose communication cannot be seen",
                 code="TR-101",

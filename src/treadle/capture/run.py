@@ -738,9 +738,10 @@ def _parts_here(leaf: Tensor) -> tuple[Tensor, Tensor]:
     """What this rank holds of a parameter and of its gradient. The gradient of a DTensor may be
     placed otherwise, as summands are: then it is brought where the parameter is."""
     assert leaf.grad is not None
-    if layout_of(leaf) is None:
+    layout = layout_of(leaf)
+    if layout is None:
         return leaf, leaf.grad
-    return local_of(leaf), local_of(placed_as(leaf.grad, leaf))
+    return local_of(leaf), local_of(placed_as(leaf.grad, layout))
 
 
 def _parts(value: Tensor) -> Tensor:

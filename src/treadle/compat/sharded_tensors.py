@@ -8,9 +8,10 @@
     layout.around(l) a DTensor like ``p`` whose part here is ``l``; nothing is sent
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast, final
 
+import torch
 from torch import Tensor
 
 from treadle.compat.collectives import AVAILABLE
@@ -32,10 +33,10 @@ class ShardedLayout:
         """A DTensor that holds ``local`` itself, and wants no gradient."""
         return cast(Any, DTensor)(local, self.spec, requires_grad=False)
 
-    @property
-    def is_partial(self) -> bool:
-        """Whether ranks hold summands, which nobody has added."""
-        return any(each.is_partial() for each in self.spec.placements)
+    def with_dtype(self, dtype: torch.dtype) -> "ShardedLayout":
+        """The same with elements of ``dtype``."""
+        meta = self.spec.tensor_meta
+        return ShardedLayout(replace(self.spec, tensor_meta=meta._replace(dtype=dtype)))
 
     @property
     def is_split(self) -> bool:
@@ -64,13 +65,13 @@ def local_of(value: Tensor) -> Tensor:
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
-def placed_as(value: Tensor, like: Tensor) -> Tensor:
-    """``value``, a DTensor, with the placements of ``like``; sums and gathers are collectives."""
+def placed_as(value: Tensor, layout: ShardedLayout) -> Tensor:
+    """``value``, a DTensor, with other placements on its mesh: sums and gathers are collectives."""
     assert isinstance(value, DTensor), value
-    assert isinstance(like, DTensor), like
-    if value.placements == like.placements and value.device_mesh == like.device_mesh:
+    spec = layout.spec
+    if (value.placements, value.device_mesh) == (spec.placements, spec.mesh):
         return value
-    return value.redistribute(like.device_mesh, like.placements)
+    return value.redistribute(spec.mesh, spec.placements)
 
 
 __all__ = ["ShardedLayout", "is_sharded", "layout_of", "local_of", "placed_as"]
