@@ -279,7 +279,8 @@ def load(
 
     ``function``, ``model``, ``optimizer``, ``shapes`` and ``parallel`` as for ``compile``; the
     budget and what else decides the compiled code are those of the saved step. What the file does
-    not fit is compiled, and ``Step.recompiles`` says why. ``RuntimeFailure`` TR-405 when the file is damaged.
+    not fit is compiled, and ``Step.recompiles`` says why. ``RuntimeFailure`` TR-405 when the file
+    is damaged.
     """
     chosen = options or from_environment()
     cache = Cache(chosen.cache_dir)
