@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from treadle.compat.collectives import collective_op, name_of_group
+from treadle.compat.collectives import collective_op, everyone, name_of_group
 
 
 def all_reduce_in_place(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -22,9 +22,9 @@ def all_reduce_in_place(original: Callable[..., Any]) -> Callable[..., Any]:
         tensor: Tensor, op: Any = None, group: Any = None, async_op: bool = False
     ) -> Any:
         kind = distributed.ReduceOp.SUM if op is None else op
-        if async_op or not isinstance(tensor, Tensor) or tensor.is_sparse:
+        if async_op or tensor.is_sparse:
             return original(tensor, kind, group, async_op)
-        name = name_of_group(group or distributed.group.WORLD)
+        name = name_of_group(group or everyone())
         start, wait = collective_op("all_reduce"), collective_op("wait_tensor")
         with torch.no_grad():
             shown = torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -16,6 +16,7 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from treadle.compat.collectives import collective_op
 
@@ -40,13 +41,15 @@ class GradientSync:
         self._local: set[int] = set()  # gradients with something that only this rank has
         self._averages = False
 
-    def watch(self, leaf: Tensor, *, has_gradient: bool) -> None:
-        """Take note when something is added to ``leaf.grad``; before any hook of the user's."""
-        if leaf.requires_grad:
-            self._leaves[id(leaf)] = leaf
-            leaf.register_post_accumulate_grad_hook(self._added)
+    def watch(self, leaf: Tensor, *, has_gradient: bool) -> RemovableHandle | None:
+        """Take note when something is added to ``leaf.grad``; before any hook of the user's. The
+        handle of the hook that does, where one is needed."""
         if has_gradient:
             self._local.add(id(leaf))
+        if not leaf.requires_grad:
+            return None
+        self._leaves[id(leaf)] = leaf
+        return leaf.register_post_accumulate_grad_hook(self._added)
 
     def expect(self, leaves: Iterable[Tensor], group: RankGroup | None) -> None:
         """From now on a backward averages the gradients of these; ``None``: it does not."""
@@ -103,6 +106,7 @@ def from_first_rank(x: Tensor, group: RankGroup) -> Tensor:
     """What the first rank of a group has in the place of ``x``."""
     if x.is_complex():
         return torch.view_as_complex(from_first_rank(torch.view_as_real(x), group))
+    x = x.contiguous()
     start, wait = collective_op("broadcast"), collective_op("wait_tensor")
     return wait(start(x, 0, group.name))
 

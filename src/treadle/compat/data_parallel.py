@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, final
 
+import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,7 +18,7 @@ class WrapperPlan:
     group: Any
     parameters: frozenset[str]
     buffers: frozenset[str]
-    device: Any
+    device: torch.device | None
     beyond: tuple[str, ...]
 
 
@@ -30,7 +31,7 @@ def plan_of(wrapper: DistributedDataParallel) -> WrapperPlan:
         wrapper.process_group,
         frozenset([name for name, _ in named if name not in ignored]),
         frozenset([name for name, _ in wrapper.module.named_buffers() if name not in ignored]),
-        devices[0] if devices else None,
+        torch.device(wrapper.device_type, devices[0]) if devices else None,
         tuple([words for holds, words in _beyond(wrapper) if holds]),
     )
 
@@ -52,7 +53,7 @@ def _beyond(wrapper: DistributedDataParallel) -> list[tuple[bool, str]]:
     ]
 
 
-def moved(value: object, device: object) -> object:
+def moved(value: object, device: torch.device | None) -> object:
     """A tensor on ``device``, where that is given; all else as it is."""
     return value.to(device) if device is not None and isinstance(value, Tensor) else value
 

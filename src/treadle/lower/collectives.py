@@ -16,8 +16,8 @@ from treadle.graph.operators import effects_of
 from treadle.loop.expr import Array
 from treadle.loop.program import Call, CallArgument, TensorRef
 from treadle.lower.context import LoweringContext, contiguous_strides
-from treadle.lower.registry import Args, Lowered, LoweredArgument
-from treadle.util.nested import map_leaves
+from treadle.lower.registry import Args, Lowered, LoweredArgument, Value
+from treadle.util.nested import Plain, map_leaves
 
 _OUT = "treadle_c10d.{}.out"  # see ``runtime/collectives.py``
 
@@ -85,7 +85,7 @@ def _in_place(start: Call) -> bool:
 def _contiguous(context: LoweringContext, argument: LoweredArgument) -> CallArgument:
     """An argument as the backends take it: dense and in order."""
 
-    def leaf(value: object) -> CallArgument:
+    def leaf(value: Value | Plain) -> TensorRef | Plain:
         if not isinstance(value, Array | TensorRef):
             return value
         strides = contiguous_strides(value.shape)
