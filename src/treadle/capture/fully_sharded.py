@@ -33,6 +33,7 @@ from treadle.compat.fully_sharded import (
     ShardedParameterPlan,
     ShardedStatePlan,
     plans_of,
+    sharded_facts,
     to_device,
     to_dtype,
 )
@@ -77,24 +78,28 @@ class _Gathered(torch.autograd.Function):
     """The whole parameter from the parts of all ranks; backward, the mean of their gradients."""
 
     @staticmethod
-    def forward(
-        ctx: Any, part: Tensor, plan: ShardedParameterPlan, group: ShardedGroupPlan
-    ) -> Tensor:
-        ctx.plan, ctx.group, ctx.dtype, ctx.layout = plan, group, part.dtype, layout_of(part)
-        ctx.rows = local_of(part).shape[plan.dim]
-        whole = _gather(local_of(part).detach(), plan, group)
-        return whole if plan.layout is None else plan.layout.with_dtype(whole.dtype).around(whole)
+    def forward(ctx: Any, part: Tensor, held: "_Held") -> Tensor:
+        ctx.held, ctx.dtype, ctx.layout = held, part.dtype, layout_of(part)
+        ctx.rows, layout = local_of(part).shape[held.plan.dim], held.plan.layout
+        whole = _gather(local_of(part).detach(), held.plan, held.group)
+        return whole if layout is None else layout.with_dtype(whole.dtype).around(whole)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        plan, group = ctx.plan, ctx.group
-        if not group.reduces:
-            raise _accumulates()
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
+        held: _Held = ctx.held
+        plan, group = held.plan, held.group
         if plan.layout is not None:
             grad = local_of(placed_as(grad, plan.layout))
+        if group.reduce_dtype is not None:
+            grad = grad.to(group.reduce_dtype)
+        grad = grad if held.kept is None else held.kept + grad
+        held.kept = None if group.reduces else grad
+        if not group.reduces:
+            return None, None
+        _check(group)
         mean = _reduce(grad, plan, group).to(ctx.dtype)
-        return ctx.layout.around(mean.narrow(plan.dim, 0, ctx.rows)), None, None
+        return ctx.layout.around(mean.narrow(plan.dim, 0, ctx.rows)), None
 
 
 def _gather(part: Tensor, plan: ShardedParameterPlan, group: ShardedGroupPlan) -> Tensor:
@@ -113,7 +118,6 @@ def _gather(part: Tensor, plan: ShardedParameterPlan, group: ShardedGroupPlan) -
 
 def _reduce(grad: Tensor, plan: ShardedParameterPlan, group: ShardedGroupPlan) -> Tensor:
     """The part here of the mean of the gradients, padded still."""
-    grad = grad if group.reduce_dtype is None else grad.to(group.reduce_dtype)
     divided = reduction_of(group, grad.dtype)
     grad = _divided(grad, divided.before)
     ranks, copies, wait = _ranks(group.gathers), _ranks(group.copies), collective_op("wait_tensor")
@@ -161,19 +165,21 @@ class _Made:
 @final
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A parameter of a group while a step is traced. ``part``: what is traced in its place."""
+    """A parameter of a group while a step is traced. ``part``: what is traced in its place;
+    ``kept``: the gradient of the whole, where a backward was not to reduce it."""
 
     plan: ShardedParameterPlan
     group: ShardedGroupPlan
     part: Tensor
     made: _Made | None = None
+    kept: Tensor | None = None
 
     def gather(self) -> None:
         """Modules hold all of it. It is gathered anew only where it may be another one."""
         wanted = self.part.requires_grad and torch.is_grad_enabled()
         now = self.part._version, local_of(self.part)._version, wanted
         if self.made is None or self.made.of != now:
-            self.made = _Made(_Gathered.apply(self.part, self.plan, self.group), now)
+            self.made = _Made(_Gathered.apply(self.part, self), now)
         self._put(self.made.whole)
 
     def show(self) -> None:
@@ -201,12 +207,13 @@ class _Forward:
         self._plan = plan
         self._model = model
         self._left: set[int] = set()  # modules that have to run before it drops what it gathered
+        self._depth = 0  # forwards of its own that run, one within another
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Gather, and convert what the module is given."""
         for each in self._plan.groups:
-            if each.beyond:
-                raise _beyond(module, each.beyond)
+            _check(each)
+        self._depth += 1
         self._left = self._left or set(map(id, self._plan.modules))
         if self._model.outer is None:
             self._model.outer = self
@@ -218,10 +225,11 @@ class _Forward:
 
     def after(self, module: nn.Module, args: object, result: Any) -> Any:
         """Drop what was gathered, and convert what the module gives."""
+        self._depth -= 1
         self._left.discard(id(module))
-        if not self._left:
+        if not self._left and not self._depth:
             self.drop()
-        if self._model.outer is self:
+        if self._model.outer is self and not self._depth:
             self._model.outer = None
             self._model.drop()
         return to_dtype(result, self._plan.output_dtype)
@@ -245,6 +253,10 @@ class _ShardedModel:
         """All modules hold parts."""
         for each in self.states.values():
             each.drop()
+
+    def keeps(self) -> bool:
+        """Whether a gradient is left that nobody has reduced."""
+        return any(each.kept is not None for state in self.states.values() for each in state.held)
 
     def runs_again(self, begins: bool) -> None:
         """A checkpointed region runs again, within a backward, or has done so: its modules were
@@ -272,7 +284,10 @@ def fully_sharded(models: Mapping[str, nn.Module]) -> Iterator[Callable[[bool], 
             for name, ours in plan.methods(forward.before, forward.after).items():
                 _put(undo, vars(plan.state), name, ours)
         undo.callback(sharded.drop)
+        facts = sharded_facts(models.values())
         yield sharded.runs_again
+        if sharded.keeps() or facts != sharded_facts(models.values()):
+            raise _accumulates()
 
 
 def _put(undo: ExitStack, target: Any, key: Any, value: Any) -> None:
@@ -304,25 +319,26 @@ def nothing(*_: object, **__: object) -> None:
     """In the place of ``reshard``: between forwards modules hold parts."""
 
 
-def _beyond(module: nn.Module, words: tuple[str, ...]) -> CaptureError:
-    return CaptureError(
-        f"fully_shard has, for {type(module).__name__}, {' and '.join(words)}, which cannot be "
-        "read off it",
-        code="TR-511",
-        where=here(),
-        remedy="leave it away in a compiled step; parameters that are gathered get their parts "
-        "back by module.reshard()",
-    )
+def _check(group: ShardedGroupPlan) -> None:
+    """TR-511 for what the plan of a group does not say."""
+    if group.beyond:
+        raise CaptureError(
+            f"fully_shard has, for {group.name}, {' and '.join(group.beyond)}, which cannot be "
+            "read off it",
+            code="TR-511",
+            where=here(),
+            remedy="leave it away in a compiled step; modules that are gathered get their parts "
+            "back by reshard()",
+        )
 
 
 def _accumulates() -> CaptureError:
     return CaptureError(
-        "a backward runs while set_requires_gradient_sync(False) keeps whole gradients in the "
-        "model, where no later step would find them",
+        "the step ends while set_requires_gradient_sync(False) keeps whole gradients in the model, "
+        "where no later call would find them",
         code="TR-512",
-        where=here(),
-        remedy="let every backward reduce (set_requires_gradient_sync(True)): gradients then "
-        "accumulate in .grad",
+        remedy="set_requires_gradient_sync(True) before the last backward of the step, or always: "
+        "gradients then accumulate in .grad",
     )
 
 

@@ -52,6 +52,11 @@ class ShardedGroupPlan:
     reduce_dtype: torch.dtype | None
 
     @property
+    def name(self) -> str:
+        """Of its modules, by their classes."""
+        return ", ".join([type(each).__name__ for each in self.group.modules])
+
+    @property
     def reduces(self) -> bool:
         """Whether a backward that runs now reduces gradients, or only adds to what is kept."""
         return bool(self.group.reduce_grads)
@@ -231,7 +236,7 @@ def _handles(state: Any) -> list[RemovableHandle]:
 
 
 def _beyond(group: Any) -> list[tuple[bool, str]]:
-    kept = vars(group)
+    kept, mesh = vars(group), vars(group.mesh_info)
     held = [each._sharded_local_tensor for each in group.fsdp_params]
     sends = [type(kept[name]).__name__ for name in ("_all_gather_comm", "_reduce_scatter_comm")]
     return [
@@ -239,12 +244,24 @@ def _beyond(group: Any) -> list[tuple[bool, str]]:
         (sends != ["DefaultAllGather", "DefaultReduceScatter"], "communication of one's own"),
         (any(hasattr(each, "fsdp_pre_all_gather") for each in held), "an all-gather of one's own"),
         (any(each.offload_to_cpu for each in group.fsdp_params), "parameters on the host"),
-        (not kept["all_reduce_grads"], "gradients that are reduced in part"),
+        (
+            kept["reduce_grads"]
+            and not kept["all_reduce_grads"]
+            and "replicate_process_group" in mesh,
+            "gradients that are reduced in part",
+        ),
         (bool(kept.get("reduce_scatter_unused_params")), "gradients for unused parameters"),
-        (bool(vars(group.mesh_info).get("is_spmd_mesh")), "dimensions of one mesh (dp_mesh_dims)"),
+        (bool(mesh.get("is_spmd_mesh")), "dimensions of one mesh (dp_mesh_dims)"),
         (not group.is_sharded, "parameters that are gathered already"),
+        (any(map(_keeps_gradient, group.fsdp_params)), "gradients that were not reduced"),
         (len({each.mesh_info is group.mesh_info for each in group.fsdp_params}) > 1, "two meshes"),
     ]
+
+
+def _keeps_gradient(parameter: Any) -> bool:
+    whole = vars(parameter).get("_unsharded_param")
+    kept = parameter.unsharded_accumulated_grad is not None
+    return kept or (whole is not None and whole.grad is not None)
 
 
 __all__ = [
