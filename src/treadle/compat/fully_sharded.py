@@ -230,7 +230,7 @@ def _handles(state: Any) -> list[RemovableHandle]:
     both = state._pre_forward_hook_handle, state._post_forward_hook_handle
     found: dict[int, RemovableHandle] = {}
     for handle in both:
-        several = (handle,) if isinstance(handle, RemovableHandle) else handle.handles
+        several = vars(handle).get("handles", (handle,))
         found |= {each.id: each for each in several}
     return list(found.values())
 
@@ -239,17 +239,13 @@ def _beyond(group: Any) -> list[tuple[bool, str]]:
     kept, mesh = vars(group), vars(group.mesh_info)
     held = [each._sharded_local_tensor for each in group.fsdp_params]
     sends = [type(kept[name]).__name__ for name in ("_all_gather_comm", "_reduce_scatter_comm")]
+    in_part = "replicate_process_group" in mesh and kept["reduce_grads"] > kept["all_reduce_grads"]
     return [
         (kept["_all_reduce_hook"] is not None, "a hook after its reduction"),
         (sends != ["DefaultAllGather", "DefaultReduceScatter"], "communication of one's own"),
         (any(hasattr(each, "fsdp_pre_all_gather") for each in held), "an all-gather of one's own"),
         (any(each.offload_to_cpu for each in group.fsdp_params), "parameters on the host"),
-        (
-            kept["reduce_grads"]
-            and not kept["all_reduce_grads"]
-            and "replicate_process_group" in mesh,
-            "gradients that are reduced in part",
-        ),
+        (in_part, "gradients that are reduced in part"),
         (bool(kept.get("reduce_scatter_unused_params")), "gradients for unused parameters"),
         (bool(mesh.get("is_spmd_mesh")), "dimensions of one mesh (dp_mesh_dims)"),
         (not group.is_sharded, "parameters that are gathered already"),
