@@ -2,6 +2,7 @@
 
 import pytest
 import torch.distributed as dist
+
 from distributed.ranks import Launcher
 
 

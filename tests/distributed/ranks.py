@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from forks import Forks
 
 PROGRAM = Path(__file__).parent / "supervise.py"
@@ -38,7 +39,7 @@ class RankResult:
 
 
 class Launcher:
-    """``launcher(world, function, *args)`` runs ``function(*args)`` on each rank of a Gloo group."""
+    """``launcher(world, function, *args)`` runs ``function(*args)`` on each rank of a group."""
 
     def __init__(self, forks: Forks, folder: Path) -> None:
         self._forks = forks
