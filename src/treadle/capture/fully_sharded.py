@@ -327,8 +327,7 @@ def _check(group: ShardedGroupPlan) -> None:
             "read off it",
             code="TR-511",
             where=here(),
-            remedy="leave it away in a compiled step; modules that are gathered get their parts "
-            "back by reshard()",
+            remedy="leave it away in a compiled step",
         )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from treadle.compat.sharded_tensors import ShardedLayout
+from treadle.compat.tracing import without_functions
 
 _MODULE = "torch.distributed.fsdp"
 """Takes seconds to import: where nobody has, no model is fully sharded."""
@@ -57,6 +58,11 @@ class ShardedGroupPlan:
         return ", ".join([type(each).__name__ for each in self.group.modules])
 
     @property
+    def is_gathered(self) -> bool:
+        """Whether its modules hold whole parameters now."""
+        return not self.group.is_sharded
+
+    @property
     def reduces(self) -> bool:
         """Whether a backward that runs now reduces gradients, or only adds to what is kept."""
         return bool(self.group.reduce_grads)
@@ -74,7 +80,7 @@ class ShardedGroupPlan:
     @property
     def beyond(self) -> tuple[str, ...]:
         """What else it does, in words: none of it can be told from the group."""
-        return tuple([words for holds, words in _beyond(self.group) if holds])
+        return tuple([words for holds, words in without_functions(_beyond)(self.group) if holds])
 
 
 @final
@@ -136,7 +142,7 @@ def _facts(group: Any) -> tuple[object, ...]:
         kept.get("force_sum_reduction_for_comms"),
         kept["mp_policy"],
         id(kept["mesh_info"]),
-        *(words for holds, words in _beyond(group) if holds),
+        *(words for holds, words in without_functions(_beyond)(group) if holds),
     )
 
 
@@ -248,7 +254,6 @@ def _beyond(group: Any) -> list[tuple[bool, str]]:
         (in_part, "gradients that are reduced in part"),
         (bool(kept.get("reduce_scatter_unused_params")), "gradients for unused parameters"),
         (bool(mesh.get("is_spmd_mesh")), "dimensions of one mesh (dp_mesh_dims)"),
-        (not group.is_sharded, "parameters that are gathered already"),
         (any(map(_keeps_gradient, group.fsdp_params)), "gradients that were not reduced"),
         (len({each.mesh_info is group.mesh_info for each in group.fsdp_params}) > 1, "two meshes"),
     ]
