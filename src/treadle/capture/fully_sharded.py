@@ -86,8 +86,9 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None]:
         held: _Held = ctx.held
+        (grad,) = grads
         plan, group = held.plan, held.group
         if plan.layout is not None:
             grad = local_of(placed_as(grad, plan.layout))

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from treadle.compat.collectives import collective_op
+from treadle.compat.sharded_tensors import layout_of, local_of
 
 
 @final
@@ -95,7 +96,10 @@ class GradientSync:
 
 def mean_over_ranks(x: Tensor, group: RankGroup) -> Tensor:
     """The mean of ``x`` over the ranks of a group, divided first as ``DistributedDataParallel``
-    does."""
+    does; of a DTensor that of the parts here."""
+    layout = layout_of(x)
+    if layout is not None:
+        return layout.around(mean_over_ranks(local_of(x), group))
     if x.is_complex():
         return torch.view_as_complex(mean_over_ranks(torch.view_as_real(x), group))
     start, wait = collective_op("all_reduce"), collective_op("wait_tensor")
@@ -103,7 +107,10 @@ def mean_over_ranks(x: Tensor, group: RankGroup) -> Tensor:
 
 
 def from_first_rank(x: Tensor, group: RankGroup) -> Tensor:
-    """What the first rank of a group has in the place of ``x``."""
+    """What the first rank of a group has in the place of ``x``, or of its part of a DTensor."""
+    layout = layout_of(x)
+    if layout is not None:
+        return layout.around(from_first_rank(local_of(x), group))
     if x.is_complex():
         return torch.view_as_complex(from_first_rank(torch.view_as_real(x), group))
     x = x.contiguous()

@@ -119,7 +119,7 @@ def _check_parts(plan: ShardedStatePlan) -> None:
     gathered = [group.name for group in plan.groups if group.is_gathered]
     if gathered:
         raise CaptureError(
-            f"fully_shard has gathered the parameters of {gathered[0]}, which a step is not to find",
+            f"fully_shard has gathered the parameters of {gathered[0]}: a step trains their parts",
             code="TR-511",
             remedy="module.reshard() before the call",
         )

@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import SymInt, Tensor, nn
@@ -58,6 +58,7 @@ from treadle.compat.tracing import outside_modes, traced_nodes, without_function
 from treadle.graph.signature import Input, Role
 from treadle.util.errors import CaptureError
 
+T = TypeVar("T")
 Toggle = tuple[nn.Parameter, bool]
 """A parameter, and whether it needs a gradient from then on."""
 
@@ -729,9 +730,9 @@ class Run:
         return self._values[key]
 
 
-def around(local: Tensor, layout: ShardedLayout | None) -> Tensor:
+def around(local: T, layout: ShardedLayout | None) -> T | Tensor:
     """The DTensor with this part here, or ``local`` itself where there is no layout."""
-    return local if layout is None else layout.around(local)
+    return layout.around(local) if layout is not None and isinstance(local, Tensor) else local
 
 
 def _parts_here(leaf: Tensor) -> tuple[Tensor, Tensor]:

@@ -124,13 +124,27 @@ def plans_of(models: Iterable[nn.Module]) -> list[ShardedStatePlan]:
     return list(found.values())
 
 
+@final
+class GatheredModules:
+    """Modules of ``fully_shard`` that hold whole parameters between calls, as the outer ones do
+    after a forward without a backward. A step trains the parts, and leaves what is gathered as it
+    is: the next eager forward would compute with values of before."""
+
+    def __init__(self, models: Iterable[nn.Module]) -> None:
+        self._groups = _groups_within(models)
+
+    def drop(self) -> None:
+        """All of them hold their parts again."""
+        for each in self._groups:
+            if not each.is_sharded:
+                each.reshard()
+
+
 def sharded_facts(models: Iterable[nn.Module]) -> tuple[object, ...]:
     """What of the plans decides a graph, and may be set at any time."""
     if _MODULE not in sys.modules:
         return ()
-    states = [_state_of(module) for model in models for module in model.modules()]
-    unique = {id(each): each for each in states if each is not None}
-    return tuple([_facts(group) for each in unique.values() for group in _groups(each)])
+    return tuple(map(_facts, _groups_within(models)))
 
 
 def _facts(group: Any) -> tuple[object, ...]:
@@ -183,6 +197,13 @@ def _state_of(module: nn.Module) -> Any:
     from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state
 
     return _get_module_fsdp_state(module)
+
+
+def _groups_within(models: Iterable[nn.Module]) -> list[Any]:
+    """Of all states of the models."""
+    states = [_state_of(module) for model in models for module in model.modules()]
+    unique = {id(each): each for each in states if each is not None}
+    return [group for each in unique.values() for group in _groups(each)]
 
 
 def _groups(state: Any) -> list[Any]:
@@ -266,6 +287,7 @@ def _keeps_gradient(parameter: Any) -> bool:
 
 
 __all__ = [
+    "GatheredModules",
     "ShardedGroupPlan",
     "ShardedParameterPlan",
     "ShardedStatePlan",

@@ -9,7 +9,7 @@
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -19,6 +19,11 @@ from treadle.compat.collectives import AVAILABLE
 if AVAILABLE:
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.tensor import DTensor
+
+    _KINDS: tuple[type[Any], ...] = (DTensor,)
+    _UNDER_WAY: tuple[type[Any], ...] = (AsyncCollectiveTensor,)
+else:
+    _KINDS = _UNDER_WAY = ()
 
 
 @final
@@ -31,12 +36,17 @@ class ShardedLayout:
 
     def around(self, local: Tensor) -> Tensor:
         """A DTensor that holds ``local`` itself, and wants no gradient."""
-        return cast(Any, DTensor)(local, self.spec, requires_grad=False)
+        return _KINDS[0](local, self.spec, requires_grad=False)
 
     def with_dtype(self, dtype: torch.dtype) -> "ShardedLayout":
         """The same with elements of ``dtype``."""
         meta = self.spec.tensor_meta
         return ShardedLayout(replace(self.spec, tensor_meta=meta._replace(dtype=dtype)))
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """All ranks of its mesh."""
+        return frozenset(self.spec.mesh.mesh.flatten().tolist())
 
     @property
     def is_split(self) -> bool:
@@ -46,32 +56,34 @@ class ShardedLayout:
 
 def is_sharded(value: object) -> bool:
     """Whether it is a DTensor."""
-    return AVAILABLE and isinstance(value, DTensor)
+    return isinstance(value, _KINDS)
 
 
 def layout_of(value: object) -> ShardedLayout | None:
     """``None`` for what is no DTensor."""
-    if not AVAILABLE or not isinstance(value, DTensor):
+    if not isinstance(value, _KINDS):
         return None
-    return ShardedLayout(value._spec)
+    sharded: Any = value
+    return ShardedLayout(sharded._spec)
 
 
 def local_of(value: Tensor) -> Tensor:
     """What this rank holds of a DTensor, which is waited for if it is still on its way; any other
     tensor itself."""
-    if not AVAILABLE or not isinstance(value, DTensor):
+    if not isinstance(value, _KINDS):
         return value
-    local = value._local_tensor
-    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+    sharded: Any = value
+    local = sharded._local_tensor
+    return local.wait() if isinstance(local, _UNDER_WAY) else local
 
 
 def placed_as(value: Tensor, layout: ShardedLayout) -> Tensor:
     """``value``, a DTensor, with other placements on its mesh: sums and gathers are collectives."""
-    assert isinstance(value, DTensor), value
+    sharded: Any = value
     spec = layout.spec
-    if (value.placements, value.device_mesh) == (spec.placements, spec.mesh):
+    if (sharded.placements, sharded.device_mesh) == (spec.placements, spec.mesh):
         return value
-    return value.redistribute(spec.mesh, spec.placements)
+    return sharded.redistribute(spec.mesh, spec.placements)
 
 
 __all__ = ["ShardedLayout", "is_sharded", "layout_of", "local_of", "placed_as"]

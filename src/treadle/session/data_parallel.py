@@ -5,12 +5,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, cast, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed import DeviceMesh
 from torch.overrides import TorchFunctionMode
 
 from treadle.capture.gradient_sync import GradientSync, RankGroup, from_first_rank
-from treadle.compat.collectives import everyone, name_of_group
+from treadle.compat.collectives import everyone, group_named, name_of_group
+from treadle.compat.sharded_tensors import layout_of
 from treadle.options import DataParallel
 from treadle.util.errors import TreadleError
 
@@ -34,6 +35,22 @@ def rank_group(parallel: DataParallel) -> RankGroup:
         except ValueError as error:
             raise TreadleError(str(error), code="TR-500", remedy=_FIRST) from None
     return RankGroup(name_of_group(group), group.size())
+
+
+def refuse_other_parts(models: Mapping[str, nn.Module], group: RankGroup) -> None:
+    """TR-514 where ranks of ``group`` hold other parts of a parameter, whose mean is nothing."""
+    ranks = {*distributed.get_process_group_ranks(group_named(group.name))}
+    others = ranks - {distributed.get_rank()}
+    for model in models.values():
+        for name, each in model.named_parameters():
+            layout = layout_of(each)
+            if layout is not None and layout.is_split and others & layout.ranks:
+                raise TreadleError(
+                    f"DataParallel over ranks {sorted(ranks)}, which hold parts of {name}",
+                    code="TR-514",
+                    remedy="give the dim of the mesh along which ranks hold the same: "
+                    'treadle.DataParallel(mesh["dp"]); fully_shard needs none',
+                )
 
 
 _READ_GRAD = cast(Any, Tensor.grad).__get__
@@ -93,4 +110,4 @@ def averaging(models: Mapping[str, nn.Module], group: RankGroup, *, steps: bool)
                     each.copy_(from_first_rank(each, group))
 
 
-__all__ = ["averaging", "rank_group", "start_together"]
+__all__ = ["averaging", "rank_group", "refuse_other_parts", "start_together"]
