@@ -40,6 +40,7 @@ QUICK = frozenset(
 
 
 LONGEST = (
+    "distributed/test_sharded.py",
     "models/test_transformers.py",
     "contract/test_checkpointing.py",
     "contract/test_checks.py",
