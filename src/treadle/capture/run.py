@@ -33,6 +33,7 @@ from treadle.capture.patching import TraceRecorder, swapped
 from treadle.capture.reads import Location, Node, Reads, Watched
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.refuse import refuse_unfinished
+from treadle.capture.row_shards import RowShards
 from treadle.capture.sources import (
     Batch,
     BufferSlot,
@@ -241,6 +242,11 @@ class Run:
         self.sources = sources
         self.leaves = leaves
         self.spec = spec
+        self._divided: dict[int, RowShards] = {
+            id(each.parameter): each.shards
+            for _, each in sources
+            if isinstance(each, State) and each.shards is not None
+        }
         self.sync = GradientSync(group if update else None)
         self.trace = Trace(TraceRecorder(models, self.sync))
         self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
@@ -656,7 +662,11 @@ class Run:
 
     def _update(self, form: OptimizerUpdate, cluster: ParamGroup) -> None:
         """A step of those that have gradients. In each call each of them counts its own."""
-        with_grad = [p for p in cluster.parameters if self._stand_ins[id(p)].grad is not None]
+        with self.sync.unlooked():
+            with_grad = [p for p in cluster.parameters if self._stand_ins[id(p)].grad is not None]
+        for parameter in with_grad:
+            if id(parameter) not in self._divided:
+                self.sync.looked_at(self._stand_ins[id(parameter)])
         if not with_grad:
             return
         self._refuse_changed(cluster)
@@ -690,13 +700,30 @@ class Run:
             for parameter in some:
                 names = form.states(parameter, group)
                 state = {key: self._values[id(parameter), key] for key in names}
-                leaf, grad = _parts_here(self._stand_ins[id(parameter)])
-                update = functools.partial(self._update_one, form, group, leaf, grad, state, shared)
-                if updates is None:
-                    update()
-                else:
-                    updates.run((leaf, grad, *state.values()), tuple(state), update)
+                with self._rows_of(parameter) as (leaf, grad):
+                    update = functools.partial(
+                        self._update_one, form, group, leaf, grad, state, shared
+                    )
+                    if updates is None:
+                        update()
+                    else:
+                        updates.run((leaf, grad, *state.values()), tuple(state), update)
                 cluster.taken[id(parameter)] = nth + 1
+
+    @contextlib.contextmanager
+    def _rows_of(self, parameter: nn.Parameter) -> Iterator[tuple[Tensor, Tensor]]:
+        """What this rank updates of a parameter, with the mean gradient of it; afterwards the
+        parameter is whole."""
+        leaf, shards = self._stand_ins[id(parameter)], self._divided.get(id(parameter))
+        if shards is None:
+            yield _parts_here(leaf)
+            return
+        with self.sync.unlooked():
+            grad, is_local = leaf.grad, self.sync.is_local(leaf)
+        assert grad is not None
+        own = shards.own(leaf.detach()).clone()
+        yield own, shards.mean(grad) if is_local else shards.own(grad)
+        leaf.detach().copy_(shards.whole(own, leaf.shape[0]))
 
     def _update_one(
         self,

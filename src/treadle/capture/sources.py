@@ -13,6 +13,7 @@ from treadle.capture.counters import SharedCounters
 from treadle.capture.numbers import Number, is_exact
 from treadle.capture.object_graph import Location
 from treadle.capture.optimizers.registry import Start, form_of
+from treadle.capture.row_shards import RowShards
 from treadle.capture.watching import Unchanged, Watches, watch_dicts
 from treadle.compat.hooks import note_stepped
 from treadle.compat.sharded_tensors import ShardedLayout, is_sharded, layout_of, local_of
@@ -177,18 +178,28 @@ class State:
     parameter: nn.Parameter
     key: str
     start: Start
+    shards: RowShards | None = None  # where ranks divide it
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
-        """What the optimizer has for the parameter; else its start, kept in ``pending``."""
+        """What the optimizer has for the parameter; else its start, kept in ``pending``. Of what
+        ranks divide, this rank's rows."""
         value = self.optimizer.state.get(self.parameter, {}).get(self.key)
-        if value is not None:
+        if value is not None and (self.shards is None or is_sharded(value)):
             return local_of(value)
         place = (id(self.parameter), self.key)
         if place not in pending:
-            pending[place] = self._fresh()
+            pending[place] = self._fresh() if value is None else self._divided(value)
         return local_of(pending[place])
 
+    def _divided(self, value: Tensor) -> Tensor:
+        """Of a checkpoint of ranks that did not divide it."""
+        assert self.shards is not None
+        return self.shards.placed(self.shards.own(value).clone(), value)
+
     def _fresh(self) -> Tensor:
+        if self.shards is not None:
+            own = self.shards.own(self.parameter.detach())
+            return self.shards.placed(torch.full_like(own, self.start.value), self.parameter)
         if self.start.shape is not None:
             return self.parameter.detach().new_full(self.start.shape, self.start.value)
         return torch.full_like(

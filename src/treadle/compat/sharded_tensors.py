@@ -18,7 +18,7 @@ from treadle.compat.collectives import AVAILABLE
 
 if AVAILABLE:
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
     _KINDS: tuple[type[Any], ...] = (DTensor,)
     _UNDER_WAY: tuple[type[Any], ...] = (AsyncCollectiveTensor,)
@@ -77,6 +77,26 @@ def local_of(value: Tensor) -> Tensor:
     return local.wait() if isinstance(local, _UNDER_WAY) else local
 
 
+def rows_of(local: Tensor, mesh: Any, whole: Tensor) -> Tensor:
+    """A DTensor of the shape of ``whole`` whose rows are divided along a mesh of one dim; ``local``
+    are those of this rank. Nothing is sent."""
+    return _KINDS[0].from_local(
+        local, mesh, (Shard(0),), run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def gathered(value: Tensor) -> Tensor:
+    """All of a DTensor; a collective of the ranks of its mesh."""
+    sharded: Any = value
+    return sharded.full_tensor()
+
+
+def placed_like(whole: Tensor, like: Tensor) -> Tensor:
+    """``whole``, which every rank has, as a DTensor placed like another; nothing is sent."""
+    sharded: Any = like
+    return distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None)
+
+
 def placed_as(value: Tensor, layout: ShardedLayout) -> Tensor:
     """``value``, a DTensor, with other placements on its mesh: sums and gathers are collectives."""
     sharded: Any = value
@@ -86,4 +106,13 @@ def placed_as(value: Tensor, layout: ShardedLayout) -> Tensor:
     return sharded.redistribute(spec.mesh, spec.placements)
 
 
-__all__ = ["ShardedLayout", "is_sharded", "layout_of", "local_of", "placed_as"]
+__all__ = [
+    "ShardedLayout",
+    "gathered",
+    "is_sharded",
+    "layout_of",
+    "local_of",
+    "placed_as",
+    "placed_like",
+    "rows_of",
+]

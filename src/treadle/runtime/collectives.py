@@ -16,7 +16,13 @@ from typing import final
 import torch
 from torch import Tensor, distributed
 
-from treadle.compat.collectives import AVAILABLE, collective_op, group_named
+from treadle.compat.collectives import (
+    AVAILABLE,
+    all_gather,
+    collective_op,
+    group_named,
+    reduce_scatter,
+)
 
 _LIBRARY = torch.library.Library("treadle_c10d", "FRAGMENT")
 _OPS: Mapping[str, str] = {
@@ -94,7 +100,7 @@ def _broadcast(x: Tensor, src: int, group_name: str, *, out: Tensor) -> Tensor:
 def _reduce_scatter(
     x: Tensor, reduce_op: str, group_size: int, group_name: str, *, out: Tensor
 ) -> Tensor:
-    work = distributed.reduce_scatter_tensor(
+    work = reduce_scatter(
         _flat(out), _flat(x), op=_reduction(reduce_op), group=group_named(group_name), async_op=True
     )
     IN_FLIGHT.add(out, work)
@@ -103,7 +109,7 @@ def _reduce_scatter(
 
 def _all_gather(x: Tensor, group_size: int, group_name: str, *, out: Tensor) -> Tensor:
     group = group_named(group_name)
-    work = distributed.all_gather_into_tensor(_flat(out), _flat(x), group=group, async_op=True)
+    work = all_gather(_flat(out), _flat(x), group=group, async_op=True)
     IN_FLIGHT.add(out, work)
     return out
 

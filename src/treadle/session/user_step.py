@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from treadle.capture.gradient_sync import RankGroup
 from treadle.compat.fully_sharded import GatheredModules
 from treadle.session.bind import without_updates
-from treadle.session.data_parallel import averaging, refuse_other_parts, start_together
+from treadle.session.data_parallel import averaging, refuse_other_parts, start_together, whole_state
 
 
 @dataclass(slots=True)
@@ -74,7 +74,8 @@ class UserStep:
         """The function as it is, on all ranks of the group if there is one."""
         steps = bool(self.optimizers)
         group = self.group
-        with nullcontext() if group is None else averaging(self.models, group, steps=steps):
+        together = averaging(self.models, group, steps=steps) if group else nullcontext()
+        with whole_state(self.optimizers), together:
             return self.function(*args, **kwargs)
 
 
