@@ -44,6 +44,7 @@ from treadle.compat.control_flow import functions_replaced
 from treadle.compat.fake import is_traced
 from treadle.compat.fully_sharded import resharding_methods, unsharding_methods
 from treadle.compat.hooks import OURS, global_step_hooks, reducer_methods
+from treadle.compat.sharded_tensors import sharded_entries
 from treadle.compat.tensors import storage_key
 from treadle.compat.tracing import (
     METHOD_FILES,
@@ -288,6 +289,10 @@ def swapped(
         for owner, name in tensor_entries():
             original = vars(owner)[name]
             _put(undo, vars(owner), name, _traced_only(mode.entering(original), original))
+        for kind, name in sharded_entries():
+            original = vars(kind)[name]
+            ours = _traced_only(mode.entering(original), original)
+            _put_attribute(undo, kind, name, ours)
         if "__bool__" in vars(Tensor):
             undo.callback(setattr, Tensor, "__bool__", vars(Tensor)["__bool__"])
         else:  # it is inherited

@@ -77,6 +77,12 @@ def local_of(value: Tensor) -> Tensor:
     return local.wait() if isinstance(local, _UNDER_WAY) else local
 
 
+def sharded_entries() -> tuple[tuple[type, str], ...]:
+    """Methods of a DTensor that ask no mode."""
+    names = "to_local", "full_tensor", "redistribute"
+    return tuple([(kind, name) for kind in _KINDS for name in names])
+
+
 def placed_as(value: Tensor, layout: ShardedLayout) -> Tensor:
     """``value``, a DTensor, with other placements on its mesh: sums and gathers are collectives."""
     sharded: Any = value
@@ -86,4 +92,4 @@ def placed_as(value: Tensor, layout: ShardedLayout) -> Tensor:
     return sharded.redistribute(spec.mesh, spec.placements)
 
 
-__all__ = ["ShardedLayout", "is_sharded", "layout_of", "local_of", "placed_as"]
+__all__ = ["ShardedLayout", "is_sharded", "layout_of", "local_of", "placed_as", "sharded_entries"]
