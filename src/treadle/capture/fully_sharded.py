@@ -38,6 +38,7 @@ from treadle.compat.fully_sharded import (
     to_dtype,
 )
 from treadle.compat.sharded_tensors import layout_of, local_of, placed_as
+from treadle.targets.registry import target_for
 from treadle.util.errors import CaptureError
 
 _EXACT = (torch.float32, torch.bfloat16)
@@ -218,7 +219,7 @@ class _Forward:
         self._left = self._left or set(map(id, self._plan.modules))
         if self._model.outer is None:
             self._model.outer = self
-            if self._plan.device.type != "cpu":
+            if not target_for(self._plan.device).on_host:
                 args, kwargs = to_device((args, kwargs), self._plan.device)
         for each in self.held:
             each.gather()
