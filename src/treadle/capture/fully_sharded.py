@@ -87,7 +87,9 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, None]:
         held: _Held = ctx.held
         (grad,) = grads
         plan, group = held.plan, held.group

@@ -16,14 +16,18 @@ from torch import Tensor
 
 from treadle.compat.collectives import AVAILABLE
 
-if AVAILABLE:
+
+def _kinds() -> tuple[tuple[type[Any], ...], tuple[type[Any], ...]]:
+    """DTensors, and results of collectives that are under way."""
+    if not AVAILABLE:
+        return (), ()
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.tensor import DTensor
 
-    _KINDS: tuple[type[Any], ...] = (DTensor,)
-    _UNDER_WAY: tuple[type[Any], ...] = (AsyncCollectiveTensor,)
-else:
-    _KINDS = _UNDER_WAY = ()
+    return (DTensor,), (AsyncCollectiveTensor,)
+
+
+_KINDS, _UNDER_WAY = _kinds()
 
 
 @final
