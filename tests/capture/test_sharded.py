@@ -345,6 +345,22 @@ def test_hooks_and_modules_are_as_they_were():
     assert not {"_pre_forward", "_post_forward"} & vars(plan.state).keys()
 
 
+def test_draws_of_one_stream_are_refused(monkeypatch):
+    """As they are on GPUs."""
+    from torch.distributed.tensor import _dispatch
+
+    monkeypatch.setattr(_dispatch, "is_rng_supported_mesh", lambda mesh: True)
+    weight = nn.Parameter(distribute_tensor(torch.randn(3, 2), mesh(), [Shard(0)]))
+    model = nn.Module()
+    model.weight = weight
+
+    def step(x):
+        nn.functional.dropout(weight).sum().backward()
+
+    with pytest.raises(treadle.CaptureError, match="TR-515"):
+        captured(model, step, torch.randn(5, 2))
+
+
 def test_the_wrapper_of_before_is_refused():
     class FSDPOfOld(nn.Module):
         def __init__(self):

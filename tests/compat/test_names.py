@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
 from treadle.compat.names import ALL, ATTRIBUTES, EITHER, KEYWORDS, NAMES, SET
 
@@ -64,6 +65,7 @@ EXAMPLES = {
     "Module": nn.Linear(2, 2),
     "RNNBase": nn.LSTM(2, 2),
     "Optimizer": torch.optim.SGD([WEIGHT], lr=0.1),
+    "OffsetBasedRNGTracker": OffsetBasedRNGTracker,
     "OpOverload": torch.ops.aten.add.Tensor,
 }
 KNOWN = {

@@ -12,8 +12,8 @@ and where the gradient of ``w`` is final::
     p.grad += convert(s[:own rows])
 
 (Zhao et al., 2023; Rajbhandari et al., 2020, stage 3.) After a forward the module holds its parts
-again. When to gather once more instead of keeping ``w`` is the memory plan's to decide, as for any
-other value that can be computed again.
+again; ``w`` lives until the backward has used it, whatever ``reshard_after_forward`` says, since
+what sends is never computed again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -319,6 +319,18 @@ def refuse_unshard(module: nn.Module, *_: object, **__: object) -> None:
     )
 
 
+def refuse_draws(*_: object, **__: object) -> None:
+    """In the place of what DTensor does around a draw."""
+    raise CaptureError(
+        "the step draws random numbers for a DTensor, where each rank takes its own part of one "
+        "stream of the device, by its position in it",
+        code="TR-515",
+        where=here(),
+        remedy="draw for what this rank holds (use_local_output=True, x.to_local()), with "
+        "generators that ranks seed as they need",
+    )
+
+
 def nothing(*_: object, **__: object) -> None:
     """In the place of ``reshard``: between forwards modules hold parts."""
 
@@ -345,4 +357,11 @@ def _accumulates() -> CaptureError:
     )
 
 
-__all__ = ["Reduction", "fully_sharded", "nothing", "reduction_of", "refuse_unshard"]
+__all__ = [
+    "Reduction",
+    "fully_sharded",
+    "nothing",
+    "reduction_of",
+    "refuse_draws",
+    "refuse_unshard",
+]

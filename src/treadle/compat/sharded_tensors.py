@@ -87,6 +87,16 @@ def sharded_entries() -> tuple[tuple[type, str], ...]:
     return tuple([(kind, name) for kind in _KINDS for name in names])
 
 
+def draw_methods() -> tuple[tuple[type, str], ...]:
+    """What DTensor calls to draw random numbers on devices where each rank draws its own part of
+    one stream: it reads and sets the state of the device's generator."""
+    if not AVAILABLE:
+        return ()
+    from torch.distributed.tensor._random import OffsetBasedRNGTracker
+
+    return (OffsetBasedRNGTracker, "__init__"), (OffsetBasedRNGTracker, "_distribute_region")
+
+
 def placed_as(value: Tensor, layout: ShardedLayout) -> Tensor:
     """``value``, a DTensor, with other placements on its mesh: sums and gathers are collectives."""
     sharded: Any = value
@@ -96,4 +106,12 @@ def placed_as(value: Tensor, layout: ShardedLayout) -> Tensor:
     return sharded.redistribute(spec.mesh, spec.placements)
 
 
-__all__ = ["ShardedLayout", "is_sharded", "layout_of", "local_of", "placed_as", "sharded_entries"]
+__all__ = [
+    "ShardedLayout",
+    "draw_methods",
+    "is_sharded",
+    "layout_of",
+    "local_of",
+    "placed_as",
+    "sharded_entries",
+]
