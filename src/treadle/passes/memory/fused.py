@@ -88,7 +88,8 @@ class _Sources:
                 there.append(there[operands[0]])
                 shared.append(shared[operands[0]])
                 continue
-            there.append(stored[i] or facts.kinds[i] is Kind.INPUT)
+            made = facts.kinds[i] is Kind.INPUT or facts.phases[i] > 0  # a new weight, for one
+            there.append(stored[i] or made)
             shared.append(any(read[each] if there[each] else shared[each] for each in operands))
         return _Sources(facts, tuple(there), read, tuple(shared))
 
