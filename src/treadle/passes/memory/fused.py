@@ -15,7 +15,8 @@ float32 weight is cast once for the products of both passes.
     stored(v) = v is a call's operand or result, or someone reads it at a later stage
     alone(v)  = a call reads v after the forward pass, and no formula there reads what v is made of
     again(v)  = arithmetic + operands in memory that no formula of the backward pass reads
-                + bytes of v and a launch                                         if alone(v)
+                + bytes of v       if alone(v), or if several stages read it
+                + a launch         if alone(v)
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from treadle.targets.model import DeviceModel
 
 _LITTLE = 64  # times the bytes of its operands make a value one that is made from little
 _READS = 0.05
-"""Share of a pass over a value that computing it again costs inside another kernel."""
+"""Share of a pass over a value that computing it again costs at least, inside another kernel."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,12 @@ def traffic(facts: Facts, device: DeviceModel) -> RecomputeCost:
     for i, kind in enumerate(facts.kinds):
         size = facts.held_bytes(i) / device.bandwidth
         if kind is Kind.POINTWISE:
-            alone_again = late[i] and not sources.shared[i]
-            moved = sources.bytes_read(i) / device.bandwidth
-            moved += size if alone_again or spread[i] else _READS * size
-            moved += device.launch if alone_again else 0.0
-            again.append(slow_seconds(facts.nodes[i], device) + moved)
+            reads = sources.bytes_read(i) / device.bandwidth
+            by_itself = late[i] and not sources.shared[i]
+            written = by_itself or spread[i]
+            moved = reads + size if written else max(reads, _READS * size)
+            launch = device.launch if by_itself else 0.0
+            again.append(slow_seconds(facts.nodes[i], device) + moved + launch)
         else:
             again.append(alone[i] + (device.launch if kind in CALLS else 0.0))
         keep.append(0.0 if stored[i] or kind not in FUSIBLE else size)
@@ -68,8 +70,8 @@ def traffic(facts: Facts, device: DeviceModel) -> RecomputeCost:
 @dataclass(frozen=True)
 class _Sources:
     """What a second computation reads. By position: ``there``, whether the value is in memory
-    whatever is kept; ``read``, whether a formula of the backward pass, or of the head of the forward
-    pass, reads it as well; ``shared``, whether a formula starts from something that such a one
+    whatever is kept; ``read``, whether a formula of the backward pass reads it as well, or of the
+    head of the forward pass; ``shared``, whether a formula starts from something that such a one
     reads, and can be in its kernel."""
 
     facts: Facts
