@@ -40,11 +40,17 @@ def by_its_storage(layer: nn.Linear) -> None:
     layer.weight.untyped_storage().copy_(NEW.untyped_storage())
 
 
+def by_a_vector(layer: nn.Linear) -> None:
+    vector = torch.cat([NEW.flatten(), layer.bias.detach()])
+    nn.utils.vector_to_parameters(vector, layer.parameters())
+
+
 SEEN: dict[str, Write] = {
     "no_grad": under_no_grad,
     "state_dict": lambda layer: layer.load_state_dict({"weight": NEW, "bias": layer.bias}),
     "optimizer": by_an_optimizer,
     "detach": lambda layer: layer.weight.detach().copy_(NEW),
+    "vector": by_a_vector,
     "data is set": lambda layer: setattr(layer.weight, "data", NEW.clone()),
 }
 UNSEEN: dict[str, Write] = {

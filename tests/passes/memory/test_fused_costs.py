@@ -263,6 +263,29 @@ def test_microbatches_share_one_copy(device):
 
 
 @pytest.mark.parametrize("device", MODELS, ids=lambda each: each.name)
+def test_a_tied_weight_is_cast_once(device):
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        hidden = F.silu(F.linear(x.bfloat16(), w.bfloat16()))
+        return F.linear(hidden, w.bfloat16().t()).float().square().mean()
+
+    step = clean(traced(loss, [torch.randn(16, 8)], [torch.randn(48, 8)]))
+    assert casts(fastest(step, device).step) == ["arg0_1"]
+
+
+@pytest.mark.parametrize("device", MODELS, ids=lambda each: each.name)
+def test_a_frozen_weight_is_cast_once(device):
+    def loss(w: Tensor, frozen: Tensor, x: Tensor) -> Tensor:
+        hidden = F.silu(F.linear(x.bfloat16(), w.bfloat16()))
+        return F.linear(hidden, frozen.bfloat16()).float().square().mean()
+
+    batch = [torch.randn(8, 16), torch.randn(48, 8)]
+    step = clean(traced(loss, [torch.randn(16, 8)], batch))
+    made = fastest(step, device).step
+    (cast,) = [n for n in made.graph.nodes if "copy" in n.name and str(n.args[0]) == "arg1_1"]
+    assert len(cast.users) == 2  # a product of each pass, one of them through a view
+
+
+@pytest.mark.parametrize("device", MODELS, ids=lambda each: each.name)
 def test_after_an_update_the_new_weight_is_cast_once(device):
     step = captured("updates")
     found = casts(fastest(step, device).step)
