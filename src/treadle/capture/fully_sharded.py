@@ -12,8 +12,8 @@ and where the gradient of ``w`` is final::
     p.grad += convert(s[:own rows])
 
 (Zhao et al., 2023; Rajbhandari et al., 2020, stage 3.) After a forward the module holds its parts
-again. When to gather once more instead of keeping ``w`` is the memory plan's to decide, as for any
-other value that can be computed again.
+again; ``w`` lives until the backward has used it, whatever ``reshard_after_forward`` says, since
+what sends is never computed again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,6 +38,7 @@ from treadle.compat.fully_sharded import (
     to_dtype,
 )
 from treadle.compat.sharded_tensors import layout_of, local_of, placed_as
+from treadle.targets.registry import target_for
 from treadle.util.errors import CaptureError
 
 _EXACT = (torch.float32, torch.bfloat16)
@@ -86,7 +87,9 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, None]:
         held: _Held = ctx.held
         (grad,) = grads
         plan, group = held.plan, held.group
@@ -218,7 +221,7 @@ class _Forward:
         self._left = self._left or set(map(id, self._plan.modules))
         if self._model.outer is None:
             self._model.outer = self
-            if self._plan.device.type != "cpu":
+            if not target_for(self._plan.device).on_host:
                 args, kwargs = to_device((args, kwargs), self._plan.device)
         for each in self.held:
             each.gather()
@@ -316,6 +319,18 @@ def refuse_unshard(module: nn.Module, *_: object, **__: object) -> None:
     )
 
 
+def refuse_draws(*_: object, **__: object) -> None:
+    """In the place of what DTensor does around a draw."""
+    raise CaptureError(
+        "the step draws random numbers for a DTensor, where each rank takes its own part of one "
+        "stream of the device, by its position in it",
+        code="TR-515",
+        where=here(),
+        remedy="draw for what this rank holds (use_local_output=True, x.to_local()), with "
+        "generators that ranks seed as they need",
+    )
+
+
 def nothing(*_: object, **__: object) -> None:
     """In the place of ``reshard``: between forwards modules hold parts."""
 
@@ -342,4 +357,11 @@ def _accumulates() -> CaptureError:
     )
 
 
-__all__ = ["Reduction", "fully_sharded", "nothing", "reduction_of", "refuse_unshard"]
+__all__ = [
+    "Reduction",
+    "fully_sharded",
+    "nothing",
+    "reduction_of",
+    "refuse_draws",
+    "refuse_unshard",
+]

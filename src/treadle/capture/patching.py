@@ -31,7 +31,12 @@ from treadle.capture.expected import Conditions, constraint_checks
 from treadle.capture.explain_errors import Line, here, looks_at_value, running_line
 from treadle.capture.flatten import flatten_containers, unflatten
 from treadle.capture.frames import Whose, whose
-from treadle.capture.fully_sharded import fully_sharded, nothing, refuse_unshard
+from treadle.capture.fully_sharded import (
+    fully_sharded,
+    nothing,
+    refuse_draws,
+    refuse_unshard,
+)
 from treadle.capture.gradient_sync import GradientSync
 from treadle.capture.numbers import Number, Uses, is_stand_in
 from treadle.capture.recurrent import RecurrentLayers
@@ -44,6 +49,7 @@ from treadle.compat.control_flow import functions_replaced
 from treadle.compat.fake import is_traced
 from treadle.compat.fully_sharded import resharding_methods, unsharding_methods
 from treadle.compat.hooks import OURS, global_step_hooks, reducer_methods
+from treadle.compat.sharded_tensors import draw_methods, sharded_entries
 from treadle.compat.tensors import storage_key
 from treadle.compat.tracing import (
     METHOD_FILES,
@@ -288,6 +294,10 @@ def swapped(
         for owner, name in tensor_entries():
             original = vars(owner)[name]
             _put(undo, vars(owner), name, _traced_only(mode.entering(original), original))
+        for kind, name in sharded_entries():
+            original = vars(kind)[name]
+            ours = _traced_only(mode.entering(original), original)
+            _put_attribute(undo, kind, name, ours)
         if "__bool__" in vars(Tensor):
             undo.callback(setattr, Tensor, "__bool__", vars(Tensor)["__bool__"])
         else:  # it is inherited
@@ -427,6 +437,7 @@ class TraceRecorder:
                 *((*method, refuse_wrapper) for method in reducer_methods()),
                 *((*method, refuse_unshard) for method in unsharding_methods()),
                 *((*method, nothing) for method in resharding_methods()),
+                *((*method, refuse_draws) for method in draw_methods()),
                 *constraint_checks(),
             ):
                 _put_attribute(undo, owner, name, _traced_only(ours, vars(owner)[name]))

@@ -16,14 +16,18 @@ from torch import Tensor
 
 from treadle.compat.collectives import AVAILABLE
 
-if AVAILABLE:
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-    _KINDS: tuple[type[Any], ...] = (DTensor,)
-    _UNDER_WAY: tuple[type[Any], ...] = (AsyncCollectiveTensor,)
-else:
-    _KINDS = _UNDER_WAY = ()
+def _kinds() -> tuple[tuple[type[Any], ...], tuple[type[Any], ...]]:
+    """DTensors, and results of collectives that are under way."""
+    if not AVAILABLE:
+        return (), ()
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.tensor import DTensor
+
+    return (DTensor,), (AsyncCollectiveTensor,)
+
+
+_KINDS, _UNDER_WAY = _kinds()
 
 
 @final
@@ -80,6 +84,8 @@ def local_of(value: Tensor) -> Tensor:
 def rows_of(local: Tensor, mesh: Any, whole: Tensor) -> Tensor:
     """A DTensor of the shape of ``whole`` whose rows are divided along a mesh of one dim; ``local``
     are those of this rank. Nothing is sent."""
+    from torch.distributed.tensor import Shard
+
     return _KINDS[0].from_local(
         local, mesh, (Shard(0),), run_check=False, shape=whole.shape, stride=whole.stride()
     )
@@ -93,8 +99,26 @@ def gathered(value: Tensor) -> Tensor:
 
 def placed_like(whole: Tensor, like: Tensor) -> Tensor:
     """``whole``, which every rank has, as a DTensor placed like another; nothing is sent."""
+    from torch.distributed.tensor import distribute_tensor
+
     sharded: Any = like
     return distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None)
+
+
+def sharded_entries() -> tuple[tuple[type, str], ...]:
+    """Methods of a DTensor that ask no mode."""
+    names = "to_local", "full_tensor", "redistribute"
+    return tuple([(kind, name) for kind in _KINDS for name in names])
+
+
+def draw_methods() -> tuple[tuple[type, str], ...]:
+    """What DTensor calls to draw random numbers on devices where each rank draws its own part of
+    one stream: it reads and sets the state of the device's generator."""
+    if not AVAILABLE:
+        return ()
+    from torch.distributed.tensor._random import OffsetBasedRNGTracker
+
+    return (OffsetBasedRNGTracker, "__init__"), (OffsetBasedRNGTracker, "_distribute_region")
 
 
 def placed_as(value: Tensor, layout: ShardedLayout) -> Tensor:
@@ -108,6 +132,7 @@ def placed_as(value: Tensor, layout: ShardedLayout) -> Tensor:
 
 __all__ = [
     "ShardedLayout",
+    "draw_methods",
     "gathered",
     "is_sharded",
     "layout_of",
@@ -115,4 +140,5 @@ __all__ = [
     "placed_as",
     "placed_like",
     "rows_of",
+    "sharded_entries",
 ]
