@@ -232,6 +232,16 @@ _ACCUMULATE = frozenset({
 """Calls that go on from their first operand, and that may do so in its memory: they copy it into
 their result first, unless that is the same memory."""
 
+_STRIDED = frozenset({
+    "aten.mm.out",
+    "aten.addmm.out",
+    "aten.bmm.out",
+    "aten.baddbmm.out",
+    "aten.mv.out",
+    "aten.addmv.out",
+})  # fmt: skip
+"""Calls that write rows or columns of their result at any distance from each other."""
+
 _NEVER_WAIT = _named("""
     mm addmm bmm baddbmm mv addmv dot addbmm _int_mm convolution convolution_backward
     cudnn_convolution _cudnn_rnn _cudnn_rnn_backward _fft_r2c _fft_c2r _fft_c2c view_as_real
@@ -391,6 +401,12 @@ def may_accumulate(name: str) -> bool:
     return name in _ACCUMULATE
 
 
+def writes_strided(name: str) -> bool:
+    """Whether a call of an operator, named as by artifacts, writes a matrix into a part of a larger
+    one as fast as into one of its own: any distance between its rows, or its columns."""
+    return name in _STRIDED
+
+
 def may_wait(name: str, *, masks: bool) -> bool:
     """Whether a call of an operator, named as by artifacts, may wait for the host. ``masks``: some
     of its arguments are."""
@@ -489,5 +505,6 @@ __all__ = [
     "gives_undefined",
     "may_accumulate",
     "may_wait",
+    "writes_strided",
     "written_names",
 ]
