@@ -258,7 +258,7 @@ def _inside(
         if found is None:
             return None
         strides.append(found)
-    if left or not _is_matrix(product.shape, strides):
+    if left or not _is_matrix(strides):
         return None
     return TensorRef(part.buffer, part.dtype, product.shape, tuple(strides), part.offset)
 
@@ -283,11 +283,10 @@ def _spaced(left: list[tuple[int, int, int]], extent: int, stride: int) -> int |
     return first
 
 
-def _is_matrix(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def _is_matrix(strides: Sequence[int]) -> bool:
     """Whether a library writes such a result itself, and no copy of it: in each matrix, rows or
     columns have no gaps between their elements."""
-    inner = [s for n, s in zip(shape[-2:], strides[-2:], strict=True) if not same(n, 1)]
-    return not inner or any(same(stride, 1) for stride in inner)
+    return any(same(stride, 1) for stride in strides[-2:])
 
 
 __all__ = ["write_where_joined"]
