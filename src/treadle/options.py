@@ -21,6 +21,8 @@ OPTIONAL_PASSES = (
     "CountConstants",
     "outer-product",
     "AccumulateProducts",
+    "ScaleInProduct",
+    "FoldWeightCast",
     "FuseAttention",
     "ProveAttentionMasks",
 )

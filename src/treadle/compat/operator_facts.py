@@ -206,7 +206,7 @@ _REDUCTIONS = _named("""
 """)
 """One pass over the rows of an operand; PyTorch tags some of them since 2.12."""
 
-_PRODUCTS = _named("linear matmul")
+_PRODUCTS = _named("linear matmul _weight_int8pack_mm")
 """Besides those that PyTorch has, or was given, a formula of floating-point operations for."""
 
 _SLOW_ELEMENTS = _named("""
@@ -243,7 +243,8 @@ _STRIDED = frozenset({
 """Calls that write rows or columns of their result at any distance from each other."""
 
 _NEVER_WAIT = _named("""
-    mm addmm bmm baddbmm mv addmv dot addbmm _int_mm convolution convolution_backward
+    mm addmm bmm baddbmm mv addmv dot addbmm _int_mm _weight_int8pack_mm convolution
+    convolution_backward
     cudnn_convolution _cudnn_rnn _cudnn_rnn_backward _fft_r2c _fft_c2r _fft_c2c view_as_real
     view_as_complex _conj _neg_view zeros ones empty arange zeros_like ones_like full_like
     empty_like new_zeros new_ones new_full new_empty new_empty_strided empty_strided fill linspace
