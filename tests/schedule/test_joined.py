@@ -156,13 +156,7 @@ def test_neighbours_that_are_no_products_are_one_formula():
 
 
 REFUSED = {
-    "a product is read by others": lambda x, v, w, y, s, b, m: (
-        (c := torch.cat([p := x @ s, p.sin()], 1)) @ c.t()
-    ),
-    "a product is returned": lambda x, v, w, y, s, b, m: (
-        torch.cat([p := x @ s, y], 1),
-        p,
-    ),
+    "a product is read by others": lambda x, v, w, y, s, b, m: torch.cat([p := x @ s, p.sin()], 1),
     "a product is there twice": lambda x, v, w, y, s, b, m: torch.cat([p := x @ s, p], 1),
     "only a part of a product is there": lambda x, v, w, y, s, b, m: torch.cat(
         [(x @ w)[:, :4], y], 1
@@ -178,20 +172,54 @@ REFUSED = {
     "it is no product": lambda x, v, w, y, s, b, m: torch.cat([x.cumsum(0), y], 1),
     "two dims decide": lambda x, v, w, y, s, b, m: F.pad(x @ w, (1, 2, 3, 4)),
     "a value decides": lambda x, v, w, y, s, b, m: torch.where(y[:, :1] > 0, x @ s, x),
-    "it is added up": lambda x, v, w, y, s, b, m: torch.cat([x @ v, x @ w], 1).sum(1),
-    "only formulas read it": lambda x, v, w, y, s, b, m: torch.cat([x @ v, x @ w], 1).sin(),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_stays_where_it_is(name):
-    program = REFUSED[name]
-
-    def join(x, v, w, y, s, b, m):
-        return program(x, v, w, y, s, b, m)
-
-    before = program_of(join, *OPERANDS)
+    before = program_of(stored(REFUSED[name]), *OPERANDS)
     assert write_where_joined(before) is before
+
+
+def joined_and(use):
+    """A join of two products, and what ``use`` makes of it and of the first."""
+
+    def program(x, v, w):
+        first = x @ v
+        return use(torch.cat([first, x @ w], 1), first)
+
+    return program
+
+
+READERS = {
+    "a product is returned": (lambda joined, first: (joined.t() @ joined, first), 1),
+    "it is added up": (lambda joined, first: joined.sum(1), 0),
+    "only formulas read it": (lambda joined, first: joined.sin(), 0),
+    "a small result": (lambda joined, first: joined, 0),
+    "a small result that a call reads": (lambda joined, first: (joined, joined.t() @ joined), 0),
+    "a call reads it": (lambda joined, first: joined.t() @ joined, 2),
+    "a formula and a call": (lambda joined, first: (joined.sin(), joined.t() @ joined), 2),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_who_reads_a_join_decides(name):
+    use, count = READERS[name]
+    after = write_where_joined(program_of(joined_and(use), X, V, W))
+    assert len(parts(after)) == count
+
+
+def test_a_large_result():
+    inputs = (torch.randn(4096, 4), V, W)
+    program = joined_and(lambda joined, first: joined)
+    check_joined(lambda x, v, w: program(x, v, w), inputs, 2)
+    step = treadle.compile(program, model=nn.Linear(1, 1))
+    first = step(*inputs)
+    kept = first.clone()
+    second = step(inputs[0] * 2, V, W)
+    assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
+    assert torch.equal(first, kept)  # no later call changes a result
+    first.add_(1)  # nor is it a part of anything else
 
 
 def test_what_a_parameter_becomes_is_not_written_early():
@@ -335,7 +363,9 @@ def test_fewer_bytes_are_moved_and_held():
 
 def test_sizes_of_calls():
     model = Projections()
-    step = treadle.compile(lambda x: model(x), model=model, shapes=treadle.dynamic({"x": ("rows",)}, rows=(1, 17, 64)))
+    step = treadle.compile(
+        lambda x: model(x), model=model, shapes=treadle.dynamic({"x": ("rows",)}, rows=(1, 17, 64))
+    )
     for rows in (3, 17, 1, 64):
         x = torch.randn(rows, 16)
         torch.testing.assert_close(step(x), model(x))

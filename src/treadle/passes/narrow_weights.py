@@ -29,6 +29,7 @@ _SOME = 8
 _LANES = 64
 """PyTorch's kernel reads the rows of the weight in whole vectors, past their end if need be."""
 _HALVES = (torch.bfloat16, torch.float16)
+_BYTES = (torch.int8, torch.uint8)
 _RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default})
 _SWAPS = frozenset({aten.t.default, aten.transpose.int, aten.permute.default})
 _VIEWS = _RESHAPES | _SWAPS | {
@@ -291,6 +292,8 @@ def _is_formula(node: fx.Node) -> bool:
         return False
     if node.target in _VIEWS | _JOINS:
         return True
+    if node.target is aten.view.dtype:
+        return all(type_of(each).dtype in _BYTES for each in (node, _above(node)))
     facts = facts_of(node.target)
     return facts.cost is CostClass.POINTWISE and not facts.draws and not facts.slow_elements
 

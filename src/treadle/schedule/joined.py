@@ -29,6 +29,9 @@ _SHARE = 2
 """One element of this many at least is a product's: what else is in a join is written by kernels of
 its own then, and no reader has it in a register."""
 
+_RETURNED = 1 << 17
+"""Bytes of a result from which not copying it repays the views of it that every call makes."""
+
 
 def write_where_joined(program: Program) -> Program:
     """The program with products written into joins, where only the join reads them and is stored
@@ -120,7 +123,9 @@ class _Joiner:
         whole = TensorRef(buffer.name, buffer.dtype, buffer.shape, buffer.strides)
         ours = buffer.kind is BufferKind.TEMPORARY and len(self._writers[output.buffer]) == 1
         readers = [self._program.steps[at] for at in self._readers.get(output.buffer, ())]
-        stored = output.buffer in self._kept or any(
+        if output.buffer in self._kept:
+            return ours and output == whole and sample_of(buffer.nbytes) >= _RETURNED
+        stored = any(
             isinstance(each, Call) or each.origin.phase != step.origin.phase for each in readers
         )
         return ours and stored and output == whole
