@@ -177,7 +177,8 @@ def _run_call(call: Call, program: Program, storages: dict[str, Tensor]) -> None
     result = op(*[map_leaves(value, each) for each in call.args], **kwargs)
     results = (result,) if isinstance(result, Tensor) else tuple(result or ())
     if call.into is not None:
-        view(call.into, storages).copy_(results[0])
+        (tensor,) = results
+        view(call.into, storages).copy_(tensor)
         return
     for name, tensor in zip(call.outputs, results, strict=True):
         if name is not None:
