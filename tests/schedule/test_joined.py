@@ -126,6 +126,18 @@ JOINS = {
         1,
     ),
     "vectors": (lambda x, v, w, y, s, b, m: torch.cat([x.mv(s[0]), x.mv(s[1])])[None], 2),
+    "batches with something added": (
+        lambda x, v, w, y, s, b, m: torch.cat([torch.baddbmm(m[:, :1], b, m), b.bmm(m)], 1),
+        2,
+    ),
+    "vectors with something added": (
+        lambda x, v, w, y, s, b, m: torch.cat([torch.addmv(y[:, 0], x, s[0]), x.mv(s[1])])[None],
+        2,
+    ),
+    "a sum of products": (
+        lambda x, v, w, y, s, b, m: torch.cat([torch.addmm(x @ v, x.exp(), v), x @ w], 1),
+        2,
+    ),
     "one row": (lambda x, v, w, y, s, b, m: torch.cat([x[:1] @ v, x[:1] @ w], 1), 2),
     "a column": (lambda x, v, w, y, s, b, m: torch.cat([x @ v, x @ w[:, 2:3]], 1), 2),
     "several neighbours": (
@@ -161,6 +173,8 @@ REFUSED = {
     "only a part of a product is there": lambda x, v, w, y, s, b, m: torch.cat(
         [(x @ w)[:, :4], y], 1
     ),
+    "the first column is left out": lambda x, v, w, y, s, b, m: torch.cat([(x @ w)[:, 1:], y], 1),
+    "a product is turned around": lambda x, v, w, y, s, b, m: torch.cat([(x @ w).flip(0), y], 1),
     "a product is changed": lambda x, v, w, y, s, b, m: torch.cat([(x @ w).sin(), y], 1),
     "a product is converted": lambda x, v, w, y, s, b, m: torch.cat([x @ w, y.double()], 1),
     "most of it is no product": lambda x, v, w, y, s, b, m: torch.cat([x @ v, x.sin()], 1),
