@@ -175,11 +175,10 @@ def _run_call(call: Call, program: Program, storages: dict[str, Tensor]) -> None
 
     kwargs = {name: map_leaves(value, each) for name, each in call.kwargs.items()}
     result = op(*[map_leaves(value, each) for each in call.args], **kwargs)
-    results = (result,) if isinstance(result, Tensor) else tuple(result or ())
     if call.into is not None:
-        (tensor,) = results
-        view(call.into, storages).copy_(tensor)
+        view(call.into, storages).copy_(result)
         return
+    results = (result,) if isinstance(result, Tensor) else tuple(result or ())
     for name, tensor in zip(call.outputs, results, strict=True):
         if name is not None:
             buffer = program.buffers[name]
