@@ -25,6 +25,8 @@ OPTIONAL_PASSES = (
     "CountConstants",
     "outer-product",
     "AccumulateProducts",
+    "ScaleInProduct",
+    "FoldWeightCast",
     "FuseAttention",
     "ProveAttentionMasks",
 )
