@@ -4,6 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+import torch
 from torch import fx
 
 from treadle.compat.collectives import collective_op
@@ -14,6 +15,7 @@ from treadle.graph.order import restore_order
 from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.values import inherit, refresh
+from treadle.passes.comm.blocks import is_view, readers_of
 from treadle.passes.comm.candidates import Candidate, candidates_in
 from treadle.passes.comm.dependence import Dependence
 from treadle.passes.comm.hoist import HoistCollectives
@@ -21,6 +23,8 @@ from treadle.passes.comm.kept_order import Earlier, kept_order
 from treadle.passes.comm.layout import packed, unpacked
 from treadle.passes.comm.merge import MergeEqualCollectives
 from treadle.passes.comm.sink import SinkWaits
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,11 @@ class BucketCollectives(GraphPass):
         if not buckets:
             return 0
         earlier = kept_order(step.graph)
-        given_away = _given_away(step)
+        caller = _Caller(step)
         moved: dict[fx.Node, fx.Node] = {}
         results: list[fx.Node] = []
         for each in buckets:
-            start, wait, made = _join(each, given_away)
+            start, wait, made = _join(each, caller)
             moved |= {old.start: start for old in each} | {old.wait: wait for old in each}
             results += made
         restore_order(step.graph, _renamed(earlier, moved))
@@ -128,15 +132,43 @@ class _Open:
         return ""
 
 
-def _given_away(step: StepGraph) -> frozenset[int]:
-    """The storages of what the caller gets, write-backs aside."""
-    results = [node for node, output in step.outputs() if output.writes is None]
-    held = [storages(value_of(node)) for node in results if node is not None]
-    return frozenset().union(*held)
+@final
+class _Caller:
+    """What the caller of the step gets, write-backs aside: those are copied anyway."""
+
+    def __init__(self, step: StepGraph) -> None:
+        self._step = step
+        self._position = {node: at for at, node in enumerate(step.graph.nodes)}
+        results = [node for node, output in step.outputs() if output.writes is None]
+        self._results = {node for node in results if node is not None}
+
+    def storages_of_views(self) -> frozenset[int]:
+        """The storages of results that are views."""
+        return frozenset().union(
+            *(storages(value_of(each)) for each in self._results if is_view(each))
+        )
+
+    def gets(self, node: fx.Node) -> bool:
+        """Whether ``node`` itself is a result."""
+        return node in self._results
+
+    def give_copy(self, node: fx.Node) -> None:
+        """The caller gets a copy of ``node``, made where it is read first."""
+        graph = self._step.graph
+        known = [each for each in readers_of(node) if each in self._position]
+        with graph.inserting_before(min(known, key=self._position.__getitem__)):
+            copy = graph.call_function(aten.clone.default, (node,))
+        inherit(copy, node)
+        returned = [
+            copy if each is node and output.writes is None else each
+            for each, output in self._step.outputs()
+        ]
+        (end,) = graph.find_nodes(op="output")
+        end.args = (tuple(returned),)
 
 
 def _join(
-    members: Sequence[Candidate], given_away: frozenset[int]
+    members: Sequence[Candidate], caller: _Caller
 ) -> tuple[fx.Node, fx.Node, list[fx.Node]]:
     """The start and the wait that stand for those of ``members``, and the results."""
     last = members[-1].start
@@ -148,9 +180,11 @@ def _join(
     with last.graph.inserting_before(root):
         wait = last.graph.call_function(collective_op("wait_tensor"), (start,))
     inherit(wait, root)
-    results = unpacked(members, wait, given_away)
+    results = unpacked(members, wait, caller.storages_of_views())
     for old, new in zip(members, results, strict=True):
         old.wait.replace_all_uses_with(new)
+        if caller.gets(old.wait) and storages(value_of(new)) & storages(value_of(wait)):
+            caller.give_copy(new)
         last.graph.erase_node(old.wait)
         last.graph.erase_node(old.start)
     return start, wait, results

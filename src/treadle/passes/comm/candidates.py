@@ -75,10 +75,10 @@ def _candidate(each: Collective) -> Candidate:
 
 
 def _first_phase(wait: fx.Node) -> int:
-    """In which phase the result is needed. One that the backward pass goes on with does not wait
-    for gradients that the optimizer reads."""
-    phases = [info(each).phase for each in readers_of(wait)]
-    return min((PHASES.index(each) for each in phases if each in PHASES), default=len(PHASES))
+    """In which phase the result is needed; what is only returned is needed in the last. A result
+    that the backward pass goes on with does not wait for gradients that the optimizer reads."""
+    phases = [info(each).phase or PHASES[-1] for each in readers_of(wait)]
+    return min(map(PHASES.index, phases), default=len(PHASES))
 
 
 __all__ = ["Candidate", "candidates_in"]

@@ -51,7 +51,7 @@ def unpacked(
     members: Sequence[Candidate], waited: fx.Node, given_away: frozenset[int]
 ) -> list[fx.Node]:
     """The result of each of ``members`` in that of the one collective, all of them right behind
-    ``waited``. ``given_away``: the storages that the caller gets."""
+    ``waited``. ``given_away``: the storages of which the caller gets views."""
     *rows, _ = type_of(waited).shape
     results: list[fx.Node] = []
     behind, start = waited, 0
@@ -65,7 +65,7 @@ def unpacked(
             made.call(aten.view.default if seen else aten.reshape.default, made.last, list(shape))
         shared = storages(value_of(made.last)) & storages(value_of(waited))
         if shared and _needs_own_memory(each.wait, given_away):
-            made.call(aten.clone.default, made.last, memory_format=torch.contiguous_format)
+            made.call(aten.clone.default, made.last)
         results.append(made.last)
         behind, start = made.last, stop
     return results
@@ -78,10 +78,10 @@ class _Made:
         self._root = root
         self.last = behind
 
-    def call(self, target: OpOverload, *args: Argument, **kwargs: Argument) -> None:
+    def call(self, target: OpOverload, *args: Argument) -> None:
         graph = self.last.graph
         with graph.inserting_after(self.last):
-            self.last = graph.call_function(target, args, kwargs)
+            self.last = graph.call_function(target, args)
         inherit(self.last, self._root)
 
 
@@ -112,9 +112,9 @@ def _row_by_row(member: Candidate, rows: Sequence[int]) -> fx.Node:
 
 
 def _needs_own_memory(node: fx.Node, given_away: frozenset[int]) -> bool:
-    """Whether the result that is ``node`` may not be a part of a larger value: the caller gets it,
-    and would hold all of that; or somebody counts in its storage, which begins elsewhere then, or
-    sees its bytes as another dtype, which has to fit where it begins."""
+    """Whether the result that is ``node`` may not be a part of a larger value: the caller gets a
+    view of it, and would hold all of that; or somebody counts in its storage, which begins
+    elsewhere then, or sees its bytes as another dtype, which has to fit where it begins."""
     if storages(value_of(node)) & given_away or read_by_strides(node):
         return True
     return any(tensor.dtype is not tensor_of(node).dtype for tensor in _shown(node))

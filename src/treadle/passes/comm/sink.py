@@ -60,10 +60,11 @@ class SinkWaits(GraphPass):
         return sorted(place, key=place.__getitem__)
 
     def _hold_back(self, graph: fx.Graph, place: dict[fx.Node, _Place]) -> None:
-        """Put the waits that went too far nearer to where they were."""
+        """Put the waits that went too far nearer to where they were. The last collective first:
+        then what started first is waited for first, and something is always under way."""
         flight = InFlight(graph, self.in_flight_bytes)
         position = {node: at for at, node in enumerate(graph.nodes)}
-        for each in collectives_in(graph):
+        for each in reversed(collectives_in(graph)):
             waits = sorted(each.waits, key=position.__getitem__)
             end = max((_spot(place[wait]) for wait in waits), default=0.0)
             allowed = flight.end_late(each.node, end)
