@@ -28,6 +28,7 @@ from torch import Tensor, fx
 
 from treadle.graph.arguments import given_of
 from treadle.graph.collectives import Collective, CollectiveKind, collective_of, is_wait, started_by
+from treadle.graph.node_info import value_of
 from treadle.graph.operators import is_item
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import short_dtype
@@ -214,7 +215,14 @@ def _exchange(events: Sequence[Started]) -> None:
     for at in range(len(first.sent)):
         made = _results(first.collective, events, [each.sent[at] for each in events])
         for event, result in zip(events, made, strict=True):
-            event.results[at].result = result.contiguous().clone()
+            event.results[at].result = _laid_out(result, value_of(event.collective.node), at)
+
+
+def _laid_out(result: Tensor, value: Any, at: int) -> Tensor:
+    """A copy in the strides that the graph says."""
+    kind = value if isinstance(value, Tensor) else value[at]
+    made = torch.empty_strided(kind.shape, kind.stride(), dtype=kind.dtype)
+    return made.copy_(result)
 
 
 def _results(

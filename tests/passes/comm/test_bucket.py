@@ -18,8 +18,8 @@ from treadle.compat.collectives import collective_op
 from treadle.compat.fake import symbolic_mode
 from treadle.graph.alias import analyse
 from treadle.graph.collectives import collectives_in
-from treadle.graph.dynamic import Symbols, pair
-from treadle.graph.node_info import value_of, with_info
+from treadle.graph.dynamic import SampleMode, Symbols, pair
+from treadle.graph.node_info import set_value, with_info
 from treadle.graph.passes import run_passes
 from treadle.passes.comm.bucket import BucketCollectives
 from treadle.util.extents import Size
@@ -71,14 +71,14 @@ def test_scattered_sums():
             view: f32[2, 6] = view(g, [2, 6])
             view.1: f32[2, 3] = view(h, [2, 3])
             cat: f32[2, 9] = cat([view, view.1], 1)
-            reduce_scatter_tensor: f32[1, 9] = reduce_scatter_tensor(cat, sum, 2, 0)
-            wait_tensor: f32[1, 9] = wait_tensor(reduce_scatter_tensor)
-            slice: f32[1, 6] = slice.Tensor(wait_tensor, 1, 0, 6)
-            view.2: f32[2, 3] = view(slice, [2, 3])
-            slice.1: f32[1, 3] = slice.Tensor(wait_tensor, 1, 6, 9)
-            view.3: f32[3] = view(slice.1, [3])
-            relu: f32[2, 3] = relu(view.2)
-            relu.1: f32[3] = relu(view.3)
+            view.2: f32[18] = view(cat, [18])
+            reduce_scatter_tensor: f32[9] = reduce_scatter_tensor(view.2, sum, 2, 0)
+            wait_tensor: f32[9] = wait_tensor(reduce_scatter_tensor)
+            slice: f32[6] = slice.Tensor(wait_tensor, 0, 0, 6)
+            view.3: f32[2, 3] = view(slice, [2, 3])
+            slice.1: f32[3] = slice.Tensor(wait_tensor, 0, 6, 9)
+            relu: f32[2, 3] = relu(view.3)
+            relu.1: f32[3] = relu(slice.1)
             return [relu, relu.1]
         """,
     )
@@ -92,20 +92,43 @@ def test_gathered_values_are_copied_together():
         after="""
             g: f32[4, 3]
             h: f32[6]
-            view: f32[1, 12] = view(g, [1, 12])
-            view.1: f32[1, 6] = view(h, [1, 6])
-            cat: f32[1, 18] = cat([view, view.1], 1)
-            all_gather_into_tensor: f32[2, 18] = all_gather_into_tensor(cat, 2, 0)
-            wait_tensor: f32[2, 18] = wait_tensor(all_gather_into_tensor)
-            slice: f32[2, 12] = slice.Tensor(wait_tensor, 1, 0, 12)
-            reshape: f32[8, 3] = reshape(slice, [8, 3])
-            slice.1: f32[2, 6] = slice.Tensor(wait_tensor, 1, 12, 18)
-            reshape.1: f32[12] = reshape(slice.1, [12])
-            relu: f32[8, 3] = relu(reshape)
-            relu.1: f32[12] = relu(reshape.1)
+            view: f32[12] = view(g, [12])
+            cat: f32[18] = cat([view, h], 0)
+            all_gather_into_tensor: f32[36] = all_gather_into_tensor(cat, 2, 0)
+            wait_tensor: f32[36] = wait_tensor(all_gather_into_tensor)
+            view.1: f32[2, 18] = view(wait_tensor, [2, 18])
+            slice: f32[2, 12] = slice.Tensor(view.1, 1, 0, 12)
+            clone: f32[2, 12] = clone(slice, memory_format=torch.contiguous_format)
+            view.2: f32[8, 3] = view(clone, [8, 3])
+            slice.1: f32[2, 6] = slice.Tensor(view.1, 1, 12, 18)
+            clone.1: f32[2, 6] = clone(slice.1, memory_format=torch.contiguous_format)
+            view.3: f32[12] = view(clone.1, [12])
+            relu: f32[8, 3] = relu(view.2)
+            relu.1: f32[12] = relu(view.3)
             return [relu, relu.1]
         """,
     )
+
+
+def test_a_group_of_one_needs_no_copy_of_what_it_gathers():
+    gather = collective_op("all_gather_into_tensor")
+    step = trace(lambda x, y: (wait(gather(x, 1, "0")) + 1, wait(gather(y, 1, "0")) + 1), X, Y)
+    run_passes(step, [*needed_before(BUCKET), BUCKET])
+    assert count(step) == 1
+    assert "clone" not in calls(step)
+
+
+def test_results_of_one_row():
+    """Their first stride is of no consequence to anybody, and is what it was."""
+
+    def program(x, y):
+        return (
+            *[wait(reduce_scatter(each)).sin() for each in (x[:2], y[:2])],
+            *[wait(all_gather(each)).sin() for each in (x[:1], y.view(1, 6))],
+        )
+
+    step = check_comm(BUCKET, program, (X, Y))
+    assert count(step) == 2
 
 
 def test_inputs_in_any_layout():
@@ -398,7 +421,10 @@ def test_sizes_that_each_call_decides_stay():
     symbols = Symbols(*symbolic_mode([size]))
     with symbols.mode:
         twin = torch.empty(symbols.symint(size))
-    pair(value_of(step.placeholders[1]), twin)
+    with SampleMode(symbols):
+        sample = torch.empty(6)
+    pair(sample, twin)
+    set_value(step.placeholders[1], sample)
     reasons = list(BUCKET.choose(step).reasons.values())
     assert reasons[0] == "all_reduce_1 has sizes that each call decides"
     assert BUCKET.run(step) == 0

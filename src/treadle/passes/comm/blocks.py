@@ -10,7 +10,7 @@
 Found by what operators are and who reads whom: neither names of nodes nor distances matter.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -81,7 +81,7 @@ def blocks_in(graph: fx.Graph) -> list[CommunicationBlock]:
             waits.append(node)
         elif is_item(node) and node.args[0] is start:
             pass  # one of several results: nobody may read it yet
-        elif _rearranges(node):
+        elif rearranges(node):
             tail.append(node)
         else:
             continue
@@ -89,7 +89,9 @@ def blocks_in(graph: fx.Graph) -> list[CommunicationBlock]:
     return [CommunicationBlock(c, tuple(w), tuple(t)) for c, w, t in found.values()]
 
 
-def _rearranges(node: fx.Node) -> bool:
+def rearranges(node: fx.Node) -> bool:
+    """Whether the node gives the elements of its operands and nothing else: views of them, or
+    copies."""
     return is_view(node) or (node.target in _COPIES and not effects_of(node))
 
 
@@ -102,13 +104,16 @@ def is_view(node: fx.Node) -> bool:
     return bool(storages(value_of(node)) & storages(value_of(operand)))
 
 
-def readers_of(node: fx.Node) -> list[fx.Node]:
-    """Who computes with elements of ``node``: its users, and instead of each view the view's."""
+def readers_of(
+    node: fx.Node, through: Callable[[fx.Node], bool] = is_view
+) -> list[fx.Node]:
+    """Who computes with elements of ``node``: its users, and instead of each view the view's.
+    ``through``: instead of which users theirs count."""
     found: dict[fx.Node, None] = {}
     pending, seen = [node], {node}
     while pending:
         for user in pending.pop().users:
-            if not is_view(user):
+            if not through(user):
                 found[user] = None
             elif user not in seen:
                 seen.add(user)
@@ -128,4 +133,4 @@ def views_towards(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-__all__ = ["CommunicationBlock", "blocks_in", "is_view", "readers_of", "views_towards"]
+__all__ = ["CommunicationBlock", "blocks_in", "is_view", "readers_of", "rearranges", "views_towards"]

@@ -11,7 +11,7 @@ from treadle.graph.node_info import info
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import type_of
 from treadle.graph.verify import PHASES
-from treadle.passes.comm.blocks import readers_of
+from treadle.passes.comm.blocks import readers_of, rearranges
 from treadle.util.errors import require
 from treadle.util.extents import dims_in
 
@@ -77,7 +77,7 @@ def _candidate(each: Collective) -> Candidate:
 def _first_phase(wait: fx.Node) -> int:
     """In which phase the result is needed; what is only returned is needed in the last. A result
     that the backward pass goes on with does not wait for gradients that the optimizer reads."""
-    phases = [info(each).phase or PHASES[-1] for each in readers_of(wait)]
+    phases = [info(each).phase or PHASES[-1] for each in readers_of(wait, rearranges)]
     return min(map(PHASES.index, phases), default=len(PHASES))
 
 

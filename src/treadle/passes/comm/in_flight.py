@@ -38,11 +38,7 @@ class InFlight:
 
     def __init__(self, graph: fx.Graph, bound: int | None) -> None:
         self._bound = bound
-        self._spans: dict[fx.Node, Span] = {}
-        if bound is not None:
-            position = {node: at for at, node in enumerate(graph.nodes)}
-            for each in collectives_in(graph):
-                self._spans[each.node] = _span_of(each, position)
+        self._spans = {} if bound is None else spans_of(graph)
 
     def start_early(self, node: fx.Node, wanted: float) -> float:
         """Where the collective ``node``, which starts later, starts now: at ``wanted``, or right
@@ -85,9 +81,15 @@ class InFlight:
                 yield left, right
 
 
+def spans_of(graph: fx.Graph) -> dict[fx.Node, Span]:
+    """The span of each collective of the graph."""
+    position = {node: at for at, node in enumerate(graph.nodes)}
+    return {each.node: _span_of(each, position) for each in collectives_in(graph)}
+
+
 def _span_of(each: Collective, position: dict[fx.Node, int]) -> Span:
     end = max((position[wait] for wait in each.waits), default=inf)
     return Span(position[each.node], end, each.nbytes)
 
 
-__all__ = ["InFlight", "Span"]
+__all__ = ["InFlight", "Span", "spans_of"]

@@ -2,13 +2,14 @@
 
 ::
 
-    all_reduce, broadcast     cat([flat(a), flat(b)])                f32[n + m]      1 row
-    reduce_scatter            cat([rows(a), rows(b)], 1)             f32[R, n + m]   row r: for rank r
-    all_gather                cat([rows(a), rows(b)], 1)             f32[1, n + m]   row r: of rank r,
-                                                                     then f32[R, n + m]
+    all_reduce, broadcast     cat([a, b])                      f32[n + m]      gives f32[n + m]
+    reduce_scatter            view(cat([rows(a), rows(b)], 1)) f32[R * (n+m)]  gives f32[n + m]
+    all_gather                cat([a, b])                      f32[n + m]      gives f32[R * (n+m)]
 
-The result of each is its columns, in its own shape. Those of one row are a view. Those of several
-(an all-gather) lie apart, and a copy brings them together: joining all-gathers costs that copy.
+Each is flat. Of ``R`` ranks, row ``r`` of ``rows(a): f32[R, n]`` is what rank ``r`` gets of ``a``; a
+result of an all-gather has the rows of all ranks. The result of each is its columns, in its own
+shape. Those of one row are a view. Those of several (an all-gather) lie apart, and a copy brings
+them together: joining all-gathers costs that copy.
 
 One buffer, and no ``all_reduce_coalesced``. A functional collective copies what it is given: the
 coalesced form makes one copy for each input, in kernels of their own, where the copy into the buffer
@@ -39,12 +40,12 @@ aten = torch.ops.aten
 def packed(members: Sequence[Candidate]) -> fx.Node:
     """What one collective sends for ``members``, right ahead of the last of them."""
     last = members[-1].start
-    rows = _rows(members[-1].collective)
-    with last.graph.inserting_before(last):
+    graph, rows = last.graph, _rows_to_send(members[-1].collective)
+    with graph.inserting_before(last):
         pieces = [_row_by_row(each, rows) for each in members]
-        joined = last.graph.call_function(aten.cat.default, (pieces, len(rows)))
-    inherit(joined, last)
-    return joined
+        joined = graph.call_function(aten.cat.default, (pieces, len(rows)))
+        inherit(joined, last)
+        return _viewed(joined, [type_of(joined).numel], last)
 
 
 def unpacked(
@@ -52,62 +53,72 @@ def unpacked(
 ) -> list[fx.Node]:
     """The result of each of ``members`` in that of the one collective, all of them right behind
     ``waited``. ``given_away``: the storages of which the caller gets views."""
-    *rows, _ = type_of(waited).shape
+    rows = _rows_received(members[-1].collective)
+    made = _Appended(waited)
+    table = made.view(waited, [*rows, type_of(waited).numel // prod(rows)], waited)
     results: list[fx.Node] = []
-    behind, start = waited, 0
+    start = 0
     for each in members:
-        stop = start + type_of(each.wait).numel // prod(rows)
-        made = _Made(each.wait, behind)
-        made.call(aten.slice.Tensor, waited, len(rows), start, stop)
-        shape = type_of(each.wait).shape
-        if type_of(made.last).shape != shape:
-            seen = type_of(made.last).is_contiguous
-            made.call(aten.view.default if seen else aten.reshape.default, made.last, list(shape))
-        shared = storages(value_of(made.last)) & storages(value_of(waited))
-        if shared and _needs_own_memory(each.wait, given_away):
-            made.call(aten.clone.default, made.last)
-        results.append(made.last)
-        behind, start = made.last, stop
+        kind = type_of(each.wait)
+        stop = start + kind.numel // prod(rows)
+        piece = made.call(aten.slice.Tensor, each.wait, table, len(rows), start, stop)
+        if rows or _needs_own_memory(each.wait, given_away):
+            form = {"memory_format": torch.contiguous_format}
+            piece = made.call(aten.clone.default, each.wait, piece, **form)
+        results.append(made.view(piece, list(kind.shape), each.wait))
+        start = stop
     return results
 
 
-class _Made:
-    """Nodes one behind the other, which belong where ``root`` does."""
+class _Appended:
+    """Nodes one behind the other."""
 
-    def __init__(self, root: fx.Node, behind: fx.Node) -> None:
-        self._root = root
-        self.last = behind
+    def __init__(self, behind: fx.Node) -> None:
+        self._last = behind
 
-    def call(self, target: OpOverload, *args: Argument) -> None:
-        graph = self.last.graph
-        with graph.inserting_after(self.last):
-            self.last = graph.call_function(target, args)
-        inherit(self.last, self._root)
+    def call(
+        self, target: OpOverload, root: fx.Node, *args: Argument, **kwargs: Argument
+    ) -> fx.Node:
+        """``target(*args)``, which belongs where ``root`` does."""
+        graph = self._last.graph
+        with graph.inserting_after(self._last):
+            self._last = graph.call_function(target, args, kwargs)
+        inherit(self._last, root)
+        return self._last
+
+    def view(self, node: fx.Node, shape: list[int], root: fx.Node) -> fx.Node:
+        """``node`` in another shape, if it is another."""
+        if type_of(node).shape == tuple(shape):
+            return node
+        return self.call(aten.view.default, root, node, shape)
 
 
-def _rows(member: Collective) -> list[int]:
-    """The sizes of what is sent, ahead of its last dim."""
-    match member.kind:
-        case CollectiveKind.REDUCE_SCATTER:
-            assert member.ranks is not None, member
-            return [member.ranks]
-        case CollectiveKind.ALL_GATHER:
-            return [1]
-        case _:
-            return []
+def _rows_to_send(member: Collective) -> list[int]:
+    """As many as there are ranks if each gets another part, in a list; else none."""
+    return [member.ranks or 1] if member.kind is CollectiveKind.REDUCE_SCATTER else []
+
+
+def _rows_received(member: Collective) -> list[int]:
+    """As many as there are ranks if each gives another part, in a list; none if there is one."""
+    ranks = (member.ranks or 1) if member.kind is CollectiveKind.ALL_GATHER else 1
+    return [ranks] if ranks > 1 else []
 
 
 def _row_by_row(member: Candidate, rows: Sequence[int]) -> fx.Node:
     """Its input in the shape ``[*rows, n]``, a view where it can be one. What that is may have
     changed since ``member`` was found: another bucket may have replaced it."""
     given = arguments(member.start)["input"]
-    kind = type_of(given)
-    shape = *rows, kind.numel // prod(rows)
-    if kind.shape == shape:
-        return given
+    return _viewed(given, [*rows, type_of(given).numel // prod(rows)], member.start)
+
+
+def _viewed(node: fx.Node, shape: list[int], root: fx.Node) -> fx.Node:
+    """``node`` in another shape, if it is another; a copy if it cannot be a view."""
+    kind = type_of(node)
+    if kind.shape == tuple(shape):
+        return node
     target = aten.view.default if kind.is_contiguous else aten.reshape.default
-    made = given.graph.call_function(target, (given, list(shape)))
-    inherit(made, member.start)
+    made = node.graph.call_function(target, (node, shape))
+    inherit(made, root)
     return made
 
 
