@@ -12,7 +12,7 @@ from treadle.graph.alias import storages
 from treadle.graph.node_info import value_of
 from treadle.graph.operators import OpOverload, arguments
 from treadle.graph.order import restore_order
-from treadle.graph.passes import Contract, GraphPass
+from treadle.graph.passes import Contract, GraphPass, until_settled
 from treadle.graph.signature import StepGraph
 from treadle.graph.values import inherit, refresh
 from treadle.passes.comm.blocks import is_view, readers_of
@@ -62,6 +62,9 @@ class BucketCollectives(GraphPass):
     first_bucket_bytes: int = 1 << 20
 
     def run(self, step: StepGraph) -> int:
+        return until_settled(self._once, step)  # readers that move may change who is behind whom
+
+    def _once(self, step: StepGraph) -> int:
         buckets = [each for each in self.choose(step).buckets if len(each) > 1]
         if not buckets:
             return 0
