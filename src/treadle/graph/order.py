@@ -8,7 +8,6 @@ from torch import fx
 
 from treadle.util.errors import VerifyError
 
-
 Earlier = Mapping[fx.Node, Collection[fx.Node]]
 """Which nodes must stand before a node, besides its operands: its order matters, and not its
 value."""

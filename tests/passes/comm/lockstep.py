@@ -87,7 +87,8 @@ def run_ranks(
     count = len(inputs)
     per_rank = [steps] * count if isinstance(steps, StepGraph) else list(steps)
     network = _Network(count, groups)
-    ranks = [_run(r, step, given) for r, (step, given) in enumerate(zip(per_rank, inputs))]
+    pairs = zip(per_rank, inputs, strict=True)
+    ranks = [_run(r, step, given) for r, (step, given) in enumerate(pairs)]
     states = [_seeded(seed + rank) for rank in range(count)]
     outputs: dict[int, Outputs] = {}
     blocked: dict[int, Pending] = {}
@@ -96,8 +97,7 @@ def run_ranks(
             ready = [
                 rank
                 for rank in range(count)
-                if rank not in outputs
-                and (rank not in blocked or blocked[rank].result is not None)
+                if rank not in outputs and (rank not in blocked or blocked[rank].result is not None)
             ]
             if not ready:
                 raise LockstepError(_deadlock(blocked))

@@ -244,6 +244,11 @@ def unread(x, y):
     return wait(all_reduce(y))
 
 
+def early(x, y):
+    result = all_reduce(x)
+    return result.t() + wait(result).t()
+
+
 def several(x, y):
     both = collective_op("all_reduce_coalesced")([x, y], "sum", "0")
     return [wait(each) for each in both]
@@ -252,7 +257,9 @@ def several(x, y):
 ALONE = {
     "2 nodes wait for all_reduce": lambda x, y: (wait(r := all_reduce(x)), wait(r) + y.sum()),
     "0 nodes wait for all_reduce": unread,
-    "all_reduce is read before it is waited for": lambda x, y: (r := all_reduce(x)).t() + wait(r).t(),
+    "all_reduce is read before it is waited for": lambda x, y: (
+        (r := all_reduce(x)).t() + wait(r).t()
+    ),
     "all_reduce_coalesced is several already": several,
     "all_to_all_single gives each rank another part of what it sends": lambda x, y: wait(
         collective_op("all_to_all_single")(x, [2, 2], [2, 2], "0")
@@ -336,8 +343,7 @@ def test_a_draw_that_one_needs_does_not_pass_one_that_needs_another():
 
 PASSES = {
     "starts": lambda x, y: (
-        (r := all_reduce(x), a := user_operator(y), s := all_reduce(y))
-        and (wait(r), wait(s), a)
+        (r := all_reduce(x), a := user_operator(y), s := all_reduce(y)) and (wait(r), wait(s), a)
     ),
     "waits": lambda x, y: (
         (r := all_reduce(x), s := all_reduce(y), w := wait(r), a := user_operator(y))

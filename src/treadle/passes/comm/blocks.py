@@ -104,9 +104,7 @@ def is_view(node: fx.Node) -> bool:
     return bool(storages(value_of(node)) & storages(value_of(operand)))
 
 
-def readers_of(
-    node: fx.Node, through: Callable[[fx.Node], bool] = is_view
-) -> list[fx.Node]:
+def readers_of(node: fx.Node, through: Callable[[fx.Node], bool] = is_view) -> list[fx.Node]:
     """Who computes with elements of ``node``: its users, and instead of each view the view's.
     ``through``: instead of which users theirs count."""
     found: dict[fx.Node, None] = {}
@@ -133,4 +131,11 @@ def views_towards(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-__all__ = ["CommunicationBlock", "blocks_in", "is_view", "readers_of", "rearranges", "views_towards"]
+__all__ = [
+    "CommunicationBlock",
+    "blocks_in",
+    "is_view",
+    "readers_of",
+    "rearranges",
+    "views_towards",
+]

@@ -11,7 +11,7 @@ from treadle.compat.collectives import collective_op
 from treadle.graph.alias import storages
 from treadle.graph.node_info import value_of
 from treadle.graph.operators import OpOverload, arguments
-from treadle.graph.order import restore_order
+from treadle.graph.order import Earlier, restore_order
 from treadle.graph.passes import Contract, GraphPass, until_settled
 from treadle.graph.signature import StepGraph
 from treadle.graph.values import inherit, refresh
@@ -19,7 +19,7 @@ from treadle.passes.comm.blocks import is_view, readers_of
 from treadle.passes.comm.candidates import Candidate, candidates_in
 from treadle.passes.comm.dependence import Dependence
 from treadle.passes.comm.hoist import HoistCollectives
-from treadle.passes.comm.kept_order import Earlier, kept_order
+from treadle.passes.comm.kept_order import kept_order
 from treadle.passes.comm.layout import packed, unpacked
 from treadle.passes.comm.merge import MergeEqualCollectives
 from treadle.passes.comm.sink import SinkWaits
@@ -80,12 +80,12 @@ class BucketCollectives(GraphPass):
         refresh(step.graph, results)
         return sum(map(len, buckets))
 
-    def choose(self, step: StepGraph) -> "Choice":
+    def choose(self, step: StepGraph) -> "BucketChoice":
         """Which collectives would be joined, and why the others would not; changes nothing."""
         found, reasons = candidates_in(step.graph)
         pairs = [(each.start, each.wait) for each in found]
         dependence = Dependence(step.graph, pairs, kept_order(step.graph))
-        choice = Choice([], reasons)
+        choice = BucketChoice([], reasons)
         open_buckets: dict[Hashable, _Open] = {}
         for at, each in enumerate(found):
             key = tuple(each.kind.values())
@@ -107,7 +107,7 @@ class BucketCollectives(GraphPass):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BucketChoice:
     """Buckets, those of one among them, and for each collective that is not behind another one in
     its bucket the reason."""
 
@@ -170,9 +170,7 @@ class _Caller:
         end.args = (tuple(returned),)
 
 
-def _join(
-    members: Sequence[Candidate], caller: _Caller
-) -> tuple[fx.Node, fx.Node, list[fx.Node]]:
+def _join(members: Sequence[Candidate], caller: _Caller) -> tuple[fx.Node, fx.Node, list[fx.Node]]:
     """The start and the wait that stand for those of ``members``, and the results."""
     last = members[-1].start
     given = dict(arguments(last)) | {"input": packed(members)}
@@ -216,4 +214,4 @@ def _renamed(earlier: Earlier, moved: dict[fx.Node, fx.Node]) -> Earlier:
     return renamed
 
 
-__all__ = ["BucketCollectives", "Choice"]
+__all__ = ["BucketChoice", "BucketCollectives"]

@@ -18,7 +18,7 @@ from typing import final
 
 from torch import fx
 
-from treadle.passes.comm.kept_order import Earlier
+from treadle.graph.order import Earlier
 
 
 @final

@@ -13,6 +13,7 @@ end. Positions are those of the graph before anything moved. What moves stands b
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 from typing import final
 
@@ -75,7 +76,7 @@ class InFlight:
             edges |= {edge for edge in (span.start, span.end) if low < edge < high}
         ordered = sorted(edges)
         own = self._spans[node].nbytes
-        for left, right in zip(ordered, ordered[1:], strict=False):
+        for left, right in pairwise(ordered):
             there = sum(each.nbytes for each in others if each.start <= left < each.end)
             if own + there > (self._bound or 0):
                 yield left, right

@@ -11,14 +11,12 @@ exchanges are under way at the same time, and in which order they begin, is as i
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 
 from torch import fx
 
 from treadle.graph.collectives import collective_of, communicates_otherwise, is_wait
 from treadle.graph.operators import has_effect, is_in_order, is_mutable
-
-Earlier = Mapping[fx.Node, Sequence[fx.Node]]
+from treadle.graph.order import Earlier
 
 
 def is_fence(node: fx.Node) -> bool:
@@ -54,4 +52,4 @@ def kept_order(graph: fx.Graph) -> Earlier:
     return dict(earlier)
 
 
-__all__ = ["Earlier", "communicates", "is_fence", "kept_order"]
+__all__ = ["communicates", "is_fence", "kept_order"]

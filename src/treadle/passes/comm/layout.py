@@ -6,15 +6,16 @@
     reduce_scatter            view(cat([rows(a), rows(b)], 1)) f32[R * (n+m)]  gives f32[n + m]
     all_gather                cat([a, b])                      f32[n + m]      gives f32[R * (n+m)]
 
-Each is flat. Of ``R`` ranks, row ``r`` of ``rows(a): f32[R, n]`` is what rank ``r`` gets of ``a``; a
-result of an all-gather has the rows of all ranks. The result of each is its columns, in its own
-shape. Those of one row are a view. Those of several (an all-gather) lie apart, and a copy brings
-them together: joining all-gathers costs that copy.
+Each is flat. Of ``R`` ranks, row ``r`` of ``rows(a): f32[R, n]`` is what rank ``r`` gets of ``a``,
+and a result of an all-gather has the rows of all ranks. The result of each is its columns, in its
+own shape. Those of one row are a view. Those of several (an all-gather) lie apart, and a copy
+brings them together: joining all-gathers costs that copy.
 
 One buffer, and no ``all_reduce_coalesced``. A functional collective copies what it is given: the
-coalesced form makes one copy for each input, in kernels of their own, where the copy into the buffer
-is a part of the kernel that computes the input. One message fills the network where a group of
-small ones has a ring, or a tree, for each. And what a size costs is then measured for one size.
+coalesced form makes one copy for each input, in kernels of their own, where the copy into the
+buffer is a part of the kernel that computes the input. One message fills the network where a group
+of small ones has a ring, or a tree, for each. And a bucket costs what one collective of its size
+does, which can be measured.
 """
 
 from collections.abc import Sequence

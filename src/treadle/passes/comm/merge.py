@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from treadle.graph.alias import leaves_step
-from treadle.graph.collectives import Collective, collective_of, is_wait, started_by
+from treadle.graph.collectives import collective_of, is_wait, started_by
 from treadle.graph.node_info import info
 from treadle.graph.operators import is_item
 from treadle.graph.passes import Contract, GraphPass

@@ -20,8 +20,8 @@ _Place = tuple[int, int, int]
 class SinkWaits(GraphPass):
     """Each wait stands just ahead of the first operation that reads its result.
 
-    before:  r = all_reduce(s, "sum", "0"); w = wait(r); v = view(w, [6]); a = mm(x, y); b = add(v, a)
-    after:   r = all_reduce(s, "sum", "0"); a = mm(x, y); w = wait(r); v = view(w, [6]); b = add(v, a)
+    before:  r = all_reduce(s, "sum", "0"); w = wait(r); v = t(w); a = mm(x, y); b = add(v, a)
+    after:   r = all_reduce(s, "sum", "0"); a = mm(x, y); w = wait(r); v = t(w); b = add(v, a)
 
     A view reads nothing: it goes with the wait, and who reads the view counts. What is returned is
     waited for at the end. None passes a user's operator, or communication that is no functional
