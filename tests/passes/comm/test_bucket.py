@@ -17,7 +17,7 @@ from testing import node_of, refusal, show_plain, trace
 from treadle.compat.collectives import collective_op
 from treadle.compat.fake import symbolic_mode
 from treadle.graph.alias import analyse
-from treadle.graph.collectives import collectives_in
+from treadle.graph.collectives import collectives_in, is_wait
 from treadle.graph.dynamic import SampleMode, Symbols, pair
 from treadle.graph.node_info import set_value, with_info
 from treadle.graph.passes import run_passes
@@ -239,6 +239,33 @@ def test_what_the_backward_pass_goes_on_with_does_not_wait_for_gradients():
     assert BUCKET.run(step) == 2
 
 
+def test_a_copy_is_not_what_a_result_is_for():
+    """Whoever reads the copy is. Else a second run would take the two for what the third is."""
+
+    def program(x, y):
+        first, second = wait(all_gather(x)).sin(), wait(all_gather(y)).sin()
+        return first, second, wait(all_gather(x * 2)).cos()
+
+    step = trace(program, X, Y)
+    for node in step.graph.find_nodes(op="call_function", target=aten.sin.default):
+        with_info(node, phase="optimizer")
+    assert BUCKET.run(step) == 2
+    assert "clone" in calls(step)
+    assert BUCKET.run(step) == 0
+
+
+def test_views_of_results_share_the_memory_of_the_bucket():
+    """Their values say so: an analysis of memory sees one buffer."""
+
+    def program(x, y):
+        u = wait(all_reduce(x)).t()
+        return u.sin(), wait(all_reduce(y)).sin()
+
+    step = check_comm(BUCKET, program, (X, Y))
+    (waited,) = [node for node in step.graph.nodes if is_wait(node)]
+    assert analyse(step).share(node_of(step, aten.t.default), waited)
+
+
 def unread(x, y):
     all_reduce(x)
     return wait(all_reduce(y))
@@ -319,7 +346,7 @@ def test_readers_that_stood_ahead_move_behind_and_draws_keep_their_order():
         a = torch.bernoulli(u.sigmoid())
         b = a.sin()
         c = torch.rand_like(y)
-        v = wait(all_reduce(y))
+        v = wait(all_reduce(y.sin()))
         return b, c + v
 
     step = check_comm(BUCKET, program, (X, Y))
