@@ -19,7 +19,7 @@ from treadle.compat.fake import symbolic_mode
 from treadle.graph.alias import analyse
 from treadle.graph.collectives import collectives_in, is_wait
 from treadle.graph.dynamic import SampleMode, Symbols, pair
-from treadle.graph.node_info import set_value, with_info
+from treadle.graph.node_info import set_value, value_of, with_info
 from treadle.graph.passes import run_passes
 from treadle.passes.comm.bucket import BucketCollectives
 from treadle.util.extents import Size
@@ -298,6 +298,29 @@ ALONE = {
 def test_says_why_one_cannot_be_joined(reason):
     step = trace(ALONE[reason], X, Y)
     assert reason in BUCKET.choose(step).reasons.values()
+    assert BUCKET.run(step) == 0
+
+
+def retyped(change):
+    """Two all-reduces, the first of something else by what is noted of its values."""
+    step = trace(lambda x, y: (wait(all_reduce(x)), wait(all_reduce(y))), X, Y)
+    first = collectives_in(step.graph)[0]
+    for node in (*first.inputs, first.node, *first.waits):
+        value = value_of(node)
+        with value.fake_mode:
+            set_value(node, change(value))
+    return step
+
+
+def test_other_devices_stay_apart():
+    step = retyped(lambda value: torch.empty(value.shape, device="meta"))
+    assert BUCKET.run(step) == 0
+
+
+def test_a_result_in_another_layout_stays():
+    step = retyped(lambda value: torch.empty(value.shape[::-1]).t())
+    reasons = BUCKET.choose(step).reasons.values()
+    assert "wait_tensor is not laid out row by row" in reasons
     assert BUCKET.run(step) == 0
 
 

@@ -92,7 +92,7 @@ def blocks_in(graph: fx.Graph) -> list[CommunicationBlock]:
 def rearranges(node: fx.Node) -> bool:
     """Whether the node gives the elements of its operands and nothing else: views of them, or
     copies."""
-    return is_view(node) or (node.target in _COPIES and not effects_of(node))
+    return is_view(node) or node.target in _COPIES
 
 
 def is_view(node: fx.Node) -> bool:
