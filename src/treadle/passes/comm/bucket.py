@@ -16,7 +16,7 @@ from treadle.graph.passes import Contract, GraphPass, until_settled
 from treadle.graph.signature import StepGraph
 from treadle.graph.values import inherit, refresh
 from treadle.passes.comm.blocks import is_view, readers_of
-from treadle.passes.comm.candidates import Candidate, candidates_in
+from treadle.passes.comm.candidates import JoinCandidate, candidates_in
 from treadle.passes.comm.dependence import Dependence
 from treadle.passes.comm.hoist import HoistCollectives
 from treadle.passes.comm.kept_order import kept_order
@@ -111,7 +111,7 @@ class BucketChoice:
     """Buckets, those of one among them, and for each collective that is not behind another one in
     its bucket the reason."""
 
-    buckets: list[list[Candidate]]
+    buckets: list[list[JoinCandidate]]
     reasons: dict[fx.Node, str]
 
 
@@ -123,9 +123,9 @@ class _Open:
     first: int
     cap: int
     nbytes: int
-    members: list[Candidate] = field(default_factory=list[Candidate])
+    members: list[JoinCandidate] = field(default_factory=list[JoinCandidate])
 
-    def refusal(self, other: Candidate, at: int, dependence: Dependence) -> str:
+    def refusal(self, other: JoinCandidate, at: int, dependence: Dependence) -> str:
         """Why ``other``, the candidate number ``at``, does not come in; empty if it does."""
         last = self.members[-1].start
         if self.nbytes + other.collective.nbytes > self.cap:
@@ -170,7 +170,9 @@ class _Caller:
         end.args = (tuple(returned),)
 
 
-def _join(members: Sequence[Candidate], caller: _Caller) -> tuple[fx.Node, fx.Node, list[fx.Node]]:
+def _join(
+    members: Sequence[JoinCandidate], caller: _Caller
+) -> tuple[fx.Node, fx.Node, list[fx.Node]]:
     """The start and the wait that stand for those of ``members``, and the results."""
     last = members[-1].start
     given = dict(arguments(last)) | {"input": packed(members)}
@@ -196,7 +198,7 @@ def _operator_of(node: fx.Node) -> OpOverload:
     return node.target
 
 
-def _place_of_wait(members: Sequence[Candidate]) -> fx.Node:
+def _place_of_wait(members: Sequence[JoinCandidate]) -> fx.Node:
     """The first of the waits that stands behind the start of the last member."""
     waits = {each.wait for each in members}
     node = members[-1].start

@@ -18,7 +18,7 @@ from treadle.util.extents import dims_in
 
 @final
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class JoinCandidate:
     """A collective that others may be joined with, and the one node that waits for it."""
 
     collective: Collective
@@ -48,9 +48,9 @@ class Candidate:
         }
 
 
-def candidates_in(graph: fx.Graph) -> tuple[list[Candidate], dict[fx.Node, str]]:
+def candidates_in(graph: fx.Graph) -> tuple[list[JoinCandidate], dict[fx.Node, str]]:
     """The collectives that can be joined, in the graph's order; why the others cannot."""
-    found: list[Candidate] = []
+    found: list[JoinCandidate] = []
     reasons: dict[fx.Node, str] = {}
     for each in collectives_in(graph):
         try:
@@ -60,7 +60,7 @@ def candidates_in(graph: fx.Graph) -> tuple[list[Candidate], dict[fx.Node, str]]
     return found, reasons
 
 
-def _candidate(each: Collective) -> Candidate:
+def _candidate(each: Collective) -> JoinCandidate:
     node, waits = each.node, each.waits
     alike = each.kind is not CollectiveKind.ALL_TO_ALL
     require(alike, NoMatch, f"{node} gives each rank another part of what it sends")
@@ -71,7 +71,7 @@ def _candidate(each: Collective) -> Candidate:
     sizes = [*type_of(given).shape, *type_of(wait).shape]
     require(not dims_in(sizes), NoMatch, f"{node} has sizes that each call decides")
     require(type_of(wait).is_contiguous, NoMatch, f"{wait} is not laid out row by row")
-    return Candidate(each, wait)
+    return JoinCandidate(each, wait)
 
 
 def _first_phase(wait: fx.Node) -> int:
@@ -81,4 +81,4 @@ def _first_phase(wait: fx.Node) -> int:
     return min(map(PHASES.index, phases), default=len(PHASES))
 
 
-__all__ = ["Candidate", "candidates_in"]
+__all__ = ["JoinCandidate", "candidates_in"]

@@ -33,12 +33,12 @@ from treadle.graph.operators import arguments
 from treadle.graph.types import tensors_in, type_of
 from treadle.graph.values import inherit
 from treadle.passes.comm.blocks import is_view
-from treadle.passes.comm.candidates import Candidate
+from treadle.passes.comm.candidates import JoinCandidate
 
 aten = torch.ops.aten
 
 
-def packed(members: Sequence[Candidate]) -> fx.Node:
+def packed(members: Sequence[JoinCandidate]) -> fx.Node:
     """What one collective sends for ``members``, right ahead of the last of them."""
     last = members[-1].start
     graph, rows = last.graph, _rows_to_send(members[-1].collective)
@@ -50,7 +50,7 @@ def packed(members: Sequence[Candidate]) -> fx.Node:
 
 
 def unpacked(
-    members: Sequence[Candidate], waited: fx.Node, given_away: frozenset[int]
+    members: Sequence[JoinCandidate], waited: fx.Node, given_away: frozenset[int]
 ) -> list[fx.Node]:
     """The result of each of ``members`` in that of the one collective, all of them right behind
     ``waited``. ``given_away``: the storages of which the caller gets views."""
@@ -105,7 +105,7 @@ def _rows_received(member: Collective) -> list[int]:
     return [ranks] if ranks > 1 else []
 
 
-def _row_by_row(member: Candidate, rows: Sequence[int]) -> fx.Node:
+def _row_by_row(member: JoinCandidate, rows: Sequence[int]) -> fx.Node:
     """Its input in the shape ``[*rows, n]``, a view where it can be one. What that is may have
     changed since ``member`` was found: another bucket may have replaced it."""
     given = arguments(member.start)["input"]
