@@ -67,3 +67,19 @@ def test_a_valid_order_stays(count):
     before = names(step)
     assert restore_order(step.graph) == 0
     assert names(step) == before
+
+
+def test_what_must_stand_earlier_does():
+    """``relu`` reads nothing of ``neg``: it stands behind it, and so does all that reads it."""
+    step = trace(lambda x: (x.relu().sin(), x.exp(), x.neg()), X)
+    relu, neg = node_of(step, aten.relu.default), node_of(step, aten.neg.default)
+    assert restore_order(step.graph, {relu: [neg, step.placeholders[0]]}) == 2
+    assert names(step) == ["x", "exp", "neg", "relu", "sin", "output"]
+    assert restore_order(step.graph, {relu: [neg]}) == 0
+
+
+def test_a_circle_through_what_must_stand_earlier_is_named():
+    step = trace(lambda x: x.neg().exp(), X)
+    neg, exp = node_of(step, aten.neg.default), node_of(step, aten.exp.default)
+    words = refusal(lambda: restore_order(step.graph, {neg: [exp]}))
+    assert words == "values depend on each other in a circle: neg -> exp -> neg"

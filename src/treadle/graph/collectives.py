@@ -11,15 +11,19 @@ These are PyTorch's functional collectives. They are known by what their operato
 
 import enum
 import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import final
 
 from torch import Tensor, fx
 
 from treadle.compat.collectives import NAMESPACE
+from treadle.compat.operator_facts import Effect
 from treadle.compat.operators import OpOverload
 from treadle.graph.node_info import value_of
-from treadle.graph.operators import arguments
+from treadle.graph.operators import arguments, effects_of
+from treadle.util.extents import size_key
 
 _WAIT = "wait_tensor"
 
@@ -41,7 +45,8 @@ class Collective:
 
     ``group``: the name of its process group. ``ranks``: how many it has, where the operator is told
     (gathers and scatters). ``reduce``: ``"sum"``, ``"avg"``...; ``root``: the rank that sends, for
-    a broadcast. ``inputs``: what this rank gives, several for one that is coalesced.
+    a broadcast. ``splits``: for an all-to-all, how many rows come from each rank, and how many go
+    to each. ``inputs``: what this rank gives, several for one that is coalesced.
     """
 
     node: fx.Node
@@ -51,6 +56,7 @@ class Collective:
     ranks: int | None = None
     reduce: str | None = None
     root: int | None = None
+    splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     coalesced: bool = False
 
     @property
@@ -66,12 +72,27 @@ class Collective:
         return tuple([user for each in self.results for user in each.users if is_wait(user)])
 
     @property
+    def agreement(self) -> tuple[object, ...]:
+        """All but what this rank gives: equal for two that do the same to equal inputs."""
+        sizes = None if self.splits is None else tuple(map(size_key, chain(*self.splits)))
+        known = self.kind, self.group, self.ranks, self.reduce, self.root
+        return *known, sizes, self.coalesced
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the larger side on this rank: what goes in, or what comes out."""
         made = value_of(self.node)
         outputs = [made] if isinstance(made, Tensor) else list(made)
         sides = outputs, [value_of(each) for each in self.inputs]
         return max(sum(each.numel() * each.dtype.itemsize for each in side) for side in sides)
+
+
+def communicates_otherwise(node: fx.Node) -> bool:
+    """Whether the node may meet other processes in a way that is neither a ``Collective`` nor a
+    wait for one: what it sends, and in which order with others, is not known."""
+    if node.op != "call_function" or is_wait(node) or collective_of(node) is not None:
+        return False
+    return bool(effects_of(node) & (Effect.COMMUNICATES | Effect.UNKNOWN))
 
 
 def is_wait(node: fx.Node) -> bool:
@@ -97,6 +118,7 @@ def collective_of(node: fx.Node) -> Collective | None:
         ranks,
         given.get("reduce_op"),
         root,
+        _splits_of(given),
         coalesced=several,
     )
 
@@ -115,6 +137,14 @@ def started_by(wait: fx.Node) -> fx.Node:
     return started
 
 
+def _splits_of(
+    given: Mapping[str, Sequence[int]],
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    if "output_split_sizes" not in given:
+        return None
+    return tuple(given["output_split_sizes"]), tuple(given["input_split_sizes"])
+
+
 def _name_of(node: fx.Node) -> str:
     """The name of the operator if it is a functional collective or the wait for one; else none."""
     target = node.target
@@ -128,6 +158,7 @@ __all__ = [
     "CollectiveKind",
     "collective_of",
     "collectives_in",
+    "communicates_otherwise",
     "is_wait",
     "started_by",
 ]

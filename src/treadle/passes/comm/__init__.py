@@ -1,0 +1,24 @@
+"""Passes over collectives: each once, started early, several as one, waited for late."""
+
+from treadle.graph.passes import GraphPass
+from treadle.passes.comm.bucket import BucketCollectives
+from treadle.passes.comm.hoist import HoistCollectives
+from treadle.passes.comm.merge import MergeEqualCollectives
+from treadle.passes.comm.sink import SinkWaits
+
+
+def communication_passes(
+    first_bucket_bytes: int, bucket_bytes: int, in_flight_bytes: int | None = None
+) -> tuple[GraphPass, ...]:
+    """The passes over collectives, in their order. ``first_bucket_bytes``, ``bucket_bytes``: the
+    caps of the first and of later buckets of each kind. ``in_flight_bytes``: what may be under way
+    at the same time because of them; as much as there is if not given."""
+    return (
+        MergeEqualCollectives(),  # first: what goes need not be moved or joined
+        HoistCollectives(in_flight_bytes),  # before buckets: they fill in order of readiness
+        BucketCollectives(bucket_bytes, first_bucket_bytes),
+        SinkWaits(in_flight_bytes),  # after buckets: the waits that are left
+    )
+
+
+__all__ = ["communication_passes"]

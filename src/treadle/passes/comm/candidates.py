@@ -1,0 +1,84 @@
+"""Which collectives can be joined with others at all, and which of them with each other."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+from torch import fx
+
+from treadle.graph.collectives import Collective, CollectiveKind, collectives_in
+from treadle.graph.node_info import info
+from treadle.graph.rewrite import NoMatch
+from treadle.graph.types import type_of
+from treadle.graph.verify import PHASES
+from treadle.passes.comm.blocks import readers_of, rearranges
+from treadle.util.errors import require
+from treadle.util.extents import dims_in
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JoinCandidate:
+    """A collective that others may be joined with, and the one node that waits for it."""
+
+    collective: Collective
+    wait: fx.Node
+
+    @property
+    def start(self) -> fx.Node:
+        """The node that starts it."""
+        return self.collective.node
+
+    @property
+    def kind(self) -> Mapping[str, Hashable]:
+        """What has to be equal for two that one collective can do, by what it is called."""
+        given, (source,) = self.collective, self.collective.inputs
+        known, type_ = info(self.start), type_of(source)
+        return {
+            "kind": given.kind,
+            "group": given.group,
+            "reduction": given.reduce,
+            "root": given.root,
+            "number of ranks": given.ranks,
+            "dtype": type_.dtype,
+            "device": type_.device,
+            "phase": known.phase,
+            "region": (known.region, known.checkpoint, known.asked, known.chunk),
+            "phase of the first reader": _first_phase(self.wait),
+        }
+
+
+def candidates_in(graph: fx.Graph) -> tuple[list[JoinCandidate], dict[fx.Node, str]]:
+    """The collectives that can be joined, in the graph's order; why the others cannot."""
+    found: list[JoinCandidate] = []
+    reasons: dict[fx.Node, str] = {}
+    for each in collectives_in(graph):
+        try:
+            found.append(_candidate(each))
+        except NoMatch as miss:
+            reasons[each.node] = miss.message
+    return found, reasons
+
+
+def _candidate(each: Collective) -> JoinCandidate:
+    node, waits = each.node, each.waits
+    alike = each.kind is not CollectiveKind.ALL_TO_ALL
+    require(alike, NoMatch, f"{node} gives each rank another part of what it sends")
+    require(not each.coalesced, NoMatch, f"{node} is several already")
+    require(len(waits) == 1, NoMatch, f"{len(waits)} nodes wait for {node}")
+    require(len(node.users) == 1, NoMatch, f"{node} is read before it is waited for")
+    (given,), (wait,) = each.inputs, waits
+    sizes = [*type_of(given).shape, *type_of(wait).shape]
+    require(not dims_in(sizes), NoMatch, f"{node} has sizes that each call decides")
+    require(type_of(wait).is_contiguous, NoMatch, f"{wait} is not laid out row by row")
+    return JoinCandidate(each, wait)
+
+
+def _first_phase(wait: fx.Node) -> int:
+    """In which phase the result is needed; what is only returned is needed in the last. A result
+    that the backward pass goes on with does not wait for gradients that the optimizer reads."""
+    phases = [info(each).phase or PHASES[-1] for each in readers_of(wait, rearranges)]
+    return min(map(PHASES.index, phases), default=len(PHASES))
+
+
+__all__ = ["JoinCandidate", "candidates_in"]

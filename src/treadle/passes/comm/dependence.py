@@ -1,0 +1,79 @@
+"""Which collectives may be joined without a value that depends on itself.
+
+::
+
+    r = all_reduce(a); w = wait(r); b = mul(w, c); s = all_reduce(b)      s depends on r
+
+Joining two is drawing two nodes together into one; a circle may go through several that are drawn
+together. ``a, b`` are joined already: ``c, d`` may not be if ``c`` depends on ``a`` and ``b`` on
+``d``, though neither of the two depends on the other::
+
+    a -> c        b <- d
+
+Each start and each wait has a bit, and each set of nodes is one whole number.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+from torch import fx
+
+from treadle.graph.order import Earlier
+
+
+@final
+class Dependence:
+    """What each of some collectives depends on among the others, with those drawn together that
+    were joined so far.
+
+    ``pairs``: start and wait of each. ``earlier``: what must stand before a node though no value
+    says so, in an order that the graph has.
+    """
+
+    def __init__(
+        self, graph: fx.Graph, pairs: Sequence[tuple[fx.Node, fx.Node]], earlier: Earlier
+    ) -> None:
+        nodes = [node for pair in pairs for node in pair]
+        bits = {node: 1 << at for at, node in enumerate(nodes)}
+        behind: dict[fx.Node, int] = {}  # what a node depends on, itself included
+        for node in graph.nodes:
+            found = bits.get(node, 0)
+            for each in (*node.all_input_nodes, *earlier.get(node, ())):
+                found |= behind[each]
+            behind[node] = found
+        self._together = list(bits.values())
+        self._needs = [behind[node] & ~bits[node] for node in nodes]
+
+    def may_join(self, left: int, right: int) -> bool:
+        """Whether the pairs ``left`` and ``right`` (by their places in ``pairs``), with all that
+        each was joined with, may become one."""
+        return not any(self._circular(2 * left + side, 2 * right + side) for side in (0, 1))
+
+    def join(self, left: int, right: int) -> None:
+        """The pairs ``left`` and ``right`` are one from now on."""
+        for side in (0, 1):
+            one, other = 2 * left + side, 2 * right + side
+            together = self._together[one] | self._together[other]
+            needs = self._needs[one] | self._needs[other]
+            for each in _bits_of(together):
+                self._together[each] = together
+                self._needs[each] = needs
+
+    def _circular(self, left: int, right: int) -> bool:
+        """Whether one of the two needs the other, by whatever way."""
+        together = self._together[left] | self._together[right]
+        found, pending = 0, self._needs[left] | self._needs[right]
+        while pending:
+            lowest = (pending & -pending).bit_length() - 1
+            found |= self._together[lowest]
+            pending |= self._needs[lowest]
+            pending &= ~found
+        return bool(found & together)
+
+
+def _bits_of(number: int) -> list[int]:
+    """``0b1010`` -> ``[1, 3]``."""
+    return [at for at in range(number.bit_length()) if number >> at & 1]
+
+
+__all__ = ["Dependence"]

@@ -1,0 +1,96 @@
+"""Bytes of collectives that are under way at the same time, while their ends move.
+
+::
+
+    position:   0    1    2    3    4    5           a: Span(0, 3, 8 bytes)
+                a ------------ wait                  b: Span(1, 5, 4 bytes)
+                     b ----------------- wait
+    bytes:      8    12   12   4    4    0
+
+A collective is under way from its start to the last wait for it; one that nobody waits for, to the
+end. Positions are those of the graph before anything moved. What moves stands between two of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+from typing import final
+
+from torch import fx
+
+from treadle.graph.collectives import Collective, collectives_in
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From ``start`` on, until ``end``, ``nbytes`` are under way."""
+
+    start: float
+    end: float
+    nbytes: int
+
+
+@final
+class InFlight:
+    """The spans of a graph's collectives. A span may grow while ``bound`` holds inside its growth;
+    without a bound it always may."""
+
+    def __init__(self, graph: fx.Graph, bound: int | None) -> None:
+        self._bound = bound
+        self._spans = {} if bound is None else spans_of(graph)
+
+    def start_early(self, node: fx.Node, wanted: float) -> float:
+        """Where the collective ``node``, which starts later, starts now: at ``wanted``, or right
+        behind the last place where it is too much; where it did if that is everywhere."""
+        if self._bound is None:
+            return wanted
+        span = self._spans[node]
+        start = wanted
+        for low, high in self._overfull(node, wanted, span.start):
+            del low
+            start = high if high == span.start else high + 0.5
+        start = min(start, span.start)
+        self._spans[node] = Span(start, span.end, span.nbytes)
+        return start
+
+    def end_late(self, node: fx.Node, wanted: float) -> float:
+        """Where the last wait for the collective ``node`` stands now: at ``wanted``, or right ahead
+        of the first place where it is too much. Never earlier than it did."""
+        if self._bound is None:
+            return wanted
+        span = self._spans[node]
+        end = max(wanted, span.end)
+        overfull = next(self._overfull(node, span.end, end), None)
+        if overfull is not None:
+            end = max(span.end, overfull[0] - 0.5)
+        self._spans[node] = Span(span.start, end, span.nbytes)
+        return end
+
+    def _overfull(self, node: fx.Node, low: float, high: float) -> Iterator[tuple[float, float]]:
+        """Where, between ``low`` and ``high``, it and the others are more than the bound."""
+        others = [span for key, span in self._spans.items() if key is not node]
+        edges = {low, high}
+        for span in others:
+            edges |= {edge for edge in (span.start, span.end) if low < edge < high}
+        ordered = sorted(edges)
+        own = self._spans[node].nbytes
+        for left, right in pairwise(ordered):
+            there = sum(each.nbytes for each in others if each.start <= left < each.end)
+            if own + there > (self._bound or 0):
+                yield left, right
+
+
+def spans_of(graph: fx.Graph) -> dict[fx.Node, Span]:
+    """The span of each collective of the graph."""
+    position = {node: at for at, node in enumerate(graph.nodes)}
+    return {each.node: _span_of(each, position) for each in collectives_in(graph)}
+
+
+def _span_of(each: Collective, position: dict[fx.Node, int]) -> Span:
+    end = max((position[wait] for wait in each.waits), default=inf)
+    return Span(position[each.node], end, each.nbytes)
+
+
+__all__ = ["InFlight", "Span", "spans_of"]

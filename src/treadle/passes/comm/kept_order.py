@@ -1,0 +1,55 @@
+"""What keeps its order when collectives and their readers move, though no value says so.
+
+::
+
+    d = rand(...); e = check(d); f = mine(x)       as many as there are: one behind the other
+    r = all_reduce(g)                              stays on its side of ``f``, and of no other
+
+Draws, checks and users' operators keep their order among each other. A collective and the wait for
+it moreover stay on their side of everything that may communicate in a way that nobody knows: which
+exchanges are under way at the same time, and in which order they begin, is as it was.
+"""
+
+from collections import defaultdict
+
+from torch import fx
+
+from treadle.graph.collectives import collective_of, communicates_otherwise, is_wait
+from treadle.graph.operators import has_effect, is_in_order, is_mutable
+from treadle.graph.order import Earlier
+
+
+def is_fence(node: fx.Node) -> bool:
+    """Whether no collective and no wait may pass the node: a user's operator, which may hold
+    anything, communication of another kind, a write."""
+    return communicates_otherwise(node) or is_mutable(node)
+
+
+def communicates(node: fx.Node) -> bool:
+    """Whether the node starts a collective that is known, or waits for one."""
+    return is_wait(node) or collective_of(node) is not None
+
+
+def kept_order(graph: fx.Graph) -> Earlier:
+    """For each node that may not pass others: some that stand before it and must stay there. The
+    rest follows from those."""
+    earlier: defaultdict[fx.Node, list[fx.Node]] = defaultdict(list)
+    pinned: fx.Node | None = None
+    fence: fx.Node | None = None
+    since: list[fx.Node] = []  # collectives and waits behind the last fence
+    for node in graph.nodes:
+        if communicates(node):
+            since.append(node)
+            if fence is not None:
+                earlier[node].append(fence)
+        elif is_in_order(node) or has_effect(node):
+            if pinned is not None:
+                earlier[node].append(pinned)
+            pinned = node
+            if is_fence(node):
+                earlier[node] += since
+                fence, since = node, []
+    return dict(earlier)
+
+
+__all__ = ["communicates", "is_fence", "kept_order"]
