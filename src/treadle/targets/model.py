@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from treadle.targets.links import ETHERNET, LOOPBACK, Link
 from treadle.util.allocator import Allocator
 
 
@@ -16,6 +17,8 @@ class DeviceModel:
     ``reserve``: bytes that libraries hold all the time: cuBLAS's workspace (33 MiB on Hopper with
     PyTorch 2.11); on a CPU the state of the generator during a call (5,056 bytes). ``memory``:
     bytes there are; 0: unknown. ``blocks``: whether its allocator hands out whole blocks.
+    ``link``: to the others of its host, ``network``: to those of other hosts, ``host_ranks``: how
+    many a host has; 0: any number. They are for groups of ranks that nobody has measured.
     """
 
     name: str
@@ -25,10 +28,17 @@ class DeviceModel:
     reserve: int = 0
     memory: int = 0
     blocks: bool = False
+    link: Link = LOOPBACK
+    network: Link = ETHERNET
+    host_ranks: int = 0
 
     def rate(self, dtype: torch.dtype) -> float:
         """Products of ``dtype``: floating-point operations per second."""
         return self.flops.get(dtype, self.flops[torch.float32])
+
+    def link_of(self, ranks: int) -> Link:
+        """The slowest link among so many ranks on as few hosts as will do."""
+        return self.network if 0 < self.host_ranks < ranks else self.link
 
     @property
     def allocator(self) -> Allocator:
