@@ -36,9 +36,9 @@ class DeviceModel:
         """Products of ``dtype``: floating-point operations per second."""
         return self.flops.get(dtype, self.flops[torch.float32])
 
-    def link_of(self, ranks: int) -> Link:
-        """The slowest link among so many ranks on as few hosts as will do."""
-        return self.network if 0 < self.host_ranks < ranks else self.link
+    def hosts_of(self, ranks: int) -> int:
+        """The fewest hosts that so many ranks have a device each on."""
+        return -(-ranks // self.host_ranks) if self.host_ranks else 1
 
     @property
     def allocator(self) -> Allocator:

@@ -3,17 +3,21 @@ algorithms send; and for groups of other sizes than were measured.
 
 ::
 
-    seconds(b)  =  messages(n) * latency  +  share(n) * b / bandwidth
+    seconds(b)  =  latencies of messages one after the other  +  share(n) * b / bandwidth
 
-    of n ranks, b bytes of the larger side     messages        share
-    all-reduce, a ring                         2 (n - 1)       2 (n - 1) / n
-    reduce-scatter, all-gather, a ring         n - 1           (n - 1) / n
-    all-to-all, in pairs                       n - 1           (n - 1) / n
-    broadcast, a scatter and an all-gather     log2 n + n - 1  2 (n - 1) / n
+    of n ranks, b bytes of the larger side     messages    share
+    all-reduce                                 2 log2 n    2 (n - 1) / n
+    reduce-scatter, all-gather: a ring         n - 1       (n - 1) / n
+    all-to-all: pairs                          n - 1       (n - 1) / n
+    broadcast: a pipelined tree                log2 n      1
+
+Libraries reduce few bytes along trees and many along a ring, which sends the fewest bytes there
+can be: the messages are those of the trees, the bytes those of the ring. A message to another
+host takes longer than one within; along a ring one per host does, in a tree one per level.
 
 Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH",
-2005; that a ring sends the fewest bytes: Patarasuk and Yuan, "Bandwidth Optimal All-reduce
-Algorithms for Clusters of Workstations", 2009.
+2005; Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations",
+2009.
 """
 
 import math
@@ -27,96 +31,133 @@ from treadle.targets.model import DeviceModel
 from treadle.util.errors import PlanError
 
 
-def messages(kind: CollectiveKind, ranks: int) -> int:
-    """How many messages are sent one after the other."""
-    match kind:
-        case CollectiveKind.ALL_REDUCE:
-            return 2 * (ranks - 1)
-        case CollectiveKind.BROADCAST:
-            return math.ceil(math.log2(ranks)) + ranks - 1
-        case _:
-            return ranks - 1
-
-
 def share(kind: CollectiveKind, ranks: int) -> float:
     """How often a rank sends the bytes of its larger side."""
     once = (ranks - 1) / ranks
-    return 2 * once if kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST) else once
+    match kind:
+        case CollectiveKind.ALL_REDUCE:
+            return 2 * once
+        case CollectiveKind.BROADCAST:
+            return 1.0 if ranks > 1 else 0.0
+        case _:
+            return once
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GroupLinks:
+    """Ranks spread evenly over hosts: ``link`` within one, ``network`` between them."""
+
+    ranks: int
+    hosts: int
+    link: Link
+    network: Link
+
+    def __post_init__(self) -> None:
+        if not 0 < self.hosts <= self.ranks:
+            raise PlanError(
+                f"a group of {self.ranks} ranks on {self.hosts} hosts",
+                code="TR-520",
+                remedy="give at least one rank for each host, and at least one host",
+            )
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second that a rank sends, along the slowest link."""
+        return self.network.bandwidth if self.hosts > 1 else self.link.bandwidth
+
+    def latency(self, kind: CollectiveKind) -> float:
+        """Seconds of a collective of no bytes."""
+        inside = math.ceil(self.ranks / self.hosts)
+        match kind:
+            case CollectiveKind.ALL_REDUCE:
+                within, between = 2 * _levels(inside), 2 * _levels(self.hosts)
+            case CollectiveKind.BROADCAST:
+                within, between = _levels(inside), _levels(self.hosts)
+            case CollectiveKind.ALL_TO_ALL:
+                within, between = inside - 1, self.ranks - inside
+            case _:
+                within, between = self.ranks - self.hosts, self.hosts - 1
+        return within * self.link.latency + between * self.network.latency
+
+    def seconds(self, kind: CollectiveKind, nbytes: float) -> float:
+        """By the formula at the top of this file."""
+        return self.latency(kind) + share(kind, self.ranks) * nbytes / self.bandwidth
+
+
+def _levels(count: int) -> int:
+    """Of a binary tree over so many."""
+    return math.ceil(math.log2(count))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class CollectiveCost:
-    """What collectives of one group cost.
+    """What collectives of one group cost: ``now`` are its links.
 
-    ``link``: the slowest between its ranks. ``measured``: of this group, or of a smaller or larger
-    one like it, whose ranks were joined by ``measured_link``: its latencies grow as messages and
-    those of the links do, and the rest of its times as the bytes sent do and bandwidths do not.
+    ``measured``: of this group, or of one like it with other ranks or hosts, whose links were
+    ``then``. What was latency by the formula's lights is longer as messages are now, and the rest
+    as many bytes are.
     """
 
-    ranks: int
-    link: Link
+    now: GroupLinks
     measured: GroupMeasurement | None = None
-    measured_link: Link | None = None
-
-    def __post_init__(self) -> None:
-        if self.ranks < 1:
-            raise PlanError(
-                f"a group of {self.ranks} ranks", code="TR-520", remedy="give at least one rank"
-            )
+    then: GroupLinks | None = None
 
     def seconds(self, kind: CollectiveKind, nbytes: int) -> float:
         """From its start to its end with nothing before it; ``nbytes`` of the larger side."""
-        if self.ranks == 1 and self.measured is None:
-            return 0.0
-        found = self.measured
-        if found is None or not found.curves or found.ranks == 1 < self.ranks:
-            return self._by_messages(kind, nbytes, self.link)
-        if kind not in found.curves:
-            return self._by_messages(kind, nbytes, self._like(found))
-        return self._scaled(found, kind, nbytes)
+        found, then = self.measured, self.then or self.now
+        curve = None if found is None else found.curves.get(kind)
+        if curve is not None and then == self.now:
+            return curve.seconds(nbytes)
+        if then.ranks == 1 or then.latency(kind) == 0.0:  # it says nothing of others
+            return self.now.seconds(kind, nbytes)
+        if curve is None:
+            slower, narrower = (1.0, 1.0) if found is None else self._than_told(found, then)
+            bytes_alone = share(kind, self.now.ranks) * nbytes / self.now.bandwidth
+            return slower * self.now.latency(kind) + narrower * bytes_alone
+        whole = curve.seconds(nbytes)
+        latency = min(curve.latency, whole)
+        longer = self.now.latency(kind) / then.latency(kind)
+        more = share(kind, self.now.ranks) / share(kind, then.ranks)
+        return longer * latency + more * then.bandwidth / self.now.bandwidth * (whole - latency)
 
     def among(self, ranks: int, device: DeviceModel) -> "CollectiveCost":
-        """For a group of other ranks, as it would be on hosts of ``device``."""
-        hosts = 1 if self.measured is None else self.measured.hosts
-        link = self.link if hosts > 1 else device.link_of(ranks)
-        return replace(self, ranks=ranks, link=link)
+        """For a group of other ranks: as many to a host as there were where it spans several, else
+        as many as a host of ``device`` has."""
+        then = self.then or self.now
+        if then.hosts > 1:
+            hosts = math.ceil(ranks * then.hosts / then.ranks)
+        else:
+            hosts = device.hosts_of(ranks)
+        return replace(self, now=replace(self.now, ranks=ranks, hosts=hosts), then=then)
 
-    def _by_messages(self, kind: CollectiveKind, nbytes: int, link: Link) -> float:
-        sent = share(kind, self.ranks) * nbytes
-        return messages(kind, self.ranks) * link.latency + sent / link.bandwidth
+    @property
+    def words(self) -> str:
+        """``8 ranks, measured``; ``64 ranks on 8 hosts, as 8 measured ones would be``; or which
+        links its times are those of."""
+        now, then = self.now, self.then or self.now
+        who = f"{now.ranks} rank{'s' * (now.ranks > 1)}"
+        who += f" on {now.hosts} hosts" if now.hosts > 1 else ""
+        if self.measured is None or then.ranks == 1:
+            links = now.link.name + (f" and {now.network.name}" if now.hosts > 1 else "")
+            return f"{who}, not measured: {links}"
+        return f"{who}, measured" if now == then else f"{who}, as {then.ranks} measured ones say"
 
-    def _scaled(self, found: GroupMeasurement, kind: CollectiveKind, nbytes: int) -> float:
-        """Exact for times that are the sum above; the measured ones for the measured ranks."""
-        curve = found.curves[kind]
-        whole = curve.seconds(nbytes)
-        same = self.ranks == found.ranks and self.measured_link in (None, self.link)
-        if same or found.ranks == 1:
-            return whole
-        slower, narrower = self._ratios()
-        more = messages(kind, self.ranks) / messages(kind, found.ranks)
-        larger = share(kind, self.ranks) / share(kind, found.ranks)
-        latency = min(curve.latency, whole)
-        return more * slower * latency + larger * narrower * (whole - latency)
-
-    def _ratios(self) -> tuple[float, float]:
-        """How much longer a message takes than when it was measured, and how much longer a byte."""
-        before = self.measured_link or self.link
-        slower = self.link.latency / before.latency if before.latency else 1.0
-        return slower, before.bandwidth / self.link.bandwidth
-
-    def _like(self, found: GroupMeasurement) -> Link:
-        """The link that would explain what was measured of another kind."""
-        if found.ranks == 1:
-            return self.link
-        name = min(found.curves)
-        kind, curve = CollectiveKind(name), found.curves[name]
-        most, longest = curve.points[-1]
-        slower, narrower = self._ratios()
-        latency = slower * curve.latency / messages(kind, found.ranks)
-        rest = max(longest - curve.latency, 1e-12)
-        bandwidth = share(kind, found.ranks) * most / rest / narrower
-        return Link(f"as measured of {name}", latency, bandwidth)
+    def _than_told(self, found: GroupMeasurement, then: GroupLinks) -> tuple[float, float]:
+        """How much longer than by the formula a message and a byte took, of the kinds that were
+        measured: what to expect of another kind."""
+        slower: list[float] = []
+        narrower: list[float] = []
+        for name, curve in found.curves.items():
+            kind = CollectiveKind(name)
+            most, longest = curve.points[-1]
+            told = share(kind, then.ranks) * most / then.bandwidth
+            slower.append(curve.latency / then.latency(kind))
+            narrower.append((longest - curve.latency) / told)
+        if not slower:
+            return 1.0, 1.0
+        return sum(slower) / len(slower), sum(narrower) / len(narrower)
 
 
 @final
@@ -157,9 +198,12 @@ class CommunicationModel:
 
 def unmeasured(ranks: Mapping[str, int], device: DeviceModel) -> CommunicationModel:
     """For groups of so many ranks, by name, that nobody has measured: the links of ``device``."""
-    return CommunicationModel({
-        name: CollectiveCost(count, device.link_of(count)) for name, count in ranks.items()
-    })
+    return CommunicationModel(
+        {
+            name: CollectiveCost(_links(count, device.hosts_of(count), device))
+            for name, count in ranks.items()
+        }
+    )
 
 
 def from_measurements(
@@ -168,16 +212,20 @@ def from_measurements(
     """For groups that were measured as they are."""
     groups: dict[str, CollectiveCost] = {}
     for name, each in found.items():
-        link = device.network if each.hosts > 1 else device.link
-        groups[name] = CollectiveCost(each.ranks, link, each, link)
+        links = _links(each.ranks, each.hosts, device)
+        groups[name] = CollectiveCost(links, each, links)
     return CommunicationModel(groups)
+
+
+def _links(ranks: int, hosts: int, device: DeviceModel) -> GroupLinks:
+    return GroupLinks(ranks, hosts, device.link, device.network)
 
 
 __all__ = [
     "CollectiveCost",
     "CommunicationModel",
+    "GroupLinks",
     "from_measurements",
-    "messages",
     "share",
     "unmeasured",
 ]

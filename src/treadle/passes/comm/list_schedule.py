@@ -2,7 +2,7 @@
 
 At each place stands, of the nodes whose operands are there,
 
-1. a collective, if no more than a bound is on its way by then;
+1. a collective, if it is its turn and no more than a bound is on its way by then;
 2. else the first that computes without having to wait;
 3. else the one whose wait ends first.
 
@@ -23,10 +23,12 @@ from treadle.passes.comm.simulate import Work
 class Preference:
     """How an order is made. ``reach``: how many places ahead of the first node that is not placed
     another may be taken from. ``longest_first``: nodes with the longest way to the end of the step
-    first, else in their present order. ``in_flight_bytes``: that may be on their way at a time."""
+    first, else in their present order. ``in_sequence``: no collective before one with a longer way
+    to the end, which may come soon. ``in_flight_bytes``: that may be on their way at a time."""
 
     reach: int
     longest_first: bool
+    in_sequence: bool
     in_flight_bytes: int
 
 
@@ -38,15 +40,15 @@ def list_schedule(work: Work, precedence: Precedence, preference: Preference) ->
     return placing.finished()
 
 
-def ways_to_end(work: Work) -> list[float]:
+def ways_to_end(work: Work, precedence: Precedence) -> list[float]:
     """Seconds of the longest chain of compute and collectives from each node on, itself included:
-    what its operands' chains go on with."""
+    none has a longer way than what comes before it."""
     ways = [0.0] * len(work.seconds)
-    for i in range(len(ways) - 1, -1, -1):
+    for i in reversed(precedence.placed):
         start = work.starts.get(i)
         ways[i] += work.seconds[i] if start is None else start.seconds
-        for operand in work.facts.operands[i]:
-            ways[operand] = max(ways[operand], ways[i])
+        for each in precedence.before[i]:
+            ways[each] = max(ways[each], ways[i])
     return ways
 
 
@@ -56,8 +58,12 @@ class _Placing:
     def __init__(self, work: Work, precedence: Precedence, preference: Preference) -> None:
         self._work, self._precedence, self._preference = work, precedence, preference
         self._rank = {i: rank for rank, i in enumerate(precedence.placed)}
-        ways = ways_to_end(work) if preference.longest_first else [0.0] * len(work.seconds)
-        self._priority = {i: (-ways[i], rank) for i, rank in self._rank.items()}
+        ways = ways_to_end(work, precedence)
+        by_way = {i: (-ways[i], rank) for i, rank in self._rank.items()}
+        by_place = {i: (0.0, rank) for i, rank in self._rank.items()}
+        self._priority = by_way if preference.longest_first else by_place
+        self._of_starts = by_way if preference.in_sequence else self._priority
+        self._sequence = sorted(work.starts, key=by_way.__getitem__, reverse=True)
         self._missing = {i: len(precedence.before[i]) for i in precedence.placed}
         self._after: dict[int, list[int]] = {i: [] for i in precedence.placed}
         for i in precedence.placed:
@@ -89,13 +95,13 @@ class _Placing:
         while self._waiting and self._waiting[0][0] <= self._now:
             _, _, i = heapq.heappop(self._waiting)
             self._offer(i)
-        if self._starts and self._may_fly(self._starts[0][1]):
+        if self._starts and self._may_start(self._starts[0][1]):
             self._place(heapq.heappop(self._starts)[1])
         elif self._ready:
             self._place(heapq.heappop(self._ready)[1])
         elif self._waiting:
             self._now = self._waiting[0][0]
-        else:  # too much is on its way, and what waits for it needs still more
+        else:  # one that is not its turn, or for which too much is on its way
             self._place(heapq.heappop(self._starts)[1])
         return True
 
@@ -114,10 +120,16 @@ class _Placing:
             self._offer(i)
 
     def _offer(self, i: int) -> None:
-        choice = self._starts if i in self._work.starts else self._ready
-        heapq.heappush(choice, (self._priority[i], i))
+        if i in self._work.starts:
+            heapq.heappush(self._starts, (self._of_starts[i], i))
+        else:
+            heapq.heappush(self._ready, (self._priority[i], i))
 
-    def _may_fly(self, i: int) -> bool:
+    def _may_start(self, i: int) -> bool:
+        while self._sequence[-1] in self._done:
+            self._sequence.pop()
+        if self._preference.in_sequence and i != self._sequence[-1]:
+            return False
         nbytes = self._flying + self._work.starts[i].nbytes
         return not self._flying or nbytes <= self._preference.in_flight_bytes
 

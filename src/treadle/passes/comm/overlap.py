@@ -1,5 +1,6 @@
 """Hide communication behind compute by the order of a step's nodes."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
@@ -16,7 +17,7 @@ from treadle.targets.model import DeviceModel
 _GAIN = 1e-3
 """Share of the step's time that an order must save to be worth having, and that orders may differ
 in to be told apart by their bytes."""
-_REACH = (8, 32, 128)
+_REACH = (32,)
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ def better_order(
     total = sum(each.nbytes for each in work.starts.values())
     flying = total if in_flight_bytes is None else max(in_flight_bytes, given.in_flight_bytes)
     limit = given.seconds * (1.0 - _GAIN)
+    if limit < sum(work.seconds):  # no order takes less than the compute alone
+        return None
     precedence = precedence_of(work)
     for bound in _bounds(work, flying):
         found: list[_Judged] = []
@@ -91,9 +94,7 @@ def better_order(
     return None
 
 
-def _judged(
-    work: Work, order: Sequence[int], rank: int, *, below: float | None = None
-) -> _Judged:
+def _judged(work: Work, order: Sequence[int], rank: int, *, below: float | None = None) -> _Judged:
     """``below``: of an order that takes longer the bytes do not matter."""
     run = run_order(work, order)
     peak = peak_of(work, order) if below is None or run.seconds < below else 0
@@ -120,8 +121,8 @@ def _bounds(work: Work, most: int) -> Iterator[int]:
 def _preferences(work: Work, in_flight_bytes: int) -> Iterator[Preference]:
     count = len(work.seconds)
     for reach in (*(each for each in _REACH if each < count), count):
-        for longest_first in (False, True):
-            yield Preference(reach, longest_first, in_flight_bytes)
+        for longest_first, in_sequence in itertools.product((False, True), repeat=2):
+            yield Preference(reach, longest_first, in_sequence, in_flight_bytes)
 
 
 __all__ = ["OverlapCommunication", "better_order"]

@@ -4,7 +4,7 @@ A wait, and what merely shows its result in another shape, has no place of its o
 the first node that computes with it. Results of an operation with several stand behind it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -22,6 +22,9 @@ _IN_ORDER = (
     | Effect.WRITES
 )
 """Nodes with one of these keep their order among each other."""
+_FOREIGN = Effect.COMMUNICATES | Effect.UNKNOWN
+"""What meets other processes and is no collective that is known, or may: neither collectives nor
+waits change sides of it."""
 
 
 @final
@@ -60,30 +63,19 @@ class _Needs:
 
 def precedence_of(work: Work) -> Precedence:
     """What has to come before what in a step."""
-    nodes = work.facts.nodes
-    makers = _makers(work)
+    nodes, makers = work.facts.nodes, _makers(work)
     first = [i for i, node in enumerate(nodes) if node.op == "placeholder"]
-    late: list[int] = []
-    needs: list[_Needs] = []
-    for i, operands in enumerate(work.facts.operands):
-        own = _Needs(set(), set(), set())
-        for each in operands:
-            if each in late:
-                own.join(needs[each])
-                own.shown.add(each)
-            else:
-                own.before.add(makers.get(each, each))
-        is_view = work.facts.kinds[i] is Kind.VIEW
-        if i in work.awaits or (is_view and own.shown and i not in makers):
-            late.append(i)
-            own.awaited |= {work.awaits[i]} if i in work.awaits else set()
-        needs.append(own)
+    late, needs = _by_data(work, makers)
     apart = {*first, *makers, *late}
     placed = [i for i in range(len(nodes)) if i not in apart]
     for earlier, later in _by_effect(work, placed):
         needs[later].before.add(earlier)
-    for wall in _walls(work, placed):
-        _keep_sides(wall, placed, late, needs)
+    for i in placed:
+        effects = effects_of(nodes[i])
+        if effects & (_FOREIGN | Effect.WRITES) and i not in work.starts:
+            _keep_waits(i, late, needs)
+        if Effect.WRITES in effects:
+            _keep_sides(i, placed, needs)
     behind: list[list[int]] = [[] for _ in nodes]
     for item, maker in makers.items():
         behind[maker].append(item)
@@ -96,6 +88,27 @@ def precedence_of(work: Work) -> Precedence:
         tuple(map(tuple, behind)),
         tuple(late),
     )
+
+
+def _by_data(work: Work, makers: Mapping[int, int]) -> tuple[list[int], list[_Needs]]:
+    """The nodes without a place, and what each node of a step needs for its operands."""
+    late: dict[int, None] = {}
+    needs: list[_Needs] = []
+    for i, operands in enumerate(work.facts.operands):
+        own = _Needs(set(), set(), set())
+        for each in operands:
+            if each in late:
+                own.join(needs[each])
+                own.shown.add(each)
+            else:
+                own.before.add(makers.get(each, each))
+        if i in work.awaits:
+            own.awaited.add(work.awaits[i])
+            late[i] = None
+        elif own.shown and work.facts.kinds[i] is Kind.VIEW and i not in makers:
+            late[i] = None
+        needs.append(own)
+    return [*late], needs
 
 
 def _makers(work: Work) -> dict[int, int]:
@@ -123,23 +136,23 @@ def _by_effect(work: Work, placed: Iterable[int]) -> list[tuple[int, int]]:
         if i in work.starts:
             pairs += [(foreign, i)] if foreign is not None else []
             starts.append(i)
-        elif effects & (Effect.COMMUNICATES | Effect.UNKNOWN):
+        elif effects & _FOREIGN:
             pairs += [(each, i) for each in (*starts, foreign) if each is not None]
             foreign, starts = i, []
     return pairs
 
 
-def _walls(work: Work, placed: Iterable[int]) -> list[int]:
-    """Nodes that write to an argument: nothing crosses them."""
-    return [i for i in placed if Effect.WRITES in effects_of(work.facts.nodes[i])]
-
-
-def _keep_sides(wall: int, placed: list[int], late: list[int], needs: list[_Needs]) -> None:
-    """What stands before ``wall`` stays there, waits among it, and what stands after it as well."""
+def _keep_waits(i: int, late: list[int], needs: list[_Needs]) -> None:
+    """Waits stay before ``i``: nothing more is on its way beside it, and none reads what it
+    writes."""
     for each in late:
-        if each < wall:
-            needs[wall].join(needs[each])
-            needs[wall].shown.add(each)
+        if each < i:
+            needs[i].join(needs[each])
+            needs[i].shown.add(each)
+
+
+def _keep_sides(wall: int, placed: list[int], needs: list[_Needs]) -> None:
+    """Nothing crosses ``wall``."""
     for each in placed:
         if each < wall:
             needs[wall].before.add(each)

@@ -15,7 +15,7 @@ as its compute and what is exposed, which is never a sum of the collectives' own
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
 
 from torch import fx
 
@@ -90,7 +90,8 @@ class CommunicationTimeline:
     intervals, ``exposed_seconds`` of what is left of it without compute's. ``inflation_seconds``:
     of compute, because something is communicated beside it. ``in_flight_bytes``: the most that was
     started and not waited for, the larger side of each. ``peak_bytes``: as the memory planner
-    predicts it for this order, with what a collective reads alive until its wait.
+    predicts it for this order, with what a collective reads alive until its wait. ``groups``: each
+    group of the step, and where its costs are from in words.
     """
 
     compute: tuple[ComputeSpan, ...]
@@ -102,6 +103,7 @@ class CommunicationTimeline:
     inflation_seconds: float
     in_flight_bytes: int
     peak_bytes: int
+    groups: tuple[tuple[str, str], ...] = ()
 
     @property
     def hidden_seconds(self) -> float:
@@ -139,12 +141,12 @@ class Work:
     starts: Mapping[int, Started]
     awaits: Mapping[int, int]
     collectives: Mapping[int, Collective]
-    interference: float
+    costs: CommunicationModel
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Run:
+class TimedOrder:
     """When things happen in one order: by position, ``(start, end)`` of compute and of collectives;
     when a collective was issued and first awaited; and the end of all."""
 
@@ -173,7 +175,7 @@ def work_of(step: StepGraph, costs: CommunicationModel, device: DeviceModel) -> 
     for i in (*starts, *awaits):
         seconds[i] = 0.0
     shared = _waits_show_memory(facts, awaits)
-    return Work(shared, tuple(seconds), starts, awaits, collectives, costs.interference)
+    return Work(shared, tuple(seconds), starts, awaits, collectives, costs)
 
 
 def collective_awaited(wait: fx.Node) -> fx.Node:
@@ -193,12 +195,10 @@ def _waits_show_memory(facts: Facts, awaits: Mapping[int, int]) -> Facts:
         kinds[wait] = Kind.VIEW
         operands[wait] = (*facts.operands[wait], *facts.operands[start])
         inherits[wait] = tuple((0, slot) for slot in range(len(facts.sizes[wait])))
-    return replace(
-        facts, operands=tuple(operands), kinds=tuple(kinds), inherits=tuple(inherits)
-    )
+    return replace(facts, operands=tuple(operands), kinds=tuple(kinds), inherits=tuple(inherits))
 
 
-def run_order(work: Work, order: Iterable[int]) -> Run:
+def run_order(work: Work, order: Iterable[int]) -> TimedOrder:
     """The timeline of ``order``, which lists positions, definitions before uses."""
     now, flying, most = 0.0, 0, 0
     free: dict[str, float] = {}
@@ -224,11 +224,11 @@ def run_order(work: Work, order: Iterable[int]) -> Run:
                 flying -= work.starts[source].nbytes
             now = max(now, collectives[source][1])
         elif work.seconds[i]:
-            end = _computed(now, work.seconds[i], busy, work.interference)
+            end = _computed(now, work.seconds[i], busy, work.costs.interference)
             compute[i] = now, end
             now = end
     last = max((now, *free.values()))
-    return Run(compute, collectives, issued, awaited, last, most)
+    return TimedOrder(compute, collectives, issued, awaited, last, most)
 
 
 def _computed(now: float, seconds: float, busy: list[Interval], interference: float) -> float:
@@ -284,8 +284,28 @@ def without(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interva
 
 
 def peak_of(work: Work, order: Sequence[int]) -> int:
-    """The peak bytes of an order, as the memory planner predicts them."""
-    return timeline(as_traced(work.facts).permuted(order)).peak_bytes
+    """The peak bytes of an order, as the memory planner predicts them for a graph in that order."""
+    return timeline(as_traced(_in_order(work.facts, order))).peak_bytes
+
+
+def _in_order(facts: Facts, order: Sequence[int]) -> Facts:
+    """The facts of the graph with its nodes in ``order``: where the head of the forward pass ends
+    is a matter of the order, too."""
+    place = [0] * len(facts.nodes)
+    for at, i in enumerate(order):
+        place[i] = at
+    return replace(
+        facts,
+        nodes=tuple([facts.nodes[i] for i in order]),
+        operands=tuple([tuple([place[each] for each in facts.operands[i]]) for i in order]),
+        kinds=tuple([facts.kinds[i] for i in order]),
+        phases=tuple([facts.phases[i] for i in order]),
+        inherits=tuple([facts.inherits[i] for i in order]),
+        sizes=tuple([facts.sizes[i] for i in order]),
+        keep=tuple([facts.keep[i] for i in order]),
+        returned=tuple([None if each is None else place[each] for each in facts.returned]),
+        writes={output: place[each] for output, each in facts.writes.items()},
+    )
 
 
 def simulate_communication(
@@ -301,18 +321,34 @@ def timeline_of(work: Work, order: Sequence[int]) -> CommunicationTimeline:
     run = run_order(work, order)
     computing = union(run.compute.values())
     communicating = union(run.collectives.values())
-    alone = sum(work.seconds)
+    spent = length(run.compute.values())
+    inflated = max(spent - sum(work.seconds), 0.0) if work.costs.interference else 0.0
+    names = {each.group for each in work.collectives.values()}
     return CommunicationTimeline(
         compute=tuple(_computed_span(work, i, run.compute[i]) for i in run.compute),
         collectives=tuple(_collective_span(work, i, run, computing) for i in run.collectives),
         seconds=run.seconds,
-        compute_seconds=length(run.compute.values()),
+        compute_seconds=spent,
         communication_seconds=length(communicating),
         exposed_seconds=length(without(communicating, computing)),
-        inflation_seconds=max(length(run.compute.values()) - alone, 0.0),
+        inflation_seconds=inflated,
         in_flight_bytes=run.in_flight_bytes,
         peak_bytes=peak_of(work, order),
+        groups=tuple((name, work.costs.groups[name].words) for name in sorted(names)),
     )
+
+
+def timeline_from_data(data: Mapping[str, Any]) -> CommunicationTimeline:
+    """The inverse of ``dataclasses.asdict``, after a way through JSON."""
+    collectives: list[CollectiveSpan] = []
+    for each in data["collectives"]:
+        beside = tuple((str(name), float(seconds)) for name, seconds in each["beside"])
+        fields: dict[str, Any] = {**each, "kind": CollectiveKind(each["kind"]), "beside": beside}
+        collectives.append(CollectiveSpan(**fields))
+    compute = tuple(ComputeSpan(**each) for each in data["compute"])
+    groups = tuple((str(name), str(words)) for name, words in data["groups"])
+    fields = {**data, "compute": compute, "collectives": tuple(collectives), "groups": groups}
+    return CommunicationTimeline(**fields)
 
 
 def _computed_span(work: Work, i: int, interval: Interval) -> ComputeSpan:
@@ -323,7 +359,7 @@ def _computed_span(work: Work, i: int, interval: Interval) -> ComputeSpan:
 
 
 def _collective_span(
-    work: Work, i: int, run: Run, computing: Sequence[Interval]
+    work: Work, i: int, run: TimedOrder, computing: Sequence[Interval]
 ) -> CollectiveSpan:
     each, (start, end) = work.collectives[i], run.collectives[i]
     known = info(each.node)
@@ -343,7 +379,7 @@ def _collective_span(
     )
 
 
-def _beside(work: Work, run: Run, start: float, end: float) -> tuple[tuple[str, float], ...]:
+def _beside(work: Work, run: TimedOrder, start: float, end: float) -> tuple[tuple[str, float], ...]:
     """What is computed between the two, by operation, most of the time first."""
     found: dict[str, float] = {}
     for i, (begin, over) in run.compute.items():
@@ -358,13 +394,14 @@ __all__ = [
     "CollectiveSpan",
     "CommunicationTimeline",
     "ComputeSpan",
-    "Run",
     "Started",
+    "TimedOrder",
     "Work",
     "collective_awaited",
     "peak_of",
     "run_order",
     "simulate_communication",
+    "timeline_from_data",
     "timeline_of",
     "work_of",
 ]
