@@ -14,7 +14,7 @@ from treadle.compiler.compiled import Compiled, observed_of
 from treadle.compiler.memory import frontier_points
 from treadle.graph.node_info import info
 from treadle.graph.regions import Region
-from treadle.options import Options, from_environment
+from treadle.options import DataParallel, Options, from_environment
 from treadle.report.explain import explain, explain_stages
 from treadle.report.html import page
 from treadle.report.stages import PRODUCTS, text_of
@@ -27,6 +27,7 @@ from treadle.session.bind import read_inputs
 from treadle.session.bisect import Bisection
 from treadle.session.breaks import known_regions
 from treadle.session.compare import Difference, Tolerance, first_difference
+from treadle.session.data_parallel import rank_group
 from treadle.session.dispatch import Dispatcher
 from treadle.session.saved import Saved, load_saved, save
 from treadle.session.serve import measured, profiled, run, serve
@@ -58,9 +59,12 @@ class Step:
         *,
         cache: Cache | None = None,
         saved: Saved | None = None,
+        parallel: DataParallel | None = None,
     ) -> None:
         self.options = options
-        self._step = UserStep.of(function, named_models(models), named_optimizers(optimizers))
+        group = None if parallel is None else rank_group(parallel)
+        named = named_models(models), named_optimizers(optimizers)
+        self._step = UserStep.of(function, *named, group)
         self._cache = cache or Cache(options.cache_dir)
         self._dispatcher = Dispatcher(self._step, options, shapes, self._cache, saved)
         self._lock = threading.RLock()
@@ -233,6 +237,7 @@ def compile(
     shapes: Dynamic | None = None,
     numerics: str | None = None,
     rng: str | None = None,
+    parallel: DataParallel | None = None,
     options: Options | None = None,
 ) -> Step:
     """Compile a whole training step: forward, loss, backward, clipping and optimizer.
@@ -242,8 +247,9 @@ def compile(
     bounds the peak bytes of the whole step, parameters and state included: ``"7GiB"``, bytes, or
     a ratio between the two extreme plans. ``shapes``: what ``dynamic`` returns, for dims that
     change from call to call. ``numerics="eager"``: round where eager rounds;
-    ``rng="counter"``: dropout masks that need no memory (``Options``). Nothing is compiled until
-    the first call.
+    ``rng="counter"``: dropout masks that need no memory (``Options``). ``parallel``: what
+    ``DataParallel`` says, for a plain model on many ranks. Nothing is compiled until the first
+    call.
     Raises ``TreadleError`` kinds with a code and a remedy; see ``docs/errors.md``.
     """
     check_call(function, model)
@@ -256,7 +262,7 @@ def compile(
         chosen = replace(chosen, numerics=numerics)
     if rng is not None:
         chosen = replace(chosen, rng=rng)
-    return Step(function, model, optimizer, chosen, shapes)
+    return Step(function, model, optimizer, chosen, shapes, parallel=parallel)
 
 
 def load(
@@ -266,19 +272,23 @@ def load(
     model: Models,
     optimizer: Optimizers = (),
     shapes: Dynamic | None = None,
+    parallel: DataParallel | None = None,
     options: Options | None = None,
 ) -> Step:
     """A step that finds in ``path`` what ``Step.save`` wrote there, and does not compile it again.
 
-    ``function``, ``model``, ``optimizer`` and ``shapes`` as for ``compile``; the budget and what
-    else decides the compiled code are those of the saved step. What the file does not fit is
-    compiled, and ``Step.recompiles`` says why. ``RuntimeFailure`` TR-405 when the file is damaged.
+    ``function``, ``model``, ``optimizer``, ``shapes`` and ``parallel`` as for ``compile``; the
+    budget and what else decides the compiled code are those of the saved step. What the file does
+    not fit is compiled, and ``Step.recompiles`` says why. ``RuntimeFailure`` TR-405 when the file
+    is damaged.
     """
     chosen = options or from_environment()
     cache = Cache(chosen.cache_dir)
     saved = load_saved(Path(path), cache)
     options = saved.applied(chosen)
-    return Step(function, model, optimizer, options, shapes, cache=cache, saved=saved)
+    return Step(
+        function, model, optimizer, options, shapes, cache=cache, saved=saved, parallel=parallel
+    )
 
 
 __all__ = ["Difference", "Step", "compile", "load"]

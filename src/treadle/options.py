@@ -5,10 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, final
 
 from treadle.util.errors import PlanError, TreadleError
 from treadle.util.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    from torch.distributed import DeviceMesh, ProcessGroup
 
 PREFIX = "TREADLE_"
 NUMERICS = ("default", "eager")
@@ -121,6 +124,20 @@ class Regions:
     def chooses(self) -> bool:
         """Whether anything here changes what runs."""
         return bool(self.rules or self.smallest or self.accepts)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class DataParallel:
+    """One model on many ranks, each with batches of its own.
+
+    ``group``: the ranks, a process group or a ``DeviceMesh`` of one dim; by default all of them.
+    Before the first call every rank gets the first one's parameters and buffers. Gradients are
+    averaged where an optimizer steps or the step looks at them, so that what is accumulated before
+    is not sent; buffers that a call writes (running statistics) are the first rank's after it.
+    """
+
+    group: "ProcessGroup | DeviceMesh | None" = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import nn
 
 from treadle.capture.explain_errors import Line, here, show_line
 from treadle.capture.failures import refused_communication
+from treadle.compat.collectives import NAMESPACE
 from treadle.compat.hooks import accumulator_hooks
 from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload
@@ -31,7 +32,9 @@ def refuse_collectives(lines: Iterable[tuple[int, Line]]) -> None:
     """TR-130 if an operation of the trace in progress communicates. ``lines``: from which node on
     which line of the user's runs."""
     for at, target in enumerate(traced_targets()):
-        if isinstance(target, OpOverload) and facts_of(target).communicates:
+        if not isinstance(target, OpOverload) or target.namespace == NAMESPACE:
+            continue  # functional collectives are nodes like any other
+        if facts_of(target).communicates:
             line = max((each for each in lines if each[0] <= at), default=(0, ("", 0)))[1]
             raise refused_communication(f"calls {target}", show_line(line))
 

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.capture.arrays import CONVERSIONS, converted, from_numpy, is_array
 from treadle.capture.averaging import update_parameters
+from treadle.capture.collectives import all_reduce_in_place
 from treadle.capture.communication import refuse_wrapper
 from treadle.capture.control_flow import instead_of
 from treadle.capture.eager import why_eager
@@ -30,11 +31,13 @@ from treadle.capture.expected import Conditions, constraint_checks
 from treadle.capture.explain_errors import Line, here, looks_at_value, running_line
 from treadle.capture.flatten import flatten_containers, unflatten
 from treadle.capture.frames import Whose, whose
+from treadle.capture.gradient_sync import GradientSync
 from treadle.capture.numbers import Number, Uses, is_stand_in
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.rng_guard import RngGuard
 from treadle.capture.scalar_index import ScalarIndices
 from treadle.capture.scaled import scaled
+from treadle.capture.wrappers import forward_of
 from treadle.compat.checkpointing import watched_checkpointing
 from treadle.compat.control_flow import functions_replaced
 from treadle.compat.fake import FakeTensor
@@ -133,7 +136,8 @@ class TensorPatcher(TorchFunctionMode):
         self._watch.rng.check()
         if func in (_READ_GRAD, _SET_GRAD):
             leaf = self._table.get(id(args[0]), args[0])
-            self._watch.note_gradient(leaf, cleared=func == _SET_GRAD and args[1] is None)
+            cleared = func == _SET_GRAD and args[1] is None
+            self._watch.note_gradient(leaf, cleared=cleared, is_set=func == _SET_GRAD)
         leaves, rebuilt = _arguments(args, kwargs or {})
         if func in CONVERSIONS and any(map(is_array, leaves)):
             result = converted(func, args, kwargs or {})
@@ -362,7 +366,8 @@ class TraceRecorder:
     """What happens from which traced node on: a backward, a module, a line of the user's, and
     random numbers that are drawn a second time from a state that was kept."""
 
-    def __init__(self, models: Mapping[str, nn.Module]) -> None:
+    def __init__(self, models: Mapping[str, nn.Module], sync: GradientSync | None = None) -> None:
+        self.sync = sync or GradientSync()
         self.rng = RngGuard()
         self.generators: list[tuple[Span, int]] = []  # nodes that draw from one of the user's
         self.indices = ScalarIndices()
@@ -409,7 +414,12 @@ class TraceRecorder:
                 (nn.Module, "zero_grad", self._cleared(nn.Module.zero_grad)),
                 (AveragedModel, "update_parameters", update_parameters),
                 masks_as_given(),
-                (DistributedDataParallel, "forward", refuse_wrapper),
+                (DistributedDataParallel, "forward", forward_of(self.sync)),
+                (
+                    torch.distributed,
+                    "all_reduce",
+                    all_reduce_in_place(torch.distributed.all_reduce),
+                ),
                 *((*method, refuse_wrapper) for method in reducer_methods()),
                 *constraint_checks(),
             ):
@@ -434,6 +444,7 @@ class TraceRecorder:
             except CaptureError as error:
                 raise _at_line(error) from error
             self.modules.append((traced_nodes(), self._stack[-1]))
+            self.sync.after_backward()
             self.after_backward()
             self.backward.append((start, traced_nodes()))
             return result
@@ -474,10 +485,16 @@ class TraceRecorder:
         if line != self.lines[-1][1]:
             self.lines.append((traced_nodes(), line))
 
-    def note_gradient(self, leaf: Any, *, cleared: bool) -> None:
+    def note_gradient(self, leaf: Any, *, cleared: bool, is_set: bool = False) -> None:
         """``leaf.grad`` is read or set. One that is set to ``None`` before anything is done with it
         may as well not have been there."""
-        if self._clearing or id(leaf) in self.fresh:
+        if self._clearing:
+            return
+        if is_set:
+            self.sync.was_set(leaf)
+        else:
+            self.sync.looked_at(leaf)
+        if id(leaf) in self.fresh:
             return
         if cleared and not self._began_backward and id(leaf) not in self._used:
             self.fresh.add(id(leaf))
@@ -497,7 +514,7 @@ class TraceRecorder:
             else:
                 leaves = [leaf for group in owner.param_groups for leaf in group["params"]]
             for leaf in leaves:
-                self.note_gradient(leaf, cleared=set_to_none)
+                self.note_gradient(leaf, cleared=set_to_none, is_set=True)
             self._clearing = True
             try:
                 original(owner, set_to_none)

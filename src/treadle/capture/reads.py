@@ -57,8 +57,9 @@ from treadle.capture.plain_values import is_plain, plain_fact
 from treadle.capture.read_names import ReadNames, is_memory, is_sealed
 from treadle.capture.sweep import Sweep
 from treadle.capture.watching import Watches
+from treadle.compat.collectives import HANDLES
 
-_IDENTITIES = (CodeType, BuiltinFunctionType, Tensor, torch.Generator)
+_IDENTITIES = (CodeType, BuiltinFunctionType, Tensor, torch.Generator, *HANDLES)
 _HELD = (
     nn.Parameter, nn.Module, Optimizer, FunctionType, type, ModuleType, CellType, MethodType, Enum,
     MappingProxyType,

@@ -24,7 +24,7 @@ KNOWN_FORMS = (adam.FORMS, sgd.FORMS, adaptive.FORMS, matrices.FORMS)
 """Importing the modules registers their forms."""
 
 T = TypeVar("T")
-_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
+_WRAPPERS = ("FullyShardedDataParallel", "DataParallel")
 
 
 def check_call(function: object, models: object) -> None:

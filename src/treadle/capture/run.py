@@ -25,6 +25,7 @@ from treadle.capture.external import (
 from treadle.capture.flatten import flatten, flatten_with_paths, unflatten
 from treadle.capture.frames import Whose
 from treadle.capture.given import Copies, GivenCall, InArgument, Whole
+from treadle.capture.gradient_sync import GradientSync, RankGroup
 from treadle.capture.numbers import Number, Text, Uses, is_number, is_stand_in
 from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
 from treadle.capture.parts import MISSING, is_plain
@@ -217,6 +218,7 @@ class Run:
         call: GivenCall | None = None,
         numbers: Sequence[Location] = (),
         stand_in: bool = True,
+        group: RankGroup | None = None,
     ) -> None:
         """``call``: where the arguments of later calls are found. ``numbers``: places whose numbers
         change from call to call. ``stand_in=False``: every number is taken as it is.
@@ -230,7 +232,8 @@ class Run:
         self.sources = sources
         self.leaves = leaves
         self.spec = spec
-        self.trace = Trace(TraceRecorder(models))
+        self.sync = GradientSync(group if update else None)
+        self.trace = Trace(TraceRecorder(models, self.sync))
         self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
         self._updates = update
         self._plans = plans
@@ -281,6 +284,8 @@ class Run:
                 with external.watching(inputs):
                     with switches_kept(_sets_switch):
                         result = self.function(*args, **kwargs)
+                    if not self.optimizers:
+                        self.sync.finish()
                     refuse_collectives(watch.lines)
                     watch.indices.check()
                     watch.rng.check()
@@ -305,6 +310,7 @@ class Run:
                     self._on_tensor |= vars(parameter).keys()
                     theirs = vars(parameter).items()  # of a fake one also where it is
                     vars(leaf).update({k: v for k, v in theirs if k not in self._of_fakes})
+                    self.sync.watch(leaf, has_gradient=parameter.grad is not None)
                     copy_hooks(parameter, leaf)
                     self._stand_ins[id(parameter)] = leaf
                 case BufferSlot(owner, key):

@@ -16,12 +16,14 @@ from treadle.capture.dynamic import Dims, take_samples, with_symbols
 from treadle.capture.eager import in_graph
 from treadle.capture.failures import raise_told
 from treadle.capture.flatten import Given, flatten
+from treadle.capture.gradient_sync import RankGroup
 from treadle.capture.object_graph import Location
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.place import autocast_on, check_values, described
 from treadle.capture.recurrent import weights_in_place
 from treadle.capture.refuse import check_models, device_of
 from treadle.capture.run import GivenCall, Run
+from treadle.capture.shared_buffers import send_written_buffers
 from treadle.capture.sources import (
     Batch,
     BufferSlot,
@@ -61,6 +63,7 @@ def capture(
     update: bool = True,
     call: GivenCall | None = None,
     numbers: Sequence[Location] = (),
+    group: RankGroup | None = None,
 ) -> Captured:
     """Run ``function`` once on fake tensors; nothing of the user's changes.
 
@@ -68,7 +71,8 @@ def capture(
     ``dims``: the shapes of those leaves of the arguments that have sizes which later calls change.
     ``update=False``: gradients are accumulated, and optimizers do not step. ``call``: where the
     arguments of the calls to come are found; ``numbers``: places of Python's whose numbers change
-    from call to call, and are to be inputs where the graph allows it.
+    from call to call, and are to be inputs where the graph allows it. ``group``: over whose ranks
+    the gradients of a plain model are averaged.
 
     Raises ``CaptureError`` with a code, the user's line and a remedy for what cannot become a
     graph; an exception of the user's own passes through unchanged.
@@ -100,6 +104,7 @@ def capture(
         update=update,
         plans=plans,
         call=call,
+        group=group,
     )
     casts = nullcontext() if place is None else autocast_on(place)
     symbols = symbolic is not None
@@ -111,6 +116,8 @@ def capture(
         except Exception as error:
             raise_told(error)
     _refuse_shared(captured, leaves)
+    if group is not None:
+        send_written_buffers(captured.step, group)
     if symbolic is not None:
         take_samples(captured, symbolic)
     return captured

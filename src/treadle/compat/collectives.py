@@ -12,6 +12,18 @@ AVAILABLE: bool = distributed.is_available()
 if AVAILABLE:  # gives the operators their results on fake tensors
     import torch.distributed._functional_collectives  # pyright: ignore[reportUnusedImport]
 
+
+def _handles() -> tuple[type, ...]:
+    if not AVAILABLE:
+        return ()
+    from torch._C._distributed_c10d import Logger, Reducer
+
+    return distributed.ProcessGroup, distributed.Store, Reducer, Logger
+
+
+HANDLES = _handles()
+"""Objects that stand for a connection to other ranks: one is what it is as long as it lives."""
+
 NAMESPACE = "_c10d_functional"
 """Of operators that start a collective, and of the one that waits for it."""
 
@@ -33,10 +45,20 @@ def name_of_group(group: "distributed.ProcessGroup") -> str:
     return group.group_name
 
 
+def everyone() -> "distributed.ProcessGroup":
+    """The group of all ranks. ``ValueError`` where ``init_process_group`` was not called."""
+    group = distributed.group.WORLD
+    if group is None:
+        raise ValueError("the default process group has not been initialised")
+    return group
+
+
 __all__ = [
     "AVAILABLE",
+    "HANDLES",
     "NAMESPACE",
     "collective_op",
+    "everyone",
     "group_named",
     "name_of_group",
 ]

@@ -10,6 +10,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._C.DisableTorchFunction": ALL,
     "torch._C._cuda_clearCublasWorkspaces": ALL,  # of builds for CUDA
     "torch._C._dispatch_keys": ALL,
+    "torch._C._distributed_c10d.Logger": ALL,
     "torch._C._distributed_c10d.Reducer": ALL,
     "torch._C._dynamo.guards.TensorGuards": ALL,
     "torch._C._dynamo.guards.dict_version": ALL,
@@ -87,6 +88,12 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_backward_pre_hooks",
         "_forward_hooks",
         "_forward_pre_hooks",
+    ),
+    "DistributedDataParallel": (
+        "_comm_hooks",
+        "_delay_all_reduce_params",
+        "_join_config",
+        "_use_python_reducer",
     ),
     "RNNBase": ("_flat_weight_refs", "_flat_weights"),
     "Optimizer": ("_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"),

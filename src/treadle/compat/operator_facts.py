@@ -127,9 +127,9 @@ def _named(names: str, namespace: str = "aten") -> frozenset[str]:
 
 _NATIVE = frozenset({"aten", "prims"})
 _OURS = frozenset({"rngprims", "treadle"})
-_COMMUNICATION = ("c10d", "symm_mem", "dtensor")
+_COMMUNICATION = ("c10d", "symm_mem", "dtensor", "treadle_c10d")
 """How namespaces of operators that meet other processes begin, underscores aside."""
-_FUNCTIONAL_COMMUNICATION = "c10d_functional"
+_FUNCTIONAL_COMMUNICATION = ("c10d_functional", "treadle_c10d")
 """Of those the ones that do that and nothing else."""
 
 # Draws.
@@ -228,6 +228,9 @@ _ACCUMULATE = frozenset({
     "aten.scatter_reduce.two_out",
     "aten.index_add.out",
     "aten.index_copy.out",
+    "treadle_c10d.all_reduce.out",
+    "treadle_c10d.broadcast.out",
+    "treadle_c10d.wait.out",
 })  # fmt: skip
 """Calls that go on from their first operand, and that may do so in its memory: they copy it into
 their result first, unless that is the same memory."""

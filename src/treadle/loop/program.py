@@ -217,7 +217,7 @@ class Call:
     @property
     def is_in_order(self) -> bool:
         """Whether it keeps its place among all others of which this is true."""
-        return bool(self.effects & IN_ORDER)
+        return bool(self.effects & (IN_ORDER | Effect.COMMUNICATES))
 
     @property
     def is_condition(self) -> bool:

@@ -14,7 +14,8 @@ from treadle.graph.at_run_time import AtRunTime
 from treadle.graph.node_info import info, known_value, value_of
 from treadle.loop.expr import DTYPES, Array, Const
 from treadle.loop.program import Call, Origin, TensorRef
-from treadle.lower import calls, pointwise, views
+from treadle.lower import calls, collectives, pointwise, views
+from treadle.lower.collectives import is_communication
 from treadle.lower.context import Builder, LoweringContext
 from treadle.lower.decompose import decomposition_of
 from treadle.lower.library import is_chosen
@@ -94,6 +95,8 @@ def _lowered(
         moved = _moved(context, args[0])
         if moved is not None:
             return moved
+    if is_communication(op):
+        return collectives.lowered(context, op, args)
     barred = _barred(context, args, kwargs)
     has_rule = not barred or op in views.VIEWS | views.BY_STRIDES
     rule = rule_for(op) if has_rule and not crosses else None

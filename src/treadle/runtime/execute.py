@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import treadle.runtime.collectives  # pyright: ignore[reportUnusedImport]
 import treadle.runtime.packed  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from treadle.compat.operator_facts import Effect, facts_by_name
 from treadle.compat.tensors import is_zerotensor

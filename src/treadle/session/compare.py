@@ -58,7 +58,7 @@ def first_difference(
         after = named_state(captured, batch)
         start.restore()
         given = unflatten(*flatten(batch))
-        theirs = _tensors((step.function(*given), given))
+        theirs = _tensors((step.eagerly(*given), given))
         eager = named_state(captured, batch)
     finally:
         start.restore()

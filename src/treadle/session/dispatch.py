@@ -53,6 +53,7 @@ class Dispatcher:
         self, args: tuple[object, ...], kwargs: dict[str, object], *, update: bool = True
     ) -> Compiled:
         """For this call; ``update``: whether optimizers step. Raises what compiling raises."""
+        self._step.start()
         called, given = self._keys.called(args, kwargs, update=update)
         self.call.serve(given)
         found = self.variants.again(called)
@@ -151,6 +152,7 @@ class Dispatcher:
                     update=update,
                     call=self.call,
                     numbers=tuple(self._numbers),
+                    group=self._step.group,
                 )
             compiled = compile_graph(captured, self._options, cache=self._cache, clock=clock)
         finally:

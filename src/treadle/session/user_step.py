@@ -9,27 +9,40 @@ from types import FunctionType
 from torch import nn
 from torch.optim import Optimizer
 
+from treadle.capture.gradient_sync import RankGroup
 from treadle.session.bind import without_updates
+from treadle.session.data_parallel import averaging, start_together
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UserStep:
     """``function`` with its models and optimizers by name. ``has_update``: whether it has a
-    parameter ``update`` of its own; otherwise calls may be given one."""
+    parameter ``update`` of its own; otherwise calls may be given one. ``group``: the ranks that a
+    plain model is trained on."""
 
     function: Callable[..., object]
     models: Mapping[str, nn.Module]
     optimizers: Mapping[str, Optimizer]
     has_update: bool
+    group: RankGroup | None = None
+    _started: bool = False
 
     @staticmethod
     def of(
         function: Callable[..., object],
         models: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
+        group: RankGroup | None = None,
     ) -> "UserStep":
         """A function and what it trains."""
-        return UserStep(function, models, optimizers, "update" in parameter_names(function))
+        has_update = "update" in parameter_names(function)
+        return UserStep(function, models, optimizers, has_update, group)
+
+    def start(self) -> None:
+        """Before the first call: all ranks begin alike."""
+        if self.group is not None and not self._started:
+            start_together(self.models, self.group)
+        self._started = True
 
     @property
     def name(self) -> str:
@@ -45,8 +58,17 @@ class UserStep:
         """The function as it is, for one call."""
         named = dict(kwargs)
         update = self.take_update(named)
-        with nullcontext() if update else without_updates(self.models, self.optimizers):
-            return self.function(*args, **named)
+        if not update:
+            with without_updates(self.models, self.optimizers):
+                return self.function(*args, **named)
+        return self.eagerly(*args, **named)
+
+    def eagerly(self, *args: object, **kwargs: object) -> object:
+        """The function as it is, on all ranks of the group if there is one."""
+        steps = bool(self.optimizers)
+        group = self.group
+        with nullcontext() if group is None else averaging(self.models, group, steps=steps):
+            return self.function(*args, **kwargs)
 
 
 def parameter_names(function: Callable[..., object]) -> list[str]:

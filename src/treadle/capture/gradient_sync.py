@@ -1,0 +1,114 @@
+"""Gradients that are averaged over the ranks of a process group, where the step needs them.
+
+::
+
+    a wrapper's forward          ->  after the next backward, its parameters' gradients
+    DataParallel(), a plain model ->  when an optimizer steps, or the step looks at a gradient
+
+The second way accumulates without communication: the mean over ranks of a sum is the sum of the
+means, so nothing has to be averaged before somebody looks. A call that only accumulates leaves this
+rank's own gradients in ``.grad``, and a later one averages them with its own.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from treadle.compat.collectives import collective_op
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """A process group: what functional collectives call it, and how many ranks it has."""
+
+    name: str
+    ranks: int
+
+
+@final
+class GradientSync:
+    """What is averaged when. ``everywhere``: the group for every parameter of a plain model."""
+
+    def __init__(self, everywhere: RankGroup | None = None) -> None:
+        self.everywhere = everywhere
+        self._leaves: dict[int, Tensor] = {}
+        self._expected: dict[int, RankGroup] = {}  # by what is traced in the parameter's place
+        self._local: set[int] = set()  # gradients with something that only this rank has
+        self._averages = False
+
+    def watch(self, leaf: Tensor, *, has_gradient: bool) -> RemovableHandle | None:
+        """Take note when something is added to ``leaf.grad``; before any hook of the user's. The
+        handle of the hook that does, where one is needed."""
+        if has_gradient:
+            self._local.add(id(leaf))
+        if not leaf.requires_grad:
+            return None
+        self._leaves[id(leaf)] = leaf
+        return leaf.register_post_accumulate_grad_hook(self._added)
+
+    def expect(self, leaves: Iterable[Tensor], group: RankGroup | None) -> None:
+        """From now on a backward averages the gradients of these; ``None``: it does not."""
+        for leaf in leaves:
+            if group is None:
+                self._expected.pop(id(leaf), None)
+            else:
+                self._expected[id(leaf)] = group
+
+    def _added(self, leaf: Tensor) -> None:
+        self._local.add(id(leaf))
+
+    def after_backward(self) -> None:
+        """What a wrapper averages."""
+        for key in [key for key in self._leaves if key in self._local and key in self._expected]:
+            self._average(self._leaves[key], self._expected[key])
+
+    def looked_at(self, leaf: Tensor) -> None:
+        """Somebody is about to read ``leaf.grad``."""
+        if self.everywhere is not None and id(leaf) in self._local:
+            self._average(leaf, self.everywhere)
+
+    def was_set(self, leaf: Tensor) -> None:
+        """The step has put something in ``leaf.grad``, or cleared it."""
+        if not self._averages and id(leaf) in self._leaves:
+            self._local.add(id(leaf))
+
+    def finish(self) -> None:
+        """The step ends, and no optimizer of its steps: whoever does finds averages."""
+        for leaf in self._leaves.values():
+            self.looked_at(leaf)
+
+    def _average(self, leaf: Tensor, group: RankGroup) -> None:
+        self._local.discard(id(leaf))
+        self._averages = True
+        try:
+            if leaf.grad is not None:
+                with torch.no_grad():
+                    leaf.grad = mean_over_ranks(leaf.grad, group)
+        finally:
+            self._averages = False
+
+
+def mean_over_ranks(x: Tensor, group: RankGroup) -> Tensor:
+    """The mean of ``x`` over the ranks of a group, divided first as ``DistributedDataParallel``
+    does."""
+    if x.is_complex():
+        return torch.view_as_complex(mean_over_ranks(torch.view_as_real(x), group))
+    start, wait = collective_op("all_reduce"), collective_op("wait_tensor")
+    return wait(start(x * (1.0 / group.ranks), "sum", group.name))
+
+
+def from_first_rank(x: Tensor, group: RankGroup) -> Tensor:
+    """What the first rank of a group has in the place of ``x``."""
+    if x.is_complex():
+        return torch.view_as_complex(from_first_rank(torch.view_as_real(x), group))
+    x = x.contiguous()
+    start, wait = collective_op("broadcast"), collective_op("wait_tensor")
+    return wait(start(x, 0, group.name))
+
+
+__all__ = ["GradientSync", "RankGroup", "from_first_rank", "mean_over_ranks"]

@@ -1,0 +1,148 @@
+"""Collectives into memory of ours, and the waits for them.
+
+::
+
+    treadle_c10d::all_reduce.out(x, "sum", "0", out=r)       starts; ``r`` and ``x`` are in use
+    treadle_c10d::wait.out(r, [x], out=r)                    from here on both are as any other
+
+A start returns when the backend has taken the tensors. On a GPU a wait makes the stream wait, and
+not the host. ``x`` stands among the arguments of the wait so that its bytes are nobody else's until
+then.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor, distributed
+
+from treadle.compat.collectives import AVAILABLE, collective_op, group_named
+
+_LIBRARY = torch.library.Library("treadle_c10d", "FRAGMENT")
+_OPS: Mapping[str, str] = {
+    "all_reduce": "Tensor x, str reduce_op, str group_name",
+    "reduce_scatter_tensor": "Tensor x, str reduce_op, int group_size, str group_name",
+    "all_gather_into_tensor": "Tensor x, int group_size, str group_name",
+    "broadcast": "Tensor x, int src, str group_name",
+    "all_to_all_single": "Tensor x, int[] output_sizes, int[] input_sizes, str group_name",
+    "wait": "Tensor started, Tensor[] inputs",
+}
+
+
+@final
+class _InFlight:
+    """What was started into memory of ours and not waited for, by where its result will be."""
+
+    def __init__(self) -> None:
+        self._works: dict[int, distributed.Work] = {}
+
+    def add(self, out: Tensor, work: "distributed.Work | None") -> None:
+        if work is not None:  # of a rank outside of the group
+            self._works[out.data_ptr()] = work
+
+    def wait(self, started: Tensor) -> None:
+        """For one; what PyTorch allocated waits by PyTorch's own."""
+        work = self._works.pop(started.data_ptr(), None)
+        if work is None:
+            collective_op("wait_tensor")(started)
+        else:
+            work.wait()
+
+    def abandon(self) -> None:
+        """Nobody will wait for what is in flight: after a failure. What still can end ends first,
+        since the memory is used again."""
+        works, self._works = list(self._works.values()), {}
+        for work in works:
+            try:
+                work.wait()
+            except RuntimeError:  # the failure that is reported came before
+                continue
+
+
+IN_FLIGHT = _InFlight()
+
+
+def _reduction(name: str) -> "distributed.ReduceOp.RedOpType":
+    return getattr(distributed.ReduceOp, name.upper())
+
+
+def _flat(x: Tensor) -> Tensor:
+    """The elements in the order of memory: sums do not care for shapes."""
+    return x.as_strided((x.numel(),), (1,)) if x.numel() else x.reshape(0)
+
+
+def _put(x: Tensor, out: Tensor) -> Tensor:
+    """``x`` in the memory of ``out``, flat."""
+    if out.data_ptr() != x.data_ptr():
+        out.copy_(x)
+    return _flat(out)
+
+
+def _all_reduce(x: Tensor, reduce_op: str, group_name: str, *, out: Tensor) -> Tensor:
+    target, group = _put(x, out), group_named(group_name)
+    op = _reduction(reduce_op)
+    IN_FLIGHT.add(out, distributed.all_reduce(target, op=op, group=group, async_op=True))
+    return out
+
+
+def _broadcast(x: Tensor, src: int, group_name: str, *, out: Tensor) -> Tensor:
+    target, group = _put(x, out), group_named(group_name)
+    IN_FLIGHT.add(out, distributed.broadcast(target, src, group=group, async_op=True))
+    return out
+
+
+def _reduce_scatter(
+    x: Tensor, reduce_op: str, group_size: int, group_name: str, *, out: Tensor
+) -> Tensor:
+    work = distributed.reduce_scatter_tensor(
+        _flat(out), _flat(x), op=_reduction(reduce_op), group=group_named(group_name), async_op=True
+    )
+    IN_FLIGHT.add(out, work)
+    return out
+
+
+def _all_gather(x: Tensor, group_size: int, group_name: str, *, out: Tensor) -> Tensor:
+    group = group_named(group_name)
+    work = distributed.all_gather_into_tensor(_flat(out), _flat(x), group=group, async_op=True)
+    IN_FLIGHT.add(out, work)
+    return out
+
+
+def _all_to_all(
+    x: Tensor,
+    output_sizes: Sequence[int],
+    input_sizes: Sequence[int],
+    group_name: str,
+    *,
+    out: Tensor,
+) -> Tensor:
+    work = distributed.all_to_all_single(
+        out, x, list(output_sizes), list(input_sizes), group=group_named(group_name), async_op=True
+    )
+    IN_FLIGHT.add(out, work)
+    return out
+
+
+def _wait(started: Tensor, inputs: Sequence[Tensor], *, out: Tensor) -> Tensor:
+    IN_FLIGHT.wait(started)
+    if out.data_ptr() != started.data_ptr():
+        out.copy_(started)
+    return out
+
+
+_IMPLEMENTATIONS = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter_tensor": _reduce_scatter,
+    "all_gather_into_tensor": _all_gather,
+    "broadcast": _broadcast,
+    "all_to_all_single": _all_to_all,
+    "wait": _wait,
+}
+
+if AVAILABLE:
+    for _name, _arguments in _OPS.items():
+        _LIBRARY.define(f"{_name}.out({_arguments}, *, Tensor(a!) out) -> Tensor(a!)")
+        _LIBRARY.impl(f"{_name}.out", _IMPLEMENTATIONS[_name], "CompositeExplicitAutograd")
+
+
+__all__ = ["IN_FLIGHT"]

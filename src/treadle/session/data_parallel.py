@@ -1,0 +1,96 @@
+"""A step of ``DataParallel`` around its calls: one start for all ranks, and its eager form."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import DeviceMesh
+from torch.overrides import TorchFunctionMode
+
+from treadle.capture.gradient_sync import GradientSync, RankGroup, from_first_rank
+from treadle.compat.collectives import everyone, name_of_group
+from treadle.options import DataParallel
+from treadle.util.errors import TreadleError
+
+_FIRST = "call torch.distributed.init_process_group first; torchrun sets what it reads"
+
+
+def rank_group(parallel: DataParallel) -> RankGroup:
+    """The group that is meant. ``TreadleError`` TR-500 where there is none, or several."""
+    group = parallel.group
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise TreadleError(
+                f"DataParallel over a mesh of {group.ndim} dims: one of them has to be meant",
+                code="TR-500",
+                remedy='give one dim: mesh["dp"]',
+            )
+        group = group.get_group()
+    if group is None:
+        try:
+            group = everyone()
+        except ValueError as error:
+            raise TreadleError(str(error), code="TR-500", remedy=_FIRST) from None
+    return RankGroup(name_of_group(group), group.size())
+
+
+_READ_GRAD = cast(Any, Tensor.grad).__get__
+
+
+def start_together(models: Mapping[str, nn.Module], group: RankGroup) -> None:
+    """Every rank gets the first rank's parameters and buffers, in place."""
+    with torch.no_grad():
+        for each in _held(models):
+            each.copy_(from_first_rank(each.detach(), group))
+
+
+def _held(models: Mapping[str, nn.Module]) -> list[Tensor]:
+    """Parameters and buffers, each once, in the order of their names."""
+    named = [each for model in models.values() for each in (*model.parameters(), *model.buffers())]
+    return list({id(each): each for each in named}.values())
+
+
+@final
+class _Reads(TorchFunctionMode):
+    """Tells ``sync`` of every gradient that is about to be read."""
+
+    def __init__(self, sync: GradientSync) -> None:
+        super().__init__()
+        self._sync = sync
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func == _READ_GRAD:
+            self._sync.looked_at(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def averaging(models: Mapping[str, nn.Module], group: RankGroup, *, steps: bool) -> Iterator[None]:
+    """While the user's function runs as it is: gradients are averaged as in a graph. ``steps``:
+    whether it has optimizers, before whose steps they are."""
+    sync = GradientSync(group)
+    with ExitStack() as undo:
+        for model in models.values():
+            for each in model.parameters():
+                handle = sync.watch(each, has_gradient=each.grad is not None)
+                if handle is not None:
+                    undo.callback(handle.remove)
+        with _Reads(sync):
+            yield
+        if not steps:
+            sync.finish()
+        with torch.no_grad():
+            for model in models.values():
+                for each in model.buffers():
+                    each.copy_(from_first_rank(each, group))
+
+
+__all__ = ["averaging", "rank_group", "start_together"]

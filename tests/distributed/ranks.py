@@ -1,0 +1,119 @@
+"""Runs a function on several ranks, each in a process of its own.
+
+::
+
+    def average(x):
+        torch.distributed.all_reduce(x, "avg")
+        return x
+
+    def test_average(launch):
+        for rank in launch(2, average, torch.ones(3)):
+            assert ...(rank.value)
+"""
+
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forks import Forks
+
+PROGRAM = Path(__file__).parent / "supervise.py"
+PATIENCE = 1.0
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What became of a rank. ``code``: its exit code, negative for the signal that killed it, or
+    ``None`` for one that had to be killed at the end. ``value``: what the function returned."""
+
+    rank: int
+    code: int | None
+    output: str
+    value: Any
+    seconds: float
+
+
+class Launcher:
+    """``launcher(world, function, *args)`` runs ``function(*args)`` on each rank of a group."""
+
+    def __init__(self, forks: Forks, folder: Path) -> None:
+        self._forks = forks
+        self._folder = folder
+        self._count = 0
+
+    def __call__(
+        self,
+        world: int,
+        function: Callable[..., object],
+        *args: object,
+        timeout: float = 60,
+        patience: float = PATIENCE,
+        check: bool = True,
+        store: str = "file",
+        group_timeout: float = 30,
+        closes: bool = True,
+        seed: int = 0,
+        environment: dict[str, str] | None = None,
+    ) -> list[RankResult]:
+        """``function`` is one that a module has at its top; results and ``args`` are what
+        ``torch.save`` takes. Ranks that still run ``timeout`` seconds after the start, or
+        ``patience`` after one failed, are killed. ``check``: any failure is one of the test, with
+        the output of all. ``store``: ``"file"``, or ``"tcp"`` held by rank 0. ``closes``: whether
+        ranks destroy their process group at the end."""
+        self._count += 1
+        place = self._folder / f"launch{self._count}"
+        place.mkdir()
+        torch.save(args, place / "args")
+        file = Path(inspect.getsourcefile(function) or "")
+        job = {
+            "world": world, "file": str(file), "function": function.__name__, "seed": seed,
+            "timeout": timeout, "patience": patience, "store": store, "closes": closes,
+            "group_timeout": group_timeout,
+        }  # fmt: skip
+        (place / "job.json").write_text(json.dumps(job))
+        started = self._forks.start(
+            PROGRAM, str(place), folder=place, quick=True, environment=environment
+        )
+        done = self._forks.finish(started, timeout + 20)
+        assert done.returncode == 0, done.stderr
+        found = _results(place, world)
+        if check:
+            assert all(each.code == 0 for each in found), told(found)
+        return found
+
+
+def told(ranks: list[RankResult]) -> str:
+    """All that the ranks have written, for the message of a test that fails."""
+    ends = {None: "did not end, and was killed"}
+    heads = [
+        f"---- rank {each.rank}: {ends.get(each.code, f'code {each.code}')}, {each.seconds:.1f} s"
+        for each in ranks
+    ]
+    return "\n".join(f"{head}\n{each.output}" for head, each in zip(heads, ranks, strict=True))
+
+
+def _results(place: Path, world: int) -> list[RankResult]:
+    known = json.loads((place / "codes.json").read_text())
+    return [
+        RankResult(
+            rank,
+            known["codes"].get(str(rank)),
+            _text(place / f"output{rank}"),
+            _value(place / f"value{rank}"),
+            known["seconds"].get(str(rank), 0.0),
+        )
+        for rank in range(world)
+    ]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _value(path: Path) -> Any:
+    return torch.load(path, weights_only=False) if path.exists() else None
