@@ -129,6 +129,7 @@ def compile_step(
         library=request.target.library,
         checks=checks,
         hardware=request.target.hardware,
+        communication=request.target.communication,
     )
 
 

@@ -1,6 +1,10 @@
 """What the collectives of a step cost and what hides them: in words, as a trace, before it runs."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
 
 from treadle.graph.collectives import collectives_in
 from treadle.graph.signature import StepGraph
@@ -10,7 +14,9 @@ from treadle.passes.comm.simulate import (
     CommunicationTimeline,
     simulate_communication,
 )
-from treadle.targets.registry import model_for
+from treadle.passes.memory.decisions import layer_of
+from treadle.targets.model import DeviceModel
+from treadle.util.files import write_output
 from treadle.util.sizes import format_bytes
 
 _EXPOSED = 5
@@ -18,26 +24,45 @@ _PROCESS = 2
 _COMPUTE = 1
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """A step's compute and collectives on a timeline; seconds and bytes are those of
+    ``timeline``."""
+
+    timeline: CommunicationTimeline
+
+    def table(self) -> str:
+        """The collectives by kind and group, what hides them, and the exposed share."""
+        return communication_text(self.timeline) or "communication: none"
+
+    def trace(self, path: str | Path) -> Path:
+        """Write a trace for ``chrome://tracing`` or Perfetto: a row of compute, and one of each
+        group's collectives. TR-004 if it cannot be written."""
+        events = list(communication_events(self.timeline))
+        data = {"displayTimeUnit": "ms", "traceEvents": events}
+        write_output(Path(path), json.dumps(data, separators=(",", ":")) + "\n")
+        return Path(path)
+
+
 def simulate_step(
     step: StepGraph,
     *,
     ranks: int | Mapping[str, int],
-    device: str = "cpu",
+    device: DeviceModel,
     costs: CommunicationModel | None = None,
-) -> CommunicationTimeline:
-    """The timeline of a step on ``ranks`` that need not be there: of every group, or by the names
-    of groups. Each rank has the batch, and each collective the bytes, that ``step`` has.
+) -> SimulatedStep:
+    """A step on ``ranks`` that need not be there: of every group, or by the names of groups. Each
+    rank has the batch, and each collective the bytes, that ``step`` has.
 
-    ``device``: whose compute and links (``cpu``, ``h200``, ``h100``, ``a100``, ``rtx4090``).
-    ``costs``: of groups that were measured, from which other numbers of ranks are extrapolated.
-    ``PlanError`` TR-204 for an unknown device, TR-520 for a group without ranks.
+    ``device``: whose compute and links. ``costs``: of groups that were measured, from which other
+    numbers of ranks are extrapolated. ``PlanError`` TR-520 for a group without ranks.
     """
-    hardware = model_for(device)
     if costs is not None:
-        return simulate_communication(step, costs.among(ranks, hardware), hardware)
+        return SimulatedStep(simulate_communication(step, costs.among(ranks, device), device))
     names = {each.group for each in collectives_in(step.graph)}
     counts = dict.fromkeys(names, ranks) if isinstance(ranks, int) else ranks
-    return simulate_communication(step, unmeasured(counts, hardware), hardware)
+    return SimulatedStep(simulate_communication(step, unmeasured(counts, device), device))
 
 
 def communication_text(line: CommunicationTimeline) -> str:
@@ -90,13 +115,20 @@ def _kinds(spans: Sequence[CollectiveSpan], group: str) -> Iterator[str]:
 
 
 def _most_exposed(spans: Sequence[CollectiveSpan]) -> list[str]:
-    found = sorted((each for each in spans if each.exposed), key=lambda each: -each.exposed)
+    """Those of equal layers as one row."""
+    rows: dict[tuple[str, int, str, str], list[CollectiveSpan]] = {}
+    for each in spans:
+        if each.exposed:
+            key = each.kind.value, each.nbytes, layer_of(each.module), each.phase
+            rows.setdefault(key, []).append(each)
+    found = sorted(rows.items(), key=lambda row: -sum(each.exposed for each in row[1]))
     lines = ["  exposed most"] if found else []
-    for each in found[:_EXPOSED]:
-        where = f", {each.module}" if each.module else ""
+    for (kind, nbytes, module, phase), same in found[:_EXPOSED]:
+        where = f", {module}" if module else ""
+        exposed, seconds = sum(e.exposed for e in same), sum(e.seconds for e in same)
         lines.append(
-            f"    {each.kind} of {format_bytes(each.nbytes)}{where} ({each.phase}): "
-            f"{_ms(each.exposed)} of {_ms(each.seconds)}"
+            f"    {len(same)} x {kind} of {format_bytes(nbytes)}{where} ({phase}): "
+            f"{_ms(exposed)} of {_ms(seconds)}"
         )
     return lines
 
@@ -156,4 +188,4 @@ def _span(
     }
 
 
-__all__ = ["communication_events", "communication_text", "simulate_step"]
+__all__ = ["SimulatedStep", "communication_events", "communication_text", "simulate_step"]

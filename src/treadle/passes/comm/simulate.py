@@ -321,9 +321,8 @@ def timeline_of(work: Work, order: Sequence[int]) -> CommunicationTimeline:
     run = run_order(work, order)
     computing = union(run.compute.values())
     communicating = union(run.collectives.values())
-    spent = length(run.compute.values())
-    inflated = max(spent - sum(work.seconds), 0.0) if work.costs.interference else 0.0
-    names = {each.group for each in work.collectives.values()}
+    alone = sum(work.seconds)
+    spent = length(run.compute.values()) if work.costs.interference else alone
     return CommunicationTimeline(
         compute=tuple(_computed_span(work, i, run.compute[i]) for i in run.compute),
         collectives=tuple(_collective_span(work, i, run, computing) for i in run.collectives),
@@ -331,7 +330,7 @@ def timeline_of(work: Work, order: Sequence[int]) -> CommunicationTimeline:
         compute_seconds=spent,
         communication_seconds=length(communicating),
         exposed_seconds=length(without(communicating, computing)),
-        inflation_seconds=inflated,
+        inflation_seconds=max(spent - alone, 0.0),
         in_flight_bytes=run.in_flight_bytes,
         peak_bytes=peak_of(work, order),
         groups=tuple((name, work.costs.groups[name].words) for name in sorted(names)),
