@@ -322,6 +322,7 @@ def timeline_of(work: Work, order: Sequence[int]) -> CommunicationTimeline:
     computing = union(run.compute.values())
     communicating = union(run.collectives.values())
     alone = sum(work.seconds)
+    names = {each.group for each in work.collectives.values()}
     spent = length(run.compute.values()) if work.costs.interference else alone
     return CommunicationTimeline(
         compute=tuple(_computed_span(work, i, run.compute[i]) for i in run.compute),
