@@ -1,5 +1,6 @@
 """D5: orders of compute and collectives that hide more communication."""
 
+import itertools
 import operator
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from passes.comm.collective_programs import (
 from testing import check_numbers, check_pass, show_plain, trace
 from treadle.compat.collectives import collective_op
 from treadle.graph.collectives import collectives_in
-from treadle.graph.operators import is_in_order, operation_name
+from treadle.graph.operators import operation_name
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.values import inherit
 from treadle.graph.verify import verify
@@ -143,8 +144,9 @@ def kept(program, *inputs, **bounds):
     """Whether the pass finds nothing to move."""
     step = trace(program, *inputs)
     before = show_plain(step)
-    assert overlap(**bounds).run(step) == 0
-    return show_plain(step) == before
+    changes = overlap(**bounds).run(step)
+    assert (changes == 0) == (show_plain(step) == before)
+    return changes == 0
 
 
 def test_without_collectives_nothing_moves():
@@ -198,22 +200,42 @@ def test_no_more_is_in_flight_than_its_bound():
     assert flown(None).seconds <= flown(2 * NBYTES).seconds <= flown(0).seconds
 
 
-def test_draws_keep_their_order(group):
-    """Each would be the better one to begin with."""
+def test_an_order_that_cannot_keep_the_bound_is_not_taken():
+    """The gather could start first, and the sum would have to while it is on its way."""
 
     def program(x, a, b):
-        first = torch.rand_like(x)
-        summed = all_reduced(x @ a)
-        second = torch.rand_like(x)
-        return start_and_wait(second @ b), first, summed
+        return all_reduced(x @ b) @ gathered(a)
 
-    def start_and_wait(x):
-        return all_reduced(x)
+    assert not kept(program, X, A, B)
+    assert kept(program, X, A, B, in_flight_bytes=NBYTES)
 
+
+def schedules(program, *inputs):
+    """A step's nodes in every order that lists are made in."""
+    step = trace(program, *inputs)
+    work = work_of(step, costs(), CPU_MODEL)
+    nodes = work.facts.nodes
+    for reach, longest_first, in_sequence in itertools.product(
+        (1, 99), (False, True), (False, True)
+    ):
+        preference = Preference(reach, longest_first, in_sequence, ENOUGH)
+        yield [nodes[i] for i in list_schedule(work, precedence_of(work), preference)]
+
+
+def test_draws_keep_their_order(group):
+    """The second would be the better one to begin with."""
+
+    def program(x, a, b):
+        first = torch.tanh(torch.rand_like(x) @ a)
+        second = all_reduced(torch.rand_like(x))
+        return second @ b @ b, first
+
+    orders = [[node.name for node in order] for order in schedules(program, X, A, B)]
+    for order in orders:
+        assert order.index("rand_like") < order.index("rand_like_1")
+    assert any(order.index("mm") > order.index("all_reduce") for order in orders)
     step = trace(program, X, A, B)
-    assert overlap().run(step) > 0
-    draws = [node.name for node in step.graph.nodes if is_in_order(node)]
-    assert draws == ["rand_like", "rand_like_1"]
+    overlap().run(step)
     check_numbers(step, program, (X, A, B))
 
 
@@ -253,14 +275,10 @@ def test_nothing_crosses_a_write():
         a.add_(1.0)
         return summed, x @ b, all_reduced(b), x @ x
 
-    step = trace(program, X, A, B)
-    work = work_of(step, costs(), CPU_MODEL)
-    names = [str(node) for node in work.facts.nodes]
-    wall = names.index("add_")
-    for longest_first in (False, True):
-        wanted = Preference(len(names), longest_first, longest_first, ENOUGH)
-        order = list_schedule(work, precedence_of(work), wanted)
-        assert {names[i] for i in order[: order.index(wall)]} == set(names[:wall])
+    for order in schedules(program, X, A, B):
+        names = [str(node) for node in order]
+        wall = names.index("add_")
+        assert set(names[:wall]) == {"x", "a", "b", "all_reduce", "wait_tensor"}
 
 
 def test_several_groups_are_on_their_way_at_once():
