@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from treadle.capture.refuse import check_call, check_models, named_models, named_optimizers
+from treadle.compiler.communication import graph_to_simulate
 from treadle.compiler.compiled import Compiled, observed_of
 from treadle.compiler.memory import frontier_points
 from treadle.graph.node_info import info
-from treadle.graph.parsing import parse
 from treadle.graph.regions import Region
 from treadle.options import DataParallel, Options, from_environment
 from treadle.report.communication import SimulatedStep, simulate_step
@@ -142,7 +142,7 @@ class Step:
         (``cpu``, ``h200``, ``h100``, ``a100``, ``rtx4090``) those of its description. Nothing runs.
         ``PlanError`` TR-204 for an unknown device, TR-520 for a group without ranks."""
         compiled = self.compiled
-        planned = parse(compiled.log.texts["planned"])
+        planned = graph_to_simulate(compiled)
         if device is not None:
             return simulate_step(planned, ranks=ranks, device=model_for(device))
         costs, here = compiled.communication, compiled.hardware

@@ -203,3 +203,22 @@ def test_explain_and_the_trace_show_the_collectives_of_a_step(launch, tmp_path):
         assert "group 0: 64 ranks, as 2 measured ones say" in more
         links = "NVLink 4 and 400 Gb/s InfiniBand"
         assert f"group 0: 64 ranks on 8 hosts, not measured: {links}" in there
+
+
+def simulates_any_size():
+    """Steps with a size that each call decides: the table for more ranks."""
+    function, net, optimizer = training()
+    step = treadle.compile(
+        function,
+        model=net,
+        optimizer=optimizer,
+        parallel=treadle.DataParallel(),
+        shapes=treadle.dynamic({"x": ("rows", None)}, rows=(2, 64)),
+    )
+    step.prepare(torch.randn(16, 32))
+    return step.simulate(ranks=4).table()
+
+
+def test_a_size_that_each_call_decides(launch):
+    (rank,) = launch(1, simulates_any_size)
+    assert rank.value.startswith("communication: 4 collectives of 10.28 KiB, ")

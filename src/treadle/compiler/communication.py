@@ -4,7 +4,11 @@ import torch
 from torch import distributed
 
 from treadle.compat.collectives import group_named
+from treadle.compiler.cleaning import settled
+from treadle.compiler.compiled import Compiled
 from treadle.graph.collectives import collectives_in
+from treadle.graph.dynamic import dims_of_graph
+from treadle.graph.parsing import parse
 from treadle.graph.signature import StepGraph
 from treadle.passes.comm.cost import CommunicationModel, from_measurements, unmeasured
 from treadle.runtime.cache import Cache
@@ -38,4 +42,12 @@ def communication_costs(
     return CommunicationModel({name: costs[name] for name in names})
 
 
-__all__ = ["communication_costs"]
+def graph_to_simulate(compiled: Compiled) -> StepGraph:
+    """The graph of a variant as it was planned; where calls decide sizes, which its text does not
+    tell, as it was ahead of the plan."""
+    if dims_of_graph(compiled.captured.step.graph):
+        return settled(compiled.captured.step, compiled.options)
+    return parse(compiled.log.texts["planned"])
+
+
+__all__ = ["communication_costs", "graph_to_simulate"]
