@@ -32,7 +32,7 @@ from treadle.util.errors import RuntimeFailure
 
 SIZES = tuple(4096 << (2 * step) for step in range(8))
 """4 KiB to 64 MiB, each four times the one before: bytes of the larger side on a rank."""
-_SECONDS = 0.2
+_SECONDS = 0.15
 """For each kind: what would take longer is not measured, and larger sizes take as their bytes."""
 _ENOUGH = 0.015
 """Seconds to call one size again and again, three times at least and 25 at most."""
