@@ -10,7 +10,9 @@ from treadle.graph.regions import Region
 from treadle.graph.rewrite import NoMatch, Rewrite, Rule
 from treadle.graph.signature import StepGraph
 from treadle.options import DataParallel, Options, RegionRule, Regions
+from treadle.passes.comm.simulate import CollectiveSpan, CommunicationTimeline, ComputeSpan
 from treadle.passes.registered import register_lowering, register_pass
+from treadle.report.communication import SimulatedStep
 from treadle.report.summary import PhaseSummary, Summary
 from treadle.session.shapes import Dynamic, dynamic
 from treadle.util.errors import (
@@ -28,6 +30,9 @@ __version__ = VERSION
 __all__ = [
     "ZEROS",
     "CaptureError",
+    "CollectiveSpan",
+    "CommunicationTimeline",
+    "ComputeSpan",
     "DataParallel",
     "Difference",
     "Dynamic",
@@ -46,6 +51,7 @@ __all__ = [
     "Rewrite",
     "Rule",
     "RuntimeFailure",
+    "SimulatedStep",
     "Start",
     "Step",
     "StepGraph",

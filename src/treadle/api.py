@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from treadle.capture.refuse import check_call, check_models, named_models, named_optimizers
+from treadle.compiler.communication import graph_to_simulate
 from treadle.compiler.compiled import Compiled, observed_of
 from treadle.compiler.memory import frontier_points
 from treadle.graph.node_info import info
 from treadle.graph.regions import Region
 from treadle.options import DataParallel, Options, from_environment
+from treadle.report.communication import SimulatedStep, simulate_step
 from treadle.report.explain import explain, explain_stages
 from treadle.report.html import page
 from treadle.report.stages import PRODUCTS, text_of
@@ -33,6 +35,7 @@ from treadle.session.saved import Saved, load_saved, save
 from treadle.session.serve import measured, profiled, run, serve
 from treadle.session.shapes import Dynamic
 from treadle.session.user_step import UserStep
+from treadle.targets.registry import model_for
 from treadle.util.errors import RuntimeFailure, TreadleError
 from treadle.util.files import check_output, write_output
 
@@ -128,6 +131,23 @@ class Step:
         chosen, text = Path(path), trace_of(self._step_report())
         write_output(chosen, text)
         return chosen
+
+    def simulate(
+        self, *, ranks: int | Mapping[str, int], device: str | None = None
+    ) -> SimulatedStep:
+        """The variant that ran last, or was prepared, on a timeline with its collectives: what it
+        would take on ``ranks`` that need not be there, of every group or by the names of groups.
+
+        Each rank has the batch of this one, and each collective its bytes. Without ``device`` times
+        are those of this one and of its groups as they were measured; with it
+        (``cpu``, ``h200``, ``h100``, ``a100``, ``rtx4090``) those of its description. Nothing runs.
+        ``PlanError`` TR-204 for an unknown device, TR-550 for a group without ranks."""
+        compiled = self.compiled
+        planned = graph_to_simulate(compiled)
+        if device is not None:
+            return simulate_step(planned, ranks=ranks, device=model_for(device))
+        costs, here = compiled.communication, compiled.hardware
+        return simulate_step(planned, ranks=ranks, device=here, costs=costs)
 
     def _frontier(self) -> tuple[tuple[int, float], ...]:
         """Peak and estimated seconds of plans for other budgets; none for many shapes at once."""

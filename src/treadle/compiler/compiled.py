@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from treadle.capture.step import Captured
 from treadle.graph.lookups import IndexCheck
 from treadle.options import Options
+from treadle.passes.comm.cost import CommunicationModel
 from treadle.report.log import CompileLog
 from treadle.report.step_report import Observed
 from treadle.runtime.artifact import Artifact
@@ -20,7 +21,8 @@ class Built:
     ``key`` names the artifact in the cache; ``facts`` are what the key is made of, and ``entry`` is
     what the cache holds: the artifact and its log without this run's source lines. ``library``:
     no compiler was found or wanted, all is PyTorch's kernels. ``checks``: what a call's inputs must
-    be before anything runs. ``hardware``: what its times were estimated with.
+    be before anything runs. ``hardware``: what its times were estimated with; ``communication``:
+    those of its collectives, if it has any.
     """
 
     key: str
@@ -34,6 +36,7 @@ class Built:
     library: bool
     checks: IndexCheck
     hardware: DeviceModel
+    communication: CommunicationModel | None
 
 
 @dataclass(kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from treadle.graph.canonical import SourceLines
 from treadle.graph.passes import PassReport
+from treadle.passes.comm.simulate import timeline_from_data
 from treadle.passes.memory.decisions import Decision
 from treadle.report.log import CompileLog, KernelInfo, Notes, StagePass
 from treadle.runtime.artifact import Artifact
@@ -71,7 +72,9 @@ def _notes(data: Mapping[str, Any]) -> Notes:
         StagePass(each["stage"], PassReport(**each["report"])) for each in data["passes"]
     )
     found = None if line is None else timeline_from(line)
-    return Notes(decisions, kernels, calls, found, passes, dict(data["sizes"]))
+    told = data["communication"]
+    communication = None if told is None else timeline_from_data(told)
+    return Notes(decisions, kernels, calls, found, passes, dict(data["sizes"]), communication)
 
 
 def _info(data: Mapping[str, Any]) -> KernelInfo:

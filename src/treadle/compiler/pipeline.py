@@ -39,6 +39,7 @@ from treadle.graph.signature import Role, StepGraph
 from treadle.loop.kernel import Kernel
 from treadle.loop.verify import verify_kernel, verify_program
 from treadle.options import Options
+from treadle.passes.comm.simulate import simulate_communication
 from treadle.passes.registered import STAGES, registered, registered_late
 from treadle.report.log import CompileLog
 from treadle.report.stages import Clock
@@ -128,6 +129,7 @@ def compile_step(
         library=request.target.library,
         checks=checks,
         hardware=request.target.hardware,
+        communication=request.target.communication,
     )
 
 
@@ -227,6 +229,9 @@ def _graph_to_graph(
         step = applied(step, memory, watcher)
     watcher.made("planned", step)
     watcher.made("decisions", memory.table)
+    if target.communication is not None:
+        line = simulate_communication(step, target.communication, target.hardware)
+        watcher.simulated(line)
     return step, judged
 
 

@@ -10,11 +10,13 @@ import torch
 from treadle.compat.operator_facts import facts_of
 from treadle.compat.switches import switches
 from treadle.compiler.ceilings import ceilings
+from treadle.compiler.communication import communication_costs
 from treadle.graph.canonical import CanonicalStep, canonical, text_of_value
 from treadle.graph.dynamic import dims_of_graph, guards_of
 from treadle.graph.operators import OpOverload
 from treadle.graph.signature import StepGraph
 from treadle.options import Options, deciding
+from treadle.passes.comm.cost import CommunicationModel
 from treadle.passes.memory.cost import flops_of
 from treadle.passes.registered import registered_late
 from treadle.runtime.build import Build, build
@@ -36,7 +38,8 @@ class Target:
     (``library``), and how to learn what library calls allocate inside (``None``: not at all).
     ``like``: the device to estimate for, where it is another; ``ceilings``: what was measured of
     this one. ``trials``: how to learn which schedule of a kernel is fastest. ``kept``: bytes that
-    are there while the step runs, beside its own."""
+    are there while the step runs, beside its own. ``communication``: what its collectives cost,
+    the same on all ranks; ``None`` if it has none."""
 
     device: str
     options: Options
@@ -46,6 +49,7 @@ class Target:
     kept: int = 0
     ceilings: DeviceModel | None = None
     trials: Trials | None = None
+    communication: CommunicationModel | None = None
 
     @property
     def rounds_once(self) -> bool:
@@ -95,6 +99,7 @@ class CompileRequest:
             "like": self.target.like,
             "kept": str(self.target.kept),
             "ceilings": json.dumps(to_words(self.target.hardware), sort_keys=True),
+            "communication": repr(self.target.communication or ""),
             "passes": ", ".join(map(repr, registered_late())),
             "kernels": "PyTorch's" if self.target.library else "generated",
             **{name: text_of_value(value) for name, value in deciding(self.target.options).items()},
@@ -124,6 +129,8 @@ def request_of(
     )
     if options.measure and not target.record.on_host:
         target = replace(target, ceilings=ceilings(target.record, device, cache, here))
+    costs = communication_costs(step, device, target.hardware, cache, measure=options.measure)
+    target = replace(target, communication=costs)
     if options.tune and not target.library:
         target = replace(target, trials=Trials(build, cache, here.identity))
     known = guards_of(step.graph) if guards is None else guards

@@ -9,6 +9,7 @@ from treadle.graph.signature import Role
 from treadle.passes.memory.decisions import layer_of, shown
 from treadle.report.advice import advice, short_line
 from treadle.report.chart import series
+from treadle.report.communication import communication_text
 from treadle.report.stages import ORDER
 from treadle.report.step_report import StepReport, Use
 from treadle.schedule.timeline import AliveAtPeak
@@ -20,7 +21,8 @@ _HELD = 10
 
 
 def explain(report: StepReport) -> str:
-    """Next steps, capture, time by phase and kernel, fallbacks, memory and compile time."""
+    """Next steps, capture, time by phase and kernel, fallbacks, communication, memory and compile
+    time."""
     parts = [
         "next\n" + "\n".join(f"  {each}" for each in advice(report)),
         _captured(report),
@@ -28,6 +30,7 @@ def explain(report: StepReport) -> str:
         _uses(report),
         report.launching and f"launches: {report.launching}",
         _fallbacks(report),
+        report.communication and communication_text(report.communication),
         _memory(report),
         _alive(report),
         _times(report),

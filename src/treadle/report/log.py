@@ -11,6 +11,7 @@ from treadle.graph.passes import GraphPass, PassReport
 from treadle.graph.signature import StepGraph
 from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.program import Call, Origin
+from treadle.passes.comm.simulate import CommunicationTimeline
 from treadle.passes.memory.cost import work_of
 from treadle.passes.memory.decisions import Decision
 from treadle.report.stages import Product, Watcher, size_of, text_of
@@ -55,6 +56,7 @@ class Notes:
     timeline: Timeline | None = None
     passes: tuple[StagePass, ...] = ()
     sizes: Mapping[str, str] = field(default_factory=dict[str, str])  # of what the stages made
+    communication: CommunicationTimeline | None = None
 
 
 class CompileLog(Watcher):
@@ -95,6 +97,9 @@ class CompileLog(Watcher):
                 self.notes = replace(self.notes, decisions=product)
             case _:
                 pass
+
+    def simulated(self, line: CommunicationTimeline) -> None:
+        self.notes = replace(self.notes, communication=line)
 
     def note_size(self, name: str, product: Product) -> None:
         """How large ``product`` is; ``name``: its own, or that of its stage."""

@@ -12,6 +12,7 @@ from treadle.graph.signature import StepGraph
 from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.printing import show_call, show_kernel, show_program
 from treadle.loop.program import Program
+from treadle.passes.comm.simulate import CommunicationTimeline
 from treadle.passes.memory.decisions import Decision, folded
 from treadle.runtime.artifact import Artifact
 
@@ -72,6 +73,9 @@ class Watcher(Observer):
     def made(self, name: str, product: Product) -> None:
         """A stage has made one of ``PRODUCTS``; ``product`` belongs to the compile."""
 
+    def simulated(self, line: CommunicationTimeline) -> None:
+        """The planned graph communicates; ``line``: when, and beside what, as simulated."""
+
     def closes(self) -> None:
         """The compile is over, or has failed."""
 
@@ -105,6 +109,10 @@ class Watchers(Watcher):
     def made(self, name: str, product: Product) -> None:
         for each in self._watchers:
             each.made(name, product)
+
+    def simulated(self, line: CommunicationTimeline) -> None:
+        for each in self._watchers:
+            each.simulated(line)
 
     def closes(self) -> None:
         for each in self._watchers:

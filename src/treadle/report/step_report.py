@@ -12,6 +12,7 @@ import torch
 from treadle.graph.node_info import info
 from treadle.graph.signature import Role, StepGraph
 from treadle.options import Options
+from treadle.passes.comm.simulate import CommunicationTimeline
 from treadle.passes.memory.decisions import Row, layer_of, rows
 from treadle.report.log import CompileLog, KernelInfo, StagePass
 from treadle.runtime.artifact import Artifact, Launch
@@ -181,6 +182,7 @@ class StepReport:
     whole: bool
     launching: str
     conditions: int
+    communication: CommunicationTimeline | None = None
 
     @property
     def launches(self) -> int:
@@ -248,6 +250,7 @@ def report_of(seen: Observed) -> StepReport:
         whole=seen.whole,
         launching=seen.launching,
         conditions=seen.conditions,
+        communication=seen.log.notes.communication,
     )
 
 

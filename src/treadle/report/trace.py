@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from treadle.report.chart import series
+from treadle.report.communication import communication_events
 from treadle.report.step_report import HostStep, StepReport
 
 _PROCESS = 1
@@ -24,10 +25,12 @@ def trace_of(report: StepReport) -> str:
     with their floors where nothing was measured: ``otherData`` says which."""
     measured = report.profiled_seconds is not None
     times = "measured one by one" if measured else "floors, nothing was measured"
+    line = report.communication
+    events = [*_names(report, times), *_spans(report, measured)]
     data = {
         "displayTimeUnit": "ms",
         "otherData": {"step": report.name, "device": report.device_name, "times": times},
-        "traceEvents": [*_names(report, times), *_spans(report, measured)],
+        "traceEvents": [*events, *(communication_events(line) if line else ())],
     }
     return json.dumps(data, separators=(",", ":")) + "\n"
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
+from treadle.targets.links import ETHERNET, HDR, NDR, NVLINK3, NVLINK4, PCIE4, Link
 from treadle.targets.model import DeviceModel
 from treadle.targets.record import DeviceTarget
 
@@ -39,16 +40,34 @@ def _rates(full: float, half: float, double: float) -> Mapping[torch.dtype, floa
 
 
 def _gpu(
-    name: str, rates: Mapping[torch.dtype, float], bandwidth: float, *, reserve: int, memory: int
+    name: str,
+    rates: Mapping[torch.dtype, float],
+    bandwidth: float,
+    links: tuple[Link, Link],
+    *,
+    reserve: int,
+    memory: int,
 ) -> DeviceModel:
     reserved, bytes_ = reserve << 20, memory << 30
-    return DeviceModel(name, rates, bandwidth, reserve=reserved, memory=bytes_, blocks=True)
+    link, network = links
+    return DeviceModel(
+        name,
+        rates,
+        bandwidth,
+        reserve=reserved,
+        memory=bytes_,
+        blocks=True,
+        link=link,
+        network=network,
+        host_ranks=8,
+    )
 
 
-H200 = _gpu("h200", _rates(5e13, 7e14, 5e13), 4e12, reserve=33, memory=139)
-H100 = _gpu("h100", _rates(5e13, 6.5e14, 5e13), 2.8e12, reserve=33, memory=79)
-A100 = _gpu("a100", _rates(1.6e13, 2.3e14, 1.6e13), 1.7e12, reserve=9, memory=79)
-RTX4090 = _gpu("rtx4090", _rates(6e13, 1.4e14, 1.1e12), 8.8e11, reserve=9, memory=23)
+_HOPPER, _AMPERE, _ADA = (NVLINK4, NDR), (NVLINK3, HDR), (PCIE4, ETHERNET)
+H200 = _gpu("h200", _rates(5e13, 7e14, 5e13), 4e12, _HOPPER, reserve=33, memory=139)
+H100 = _gpu("h100", _rates(5e13, 6.5e14, 5e13), 2.8e12, _HOPPER, reserve=33, memory=79)
+A100 = _gpu("a100", _rates(1.6e13, 2.3e14, 1.6e13), 1.7e12, _AMPERE, reserve=9, memory=79)
+RTX4090 = _gpu("rtx4090", _rates(6e13, 1.4e14, 1.1e12), 8.8e11, _ADA, reserve=9, memory=23)
 """About 75 to 85 % of what the data sheets give for dense products and memory (the H200
 measured), and what PyTorch can allocate of the memory."""
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from treadle.targets.links import ETHERNET, LOOPBACK, Link
 from treadle.util.allocator import Allocator
 
 
@@ -18,6 +19,8 @@ class DeviceModel:
     bytes there are; 0: unknown. ``blocks``: whether its allocator hands out whole blocks.
     ``launch``: seconds that one more kernel takes, whatever it does: a kernel of 64 elements on a
     CPU 1.1 to 1.3 us (an H200, replayed: what 225 casts took beyond their bytes, 1 us each).
+    ``link``: to the others of its host, ``network``: to those of other hosts, ``host_ranks``: how
+    many a host has; 0: any number. They are for groups of ranks that nobody has measured.
     """
 
     name: str
@@ -28,10 +31,17 @@ class DeviceModel:
     memory: int = 0
     blocks: bool = False
     launch: float = 1e-6
+    link: Link = LOOPBACK
+    network: Link = ETHERNET
+    host_ranks: int = 0
 
     def rate(self, dtype: torch.dtype) -> float:
         """Products of ``dtype``: floating-point operations per second."""
         return self.flops.get(dtype, self.flops[torch.float32])
+
+    def hosts_of(self, ranks: int) -> int:
+        """The fewest hosts that so many ranks have a device each on."""
+        return -(-ranks // self.host_ranks) if self.host_ranks else 1
 
     @property
     def allocator(self) -> Allocator:

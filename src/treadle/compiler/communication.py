@@ -1,0 +1,53 @@
+"""What the collectives of a step cost here: each of its groups is measured at its first use."""
+
+import torch
+from torch import distributed
+
+from treadle.compat.collectives import group_named
+from treadle.compiler.cleaning import settled
+from treadle.compiler.compiled import Compiled
+from treadle.graph.collectives import collectives_in
+from treadle.graph.dynamic import dims_of_graph
+from treadle.graph.parsing import parse
+from treadle.graph.signature import StepGraph
+from treadle.passes.comm.cost import CommunicationModel, from_measurements, unmeasured
+from treadle.runtime.cache import Cache
+from treadle.runtime.group_costs import measured_group
+from treadle.targets.model import DeviceModel
+
+
+def communication_costs(
+    step: StepGraph, device: str, hardware: DeviceModel, cache: Cache, *, measure: bool
+) -> CommunicationModel | None:
+    """Of a step whose groups are here; ``None`` for one without collectives. All ranks of the
+    groups have to come here with the same collectives in the same order: a group is measured by all
+    of its ranks, the first that the step uses first. ``hardware`` stands for what is not measured.
+    """
+    names = list(dict.fromkeys(each.group for each in collectives_in(step.graph)))
+    if not names:
+        return None
+    groups = {name: group_named(name) for name in names}
+    here = torch.device(device)
+    found = {name: measured_group(groups[name], here, cache, measure=measure) for name in names}
+    counts = {
+        name: distributed.get_world_size(group)
+        for name, group in groups.items()
+        if found[name] is None
+    }
+    known = {name: each for name, each in found.items() if each is not None}
+    costs = {
+        **unmeasured(counts, hardware).groups,
+        **from_measurements(known, hardware).groups,
+    }
+    return CommunicationModel({name: costs[name] for name in names})
+
+
+def graph_to_simulate(compiled: Compiled) -> StepGraph:
+    """The graph of a variant as it was planned; where calls decide sizes, which its text does not
+    tell, as it was ahead of the plan."""
+    if dims_of_graph(compiled.captured.step.graph):
+        return settled(compiled.captured.step, compiled.options)
+    return parse(compiled.log.texts["planned"])
+
+
+__all__ = ["communication_costs", "graph_to_simulate"]

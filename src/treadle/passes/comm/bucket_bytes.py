@@ -1,0 +1,42 @@
+"""How many bytes a bucket of collectives should hold, by the timeline of the step."""
+
+from collections.abc import Callable, Sequence
+
+from treadle.graph.collectives import collectives_in
+from treadle.graph.passes import GraphPass, run_passes
+from treadle.graph.signature import StepGraph
+from treadle.passes.comm.cost import CommunicationModel
+from treadle.passes.comm.simulate import simulate_communication
+from treadle.targets.model import DeviceModel
+
+SMALLEST = 1 << 20
+_GAIN = 1e-3
+
+
+def choose_bucket_bytes(
+    step: StepGraph,
+    costs: CommunicationModel,
+    device: DeviceModel,
+    passes_for: Callable[[int], Sequence[GraphPass]],
+) -> int:
+    """The smallest power of two, from 1 MiB to all bytes of the step's collectives, whose buckets
+    make the step no more than a thousandth longer than the best. ``passes_for(cap)``: the passes
+    that make buckets of at most ``cap`` bytes, which are run on copies; the step stays as it is.
+    """
+    found: dict[int, float] = {}
+    for cap in _caps(sum(each.nbytes for each in collectives_in(step.graph))):
+        bucketed = step.copy()
+        run_passes(bucketed, passes_for(cap))
+        found[cap] = simulate_communication(bucketed, costs, device).seconds
+    most = min(found.values()) * (1.0 + _GAIN)
+    return next(cap for cap, seconds in found.items() if seconds <= most)
+
+
+def _caps(total: int) -> list[int]:
+    caps = [SMALLEST]
+    while caps[-1] < total:
+        caps.append(2 * caps[-1])
+    return caps
+
+
+__all__ = ["SMALLEST", "choose_bucket_bytes"]

@@ -1,0 +1,191 @@
+"""What the collectives of a step cost and what hides them: in words, as a trace, before it runs."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from treadle.graph.collectives import collectives_in
+from treadle.graph.signature import StepGraph
+from treadle.passes.comm.cost import CommunicationModel, unmeasured
+from treadle.passes.comm.simulate import (
+    CollectiveSpan,
+    CommunicationTimeline,
+    simulate_communication,
+)
+from treadle.passes.memory.decisions import layer_of
+from treadle.targets.model import DeviceModel
+from treadle.util.files import write_output
+from treadle.util.sizes import format_bytes
+
+_EXPOSED = 5
+_PROCESS = 2
+_COMPUTE = 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """A step's compute and collectives on a timeline; seconds and bytes are those of
+    ``timeline``."""
+
+    timeline: CommunicationTimeline
+
+    def table(self) -> str:
+        """The collectives by kind and group, what hides them, and the exposed share."""
+        return communication_text(self.timeline) or "communication: none"
+
+    def trace(self, path: str | Path) -> Path:
+        """Write a trace for ``chrome://tracing`` or Perfetto: a row of compute, and one of each
+        group's collectives. TR-004 if it cannot be written."""
+        events = list(communication_events(self.timeline))
+        data = {"displayTimeUnit": "ms", "traceEvents": events}
+        write_output(Path(path), json.dumps(data, separators=(",", ":")) + "\n")
+        return Path(path)
+
+
+def simulate_step(
+    step: StepGraph,
+    *,
+    ranks: int | Mapping[str, int],
+    device: DeviceModel,
+    costs: CommunicationModel | None = None,
+) -> SimulatedStep:
+    """A step on ``ranks`` that need not be there: of every group, or by the names of groups. Each
+    rank has the batch, and each collective the bytes, that ``step`` has.
+
+    ``device``: whose compute and links. ``costs``: of groups that were measured, from which other
+    numbers of ranks are extrapolated. ``PlanError`` TR-550 for a group without ranks.
+    """
+    if costs is not None:
+        return SimulatedStep(simulate_communication(step, costs.among(ranks, device), device))
+    names = {each.group for each in collectives_in(step.graph)}
+    counts = dict.fromkeys(names, ranks) if isinstance(ranks, int) else ranks
+    return SimulatedStep(simulate_communication(step, unmeasured(counts, device), device))
+
+
+def communication_text(line: CommunicationTimeline) -> str:
+    """The collectives by kind and group, what hides them, and the exposed share::
+
+    communication: 3 collectives of 3.0 MiB, 5.619 ms as simulated, 1.453 ms exposed (25.9 %)
+      step 42.348 ms: 40.894 ms of compute and what is exposed; at most 3.0 MiB in flight
+      group 0: 4 ranks, measured
+        3 all_reduce  3.0 MiB  5.619 ms, 1.453 ms exposed (25.9 %), beside mm, mul
+      exposed most
+        all_reduce of 1.0 MiB, blocks.0.up (backward): 1.200 of 1.873 ms
+    """
+    if not line.collectives:
+        return ""
+    count, total = len(line.collectives), sum(each.nbytes for each in line.collectives)
+    lines = [
+        f"communication: {count} collective{'s' * (count > 1)} of {format_bytes(total)}, "
+        f"{_ms(line.communication_seconds)} as simulated, {_exposed(line)}",
+        f"  step {_ms(line.seconds)}: {_ms(line.compute_seconds)} of compute and what is exposed; "
+        f"at most {format_bytes(line.in_flight_bytes)} in flight",
+    ]
+    if line.inflation_seconds:
+        lines.append(f"  compute takes {_ms(line.inflation_seconds)} longer beside it")
+    for name, words in line.groups:
+        lines.append(f"  group {name}: {words}")
+        lines += [f"    {row}" for row in _kinds(line.collectives, name)]
+    return "\n".join([*lines, *_most_exposed(line.collectives)])
+
+
+def _exposed(line: CommunicationTimeline) -> str:
+    return f"{_ms(line.exposed_seconds)} exposed ({100 * line.exposed_share:.1f} %)"
+
+
+def _kinds(spans: Sequence[CollectiveSpan], group: str) -> Iterator[str]:
+    """A row for each kind of a group's collectives: seconds are those on their way, one by one."""
+    own = [each for each in spans if each.group == group]
+    for kind in dict.fromkeys(each.kind for each in own):
+        same = [each for each in own if each.kind is kind]
+        seconds, exposed = sum(e.seconds for e in same), sum(e.exposed for e in same)
+        beside: dict[str, float] = {}
+        for name, spent in (pair for each in same for pair in each.beside):
+            beside[name] = beside.get(name, 0.0) + spent
+        names = sorted(beside, key=lambda name: (-beside[name], name))[:_EXPOSED]
+        share = 100 * exposed / seconds if seconds else 0.0
+        yield (
+            f"{len(same)} {kind}  {format_bytes(sum(each.nbytes for each in same))}  "
+            f"{_ms(seconds)}, {_ms(exposed)} exposed ({share:.1f} %)"
+            + (f", beside {', '.join(names)}" if names else "")
+        )
+
+
+def _most_exposed(spans: Sequence[CollectiveSpan]) -> list[str]:
+    """Those of equal layers as one row."""
+    rows: dict[tuple[str, int, str, str], list[CollectiveSpan]] = {}
+    for each in spans:
+        if each.exposed:
+            key = each.kind.value, each.nbytes, layer_of(each.module), each.phase
+            rows.setdefault(key, []).append(each)
+    found = sorted(rows.items(), key=lambda row: -sum(each.exposed for each in row[1]))
+    lines = ["  exposed most"] if found else []
+    for (kind, nbytes, module, phase), same in found[:_EXPOSED]:
+        where = f", {module}" if module else ""
+        exposed, seconds = sum(e.exposed for e in same), sum(e.seconds for e in same)
+        lines.append(
+            f"    {len(same)} x {kind} of {format_bytes(nbytes)}{where} ({phase}): "
+            f"{_ms(exposed)} of {_ms(seconds)}"
+        )
+    return lines
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3f} ms"
+
+
+def communication_events(line: CommunicationTimeline) -> Iterator[dict[str, object]]:
+    """Rows of a Chrome trace, as a process of their own: they are simulated, and begin at 0. One of
+    compute, and one of each group."""
+    tracks = {name: track for track, (name, _) in enumerate(line.groups, _COMPUTE + 1)}
+    yield _named("process_name", 0, "compute and communication (simulated)")
+    yield _named("thread_name", _COMPUTE, "compute")
+    for name, words in line.groups:
+        yield _named("thread_name", tracks[name], f"group {name}: {words}")
+    for each in line.compute:
+        details: dict[str, object] = {"node": each.node, "module": each.module}
+        yield _span(_COMPUTE, each.operation, each.phase, each.start, each.end, details)
+    for each in line.collectives:
+        name = f"{each.kind} {format_bytes(each.nbytes)}"
+        yield _span(tracks[each.group], name, "communication", each.start, each.end, _told(each))
+
+
+def _told(each: CollectiveSpan) -> dict[str, object]:
+    beside = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in each.beside)
+    waits = {} if each.awaited is None else {"awaited us": round(1e6 * each.awaited, 3)}
+    return {
+        "node": each.node,
+        "module": each.module,
+        "phase": each.phase,
+        "bytes": each.nbytes,
+        "issued us": round(1e6 * each.issued, 3),
+        **waits,
+        "exposed us": round(1e6 * each.exposed, 3),
+        "hidden us": round(1e6 * each.hidden, 3),
+        "beside": beside,
+    }
+
+
+def _named(what: str, track: int, name: str) -> dict[str, object]:
+    return {"ph": "M", "name": what, "pid": _PROCESS, "tid": track, "args": {"name": name}}
+
+
+def _span(
+    track: int, name: str, category: str, start: float, end: float, details: dict[str, object]
+) -> dict[str, object]:
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": _PROCESS,
+        "tid": track,
+        "ts": round(1e6 * start, 3),
+        "dur": round(1e6 * (end - start), 3),
+        "args": {key: value for key, value in details.items() if value != ""},
+    }
+
+
+__all__ = ["SimulatedStep", "communication_events", "communication_text", "simulate_step"]
