@@ -29,6 +29,10 @@ class CallContext(Protocol):
         """Keep tensors for the backward pass."""
         ...
 
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """These results never need a gradient."""
+        ...
+
     def set_materialize_grads(self, value: bool) -> None:
         """Whether gradients that are not there are given as zeros."""
         ...
