@@ -86,6 +86,8 @@ class Pure(DispatchMode):
         if isinstance(func, OpOverload) and func.namespace != "prim":  # that is no computation
             self._check(func, args, named)
         result = func(*args, **named)
+        if isinstance(func, OpOverload) and sizes_from_values(func) and not _is_sized(result):
+            raise unfit(self._name, f"in {self._part} a size depends on values ({func})")
         given = {storage_key(each) for each in _tensors((args, named))}
         for each in _tensors(result):
             if storage_key(each) not in given:
@@ -103,11 +105,18 @@ class Pure(DispatchMode):
             effects &= ~Effect.WRITES
         if effects:
             raise unfit(self._name, f"{part} does more than compute ({op})")
-        if sizes_from_values(op):
-            raise unfit(self._name, f"in {part} a size depends on values ({op})")
         whole = [not (each.is_floating_point() or each.is_complex()) for each in _tensors(args)]
         if raises_for_zeros(op) and all(whole) and not self._always:
             raise unfit(self._name, f"{part} divides integers, which raises for zeros ({op})")
+
+
+def _is_sized(result: object) -> bool:
+    """Whether it is tensors of known sizes, and no number of a value."""
+    leaves = tree_leaves(result)
+    return all(
+        isinstance(each, Tensor) and all(type(size) is int for size in each.shape)
+        for each in leaves
+    )
 
 
 def _tensors(value: object) -> list[Tensor]:

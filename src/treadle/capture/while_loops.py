@@ -25,12 +25,12 @@ import torch
 from torch import Tensor, fx
 from torch.autograd import grad as gradients_of  # the watched one is the step's own backward
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
 from treadle.capture.bodies import ATTRIBUTES, GRADIENTS, Pure, sets_attribute, unfit
 from treadle.capture.flatten import flatten_containers, unflatten
 from treadle.capture.functionalize import Functionalizer
-from treadle.compat.tracing import TraceInProgress, outside_modes
+from treadle.compat.tracing import TraceInProgress, outside_modes, without_functions
 from treadle.graph.arguments import map_nodes
 from treadle.graph.at_run_time import fresh
 from treadle.graph.node_info import NodeInfo, copy_notes, describe, known_value
@@ -51,7 +51,7 @@ def while_loop(
     carried = [_carried(each) for each in leaves]
     if not carried:
         raise unfit(_NAME, "it carries no tensor")
-    flags = [_has_gradient(each) for each in carried]
+    flags = [each.requires_grad and torch.is_grad_enabled() for each in carried]
     while True:
         functions = _Functions(carried, flags)
         condition = functions.traced("its condition", cond_fn, spec)
@@ -82,10 +82,6 @@ def _require_plain(tensor: Tensor, what: str) -> None:
         raise unfit(_NAME, f"{what} a tensor of declared or unknown sizes")
 
 
-def _has_gradient(tensor: Tensor) -> bool:
-    return tensor.requires_grad and torch.is_grad_enabled()
-
-
 @dataclass(frozen=True, slots=True)
 class _Run:
     """What one of the functions returned, and the first node and one past the last of its trace."""
@@ -102,6 +98,7 @@ class _Functions:
     def __init__(self, carried: Sequence[Tensor], flags: Sequence[bool]) -> None:
         self._trace = TraceInProgress()
         self._outside = set(self._trace.graph.nodes)
+        self._gradients = torch.is_grad_enabled()  # also where a part of a body turns them off
         self._given = list(carried)
         self._flags = list(flags)
         self._carried = [
@@ -134,7 +131,7 @@ class _Functions:
         if node is not None and node not in self._outside and node.op == "call_function":
             return leaf
         _require_plain(leaf, "it uses")
-        made = _standing_in(leaf, _has_gradient(leaf))
+        made = _standing_in(leaf, leaf.requires_grad and self._gradients)
         self._others.append(leaf)
         self._inside.append(made)
         self._by_id[id(leaf)] = made
@@ -162,17 +159,22 @@ class _Functions:
         runs = [(condition, []), (body, [])]
         if any(flags):
             runs.append(self._backward(body, flags))
-        with outside_modes():
-            graphs = [self._graph(run, grads) for run, grads in runs]
-        constants = list(dict.fromkeys(each for graph in graphs for each in graph.constants))
+        constants, texts = without_functions(self._texts)(runs)
         others = [*self._others, *map(self._trace.tensor_of, constants)]
         flags += [False] * len(constants)
-        own = [self._trace.node_of(each) for each in (*self._carried, *self._inside)]
-        names = _names(len(self._carried), len(others))
-        given = dict(zip((*own, *constants), names, strict=True))
+        return _loop(self._given, others, flags, *texts, *([] if any(flags) else [""]))
+
+    def _texts(
+        self, runs: Sequence[tuple[_Run, Sequence[Tensor]]]
+    ) -> tuple[list[fx.Node], list[str]]:
+        """What the functions read besides what they were given, and each as text."""
         with outside_modes():
-            texts = [graph.text(given) for graph in graphs]
-        return loop_operation(self._given, others, flags, *texts, *([] if any(flags) else [""]))
+            graphs = [self._graph(run, grads) for run, grads in runs]
+            constants = list(dict.fromkeys(each for graph in graphs for each in graph.constants))
+            own = [self._trace.node_of(each) for each in (*self._carried, *self._inside)]
+            names = _names(len(self._carried), len(self._inside) + len(constants))
+            given = dict(zip((*own, *constants), names, strict=True))
+            return constants, [graph.text(given) for graph in graphs]
 
     def _backward(self, body: _Run, flags: Sequence[bool]) -> tuple[_Run, list[Tensor]]:
         """The body with its gradients, which take those of its results: what stands for these."""
@@ -293,8 +295,23 @@ class _Lifting(TorchFunctionMode):
 
 def _standing_in(tensor: Tensor, flag: bool) -> Tensor:
     with torch.no_grad():
-        made: Tensor = loop_value(tensor)
-    return made.requires_grad_(flag)
+        return _any_value(tensor).requires_grad_(flag)
+
+
+# Operators are called behind modes, which must hear of them where a loop stands in a loop.
+
+
+def _any_value(tensor: Tensor) -> Tensor:
+    if has_torch_function((tensor,)):
+        return handle_torch_function(_any_value, (tensor,), tensor)
+    return loop_value(tensor)
+
+
+def _loop(given: Sequence[Tensor], others: Sequence[Tensor], *rest: Any) -> list[Tensor]:
+    tensors = (*given, *others)
+    if has_torch_function(tensors):
+        return handle_torch_function(_loop, tensors, given, others, *rest)
+    return loop_operation(given, others, *rest)
 
 
 def _same(value: Tensor) -> Tensor:

@@ -161,7 +161,8 @@ def _gradients(ctx: CallContext, grads: Sequence[Tensor | None]) -> Gradients:
     count, flags, *texts = ctx.rest
     assert isinstance(count, int)
     assert isinstance(flags, tuple)
-    carried, others = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+    tensors = ctx.saved_tensors  # asked for once: a checkpoint gives them once
+    carried, others = tensors[:count], tensors[count:]
     given = [
         torch.zeros_like(value) if grad is None else grad
         for grad, value in compress(zip(grads, carried, strict=True), flags)
