@@ -32,20 +32,22 @@ _REMEDIES = {
 }
 
 
-def unfit(name: str, why: str) -> CaptureError:
-    """TR-151, for the user's line that runs. ``name``: the function of ``torch``."""
+def unfit(name: str, why: str, where: str = "") -> CaptureError:
+    """TR-151, for the user's line ``where``, or the one that runs. ``name``: the function of
+    ``torch``."""
     return CaptureError(
         f"torch.{name} cannot be captured: {why}",
         code="TR-151",
-        where=here(),
+        where=where or here(),
         remedy=_REMEDIES[name],
     )
 
 
-GRADIENTS: frozenset[Any] = frozenset(
-    (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
-)
-"""What computes gradients, which no body may."""
+def computes_gradients(func: Callable[..., Any]) -> bool:
+    """Whether a function that modes hear of computes gradients, which no body may. The names are
+    looked up now: while a step is traced they are other functions."""
+    return func in (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+
 
 ATTRIBUTES: frozenset[Any] = frozenset(
     cast(Any, each).__get__
@@ -123,4 +125,4 @@ def _tensors(value: object) -> list[Tensor]:
     return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
 
 
-__all__ = ["ATTRIBUTES", "GRADIENTS", "Pure", "sets_attribute", "unfit"]
+__all__ = ["ATTRIBUTES", "Pure", "computes_gradients", "sets_attribute", "unfit"]

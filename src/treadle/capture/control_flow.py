@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from treadle.capture.bodies import ATTRIBUTES, GRADIENTS, Pure, sets_attribute, unfit
+from treadle.capture.bodies import ATTRIBUTES, Pure, computes_gradients, sets_attribute, unfit
 from treadle.capture.flatten import flatten_containers, unflatten
 from treadle.capture.while_loops import while_loop
 
@@ -101,7 +101,7 @@ class _Gates(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in GRADIENTS:
+        if computes_gradients(func):
             raise unfit("cond", "a branch computes gradients")
         if func in ATTRIBUTES:
             return func(*args, **(kwargs or {}))

@@ -27,13 +27,15 @@ from torch.autograd import grad as gradients_of  # the watched one is the step's
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
-from treadle.capture.bodies import ATTRIBUTES, GRADIENTS, Pure, sets_attribute, unfit
+from treadle.capture.bodies import ATTRIBUTES, Pure, computes_gradients, sets_attribute, unfit
 from treadle.capture.flatten import flatten_containers, unflatten
 from treadle.capture.functionalize import Functionalizer
+from treadle.compat.fake import FakeTensor, fake_like
 from treadle.compat.tracing import TraceInProgress, outside_modes, without_functions
+from treadle.compat.transforms import in_transform
 from treadle.graph.arguments import map_nodes
 from treadle.graph.at_run_time import fresh
-from treadle.graph.node_info import NodeInfo, copy_notes, describe, known_value
+from treadle.graph.node_info import NodeInfo, copy_notes, describe, info, known_value
 from treadle.graph.operators import may_drop
 from treadle.graph.printing import show
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
@@ -47,6 +49,8 @@ def while_loop(
     cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried_inputs: Sequence[Any]
 ) -> Any:
     """``body_fn(*carried)`` as long as ``cond_fn(*carried)``, in the graph of a step."""
+    if in_transform():
+        raise unfit(_NAME, "it stands in a transform of torch.func")
     leaves, spec = flatten_containers(tuple(carried_inputs))
     carried = [_carried(each) for each in leaves]
     if not carried:
@@ -57,9 +61,7 @@ def while_loop(
         condition = functions.traced("its condition", cond_fn, spec)
         body = functions.traced("its body", body_fn, spec)
         _require_same(carried, spec, body)
-        after = [
-            flag or made.requires_grad for flag, made in zip(flags, body.leaves, strict=True)
-        ]
+        after = [flag or made.requires_grad for flag, made in zip(flags, body.leaves, strict=True)]
         if after == flags:
             break
         flags = after
@@ -101,9 +103,8 @@ class _Functions:
         self._gradients = torch.is_grad_enabled()  # also where a part of a body turns them off
         self._given = list(carried)
         self._flags = list(flags)
-        self._carried = [
-            _standing_in(each, flag) for each, flag in zip(carried, flags, strict=True)
-        ]
+        self._places: list[fx.Node] = []  # of the carried and then of those inside
+        self._carried = list(map(self._standing_in, carried, flags))
         self._others: list[Tensor] = []  # from outside, as they are used
         self._inside: list[Tensor] = []  # beside each what stands for it
         self._by_id: dict[int, Tensor] = {}
@@ -130,12 +131,20 @@ class _Functions:
         node = self._trace.find(leaf)
         if node is not None and node not in self._outside and node.op == "call_function":
             return leaf
+        if in_transform():
+            raise unfit(_NAME, "a transform of torch.func in it uses a tensor from outside")
         _require_plain(leaf, "it uses")
-        made = _standing_in(leaf, leaf.requires_grad and self._gradients)
+        made = self._standing_in(leaf, leaf.requires_grad and self._gradients)
         self._others.append(leaf)
         self._inside.append(made)
         self._by_id[id(leaf)] = made
         return made
+
+    def _standing_in(self, tensor: Tensor, flag: bool) -> Tensor:
+        with torch.no_grad():
+            made = _any_value(tensor)
+        self._places.append(self._trace.node_of(made))  # now: what writes to it is another node
+        return made.requires_grad_(flag)
 
     def _require_closed(self, part: str, results: Sequence[Any]) -> None:
         """TR-151 where a gradient reaches a tensor from outside that nothing stands for: a function
@@ -160,9 +169,19 @@ class _Functions:
         if any(flags):
             runs.append(self._backward(body, flags))
         constants, texts = without_functions(self._texts)(runs)
-        others = [*self._others, *map(self._trace.tensor_of, constants)]
+        others = [*self._others, *map(self._tensor_of, constants)]
         flags += [False] * len(constants)
         return _loop(self._given, others, flags, *texts, *([] if any(flags) else [""]))
+
+    def _tensor_of(self, node: fx.Node) -> Tensor:
+        """A constant of a function's, or a number of Python's that it read, for the step's own
+        graph."""
+        value = known_value(node)
+        assert isinstance(value, FakeTensor), node
+        with outside_modes():
+            made = fake_like(value)
+        self._trace.track(made, node)
+        return made
 
     def _texts(
         self, runs: Sequence[tuple[_Run, Sequence[Tensor]]]
@@ -171,22 +190,22 @@ class _Functions:
         with outside_modes():
             graphs = [self._graph(run, grads) for run, grads in runs]
             constants = list(dict.fromkeys(each for graph in graphs for each in graph.constants))
-            own = [self._trace.node_of(each) for each in (*self._carried, *self._inside)]
             names = _names(len(self._carried), len(self._inside) + len(constants))
-            given = dict(zip((*own, *constants), names, strict=True))
+            given = dict(zip((*self._places, *constants), names, strict=True))
             return constants, [graph.text(given) for graph in graphs]
 
     def _backward(self, body: _Run, flags: Sequence[bool]) -> tuple[_Run, list[Tensor]]:
         """The body with its gradients, which take those of its results: what stands for these."""
         inputs = list(compress((*self._carried, *self._inside), flags))
-        grads = [_standing_in(each, False) for each in compress(self._carried, flags)]
+        with torch.no_grad():
+            grads = [_any_value(each) for each in compress(self._carried, flags)]
         pairs = zip(compress(body.leaves, self._flags), grads, strict=True)
         used = [(result, grad) for result, grad in pairs if result.requires_grad]
         found: Sequence[Tensor | None] = [None] * len(inputs)
         if used:
             results, theirs = zip(*used, strict=True)
             with Pure(_NAME, "a gradient of its body", always=True):
-                found = gradients_of(results, inputs, theirs, allow_unused=True)
+                found = without_functions(gradients_of)(results, inputs, theirs, allow_unused=True)
         with torch.no_grad():
             made = [
                 torch.zeros_like(each) if grad is None else grad
@@ -197,7 +216,7 @@ class _Functions:
     def _graph(self, run: _Run, grads: Sequence[Tensor]) -> "_LoopGraph":
         """What was traced in the run, without mutation, and without what nobody reads."""
         place = self._trace.node_of
-        known = {place(each) for each in (*self._carried, *self._inside, *grads)}
+        known = {*self._places, *map(place, grads)}
         traced = fx.Graph()
         inputs: dict[fx.Node, fx.Node] = {}
         copies: dict[fx.Node, fx.Node] = {}
@@ -282,7 +301,7 @@ class _Lifting(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in GRADIENTS:
+        if computes_gradients(func):
             raise unfit(_NAME, f"{self._part} computes gradients")
         if func in ATTRIBUTES:
             return func(*args, **(kwargs or {}))
@@ -291,11 +310,6 @@ class _Lifting(TorchFunctionMode):
         leaves, spec = flatten_containers((args, dict(kwargs or {})))
         args, named = unflatten([self._functions.inside(each) for each in leaves], spec)
         return func(*args, **named)
-
-
-def _standing_in(tensor: Tensor, flag: bool) -> Tensor:
-    with torch.no_grad():
-        return _any_value(tensor).requires_grad_(flag)
 
 
 # Operators are called behind modes, which must hear of them where a loop stands in a loop.
@@ -316,6 +330,12 @@ def _loop(given: Sequence[Tensor], others: Sequence[Tensor], *rest: Any) -> list
 
 def _same(value: Tensor) -> Tensor:
     return value
+
+
+def refuse_loop_values(graph: fx.Graph) -> None:
+    """TR-151 where a value of one round is used after the loop: a body left it somewhere."""
+    for node in graph.find_nodes(op="call_function", target=loop_value):
+        raise unfit(_NAME, "a value of one round is used outside of it", info(node).where)
 
 
 def _names(carried: int, others: int) -> list[str]:
@@ -343,8 +363,7 @@ def _require_same(carried: Sequence[Tensor], spec: Any, body: _Run) -> None:
 
 
 def _type(tensor: Tensor) -> str:
-    place = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
-    return f"{tensor.dtype} {list(tensor.shape)}{place}"
+    return f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"
 
 
-__all__ = ["while_loop"]
+__all__ = ["refuse_loop_values", "while_loop"]

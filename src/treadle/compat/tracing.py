@@ -22,7 +22,7 @@ from torch.nn.modules import transformer
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from treadle.compat.fake import fake_like, without_words
+from treadle.compat.fake import without_words
 from treadle.compat.switches import without_onednn
 
 P = ParamSpec("P")
@@ -105,13 +105,6 @@ class TraceInProgress:
         """The node that ``tensor`` is now; ``None`` for a tensor from outside of the trace."""
         found: Any = get_proxy_slot(tensor, self._tracer, None)
         return None if found is None else found.proxy.node
-
-    def tensor_of(self, node: fx.Node) -> Tensor:
-        """A tensor of the type that ``node`` has, which it is from now on."""
-        with _disable_current_modes():
-            value = fake_like(node.meta["val"])
-        self.track(value, node)
-        return value
 
     def track(self, tensor: Tensor, node: fx.Node) -> None:
         """From now on ``tensor`` is ``node``."""
