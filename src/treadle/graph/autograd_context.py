@@ -38,7 +38,7 @@ class CallContext(Protocol):
         ...
 
 
-Gradients = tuple[Tensor | list[Tensor] | None, ...]
+Gradients = tuple[Tensor | Sequence[Tensor | None] | None, ...]
 """One for each argument of the call; a list for a list of tensors."""
 
 Registered = tuple[
