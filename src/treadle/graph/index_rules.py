@@ -193,6 +193,7 @@ def operand(reader: ElementReader, value: object, at: At) -> Term:
 
 
 def constant(value: object) -> Term:
+    """A number of Python's; ``NoMatch`` for anything else."""
     match value:
         case bool():
             return value
@@ -205,6 +206,7 @@ def constant(value: object) -> Term:
 
 
 def input_of(given: Given) -> fx.Node:
+    """The tensor that an operation reads first."""
     value = given.get("self", given.get("input"))
     require(is_tensor(value), NoMatch, f"{value} is no tensor")
     assert isinstance(value, fx.Node)
@@ -224,6 +226,7 @@ def numeric(reader: ElementReader, value: object, at: At, dtype: torch.dtype) ->
 
 
 def dim_of(dim: int, rank: int) -> int:
+    """A dim as it is counted from the first."""
     return dim % rank if rank else 0
 
 
