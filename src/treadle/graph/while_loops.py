@@ -11,7 +11,8 @@ texts are those of ``show(step, exact=True)``, so that what names such an operat
 its text is: in a cache, in a saved step. ``backward`` is one round with its gradients:
 ``(*values, *others, *grads)`` to the gradients of what ``differentiable`` names, of ``carried``
 and then of ``others``. Each round needs the values that it began with. They are computed again,
-and held while the gradients go back through the rounds: bytes of ``carried`` for each round.
+and held while the gradients go back through the rounds: bytes of ``carried`` for each round, which
+no plan can know. ``bytes_of_round`` are those of one round.
 
 ``loop_value`` stands, while the functions are traced, for a value of any round.
 """
@@ -25,8 +26,11 @@ import torch
 from torch import Tensor, fx
 
 from treadle.compat.operators import OpOverload
+from treadle.compat.tensors import storage_of
 from treadle.graph.autograd_context import CallContext, Gradients, Registered
+from treadle.graph.node_info import known_value
 from treadle.graph.parsing import parse
+from treadle.graph.types import tensors_in
 from treadle.util.errors import CaptureError
 
 _library = torch.library.Library("treadle", "FRAGMENT")
@@ -52,6 +56,30 @@ def _function(text: str) -> Function:
     """The graph of a text as a function of its inputs, run with PyTorch's kernels."""
     step = parse(text)
     return fx.GraphModule(torch.nn.Module(), step.graph)
+
+
+@functools.lru_cache(maxsize=256)
+def bytes_of_round(text: str) -> int:
+    """The most that one run of the graph of a text holds at once, beside its inputs: of each memory
+    from its first value on to the last use of one."""
+    step = parse(text)
+    nodes = list(step.graph.nodes)
+    uses = {each: at for at, node in enumerate(nodes) for each in node.all_input_nodes}
+    memory = {node: set(map(storage_of, tensors_in(known_value(node)))) for node in nodes}
+    sizes: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    given = {key for node in step.placeholders for key in memory[node]}
+    for at, node in enumerate(nodes):
+        for each in tensors_in(known_value(node)):
+            sizes[storage_of(each)] = each.untyped_storage().nbytes()
+            ends[storage_of(each)] = max(ends.get(storage_of(each), at), uses.get(node, at))
+    held: set[int] = set()
+    most = 0
+    for at, node in enumerate(nodes):
+        held |= memory[node] - given
+        most = max(most, sum(map(sizes.__getitem__, held)))
+        held = {key for key in held if ends[key] > at}
+    return most
 
 
 def _rounds(
@@ -198,4 +226,4 @@ def _register() -> None:
 
 _register()
 
-__all__ = ["OPERATIONS", "loop_value", "while_loop", "while_loop_backward"]
+__all__ = ["OPERATIONS", "bytes_of_round", "loop_value", "while_loop", "while_loop_backward"]
