@@ -39,7 +39,7 @@ from treadle.graph.node_info import NodeInfo, copy_notes, describe, info, known_
 from treadle.graph.operators import may_drop
 from treadle.graph.printing import show
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
-from treadle.graph.while_loops import loop_value
+from treadle.graph.while_loops import function_of, loop_value
 from treadle.graph.while_loops import while_loop as loop_operation
 
 _NAME = "while_loop"
@@ -192,7 +192,10 @@ class _Functions:
             constants = list(dict.fromkeys(each for graph in graphs for each in graph.constants))
             names = _names(len(self._carried), len(self._inside) + len(constants))
             given = dict(zip((*self._places, *constants), names, strict=True))
-            return constants, [graph.text(given) for graph in graphs]
+            texts = [graph.text(given) for graph in graphs]
+            for each in texts:
+                function_of(each)  # now, and not while the step runs for the first time
+            return constants, texts
 
     def _backward(self, body: _Run, flags: Sequence[bool]) -> tuple[_Run, list[Tensor]]:
         """The body with its gradients, which take those of its results: what stands for these."""

@@ -52,7 +52,7 @@ Function = Callable[..., tuple[Tensor, ...]]
 
 
 @functools.lru_cache(maxsize=256)
-def _function(text: str) -> Function:
+def function_of(text: str) -> Function:
     """The graph of a text as a function of its inputs, run with PyTorch's kernels."""
     step = parse(text)
     return fx.GraphModule(torch.nn.Module(), step.graph)
@@ -86,7 +86,7 @@ def _rounds(
     carried: Sequence[Tensor], others: Sequence[Tensor], condition: str, body: str
 ) -> list[list[Tensor]]:
     """What each round begins with, and at the end what the last one gives."""
-    goes_on, function = _function(condition), _function(body)
+    goes_on, function = function_of(condition), function_of(body)
     found = [_contiguous(carried)]
     while goes_on(*found[-1], *others)[0]:
         found.append(_contiguous(function(*found[-1], *others)))
@@ -106,7 +106,7 @@ def _run(
     backward: str,
 ) -> list[Tensor]:
     with torch.no_grad():
-        goes_on, function = _function(condition), _function(body)
+        goes_on, function = function_of(condition), function_of(body)
         values, others = _contiguous(carried), _contiguous(others)
         while goes_on(*values, *others)[0]:
             values = _contiguous(function(*values, *others))
@@ -136,7 +136,7 @@ def _run_backward(
     with torch.no_grad():
         others = _contiguous(others)
         *rounds, _ = _rounds(carried, others, condition, body)
-        function, count = _function(backward), len(grads)
+        function, count = function_of(backward), len(grads)
         ours = compress(others, differentiable[len(carried) :])
         totals = [torch.zeros_like(each) for each in ours]
         found = _contiguous(grads)
@@ -226,4 +226,11 @@ def _register() -> None:
 
 _register()
 
-__all__ = ["OPERATIONS", "bytes_of_round", "loop_value", "while_loop", "while_loop_backward"]
+__all__ = [
+    "OPERATIONS",
+    "bytes_of_round",
+    "function_of",
+    "loop_value",
+    "while_loop",
+    "while_loop_backward",
+]
