@@ -15,6 +15,7 @@ from treadle.capture.step import capture
 from treadle.graph.node_info import info
 from treadle.graph.signature import Role
 from treadle.graph.verify import verify
+from treadle.options import Options
 
 
 class Net(nn.Module):
@@ -436,3 +437,33 @@ def test_a_step_without_parameters_is_where_its_buffers_or_its_batch_are():
     assert device_of({"": plain}, (1, here, there)).type == "meta"
     assert device_of({"": held}, (here,)).type == "meta"
     assert device_of({"": held, "other": nn.Linear(1, 1)}, (there,)).type == "cpu"
+
+
+NOTHING = {
+    "split": lambda x: torch.split(x, 2),
+    "split of nothing": lambda x: torch.split(x, 0),
+    "split by sizes": lambda x: torch.split(x, [0, 0]),
+    "other dim": lambda x: torch.split(x, 2, 1),
+    "negative dim": lambda x: torch.split(x.t(), 2, -1),
+    "chunk": lambda x: torch.chunk(x, 3),
+    "tensor_split": lambda x: torch.tensor_split(x, 3),
+    "unsafe_split": lambda x: torch.unsafe_split(x, 2),
+    "unsafe_chunk": lambda x: torch.unsafe_chunk(x, 2),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_dim_without_elements_is_cut_as_eager_does(name, tmp_path):
+    """PyTorch 2.11 cannot tell the types of some of these."""
+    model = nn.Linear(3, 3)
+
+    def evaluate(x):
+        pieces = NOTHING[name](x)
+        return len(pieces), [model(torch.zeros(1, 3)) + each.sum() for each in pieces]
+
+    step = treadle.compile(evaluate, model=model, options=Options(cache_dir=tmp_path))
+    x = torch.ones(0, 3)
+    (count, made), (expected, like) = step(x), evaluate(x)
+    assert count == expected
+    for ours, theirs in zip(made, like, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from torch import cond, nn, while_loop
+from torch import cond, nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
@@ -280,7 +280,6 @@ def test_copies_of_a_body(loss, by_hand, tmp_path):
 
 
 BY_NAME = {
-    "while_loop": lambda x: while_loop(lambda i: i < 3, lambda i: (i + 1,), (x.sum(),))[0],
     "associative_scan": lambda x: associative_scan(torch.add, x, 0),
     "map": lambda x: map_over(torch.sin, x[:1].expand(MOST_COPIES + 1, 4)),
     "scan": lambda x: scan(lambda c, r: (c + r, c), x[0], x[:0]),

@@ -1,5 +1,7 @@
 """What library calls hold beside their results, where a formula says it: beside a measurement."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,8 @@ from torch.nn import functional as F
 
 import treadle
 from treadle.graph.ctc import ctc_loss, ctc_loss_backward
+from treadle.graph.parsing import parse
+from treadle.graph.while_loops import while_loop, while_loop_backward
 from treadle.lower.workspace import workspace_of
 from treadle.runtime.meter import measure_each
 from treadle.targets.cpu import CPU
@@ -63,3 +67,43 @@ def test_sizes_that_vary_count_at_their_largest_and_ask_nothing():
         targets, lengths = torch.randint(1, 9, (4, 5)), torch.tensor([3, 5, 2, 4])
         assert compiled(x, targets, lengths).isfinite()
     assert compiled.recompiles == ["compiled for time in 12..40"]
+
+
+def test_a_loop_holds_what_one_round_does(tmp_path):
+    """Forward exactly, however many rounds; backward besides what each round began with."""
+    model = nn.Linear(64, 64)
+
+    def step(x, rounds):
+        body = lambda i, h: (i + 1, model(h).tanh() * h.exp())  # noqa: E731
+        start = torch.zeros((), dtype=torch.int64), x
+        return torch.while_loop(lambda i, h: i < rounds, body, start)[1].sum()
+
+    def train(x, rounds):
+        loss = step(x, rounds)
+        loss.backward()
+        return loss.detach()
+
+    options = treadle.Options(cache_dir=tmp_path)
+    compiled = treadle.compile(train, model=model, options=options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        compiled(torch.randn(16, 64), torch.tensor(3))
+    texts = parse(compiled.graph("captured"))
+    (node,) = texts.graph.find_nodes(op="call_function", target=while_loop)
+    _, _, flags, *functions = node.args
+    x, weights = torch.randn(16, 64) * 0.1, [each.detach() for each in model.parameters()]
+    for rounds in (2, 5):
+        carried = [torch.zeros((), dtype=torch.int64), x]
+        others = [torch.tensor(rounds), *weights]
+        given = carried, others, flags, *functions
+        backward = [torch.ones_like(x)], *given
+        runs = [lambda g=given: while_loop(*g), lambda g=backward: while_loop_backward(*g)]
+        with torch.no_grad():
+            for run in runs:
+                run()  # reads the texts
+            found, found_backward = measure_each(runs, HOST)
+        begun = sum(each.nbytes for each in carried)
+        results = sum(each.nbytes for each in (x, *weights))
+        assert found - begun <= workspace_of(while_loop, given, CPU) <= found
+        bound = workspace_of(while_loop_backward, backward, CPU) + rounds * begun
+        assert bound // 2 <= found_backward - results <= bound

@@ -380,7 +380,7 @@ REFUSED = {
         lambda q, k, v: Doubled.apply(scores_of(q, k)).softmax(-1) @ v,
         "scores are scaled by 0.4, their gradient by 0.8",
     ),
-    "learned bias": (biased, "the gradient of the scores is used by"),
+    "learned bias": (biased, "a bias is learned, and the kernel gives no gradient"),
     "scaled mask": (
         lambda q, k, v: ((q @ k.mT + torch.ones(5, 7)) * 0.4).softmax(-1) @ v,
         "masks scores that are scaled after it",
@@ -550,7 +550,12 @@ def test_a_bias_that_is_learned_stays_and_what_is_beside_it_does_not():
     found = explain(captured("t5", train=True), everywhere=True)
     assert [each.fused for each in found] == [False, False, False, True, False, True]
     learned = {each.refused for each in found if each.refused}
-    assert all("the gradient of the scores is used by" in each for each in learned)
+    assert learned
+    assert all(
+        "the gradient of the scores is used by" in each
+        and each.endswith("a bias is learned, and the kernel gives no gradient of what is added")
+        for each in learned
+    )
 
 
 class Layer(nn.Module):

@@ -31,6 +31,7 @@ from treadle.capture.sources import (
     Source,
 )
 from treadle.capture.watching import Watches
+from treadle.capture.while_loops import refuse_loop_values
 from treadle.compat.operators import OpOverload
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.sharded_tensors import ShardedLayout, layout_of, local_of
@@ -206,6 +207,7 @@ def _functional(
     _draw_once(new)
     join_conditions(new)
     _drop_dead(new)
+    refuse_loop_values(new)
     refuse_lost(new, seen.eager)
     return _drop_unused(new, sources, outputs)
 

@@ -4,7 +4,7 @@
 
     cond(p, f, g, x)        f and g are both part of the graph; y = where(p, f(x), g(x))
     map(f, xs), scan(...)   as many copies of the body as there are slices
-    while_loop(...)         refused: how often it runs is not known
+    while_loop(p, f, xs)    one operation, with p and f as graphs: ``capture/while_loops.py``
 
 Of a ``cond`` both branches are computed, and one is looked at. That is eager's result exactly,
 forward and backward, where a branch does nothing but compute: values of the other are left out
@@ -15,27 +15,15 @@ knows) is refused, since eager would not do it.
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from treadle.capture.explain_errors import here
+from treadle.capture.bodies import ATTRIBUTES, Pure, computes_gradients, sets_attribute, unfit
 from treadle.capture.flatten import flatten_containers, unflatten
-from treadle.compat.operator_facts import (
-    Effect,
-    call_effects,
-    raises_for_zeros,
-    sizes_from_values,
-    written_names,
-)
-from treadle.compat.operators import OpOverload
-from treadle.compat.pytree import tree_leaves
-from treadle.compat.tensors import storage_key
-from treadle.compat.tracing import DispatchMode, without_functions
-from treadle.graph.operators import arguments_of
-from treadle.util.errors import CaptureError
+from treadle.capture.while_loops import while_loop
 
 MOST_COPIES = 256
 """Of the body of a ``map`` or ``scan``: more would be a graph of many equal parts."""
@@ -56,7 +44,7 @@ def _cond(
     if not isinstance(pred, Tensor):
         return true_fn(*operands) if pred else false_fn(*operands)
     if pred.numel() != 1:
-        raise _unfit("cond", f"its condition has {pred.numel()} elements")
+        raise unfit("cond", f"its condition has {pred.numel()} elements")
     taken = pred.detach().reshape(()).to(torch.bool)
     results = [
         _branch(true_fn, operands, taken),
@@ -64,25 +52,25 @@ def _cond(
     ]
     (yes, shape), (no, other) = map(flatten_containers, results)
     if str(shape) != str(other) or len(yes) != len(no):
-        raise _unfit("cond", "its branches return containers of different kinds")
+        raise unfit("cond", "its branches return containers of different kinds")
     return unflatten([_chosen(taken, a, b) for a, b in zip(yes, no, strict=True)], shape)
 
 
 def _chosen(taken: Tensor, yes: Any, no: Any) -> Any:
     if not isinstance(yes, Tensor) or not isinstance(no, Tensor):
         if isinstance(yes, Tensor) or isinstance(no, Tensor) or yes != no:
-            raise _unfit("cond", f"its branches return {yes!r} and {no!r}")
+            raise unfit("cond", f"its branches return {yes!r} and {no!r}")
         return yes
     types = [(each.dtype, tuple(each.shape), each.device) for each in (yes, no)]
     if types[0] != types[1]:
         shown = [f"{dtype} {list(shape)}" for dtype, shape, _ in types]
-        raise _unfit("cond", f"its branches return {shown[0]} and {shown[1]}")
+        raise unfit("cond", f"its branches return {shown[0]} and {shown[1]}")
     return torch.where(taken, yes, no)
 
 
 def _branch(branch: Callable[..., Any], operands: Sequence[Any], taken: Tensor) -> Any:
     gates = _Gates(taken)
-    with _Pure():
+    with Pure("cond", "a branch"):
         leaves, spec = flatten_containers(tuple(operands))
         operands = unflatten([gates.gate(each) for each in leaves], spec)
         with gates:
@@ -113,12 +101,12 @@ class _Gates(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in (Tensor.backward, torch.autograd.backward, torch.autograd.grad):
-            raise _unfit("cond", "a branch computes gradients")
-        if func in _ATTRIBUTES:
+        if computes_gradients(func):
+            raise unfit("cond", "a branch computes gradients")
+        if func in ATTRIBUTES:
             return func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") == "__set__":
-            raise _unfit("cond", "a branch sets an attribute of a tensor")
+        if sets_attribute(func):
+            raise unfit("cond", "a branch sets an attribute of a tensor")
         leaves, spec = flatten_containers((args, dict(kwargs or {})))
         args, named = unflatten([self.gate(each) for each in leaves], spec)
         result = func(*args, **named)
@@ -153,69 +141,12 @@ class _Gates(TorchFunctionMode):
                 continue
             seen.add(node)
             if not node.next_functions:
-                raise _unfit("cond", "a branch uses a tensor from outside that is no operand")
+                raise unfit("cond", "a branch uses a tensor from outside that is no operand")
             left += [each for each, _ in node.next_functions]
-
-
-_ATTRIBUTES: frozenset[Any] = frozenset(
-    cast(Any, each).__get__
-    for each in (
-        *(Tensor.shape, Tensor.dtype, Tensor.device, Tensor.ndim, Tensor.layout),
-        *(Tensor.is_leaf, Tensor.requires_grad, Tensor.grad, Tensor.grad_fn),
-    )
-)
-"""What only looks at a tensor; a gate would change nothing."""
 
 
 def _masked(taken: Tensor, grad: Tensor) -> Tensor:
     return torch.where(taken, grad, torch.zeros_like(grad))
-
-
-class _Pure(DispatchMode):
-    """Refuses operations of a branch that do more than compute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._made: dict[int | None, Tensor] = {}  # by the memory they have
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        return without_functions(self._checked)(func, args, dict(kwargs or {}))
-
-    def _checked(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        if isinstance(func, OpOverload) and func.namespace != "prim":  # that is no computation
-            self._check(func, args, named)
-        result = func(*args, **named)
-        given = {storage_key(each) for each in _tensors((args, named))}
-        for each in _tensors(result):
-            if storage_key(each) not in given:
-                self._made[storage_key(each)] = each
-        return result
-
-    def _check(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = arguments_of(op, args, kwargs)
-        effects = call_effects(op, given)
-        if Effect.WRITES in effects:
-            written = _tensors([given[name] for name in written_names(op, given)])
-            if any(storage_key(each) not in self._made for each in written):
-                raise _unfit("cond", f"a branch writes to a tensor from outside ({op})")
-            effects &= ~Effect.WRITES
-        if effects:
-            raise _unfit("cond", f"a branch does more than compute ({op})")
-        if sizes_from_values(op):
-            raise _unfit("cond", f"in a branch a size depends on values ({op})")
-        whole = [not (each.is_floating_point() or each.is_complex()) for each in _tensors(args)]
-        if raises_for_zeros(op) and all(whole):
-            raise _unfit("cond", f"a branch divides integers, which raises for zeros ({op})")
-
-
-def _tensors(value: object) -> list[Tensor]:
-    return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
 
 
 def _map(body: Callable[..., Any], xs: Any, *args: Any) -> Any:
@@ -253,10 +184,10 @@ def _of_one_length(name: str, leaves: Sequence[object], dim: int) -> list[Tensor
     tensors = [each for each in leaves if isinstance(each, Tensor) and each.ndim]
     counts = {each.shape[dim] for each in tensors}
     if len(counts) != 1 or len(tensors) != len(leaves):
-        raise _unfit(name, "its inputs are no tensors of one length")
+        raise unfit(name, "its inputs are no tensors of one length")
     (count,) = counts
     if not 0 < count <= MOST_COPIES:
-        raise _unfit(name, f"it has {count} slices, and at most {MOST_COPIES} are copied")
+        raise unfit(name, f"it has {count} slices, and at most {MOST_COPIES} are copied")
     return tensors
 
 
@@ -271,28 +202,15 @@ def _stack(column: Sequence[Any], dim: int) -> Tensor:
 
 
 def _refuse(name: str, *_args: Any, **_kwargs: Any) -> Any:
-    raise _unfit(name, "how often its body runs, or in which order, is not known here")
+    raise unfit(name, "in which order its body combines slices is not known here")
 
 
-def _unfit(name: str, why: str) -> CaptureError:
-    return CaptureError(
-        f"torch.{name} cannot be captured: {why}",
-        code="TR-151",
-        where=here(),
-        remedy=_REMEDIES[name],
-    )
-
-
-_REMEDIES = {
-    "cond": "let both branches compute tensors of one type and nothing else, or do it outside of "
-    "the step",
-    "map": "use torch.vmap or operations on the whole tensor",
-    "scan": "use operations on the whole tensor (cumsum, cumprod), or fewer and larger steps",
-    "while_loop": "a loop of Python's with a fixed number of rounds, torch.where for those that "
-    "come too late; or do it outside of the step",
-    "associative_scan": "use cumsum, cumprod or logcumsumexp, or torch's scan",
+_INSTEAD: Mapping[str, Callable[..., Any]] = {
+    "cond": _cond,
+    "map": _map,
+    "scan": _scan,
+    "while_loop": while_loop,
 }
-_INSTEAD: Mapping[str, Callable[..., Any]] = {"cond": _cond, "map": _map, "scan": _scan}
 
 
 __all__ = ["MOST_COPIES", "instead_of"]

@@ -41,12 +41,13 @@ from treadle.compat.draw_operators import TRACED_AS
 from treadle.compat.fake import alone
 from treadle.compat.sharded_tensors import layout_of
 from treadle.compat.tracing import trace
+from treadle.compat.views import SPLITS
 from treadle.graph.grouped import GROUPED
 from treadle.graph.signature import Input, Role
 from treadle.util.collector import without_collector
 from treadle.util.errors import CaptureError
 
-_INSTEAD = {**TRACED_AS, **GROUPED}
+_INSTEAD = {**TRACED_AS, **SPLITS, **GROUPED}
 """What to trace in the place of operators that a graph cannot hold."""
 
 _tracing = threading.RLock()

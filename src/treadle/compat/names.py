@@ -16,6 +16,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._C._dynamo.guards.dict_version": ALL,
     "torch._C._functorch.get_unwrapped": ALL,
     "torch._C._functorch.is_functorch_wrapped_tensor": ALL,
+    "torch._C._functorch.maybe_current_level": ALL,
     "torch._C._get_float32_matmul_precision": ALL,
     "torch._C._get_mkldnn_enabled": ALL,
     "torch._C._len_torch_function_stack": ALL,

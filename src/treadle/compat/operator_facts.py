@@ -294,6 +294,8 @@ _UNMEASURABLE: Mapping[str, str] = {
     "aten::_embedding_bag": "the last offset may have to be the number of indices",
     "treadle::ctc_loss": "the lengths of targets sum to their number",
     "treadle::ctc_loss_backward": "the lengths of targets sum to their number",
+    "treadle::while_loop": "values say how often it runs: for zeros that may be for ever",
+    "treadle::while_loop_backward": "as its forward",
 }
 """Core operators and operators of ours that zeros may not be given to."""
 

@@ -99,6 +99,16 @@ class TraceInProgress:
         found: Any = get_proxy_slot(tensor, self._tracer)
         return found.proxy.node
 
+    @property
+    def count(self) -> int:
+        """How many nodes it has."""
+        return len(self._tracer.graph.nodes)
+
+    def find(self, tensor: Tensor) -> fx.Node | None:
+        """The node that ``tensor`` is now; ``None`` for a tensor from outside of the trace."""
+        found: Any = get_proxy_slot(tensor, self._tracer, None)
+        return None if found is None else found.proxy.node
+
     def track(self, tensor: Tensor, node: fx.Node) -> None:
         """From now on ``tensor`` is ``node``."""
         proxy = self._tracer.proxy(node)

@@ -14,6 +14,11 @@ def unwrapped(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def in_transform() -> bool:
+    """Whether a transform of ``torch.func`` runs."""
+    return functorch.maybe_current_level() is not None
+
+
 def tensor_entries() -> tuple[tuple[object, str], ...]:
     """Functions of a tensor first that ``torch.func`` calls without asking any mode."""
     return (

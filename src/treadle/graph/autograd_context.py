@@ -29,12 +29,16 @@ class CallContext(Protocol):
         """Keep tensors for the backward pass."""
         ...
 
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """These results never need a gradient."""
+        ...
+
     def set_materialize_grads(self, value: bool) -> None:
         """Whether gradients that are not there are given as zeros."""
         ...
 
 
-Gradients = tuple[Tensor | list[Tensor] | None, ...]
+Gradients = tuple[Tensor | Sequence[Tensor | None] | None, ...]
 """One for each argument of the call; a list for a list of tensors."""
 
 Registered = tuple[

@@ -8,7 +8,8 @@
     return [mm]
     w <- mul
 
-``parse`` (``graph/parsing.py``) reads it. ``exact=True`` adds what it takes to make the same step::
+``parse`` (``graph/parsing.py``) reads it, unless a graph stands in it (``while_loop``), which is
+shown between braces. ``exact=True`` adds what it takes to make the same step::
 
     x: f32[4, 8] strides [1, 4] on cuda:0  # batch
     mm: f32[4, 2] = mm(x, w)  # forward, module lin, at net.py:7: return x @ w
@@ -17,6 +18,7 @@
     w <- mul  # lin.weight
 """
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping
 
@@ -155,5 +157,7 @@ def _text(arg: object, names: Names) -> str:
             return f"[{', '.join(_text(each, names) for each in arg)}]"
         case torch.dtype():
             return short_dtype(arg)
+        case str() if "\n" in arg:  # a graph within the graph
+            return "{\n" + textwrap.indent(arg, "    ") + "\n}"
         case _:
             return str(arg)

@@ -12,6 +12,7 @@ from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload, schema_of
 from treadle.graph.at_run_time import AtRunTime
 from treadle.graph.node_info import info, known_value, value_of
+from treadle.graph.while_loops import OPERATIONS as LOOPS
 from treadle.loop.expr import DTYPES, Array, Const
 from treadle.loop.program import Call, Origin, TensorRef
 from treadle.lower import calls, collectives, pointwise, views
@@ -129,6 +130,8 @@ def _barred(context: LoweringContext, args: Args, kwargs: Kwargs) -> str:
 
 def _without_rule(op: OpOverload) -> str:
     """Why an operation of this name has no formula."""
+    if op in LOOPS:
+        return ReasonCode.NO_RULE.because("the rounds of torch.while_loop are PyTorch's kernels")
     if facts_of(op).native:
         return ReasonCode.NO_RULE.because(f"{op} has no lowering rule")
     return ReasonCode.CUSTOM_OPERATION.because(f"{op} is a custom operation, which may do anything")

@@ -6,9 +6,11 @@ is ``4 * (B * H * S * D + B * H * S)``. The gradient of an embedding sorts its i
 values and their sorted copies, in int64. The CTC loss keeps the table of its recursion, T x N x
 ``2 * S + 1`` for targets of length S, and backward one more and the losses: so on CPUs, where
 ``tests/lower/test_workspace.py`` measures it. Of joined targets, whose longest only values tell, S
-is the length of all together: at most N times too much.
+is the length of all together: at most N times too much. A loop of ``torch.while_loop`` holds what
+one round does; its backward also what each round began with, of which one is counted.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 
 from treadle.compat.operators import OpOverload
 from treadle.graph.ctc import ctc_loss, ctc_loss_backward
+from treadle.graph.while_loops import bytes_of_round, while_loop, while_loop_backward
 from treadle.targets.record import DeviceTarget
 from treadle.util.extents import largest
 
@@ -50,9 +53,27 @@ def _ctc_backward(args: Sequence[Any]) -> int:
     return 2 * _ctc(given) + losses.dtype.itemsize * prod(losses.shape)
 
 
+def _loop(args: Sequence[Any]) -> int:
+    *_, condition, body, _ = args
+    return max(bytes_of_round(condition), bytes_of_round(body))
+
+
+def _loop_backward(args: Sequence[Any]) -> int:
+    """Of a single round: how many there are is not known."""
+    _, carried, others, flags, _, body, backward = args
+    begins = sum(each.dtype.itemsize * prod(each.shape) for each in carried)
+    sums = sum(
+        each.dtype.itemsize * prod(each.shape)
+        for each in itertools.compress(others, flags[len(carried) :])
+    )
+    return begins + sums + max(bytes_of_round(body), bytes_of_round(backward))
+
+
 _ANYWHERE: Mapping[OpOverload, Callable[[Sequence[Any]], int]] = {
     ctc_loss: _ctc,
     ctc_loss_backward: _ctc_backward,
+    while_loop: _loop,
+    while_loop_backward: _loop_backward,
 }
 
 _CUDNN: Mapping[OpOverload, Callable[[Sequence[Any]], int]] = {

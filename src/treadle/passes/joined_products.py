@@ -45,7 +45,7 @@ class JoinProducts(GraphPass):
         changed: list[fx.Node] = []
         for node in list(step.graph.nodes):
             try:
-                found = _joined(node)
+                found = _joined_products(node)
             except NoMatch:
                 continue
             changed.append(_join(found))
@@ -56,14 +56,14 @@ class JoinProducts(GraphPass):
 def explain(node: fx.Node) -> str:
     """Why the cat ``node`` does or does not become a product, in words."""
     try:
-        _joined(node)
+        _joined_products(node)
     except NoMatch as miss:
         return miss.message
     return "goes"
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
+class _JoinedProducts:
     """``node`` joins ``products``, which share a factor: their columns, or else their rows."""
 
     node: fx.Node
@@ -71,7 +71,7 @@ class _Joined:
     columns: bool
 
 
-def _joined(node: fx.Node) -> _Joined:
+def _joined_products(node: fx.Node) -> _JoinedProducts:
     joined = joined_of(node)
     require(joined is not None, NoMatch, f"{node} is no cat")
     assert joined is not None
@@ -89,7 +89,7 @@ def _joined(node: fx.Node) -> _Joined:
     fewer = copied < sample_of(result.numel)
     require(fewer, NoMatch, f"the factors are {copied} elements, the result {result.numel}")
     require(result.is_contiguous, NoMatch, f"{node} is not laid out row by row")
-    return _Joined(node, products, columns)
+    return _JoinedProducts(node, products, columns)
 
 
 def _product(node: fx.Node, *, columns: bool) -> fx.Node:
@@ -104,7 +104,7 @@ def _product(node: fx.Node, *, columns: bool) -> fx.Node:
     return node
 
 
-def _join(found: _Joined) -> fx.Node:
+def _join(found: _JoinedProducts) -> fx.Node:
     node, graph = found.node, found.node.graph
     left, right = ([arguments(each)[name] for each in found.products] for name in ("self", "mat2"))
     with graph.inserting_before(node):

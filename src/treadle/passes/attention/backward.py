@@ -167,7 +167,7 @@ def _outgoing(forward: Forward, derivative: fx.Node, filled: set[ScoreMask]) -> 
     while not _is_multiplied(at):
         readers = list(at.users)
         words = ", ".join("the caller" if each.op == "output" else str(each) for each in readers)
-        require(len(readers) == 1, NoMatch, f"the gradient of the scores is used by {words}")
+        require(len(readers) == 1, NoMatch, _also_used(forward, words))
         (reader,) = readers
         if is_move(reader):
             layout = moved(reader, layout)
@@ -175,7 +175,7 @@ def _outgoing(forward: Forward, derivative: fx.Node, filled: set[ScoreMask]) -> 
             require_rows(layout, rows, columns, reader)
             masks = [each for each in forward.scores.masks if _is_mask(reader, at, each)]
             filled.update(masks)
-            scale *= 1.0 if masks else _factor(reader, at)
+            scale *= 1.0 if masks else _factor(forward, reader, at)
         at = reader
     require_rows(layout, rows, columns, at)
     same = math.isclose(scale, forward.scores.scale, rel_tol=1e-9)
@@ -188,10 +188,19 @@ def _is_multiplied(node: fx.Node) -> bool:
     return bool(node.users) and all(user.target is aten.bmm.default for user in node.users)
 
 
-def _factor(reader: fx.Node, at: fx.Node) -> float:
+def _also_used(forward: Forward, names: str) -> str:
+    """Why the call is left alone, where more than keys and queries get the gradient of the scores:
+    a bias that is learned is the sum of it over what it was added to."""
+    words = f"the gradient of the scores is used by {names}"
+    if not any(mask.add for mask in forward.scores.masks):
+        return words
+    return f"{words}: a bias is learned, and the kernel gives no gradient of what is added"
+
+
+def _factor(forward: Forward, reader: fx.Node, at: fx.Node) -> float:
     """By how much ``reader`` scales the gradient ``at``."""
     name = "the caller" if reader.op == "output" else str(reader)
-    miss = f"the gradient of the scores is used by {name}"
+    miss = _also_used(forward, name)
     require(reader.target in SCALES, NoMatch, miss)
     value, factor = factor_of(reader)
     require(value is at, NoMatch, miss)

@@ -1,0 +1,236 @@
+"""``torch.while_loop`` as one operation of a graph, its two functions as texts of graphs.
+
+::
+
+    values  =  while_loop(carried, others, ...)      while condition(*values, *others):
+                                                         values = body(*values, *others)
+    grads   =  while_loop_backward(grads, carried, others, ...)
+
+How often the body runs is known when it runs: each round looks at the condition on the host. The
+texts are those of ``show(step, exact=True)``, so that what names such an operation can run wherever
+its text is: in a cache, in a saved step. ``backward`` is one round with its gradients:
+``(*values, *others, *grads)`` to the gradients of what ``differentiable`` names, of ``carried``
+and then of ``others``. Each round needs the values that it began with. They are computed again,
+and held while the gradients go back through the rounds: bytes of ``carried`` for each round, which
+no plan can know. ``bytes_of_round`` are those of one round.
+
+``loop_value`` stands, while the functions are traced, for a value of any round.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from itertools import compress
+from typing import NoReturn
+
+import torch
+from torch import Tensor, fx
+
+from treadle.compat.operators import OpOverload
+from treadle.compat.tensors import storage_of
+from treadle.graph.autograd_context import CallContext, Gradients, Registered
+from treadle.graph.node_info import known_value
+from treadle.graph.parsing import parse
+from treadle.graph.types import tensors_in
+from treadle.util.errors import CaptureError
+
+_library = torch.library.Library("treadle", "FRAGMENT")
+_library.define("loop_value(Tensor like) -> Tensor")
+_library.define(
+    "while_loop(Tensor[] carried, Tensor[] others, bool[] differentiable, str condition, "
+    "str body, str backward) -> Tensor[]"
+)
+_library.define(
+    "while_loop_backward(Tensor[] grads, Tensor[] carried, Tensor[] others, "
+    "bool[] differentiable, str condition, str body, str backward) -> Tensor[]"
+)
+loop_value: OpOverload = torch.ops.treadle.loop_value.default
+while_loop: OpOverload = torch.ops.treadle.while_loop.default
+while_loop_backward: OpOverload = torch.ops.treadle.while_loop_backward.default
+OPERATIONS = (while_loop, while_loop_backward)
+
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+@functools.lru_cache(maxsize=256)
+def function_of(text: str) -> Function:
+    """The graph of a text as a function of its inputs, run with PyTorch's kernels."""
+    step = parse(text)
+    return fx.GraphModule(torch.nn.Module(), step.graph)
+
+
+@functools.lru_cache(maxsize=256)
+def bytes_of_round(text: str) -> int:
+    """The most that one run of the graph of a text holds at once, beside its inputs: of each memory
+    from its first value on to the last use of one."""
+    step = parse(text)
+    nodes = list(step.graph.nodes)
+    uses = {each: at for at, node in enumerate(nodes) for each in node.all_input_nodes}
+    memory = {node: set(map(storage_of, tensors_in(known_value(node)))) for node in nodes}
+    sizes: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    given = {key for node in step.placeholders for key in memory[node]}
+    for at, node in enumerate(nodes):
+        for each in tensors_in(known_value(node)):
+            sizes[storage_of(each)] = each.untyped_storage().nbytes()
+            ends[storage_of(each)] = max(ends.get(storage_of(each), at), uses.get(node, at))
+    held: set[int] = set()
+    most = 0
+    for at, node in enumerate(nodes):
+        held |= memory[node] - given
+        most = max(most, sum(map(sizes.__getitem__, held)))
+        held = {key for key in held if ends[key] > at}
+    return most
+
+
+def _rounds(
+    carried: Sequence[Tensor], others: Sequence[Tensor], condition: str, body: str
+) -> list[list[Tensor]]:
+    """What each round begins with, and at the end what the last one gives."""
+    goes_on, function = function_of(condition), function_of(body)
+    found = [_contiguous(carried)]
+    while goes_on(*found[-1], *others)[0]:
+        found.append(_contiguous(function(*found[-1], *others)))
+    return found
+
+
+def _contiguous(values: Sequence[Tensor]) -> list[Tensor]:
+    return [each.contiguous() for each in values]
+
+
+def _run(
+    carried: Sequence[Tensor],
+    others: Sequence[Tensor],
+    differentiable: Sequence[bool],
+    condition: str,
+    body: str,
+    backward: str,
+) -> list[Tensor]:
+    with torch.no_grad():
+        goes_on, function = function_of(condition), function_of(body)
+        values, others = _contiguous(carried), _contiguous(others)
+        while goes_on(*values, *others)[0]:
+            values = _contiguous(function(*values, *others))
+        return _own(values, (*carried, *others))
+
+
+def _own(values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The values, those copied that have the memory of an input or of one before."""
+    taken = {each.untyped_storage().data_ptr() for each in inputs}
+    found: list[Tensor] = []
+    for each in values:
+        address = each.untyped_storage().data_ptr()
+        found.append(each.clone() if address in taken and address else each)
+        taken.add(address)
+    return found
+
+
+def _run_backward(
+    grads: Sequence[Tensor],
+    carried: Sequence[Tensor],
+    others: Sequence[Tensor],
+    differentiable: Sequence[bool],
+    condition: str,
+    body: str,
+    backward: str,
+) -> list[Tensor]:
+    with torch.no_grad():
+        others = _contiguous(others)
+        *rounds, _ = _rounds(carried, others, condition, body)
+        function, count = function_of(backward), len(grads)
+        ours = compress(others, differentiable[len(carried) :])
+        totals = [torch.zeros_like(each) for each in ours]
+        found = _contiguous(grads)
+        while rounds:
+            made = function(*rounds.pop(), *others, *found)
+            found = _contiguous(made[:count])
+            totals = [each + more for each, more in zip(totals, made[count:], strict=True)]
+        return _own([*found, *totals], (*grads, *carried, *others))
+
+
+_library.impl("while_loop", _run, "CompositeExplicitAutograd")
+_library.impl("while_loop_backward", _run_backward, "CompositeExplicitAutograd")
+
+
+def _like(like: Tensor) -> Tensor:
+    return like.new_empty(like.shape)
+
+
+_library.impl("loop_value", _like, "CompositeExplicitAutograd")
+
+# What the results are, without running anything, and gradients.
+
+
+def _results(carried: Sequence[Tensor], *_: object) -> list[Tensor]:
+    return list(map(_like, carried))
+
+
+def _gradients_like(
+    grads: Sequence[Tensor],
+    carried: Sequence[Tensor],
+    others: Sequence[Tensor],
+    differentiable: Sequence[bool],
+    *_: object,
+) -> list[Tensor]:
+    return list(map(_like, compress((*carried, *others), differentiable)))
+
+
+Inputs = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[bool], str, str, str]
+
+
+def _keep(ctx: CallContext, inputs: Inputs, output: Sequence[Tensor]) -> None:
+    carried, others, differentiable, *texts = inputs
+    ctx.save_for_backward(*carried, *others)
+    ctx.rest = len(carried), tuple(differentiable), *texts
+    fixed = [each for each, flag in zip(output, differentiable, strict=False) if not flag]
+    ctx.mark_non_differentiable(*fixed)
+
+
+def _gradients(ctx: CallContext, grads: Sequence[Tensor | None]) -> Gradients:
+    count, flags, *texts = ctx.rest
+    assert isinstance(count, int)
+    assert isinstance(flags, tuple)
+    tensors = ctx.saved_tensors  # asked for once: a checkpoint gives them once
+    carried, others = tensors[:count], tensors[count:]
+    given = [
+        torch.zeros_like(value) if grad is None else grad
+        for grad, value in compress(zip(grads, carried, strict=True), flags)
+    ]
+    made = iter(while_loop_backward(given, list(carried), list(others), list(flags), *texts))
+    found = [next(made) if flag else None for flag in flags]
+    return found[:count], found[count:], None, None, None, None
+
+
+def _keep_nothing(ctx: object, inputs: tuple[object, ...], output: object) -> None:
+    """There is no second derivative."""
+
+
+def _no_second_derivative(ctx: object, *_: object) -> NoReturn:
+    raise CaptureError(
+        "the gradient of torch.while_loop is differentiated again",
+        code="TR-140",
+        remedy="a loop of Python's with a fixed number of rounds has a second derivative",
+    )
+
+
+def _register() -> None:
+    rows: tuple[Registered, ...] = (
+        (while_loop, _results, _keep, _gradients),
+        (while_loop_backward, _gradients_like, _keep_nothing, _no_second_derivative),
+    )
+    for op, fake, keep, gradients in rows:
+        name = op.name().partition(".")[0]
+        torch.library.register_fake(name, fake, lib=_library)
+        torch.library.register_autograd(name, gradients, setup_context=keep, lib=_library)
+    torch.library.register_fake("treadle::loop_value", _like, lib=_library)
+
+
+_register()
+
+__all__ = [
+    "OPERATIONS",
+    "bytes_of_round",
+    "function_of",
+    "loop_value",
+    "while_loop",
+    "while_loop_backward",
+]
