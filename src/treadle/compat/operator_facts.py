@@ -385,6 +385,12 @@ def written_names(op: OpOverload, arguments: Mapping[str, object]) -> tuple[str,
     return tuple(each for each in names if arguments["training"] and arguments[each] is not None)
 
 
+def works_on_each(op: OpOverload) -> bool:
+    """Whether result ``i`` of an operator of lists is made of the elements ``i`` of its lists, and
+    of what else it is given."""
+    return op.namespace == "aten" and schema_of(op).name.startswith("aten::_foreach_")
+
+
 def may_accumulate(name: str) -> bool:
     """Whether a call of an operator, named as by artifacts, may write its result where its first
     argument is."""
@@ -489,5 +495,6 @@ __all__ = [
     "gives_undefined",
     "may_accumulate",
     "may_wait",
+    "works_on_each",
     "written_names",
 ]
