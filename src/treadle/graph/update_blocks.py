@@ -21,6 +21,7 @@ from torch import fx
 from treadle.graph.alias import Aliases, analyse
 from treadle.graph.dataflow import ancestors, operands, readers
 from treadle.graph.node_info import info
+from treadle.graph.operators import may_recompute
 from treadle.graph.signature import Role, StepGraph
 
 _MIXES = frozenset({Role.PARAMETER, Role.STATE, Role.SCALAR})
@@ -95,23 +96,15 @@ class _Analysis:
             if output.writes is not None and node is not None
         }
         self._mixed: set[fx.Node] = set()
-        self._of_scalars: set[fx.Node] = set()
+        self._of_scalars = made_of_scalars(step)
         for node in step.graph.nodes:
             self._note(node)
 
     def _note(self, node: fx.Node) -> None:
-        if node.op == "output":
-            return
-        if node.op == "get_attr" or self._input_of(node, {Role.SCALAR}) is not None:
-            self._of_scalars.add(node)
-        if node.op != "call_function":
+        if not _is_late(node):
             return
         given = operands(node)
-        if all(each in self._of_scalars for each in given):
-            self._of_scalars.add(node)
-        if _is_late(node) and any(
-            each in self._mixed or self._input_of(each, _MIXES) is not None for each in given
-        ):
+        if any(each in self._mixed or self._input_of(each, _MIXES) is not None for each in given):
             self._mixed.add(node)
 
     def _input_of(self, node: fx.Node, roles: Iterable[Role]) -> int | None:
@@ -248,9 +241,19 @@ class _Analysis:
         )
 
 
+def made_of_scalars(step: StepGraph) -> set[fx.Node]:
+    """What is computed of hyper-parameters and constants alone, these among it."""
+    found = {node for node, given in step.inputs() if given.role is Role.SCALAR}
+    for node in step.graph.nodes:
+        computed = node.op == "call_function" and may_recompute(node)
+        if node.op == "get_attr" or (computed and found.issuperset(node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
 def _is_late(node: fx.Node) -> bool:
     """Whether it comes after the backward pass."""
     return node.op == "call_function" and info(node).phase == "optimizer"
 
 
-__all__ = ["Coupling", "UpdateBlock", "UpdateBlocks", "update_blocks"]
+__all__ = ["Coupling", "UpdateBlock", "UpdateBlocks", "made_of_scalars", "update_blocks"]
