@@ -9,7 +9,7 @@ from treadle.graph.region_compilers import register_region_compiler
 from treadle.graph.regions import Region
 from treadle.graph.rewrite import NoMatch, Rewrite, Rule
 from treadle.graph.signature import StepGraph
-from treadle.options import Options, RegionRule, Regions
+from treadle.options import Carry, Options, RegionRule, Regions
 from treadle.passes.registered import register_lowering, register_pass
 from treadle.report.summary import PhaseSummary, Summary
 from treadle.session.shapes import Dynamic, dynamic
@@ -28,6 +28,7 @@ __version__ = VERSION
 __all__ = [
     "ZEROS",
     "CaptureError",
+    "Carry",
     "Difference",
     "Dynamic",
     "GraphPass",

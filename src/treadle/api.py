@@ -1,6 +1,6 @@
 """``treadle.compile`` and what it returns."""
 
-import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,8 +63,9 @@ class Step:
         self._step = UserStep.of(function, named_models(models), named_optimizers(optimizers))
         self._cache = cache or Cache(options.cache_dir)
         self._dispatcher = Dispatcher(self._step, options, shapes, self._cache, saved)
-        self._lock = threading.RLock()
+        self._lock = self._dispatcher.carrier.lock
         check_models(self._step.models, self._step.optimizers)
+        weakref.finalize(self, self._dispatcher.carrier.close).atexit = False
 
     def __reduce__(self) -> NoReturn:
         raise TreadleError(
@@ -90,6 +91,13 @@ class Step:
         with self._lock:
             update = self._step.take_update(kwargs)
             return self._dispatcher.variant(args, kwargs, update=update)
+
+    def flush(self) -> None:
+        """Run the updates that the last call has left for the next one (``Options.carry``): from
+        here on parameters and optimizer state are what they would be without. What reads them
+        through modules, optimizers and other steps does this by itself; what reads
+        ``parameter.data`` does not. On several ranks all flush, or none."""
+        self._dispatcher.carrier.flush()
 
     @property
     def recompiles(self) -> list[str]:
@@ -160,6 +168,7 @@ class Step:
     def save(self, path: str | Path) -> None:
         """Write what was compiled so far to a file that ``treadle.load`` takes."""
         with self._lock:
+            self.flush()
             variants = self._dispatcher.variants
             if not variants:
                 _ = self.compiled  # says that there is nothing yet
@@ -202,13 +211,20 @@ class Step:
         """
         within = Tolerance(rtol, atol)
         with self._lock:
+            self.flush()
             for number, given in enumerate(batches):
                 batch = tuple(given)
                 compiled = self._dispatcher.variant(batch, {})
-                found = first_difference(self._step, compiled, self, batch, number, within)
+                found = first_difference(self._step, compiled, self._flushed, batch, number, within)
                 if found is not None:
                     return self._located(found, batch, within)
         return None
+
+    def _flushed(self, *args: object) -> Any:
+        """A call, of which nothing is left for the next one."""
+        result = self(*args)
+        self.flush()
+        return result
 
     def _located(
         self, found: Difference, batch: tuple[object, ...], within: Tolerance

@@ -1,0 +1,70 @@
+"""Which updates of a step run in its next call: what ``Options.carry`` asks for, as moves."""
+
+from fnmatch import fnmatchcase
+
+from torch import fx
+
+from treadle.graph.dynamic import dims_of_graph
+from treadle.graph.node_info import info
+from treadle.graph.passes import run_passes
+from treadle.graph.signature import StepGraph
+from treadle.graph.update_blocks import update_blocks
+from treadle.options import Carry, Options
+from treadle.passes.comm.carry import CarriedSteps, carried
+from treadle.passes.comm.moves import Move, update_moves
+from treadle.passes.dce import RemoveDeadCode
+from treadle.passes.noops import RemoveNoOps
+from treadle.util.errors import TreadleError
+
+_PLAIN = (RemoveNoOps(), RemoveDeadCode())
+"""What tracing leaves, copies of views above all, would be read by what is moved."""
+
+
+def carried_steps(step: StepGraph, options: Options) -> CarriedSteps | None:
+    """``step`` as three, by ``options.carry``; ``None`` where it updates nothing. ``TreadleError``
+    TR-530 to TR-538 for what cannot run in the next call."""
+    plain = step.copy()
+    run_passes(plain, _PLAIN)
+    if not update_blocks(plain).blocks:
+        return None
+    if dims_of_graph(plain.graph):
+        raise TreadleError(
+            "a step with declared shapes cannot leave updates for its next call",
+            code="TR-537",
+            remedy="leave shapes= off, or carry nothing",
+        )
+    moves = [move for each in options.carries for move in _moves(plain, each)]
+    return carried(plain, moves)
+
+
+def _moves(step: StepGraph, carry: Carry) -> tuple[Move, ...]:
+    known = [each.name for each in update_blocks(step).blocks]
+    names = [name for name in known if carry.takes(name)]
+    if not names:
+        raise TreadleError(
+            f"carry: the step updates no parameter of {carry.words}",
+            code="TR-530",
+            remedy=f"it updates {', '.join(known)}",
+        )
+    before = _first_of(step, carry.before) if carry.before else None
+    return update_moves(step, names, before)
+
+
+def _first_of(step: StepGraph, pattern: str) -> fx.Node:
+    """The first operation of the modules that ``pattern`` names."""
+    inside = [
+        node
+        for node in step.graph.nodes
+        if node.op == "call_function" and fnmatchcase(info(node).module, pattern)
+    ]
+    if inside:
+        return inside[0]
+    known = dict.fromkeys(info(node).module for node in step.graph.nodes if info(node).module)
+    raise TreadleError(
+        f"carry: no operation of the step is in a module {pattern!r}",
+        code="TR-535",
+        remedy=f"one of {', '.join(known) or 'none: the step calls no module'}",
+    )
+
+
+__all__ = ["carried_steps"]
