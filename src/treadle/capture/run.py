@@ -113,6 +113,17 @@ class SideEffect:
         self.place.put(unflatten(values, self.tree))
 
 
+def own_tensor(leaf: object) -> Tensor | None:
+    """The user's own parameter or buffer that a leaf of a result is at every call."""
+    match leaf:
+        case Later(compute=functools.partial(args=(nn.Parameter() as parameter,))):
+            return parameter
+        case Later(compute=functools.partial(args=(nn.Module() as owner, str(key)))):
+            return _buffer(owner, key)
+        case _:
+            return None
+
+
 def slots_in(leaves: Iterable[Any]) -> int:
     """How many tensors belong among the leaves."""
     return sum(leaf is ResultSlot for leaf in leaves)

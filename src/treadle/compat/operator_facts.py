@@ -388,7 +388,10 @@ def written_names(op: OpOverload, arguments: Mapping[str, object]) -> tuple[str,
 def works_on_each(op: OpOverload) -> bool:
     """Whether result ``i`` of an operator of lists is made of the elements ``i`` of its lists, and
     of what else it is given."""
-    return op.namespace == "aten" and schema_of(op).name.startswith("aten::_foreach_")
+    name, namespace = schema_of(op).name, op.namespace.strip("_")
+    if namespace.startswith(_FUNCTIONAL_COMMUNICATION):
+        return name.endswith("_coalesced")
+    return name.startswith("aten::_foreach_")
 
 
 def may_accumulate(name: str) -> bool:

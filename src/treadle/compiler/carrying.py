@@ -4,6 +4,7 @@ from fnmatch import fnmatchcase
 
 from torch import fx
 
+from treadle.capture.step import Captured
 from treadle.graph.dynamic import dims_of_graph
 from treadle.graph.node_info import info
 from treadle.graph.passes import run_passes
@@ -20,10 +21,10 @@ _PLAIN = (RemoveNoOps(), RemoveDeadCode())
 """What tracing leaves, copies of views above all, would be read by what is moved."""
 
 
-def carried_steps(step: StepGraph, options: Options) -> CarriedSteps | None:
-    """``step`` as three, by ``options.carry``; ``None`` where it updates nothing. ``TreadleError``
+def carried_steps(captured: Captured, options: Options) -> CarriedSteps | None:
+    """The step as three, by ``options.carry``; ``None`` where it updates nothing. ``TreadleError``
     TR-530 to TR-538 for what cannot run in the next call."""
-    plain = step.copy()
+    plain = captured.step.copy()
     run_passes(plain, _PLAIN)
     if not update_blocks(plain).blocks:
         return None
@@ -34,7 +35,22 @@ def carried_steps(step: StepGraph, options: Options) -> CarriedSteps | None:
             remedy="leave shapes= off, or carry nothing",
         )
     moves = [move for each in options.carries for move in _moves(plain, each)]
-    return carried(plain, moves)
+    steps = carried(plain, moves)
+    _refuse_handed_out(captured, steps)
+    return steps
+
+
+def _refuse_handed_out(captured: Captured, steps: CarriedSteps) -> None:
+    """A parameter that the call itself returns would be read before the next call."""
+    given = {id(each) for each in captured.handed_out()}
+    for at in steps.flushed:
+        if id(captured.sources[at].read([], {})) in given:
+            raise TreadleError(
+                f"the update of {captured.step.signature.inputs[at].name!r} cannot run in the next "
+                "call: the parameter itself is returned by this one",
+                code="TR-532",
+                remedy="return nothing of it, or carry another parameter",
+            )
 
 
 def _moves(step: StepGraph, carry: Carry) -> tuple[Move, ...]:

@@ -60,7 +60,7 @@ def compile_graph(
     captured: Captured, options: Options, *, cache: Cache, clock: Clock | None = None
 ) -> Compiled:
     """A captured step to something that runs. Raises what the stages raise; changes nothing."""
-    steps = carried_steps(captured.step, options) if options.carries else None
+    steps = carried_steps(captured, options) if options.carries else None
     if steps is None:
         return _compiled(captured, options, cache, clock)
     parts = [

@@ -63,10 +63,12 @@ class Coupling:
 @final
 @dataclass(frozen=True, slots=True)
 class UpdateBlocks:
-    """All updates of a step, in the order of its parameters, and which of them are coupled."""
+    """All updates of a step, in the order of its parameters, and which of them are coupled.
+    ``ahead``: what is computed after the backward pass of gradients alone."""
 
     blocks: tuple[UpdateBlock, ...]
     couplings: tuple[Coupling, ...]
+    ahead: frozenset[fx.Node]
 
     @property
     def by_name(self) -> Mapping[str, UpdateBlock]:
@@ -78,7 +80,7 @@ def update_blocks(step: StepGraph) -> UpdateBlocks:
     """The updates of ``step``; none for one that only accumulates or evaluates."""
     analysis = _Analysis(step)
     blocks = tuple(analysis.blocks())
-    return UpdateBlocks(blocks, tuple(analysis.couplings(blocks)))
+    return UpdateBlocks(blocks, tuple(analysis.couplings(blocks)), analysis.ahead())
 
 
 class _Analysis:
@@ -112,6 +114,10 @@ class _Analysis:
         base = self._aliases.base(node) if not _is_late(node) else None
         at = None if base is None else self._inputs.get(base)
         return at if at is not None and self._roles[at] in roles else None
+
+    def ahead(self) -> frozenset[fx.Node]:
+        """What comes after the backward pass and reads no parameter, state or scalar there."""
+        return frozenset(filter(_is_late, self._position)) - self._mixed - self._of_scalars
 
     def blocks(self) -> Iterable[UpdateBlock]:
         """In the order of the parameters."""

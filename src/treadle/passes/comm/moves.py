@@ -12,10 +12,12 @@ from torch import fx
 
 from treadle.compat.operator_facts import Effect
 from treadle.graph.alias import Aliases, analyse
-from treadle.graph.collectives import collective_of
+from treadle.graph.collectives import collective_of, is_wait
+from treadle.graph.dataflow import ancestors, list_call, operands
 from treadle.graph.node_info import info
 from treadle.graph.operators import effects_of, is_item, operation_name
 from treadle.graph.signature import Output, Role, StepGraph
+from treadle.graph.types import is_tensor, type_of
 from treadle.graph.update_blocks import (
     UpdateBlock,
     UpdateBlocks,
@@ -74,12 +76,15 @@ def update_moves(
     names = tuple(parameters)
     chosen = [_known(found, each) for each in names]
     _refuse_coupled(found, names)
-    nodes = _with_communication(step, [node for block in chosen for node in block.nodes])
+    scalars = made_of_scalars(step)
+    ahead = [_ahead(block, found.ahead) for block in chosen]
+    needed = [{*block.nodes, *more} for block, more in zip(chosen, ahead, strict=True)]
+    nodes = _with_communication(step, set[fx.Node]().union(*needed), scalars)
     if before is not None:
         return (Move(frozenset(nodes), before, name or _joined(names)),)
     groups: list[tuple[set[fx.Node], list[str]]] = []
-    for block in chosen:
-        own, mine = _connected(nodes, block.nodes), [block.name]
+    for block, start in zip(chosen, needed, strict=True):
+        own, mine = _connected(nodes, start), [block.name]
         for other in [each for each in groups if each[0] & own]:
             groups.remove(other)
             own, mine = own | other[0], [*other[1], *mine]
@@ -114,11 +119,51 @@ def _refuse_coupled(found: UpdateBlocks, names: Sequence[str]) -> None:
             )
 
 
-def _with_communication(step: StepGraph, nodes: Iterable[fx.Node]) -> set[fx.Node]:
+def _ahead(block: UpdateBlock, known: frozenset[fx.Node]) -> set[fx.Node]:
+    """What a gradient goes through between its backward pass and the update: all that comes after
+    the pass, and within it the collective that it is the result of."""
+    late = {node for node in ancestors(block.gradients, known.__contains__) if node in known}
+    found = late | {call for node in late if (call := list_call(node)) is not None}
+    for node in block.gradients:
+        found |= _reduction_of(node)
+    for node in late:
+        for operand in operands(node):
+            found |= _reduction_of(operand)
+    return found
+
+
+def _reduction_of(gradient: fx.Node) -> set[fx.Node]:
+    """The nodes from the start of a collective to ``gradient``, if nothing but waiting, choosing a
+    result, views and scaling is between them; else none."""
+    path: list[fx.Node] = []
+    node = gradient
+    while node.op == "call_function" and not _is_late(node):
+        path.append(node)
+        if collective_of(node) is not None:
+            return set(path)
+        call = list_call(node)
+        if call is not None and collective_of(call) is not None:
+            return {*path, call}
+        if len(node.all_input_nodes) != 1 or not _keeps_elements(node):
+            return set()
+        node = node.all_input_nodes[0]
+    return set()
+
+
+def _keeps_elements(node: fx.Node) -> bool:
+    """Whether each element of the result is made of one of the operand."""
+    operand = node.all_input_nodes[0]
+    if is_wait(node) or is_item(node):
+        return True
+    return is_tensor(node) and is_tensor(operand) and type_of(node).numel == type_of(operand).numel
+
+
+def _with_communication(
+    step: StepGraph, nodes: set[fx.Node], scalars: set[fx.Node]
+) -> set[fx.Node]:
     """``nodes``, and what is computed for them alone: all after the backward pass, and within it
     from the start of a collective on. What is made of scalars alone is cheaper made again."""
     found = set(nodes)
-    scalars = made_of_scalars(step)
     for node in reversed(step.graph.nodes):
         users = list(node.users)
         serves = node.op == "call_function" and node not in scalars and users
@@ -128,7 +173,7 @@ def _with_communication(step: StepGraph, nodes: Iterable[fx.Node]) -> set[fx.Nod
     for node in step.graph.nodes:
         if node in found and (_starts_early(node) or not started.isdisjoint(node.all_input_nodes)):
             started.add(node)
-    return {node for node in found if _is_late(node) or node in started}
+    return {node for node in found if node in nodes or _is_late(node) or node in started}
 
 
 def _connected(nodes: set[fx.Node], start: Iterable[fx.Node]) -> set[fx.Node]:
