@@ -1,6 +1,6 @@
 """``treadle.compile`` and what it returns."""
 
-import weakref
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +65,11 @@ class Step:
         self._dispatcher = Dispatcher(self._step, options, shapes, self._cache, saved)
         self._lock = self._dispatcher.carrier.lock
         check_models(self._step.models, self._step.optimizers)
-        weakref.finalize(self, self._dispatcher.carrier.close).atexit = False
+
+    def __del__(self) -> None:
+        """Nothing that is pending is lost, but at the end of the process."""
+        if not sys.is_finalizing() and "_dispatcher" in vars(self):
+            self._dispatcher.carrier.close()
 
     def __reduce__(self) -> NoReturn:
         raise TreadleError(

@@ -10,6 +10,7 @@ flush first. What is pending is gone only after a program that has used it up su
 """
 
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.compat.tracing import outside_modes
 from treadle.compiler.compiled import Carrying, Compiled
 from treadle.runtime.interrupt import uninterrupted
 from treadle.session.perform import perform
@@ -26,9 +28,9 @@ from treadle.session.read_hooks import ReadHooks
 from treadle.session.undo import Undo
 from treadle.util.errors import RuntimeFailure
 
-_pending: "dict[int, Carrier]" = {}
+_pending: "weakref.WeakValueDictionary[int, Carrier]" = weakref.WeakValueDictionary()
 """By identity, all with something pending: another step may read what one of them is to write."""
-_hooked: "dict[int, Carrier]" = {}
+_hooked: "weakref.WeakValueDictionary[int, Carrier]" = weakref.WeakValueDictionary()
 """All with hooks in place, which no step may meet: it would take them for the user's."""
 
 
@@ -128,8 +130,9 @@ class Carrier:
                 self._flush()
 
     def close(self) -> None:
-        """Run what is pending, and leave no hooks."""
-        self.flush()
+        """Run what is pending, wherever the last reference went, and leave no hooks."""
+        with outside_modes():
+            self.flush()
         self.unhook()
 
     def hook(self) -> None:

@@ -57,24 +57,20 @@ class ReadHooks:
         for each in self._optimizers:
             if each not in self._watched:
                 self._watched.add(each)
-                _watch_optimizer(each, weakref.WeakMethod(self._told))
+                _watch_optimizer(each, _weak(self._told))
 
     def attach(self) -> None:
-        """From now on."""
+        """From now on. Nothing of it keeps this object alive."""
         if self._undo:
             return
         undo = self._undo
-        undo.append(register_module_forward_pre_hook(self._called).remove)
+        told, copied = _weak(self._told), _weak(self._copied)
+        undo.append(register_module_forward_pre_hook(_weak(self._called)).remove)
         for each in self._owners:
-            undo.append(each.register_state_dict_pre_hook(self._told).remove)
-            undo.append(each.register_load_state_dict_pre_hook(self._told).remove)
+            undo.append(each.register_state_dict_pre_hook(told).remove)
+            undo.append(each.register_load_state_dict_pre_hook(told).remove)
         for kind in self._classes:
-            undo.append(_reduced(kind, self._copied))
-
-    def detach(self) -> None:
-        """No longer."""
-        while self._undo:
-            self._undo.pop()()
+            undo.append(_reduced(kind, copied))
 
     def _called(self, module: nn.Module, _: object) -> None:
         if id(module) in self._modules:
@@ -96,17 +92,23 @@ def _held(module: nn.Module) -> list[Tensor]:
     return list(own)
 
 
-def _watch_optimizer(optimizer: Optimizer, told: weakref.WeakMethod[Callable[..., None]]) -> None:
+def _watch_optimizer(optimizer: Optimizer, told: Callable[..., None]) -> None:
     """These hooks stay: they are no part of what is copied of an optimizer."""
+    optimizer.register_state_dict_pre_hook(told)
+    optimizer.register_load_state_dict_pre_hook(told)
+    set_own_step_hook(optimizer, told)
 
-    def hook(*_: object, **__: object) -> None:
-        method = told()
-        if method is not None:
-            method()
 
-    optimizer.register_state_dict_pre_hook(hook)
-    optimizer.register_load_state_dict_pre_hook(hook)
-    set_own_step_hook(optimizer, hook)
+def _weak(method: Callable[..., None]) -> Callable[..., None]:
+    """A method that is called while its object is there."""
+    known = weakref.WeakMethod(method)
+
+    def call(*args: object, **kwargs: object) -> None:
+        found = known()
+        if found is not None:
+            found(*args, **kwargs)
+
+    return call
 
 
 def _reduced(kind: type, copied: Callable[[object], None]) -> Callable[[], object]:

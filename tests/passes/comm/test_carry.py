@@ -107,8 +107,8 @@ STEADY = """
     mul.2: f32[5, 4] = mul.Tensor(mm.1, 2.0)
     sum: f32[] = sum(relu)
     return [sum]
-    w <- sub
     m <- add
+    w <- sub
     lr_carried <- lr
     mul_carried <- mul.2
 """
@@ -123,8 +123,8 @@ FLUSH = """
     mul.1: f32[5, 4] = mul.Tensor(add, lr_carried)
     sub: f32[5, 4] = sub.Tensor(w, mul.1)
     return []
-    w <- sub
     m <- add
+    w <- sub
 """
 
 
