@@ -1,6 +1,5 @@
 """``treadle.compile`` and what it returns."""
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,11 +65,6 @@ class Step:
         self._lock = self._dispatcher.carrier.lock
         check_models(self._step.models, self._step.optimizers)
 
-    def __del__(self) -> None:
-        """Nothing that is pending is lost, but at the end of the process."""
-        if not sys.is_finalizing() and "_dispatcher" in vars(self):
-            self._dispatcher.carrier.close()
-
     def __reduce__(self) -> NoReturn:
         raise TreadleError(
             "a compiled step cannot be copied or pickled: it is bound to its model's tensors",
@@ -101,7 +95,9 @@ class Step:
         here on parameters and optimizer state are what they would be without. What reads them
         through modules, optimizers and other steps does this by itself; what reads
         ``parameter.data`` does not. On several ranks all flush, or none."""
-        self._dispatcher.carrier.flush()
+        with self._lock:
+            self._dispatcher.carrier.flush()
+            self._dispatcher.carrier.unhook()
 
     @property
     def recompiles(self) -> list[str]:

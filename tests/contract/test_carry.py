@@ -1,9 +1,11 @@
 """Updates that run in the next call: when, what readers see, and what is left by what fails."""
 
 import copy
+import copyreg
 import gc
 import io
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 import treadle
 from counted import batch, calls, reduced, stack
 from treadle.capture.refuse import KNOWN_FORMS
+from treadle.session import carried
 from treadle.util.errors import RuntimeFailure, TreadleError
 
 ops = torch.ops.test
@@ -273,9 +276,22 @@ def test_a_step_that_is_dropped_leaves_nothing_undone():
     plain, moved = pair()
     given = batch()
     plain.step(*given), moved.step(*given)
-    del moved.step
+    del moved.step, moved.function
     gc.collect()
+    moved.model.state_dict()
     assert same(plain.raw(), moved.raw())
+
+
+def test_nothing_that_is_pending_keeps_a_model_alive():
+    gc.collect()
+    _, moved = pair()
+    moved.step(*batch())
+    known = [weakref.ref(each) for each in (moved.model, moved.step, moved.optimizer)]
+    del moved
+    gc.collect()
+    assert [each() for each in known] == [None, None, None]
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+    assert not carried._pending
 
 
 def test_a_copy_has_no_hooks_of_ours():
@@ -292,8 +308,7 @@ def test_a_copy_has_no_hooks_of_ours():
 
 
 def test_nothing_is_hooked_where_nothing_is_pending():
-    import copyreg
-
+    gc.collect()
     before = dict(copyreg.dispatch_table)
     hooks = torch.nn.modules.module._global_forward_pre_hooks
     count = len(hooks)

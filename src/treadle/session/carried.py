@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.compat.tracing import outside_modes
 from treadle.compiler.compiled import Carrying, Compiled
 from treadle.runtime.interrupt import uninterrupted
 from treadle.session.perform import perform
@@ -29,7 +28,8 @@ from treadle.session.undo import Undo
 from treadle.util.errors import RuntimeFailure
 
 _pending: "weakref.WeakValueDictionary[int, Carrier]" = weakref.WeakValueDictionary()
-"""By identity, all with something pending: another step may read what one of them is to write."""
+"""By identity, all with something pending: another step may read what one of them is to write. The
+modules whose parameters are to be written keep it alive, by their hooks, and nothing else does."""
 _hooked: "weakref.WeakValueDictionary[int, Carrier]" = weakref.WeakValueDictionary()
 """All with hooks in place, which no step may meet: it would take them for the user's."""
 
@@ -128,12 +128,6 @@ class Carrier:
         with self.lock:
             if self._now is not None:
                 self._flush()
-
-    def close(self) -> None:
-        """Run what is pending, wherever the last reference went, and leave no hooks."""
-        with outside_modes():
-            self.flush()
-        self.unhook()
 
     def hook(self) -> None:
         """See from now on who reads what is to be written."""

@@ -43,6 +43,7 @@ class ReadHooks:
         self._owners: list[nn.Module] = []
         self._classes: list[type] = []
         self._undo: list[Callable[[], object]] = []
+        weakref.finalize(self, _run_all, self._undo).atexit = False
         self._watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def watch(self, written: Iterable[Tensor]) -> None:
@@ -60,17 +61,22 @@ class ReadHooks:
                 _watch_optimizer(each, _weak(self._told))
 
     def attach(self) -> None:
-        """From now on. Nothing of it keeps this object alive."""
+        """From now on. The modules that own what is written keep this object alive, also when
+        nobody else does any more."""
         if self._undo:
             return
         undo = self._undo
-        told, copied = _weak(self._told), _weak(self._copied)
+        copied = _weak(self._copied)
         undo.append(register_module_forward_pre_hook(_weak(self._called)).remove)
         for each in self._owners:
-            undo.append(each.register_state_dict_pre_hook(told).remove)
-            undo.append(each.register_load_state_dict_pre_hook(told).remove)
+            undo.append(each.register_state_dict_pre_hook(self._told).remove)
+            undo.append(each.register_load_state_dict_pre_hook(self._told).remove)
         for kind in self._classes:
             undo.append(_reduced(kind, copied))
+
+    def detach(self) -> None:
+        """No longer."""
+        _run_all(self._undo)
 
     def _called(self, module: nn.Module, _: object) -> None:
         if id(module) in self._modules:
@@ -85,6 +91,11 @@ class ReadHooks:
         if id(thing) in self._modules or any(thing is each for each in self._optimizers):
             self._told()
             self.detach()
+
+
+def _run_all(undo: list[Callable[[], object]]) -> None:
+    while undo:
+        undo.pop()()
 
 
 def _held(module: nn.Module) -> list[Tensor]:
