@@ -1,5 +1,7 @@
 """A stand-in for a collective in one process: an operator that counts its calls."""
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
@@ -41,7 +43,7 @@ def stack(layers: int = 2, width: int = 5, seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     sizes = [4, *[width] * (layers - 1), 3]
     found: list[nn.Module] = []
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    for before, after in itertools.pairwise(sizes):
         found += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*found[:-1])
 

@@ -160,6 +160,38 @@ def test_every_optimizer(kind):
     assert same(plain.raw(), moved.raw())
 
 
+def by_lists(model):
+    """Its own update, of all parameters at once."""
+    parameters = list(model.parameters())
+    with torch.no_grad():
+        scaled = torch._foreach_mul([each.grad for each in parameters], 0.1)
+        torch._foreach_sub_(parameters, scaled)
+
+
+@pytest.mark.parametrize("carry", [treadle.Carry("0.*"), treadle.Carry(), SETS[2]])
+def test_updates_by_lists(carry):
+    found = []
+    for chosen in ((), carry):
+        model = stack(3)
+
+        def step(x, y, model=model):
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            by_lists(model)
+            model.zero_grad()
+            return loss.detach()
+
+        options = treadle.Options(carry=chosen, codegen=False)
+        found.append((model, treadle.compile(step, model=model, options=options)))
+    (plain, one), (moved, two) = found
+    for _ in range(5):
+        given = batch()
+        assert torch.equal(one(*given), two(*given))
+    assert not same([*plain.parameters()], [*moved.parameters()])
+    two.flush()
+    assert same([*plain.parameters()], [*moved.parameters()])
+
+
 # Who reads, flushes.
 
 

@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 from torch import fx
 
 from treadle.capture.step import Captured
+from treadle.graph.dataflow import is_list_call
 from treadle.graph.dynamic import dims_of_graph
 from treadle.graph.node_info import info
 from treadle.graph.passes import run_passes
@@ -13,6 +14,7 @@ from treadle.graph.update_blocks import update_blocks
 from treadle.options import Carry, Options
 from treadle.passes.comm.carry import CarriedSteps, carried
 from treadle.passes.comm.moves import Move, update_moves
+from treadle.passes.comm.split_updates import SplitUpdates
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.noops import RemoveNoOps
 from treadle.util.errors import TreadleError
@@ -34,6 +36,7 @@ def carried_steps(captured: Captured, options: Options) -> CarriedSteps | None:
             code="TR-537",
             remedy="leave shapes= off, or carry nothing",
         )
+    _split_lists(plain, options)
     moves = [move for each in options.carries for move in _moves(plain, each)]
     steps = carried(plain, moves)
     _refuse_handed_out(captured, steps)
@@ -53,7 +56,18 @@ def _refuse_handed_out(captured: Captured, steps: CarriedSteps) -> None:
             )
 
 
-def _moves(step: StepGraph, carry: Carry) -> tuple[Move, ...]:
+def _split_lists(step: StepGraph, options: Options) -> None:
+    """Operations on lists that only a part of moves become two."""
+    if not any(map(is_list_call, step.graph.nodes)) or update_blocks(step).couplings:
+        return
+    for each in options.carries:
+        names = frozenset(_taken(step, each))
+        if len(names) < len(update_blocks(step).blocks):
+            run_passes(step, [SplitUpdates(names)])
+
+
+def _taken(step: StepGraph, carry: Carry) -> list[str]:
+    """The parameters of a choice. TR-530 where there are none."""
     known = [each.name for each in update_blocks(step).blocks]
     names = [name for name in known if carry.takes(name)]
     if not names:
@@ -62,6 +76,11 @@ def _moves(step: StepGraph, carry: Carry) -> tuple[Move, ...]:
             code="TR-530",
             remedy=f"it updates {', '.join(known)}",
         )
+    return names
+
+
+def _moves(step: StepGraph, carry: Carry) -> tuple[Move, ...]:
+    names = _taken(step, carry)
     before = _first_of(step, carry.before) if carry.before else None
     return update_moves(step, names, before)
 
