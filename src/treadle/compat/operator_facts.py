@@ -390,7 +390,7 @@ def works_on_each(op: OpOverload) -> bool:
     of what else it is given."""
     name, namespace = schema_of(op).name, op.namespace.strip("_")
     if namespace.startswith(_FUNCTIONAL_COMMUNICATION):
-        return name.endswith("_coalesced")
+        return name.endswith("coalesced")
     return name.startswith("aten::_foreach_")
 
 
