@@ -105,6 +105,7 @@ SETS = {
 }  # fmt: skip
 
 
+@pytest.mark.users_flags
 @pytest.mark.parametrize("numerics", ["default", "eager", "library"])
 @pytest.mark.parametrize("sets", SETS)
 def test_a_hundred_calls_with_restarts(sets, numerics):

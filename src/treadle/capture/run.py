@@ -115,13 +115,13 @@ class SideEffect:
 
 def own_tensor(leaf: object) -> Tensor | None:
     """The user's own parameter or buffer that a leaf of a result is at every call."""
-    match leaf:
-        case Later(compute=functools.partial(args=(nn.Parameter() as parameter,))):
-            return parameter
-        case Later(compute=functools.partial(args=(nn.Module() as owner, str(key)))):
-            return _buffer(owner, key)
-        case _:
-            return None
+    compute = leaf.compute if isinstance(leaf, Later) else None
+    given = compute.args if isinstance(compute, functools.partial) else ()
+    if len(given) == 1 and isinstance(given[0], nn.Parameter):
+        return given[0]
+    if len(given) == 2 and isinstance(given[0], nn.Module):
+        return _buffer(given[0], str(given[1]))
+    return None
 
 
 def slots_in(leaves: Iterable[Any]) -> int:

@@ -63,15 +63,13 @@ def compile_graph(
     steps = carried_steps(captured, options) if options.carries else None
     if steps is None:
         return _compiled(captured, options, cache, clock)
-    parts = [
-        _compiled(replace(captured, step=each), options, cache, clock)
-        for each in (steps.first, steps.steady)
-    ]
+    first = _compiled(replace(captured, step=steps.first), options, cache, clock)
+    steady = _compiled(replace(captured, step=steps.steady), options, cache, clock)
     alone = replace(captured, step=steps.flush, fresh=(), kept=(), conditions=(), eager=())
     flush = _compiled(alone, options, cache, clock)
-    parts[0].kept = KeptResults(steps.results, len(steps.carried))
-    carrying = Carrying(*parts, flush, steps.flushed)
-    return replace(parts[1], captured=captured, carrying=carrying)
+    first.kept = KeptResults(steps.results, len(steps.carried))
+    carrying = Carrying(first, steady, flush, steps.flushed)
+    return replace(steady, captured=captured, carrying=carrying)
 
 
 def _compiled(captured: Captured, options: Options, cache: Cache, clock: Clock | None) -> Compiled:

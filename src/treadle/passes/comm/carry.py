@@ -149,7 +149,8 @@ class _Plan:
             return False
         if not self._aliases.share(operand, node):
             return False
-        if self._index.get(self._aliases.base(node)) in each.writes:
+        base = self._aliases.base(node)
+        if base is not None and self._index.get(base) in each.writes:
             return True
         return tensor_of(operand).numel() <= tensor_of(node).numel()
 
