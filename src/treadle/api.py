@@ -138,7 +138,7 @@ class Step:
         if compiled.pattern is not None:
             return ()
         captured = compiled.captured
-        return frontier_points(captured.step, captured.device, self.options, self._cache)
+        return frontier_points(compiled.step, captured.device, self.options, self._cache)
 
     def _step_report(self) -> StepReport:
         """Of the variant that ran last."""

@@ -579,3 +579,7 @@ def test_reports_speak_of_the_program_that_runs_most():
     text = moved.step.explain()
     assert "carried" in text
     assert "carried" in moved.step.graph("captured")
+    inside = [node.name for region in moved.step.regions() for node in region.nodes]
+    assert len(inside) == len(set(inside))
+    taken = [node.name for region in moved.step.regions() for node in region.inputs]
+    assert any("carried" in name for name in taken)

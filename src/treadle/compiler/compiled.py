@@ -7,6 +7,7 @@ from torch import Tensor
 
 from treadle.capture.step import Captured
 from treadle.graph.lookups import IndexCheck
+from treadle.graph.signature import StepGraph
 from treadle.options import Options
 from treadle.report.log import CompileLog
 from treadle.report.step_report import Observed
@@ -85,6 +86,12 @@ class Compiled(Built):
         parts = self.carrying
         return (self,) if parts is None else (parts.first, parts.steady, parts.flush)
 
+    @property
+    def step(self) -> StepGraph:
+        """The graph that was built: of a carried step the one that runs from the second call on."""
+        parts = self.carrying
+        return self.captured.step if parts is None else parts.steady.captured.step
+
     def release(self) -> None:
         """Give back the memory that stays between calls; the next call allocates it again."""
         for each in self.programs:
@@ -104,7 +111,7 @@ def observed_of(compiled: Compiled, name: str, recompiles: Sequence[str] = ()) -
     ]
     return Observed(
         name=name,
-        step=captured.step if compiled.carrying is None else compiled.carrying.steady.captured.step,
+        step=compiled.step,
         artifact=compiled.artifact,
         log=compiled.log,
         options=compiled.options,
