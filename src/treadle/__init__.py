@@ -9,7 +9,7 @@ from treadle.graph.region_compilers import register_region_compiler
 from treadle.graph.regions import Region
 from treadle.graph.rewrite import NoMatch, Rewrite, Rule
 from treadle.graph.signature import StepGraph
-from treadle.options import DataParallel, Options, RegionRule, Regions
+from treadle.options import Carry, DataParallel, Options, RegionRule, Regions
 from treadle.passes.comm.simulate import CollectiveSpan, CommunicationTimeline, ComputeSpan
 from treadle.passes.registered import register_lowering, register_pass
 from treadle.report.communication import SimulatedStep
@@ -30,6 +30,7 @@ __version__ = VERSION
 __all__ = [
     "ZEROS",
     "CaptureError",
+    "Carry",
     "CollectiveSpan",
     "CommunicationTimeline",
     "ComputeSpan",

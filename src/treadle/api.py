@@ -1,6 +1,5 @@
 """``treadle.compile`` and what it returns."""
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +69,7 @@ class Step:
         self._step = UserStep.of(function, *named, group)
         self._cache = cache or Cache(options.cache_dir)
         self._dispatcher = Dispatcher(self._step, options, shapes, self._cache, saved)
-        self._lock = threading.RLock()
+        self._lock = self._dispatcher.carrier.lock
         self._step.gathered.drop()
         check_models(self._step.models, self._step.optimizers)
 
@@ -98,6 +97,15 @@ class Step:
         with self._lock:
             update = self._step.take_update(kwargs)
             return self._dispatcher.variant(args, kwargs, update=update)
+
+    def flush(self) -> None:
+        """Run the updates that the last call has left for the next one (``Options.carry``): from
+        here on parameters and optimizer state are what they would be without. What reads them
+        through modules, optimizers and other steps does this by itself; what reads
+        ``parameter.data`` does not. On several ranks all flush, or none."""
+        with self._lock:
+            self._dispatcher.carrier.flush()
+            self._dispatcher.carrier.unhook()
 
     @property
     def recompiles(self) -> list[str]:
@@ -155,7 +163,7 @@ class Step:
         if compiled.pattern is not None:
             return ()
         captured = compiled.captured
-        return frontier_points(captured.step, captured.device, self.options, self._cache)
+        return frontier_points(compiled.step, captured.device, self.options, self._cache)
 
     def _step_report(self) -> StepReport:
         """Of the variant that ran last."""
@@ -185,6 +193,7 @@ class Step:
     def save(self, path: str | Path) -> None:
         """Write what was compiled so far to a file that ``treadle.load`` takes."""
         with self._lock:
+            self.flush()
             variants = self._dispatcher.variants
             if not variants:
                 _ = self.compiled  # says that there is nothing yet
@@ -227,13 +236,20 @@ class Step:
         """
         within = Tolerance(rtol, atol)
         with self._lock:
+            self.flush()
             for number, given in enumerate(batches):
                 batch = tuple(given)
                 compiled = self._dispatcher.variant(batch, {})
-                found = first_difference(self._step, compiled, self, batch, number, within)
+                found = first_difference(self._step, compiled, self._flushed, batch, number, within)
                 if found is not None:
                     return self._located(found, batch, within)
         return None
+
+    def _flushed(self, *args: object) -> Any:
+        """A call, of which nothing is left for the next one."""
+        result = self(*args)
+        self.flush()
+        return result
 
     def _located(
         self, found: Difference, batch: tuple[object, ...], within: Tolerance

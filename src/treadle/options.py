@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -156,6 +157,47 @@ class DataParallel:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """The updates of these parameters run inside of the next call, with their communication.
+
+    ``parameters``: names as patterns of files (``"blocks.0.*"``), one or several, or a function
+    that says of a name whether it is one. ``before``: a pattern of a module's path, in front of
+    whose first operation they run; by default each runs in front of the first that reads it.
+    """
+
+    parameters: str | tuple[str, ...] | Callable[[str], bool] = "*"
+    before: str = ""
+
+    def takes(self, name: str) -> bool:
+        """Whether the parameter of this name is one of them."""
+        if callable(self.parameters):
+            return bool(self.parameters(name))
+        given = self.parameters
+        patterns = (given,) if isinstance(given, str) else given
+        return any(fnmatchcase(name, each) for each in patterns)
+
+    @property
+    def words(self) -> str:
+        """What was asked for, for messages."""
+        given = self.parameters
+        if callable(given):
+            return "the parameters that a function chooses"
+        return repr(given) if isinstance(given, str) else ", ".join(map(repr, given))
+
+
+def _carries(carry: object) -> tuple[Carry, ...]:
+    found = tuple(carry) if isinstance(carry, list | tuple) else (carry,)
+    kept = tuple([each for each in found if isinstance(each, Carry)])
+    if len(kept) < len(found):
+        raise TreadleError(
+            f"carry={carry!r} is no treadle.Carry, nor a list of them",
+            code="TR-001",
+            remedy='treadle.Carry("blocks.0.*")',
+        )
+    return kept
+
+
 @dataclass(frozen=True)
 class Options:
     """How a step is compiled.
@@ -184,6 +226,8 @@ class Options:
     numbers, all on standard error.
     ``progress``: a line on a terminal when a compile takes more than a second.
     ``regions``: which parts are compiled, and by what (``docs/howto/regions.md``).
+    ``carry``: updates that run inside of the next call, one ``Carry`` or several
+    (``docs/howto/carry.md``).
     """
 
     memory: str | int | float | None = None
@@ -204,6 +248,7 @@ class Options:
     debug: int = field(default=0, metadata=_DECIDES_NOTHING)
     progress: bool = field(default=True, metadata=_DECIDES_NOTHING)
     regions: Regions = field(default=Regions(), metadata=_DECIDES_NOTHING)  # decides the graph
+    carry: Carry | tuple[Carry, ...] = field(default=(), metadata=_DECIDES_NOTHING)  # as regions
 
     def __post_init__(self) -> None:
         if isinstance(self.memory, float):
@@ -216,6 +261,7 @@ class Options:
         _require_one_of("numerics", self.numerics, NUMERICS)
         _require_one_of("rng", self.rng, STREAMS)
         object.__setattr__(self, "skip", _known_passes(self.skip))
+        object.__setattr__(self, "carry", _carries(self.carry))
 
     @cached_property
     def budget(self) -> int | float | None:
@@ -231,6 +277,11 @@ class Options:
         if given is None:
             return None
         return 0 if given == 0 and given is not False else parse_bytes(given)
+
+    @property
+    def carries(self) -> tuple[Carry, ...]:
+        """``carry`` as a tuple."""
+        return (self.carry,) if isinstance(self.carry, Carry) else self.carry
 
     def decisive(self) -> "Options":
         """These options with every one that decides nothing of what is compiled at its default."""

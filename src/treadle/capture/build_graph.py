@@ -17,7 +17,7 @@ from treadle.capture.numbers import Uses
 from treadle.capture.object_graph import Location
 from treadle.capture.reads import Reads
 from treadle.capture.rng_guard import seeds
-from treadle.capture.run import GivenCall, Run, SideEffect, Toggle, Trace, slots_in
+from treadle.capture.run import GivenCall, Run, SideEffect, Toggle, Trace, own_tensor, slots_in
 from treadle.capture.sizes import refuse_unsized, wrap_unsized
 from treadle.capture.sources import (
     Clusters,
@@ -111,6 +111,12 @@ class Captured:
         return bool(self.eager) or any(
             is_in_order(node) or not is_known(node) for node in self.step.graph.nodes
         )
+
+    def handed_out(self) -> list[Tensor]:
+        """The user's own parameters and buffers that a call returns, or leaves somewhere."""
+        places = (self.result_leaves, *(each.leaves for each in self.left))
+        found = [own_tensor(leaf) for leaves in places for leaf in leaves]
+        return [each for each in found if each is not None]
 
     def agrees(self) -> bool:
         """Whether parameters that share a step counter in the graph still share it."""

@@ -118,6 +118,17 @@ class SideEffect:
         self.place.put(unflatten(values, self.tree))
 
 
+def own_tensor(leaf: object) -> Tensor | None:
+    """The user's own parameter or buffer that a leaf of a result is at every call."""
+    compute = leaf.compute if isinstance(leaf, Later) else None
+    given = compute.args if isinstance(compute, functools.partial) else ()
+    if len(given) == 1 and isinstance(given[0], nn.Parameter):
+        return given[0]
+    if len(given) == 2 and isinstance(given[0], nn.Module):
+        return _buffer(given[0], str(given[1]))
+    return None
+
+
 def slots_in(leaves: Iterable[Any]) -> int:
     """How many tensors belong among the leaves."""
     return sum(leaf is ResultSlot or isinstance(leaf, ShardedLayout) for leaf in leaves)

@@ -15,7 +15,8 @@ HookDict = dict[int, Callable[..., Any]]
 """What PyTorch keeps hooks in, by the numbers of their handles."""
 
 OURS = -1
-"""The key of our own hook among those of every optimizer, while a step is traced."""
+"""The key of a hook of our own among those of an optimizer, and of every one while a step is
+traced."""
 
 
 def global_step_hooks() -> HookDict:
@@ -38,6 +39,11 @@ def step_hook_dicts(optimizers: Iterable[Optimizer]) -> tuple[HookDict, ...]:
         for hooks in (each._optimizer_step_pre_hooks, each._optimizer_step_post_hooks)
     )
     return (_global_optimizer_pre_hooks, _global_optimizer_post_hooks, *own)
+
+
+def set_own_step_hook(optimizer: Optimizer, hook: Callable[..., Any]) -> None:
+    """``hook`` is called before ``optimizer.step``, and is none of ``step_hooks``."""
+    optimizer._optimizer_step_pre_hooks[OURS] = hook
 
 
 def note_stepped(optimizer: Optimizer) -> None:

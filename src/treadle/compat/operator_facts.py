@@ -401,6 +401,15 @@ def written_names(op: OpOverload, arguments: Mapping[str, object]) -> tuple[str,
     return tuple(each for each in names if arguments["training"] and arguments[each] is not None)
 
 
+def works_on_each(op: OpOverload) -> bool:
+    """Whether result ``i`` of an operator of lists is made of the elements ``i`` of its lists, and
+    of what else it is given."""
+    name, namespace = schema_of(op).name, op.namespace.strip("_")
+    if namespace.startswith(_FUNCTIONAL_COMMUNICATION):
+        return name.endswith("coalesced")
+    return name.startswith("aten::_foreach_")
+
+
 def may_accumulate(name: str) -> bool:
     """Whether a call of an operator, named as by artifacts, may write its result where its first
     argument is."""
@@ -511,6 +520,7 @@ __all__ = [
     "gives_undefined",
     "may_accumulate",
     "may_wait",
+    "works_on_each",
     "writes_strided",
     "written_names",
 ]

@@ -1,10 +1,13 @@
 """What a compile returns."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from treadle.capture.step import Captured
 from treadle.graph.lookups import IndexCheck
+from treadle.graph.signature import StepGraph
 from treadle.options import Options
 from treadle.passes.comm.cost import CommunicationModel
 from treadle.report.log import CompileLog
@@ -39,6 +42,32 @@ class Built:
     communication: CommunicationModel | None
 
 
+@dataclass(slots=True)
+class KeptResults:
+    """Results of a call that are the step's and not the caller's: ``count`` from number ``start``
+    on. ``tensors``: those of the last call, until somebody takes them."""
+
+    start: int
+    count: int
+    tensors: list[Tensor] = field(default_factory=list[Tensor])
+
+    def take(self) -> list[Tensor]:
+        """The tensors, which are gone from here then."""
+        found, self.tensors = self.tensors, []
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Carrying:
+    """A step whose updates run in its next call, as three: see ``passes/comm/carry.py``.
+    ``flushed``: the inputs of the step that ``flush`` takes ahead of what is carried."""
+
+    first: "Compiled"
+    steady: "Compiled"
+    flush: "Compiled"
+    flushed: tuple[int, ...]
+
+
 @dataclass(kw_only=True)
 class Compiled(Built):
     """One compiled variant of a step, and how it came about."""
@@ -51,6 +80,25 @@ class Compiled(Built):
     kernel_seconds: tuple[float, ...] = ()
     pattern: Artifact | None = None  # the artifact for many shapes that this one was made from
     handles: tuple[str, ...] = ()  # of its regions, by number
+    carrying: Carrying | None = None  # then what is built is its steady part
+    kept: KeptResults | None = None
+
+    @property
+    def programs(self) -> "tuple[Compiled, ...]":
+        """All that may run for it: itself, or the three parts of one that is carried."""
+        parts = self.carrying
+        return (self,) if parts is None else (parts.first, parts.steady, parts.flush)
+
+    @property
+    def step(self) -> StepGraph:
+        """The graph that was built: of a carried step the one that runs from the second call on."""
+        parts = self.carrying
+        return self.captured.step if parts is None else parts.steady.captured.step
+
+    def release(self) -> None:
+        """Give back the memory that stays between calls; the next call allocates it again."""
+        for each in self.programs:
+            each.executable.release()
 
 
 def observed_of(compiled: Compiled, name: str, recompiles: Sequence[str] = ()) -> Observed:
@@ -66,7 +114,7 @@ def observed_of(compiled: Compiled, name: str, recompiles: Sequence[str] = ()) -
     ]
     return Observed(
         name=name,
-        step=captured.step,
+        step=compiled.step,
         artifact=compiled.artifact,
         log=compiled.log,
         options=compiled.options,

@@ -24,9 +24,10 @@ from treadle.capture.step import Captured
 from treadle.capture.watching import watch_tensors
 from treadle.codegen.host import artifact_of
 from treadle.compat.switches import clear_workspaces
+from treadle.compiler.carrying import carried_steps
 from treadle.compiler.chunks import without_chunks
 from treadle.compiler.cleaning import extending, settled
-from treadle.compiler.compiled import Built, Compiled
+from treadle.compiler.compiled import Built, Carrying, Compiled, KeptResults
 from treadle.compiler.entry import read_saved, saved_bytes, with_lines
 from treadle.compiler.memory import Scheduled, applied, lowered, plan_within, planned
 from treadle.compiler.regions import with_regions
@@ -60,6 +61,19 @@ def compile_graph(
     captured: Captured, options: Options, *, cache: Cache, clock: Clock | None = None
 ) -> Compiled:
     """A captured step to something that runs. Raises what the stages raise; changes nothing."""
+    steps = carried_steps(captured, options) if options.carries else None
+    if steps is None:
+        return _compiled(captured, options, cache, clock)
+    first = _compiled(replace(captured, step=steps.first), options, cache, clock)
+    steady = _compiled(replace(captured, step=steps.steady), options, cache, clock)
+    alone = replace(captured, step=steps.flush, fresh=(), kept=(), conditions=(), eager=())
+    flush = _compiled(alone, options, cache, clock)
+    first.kept = KeptResults(steps.results, len(steps.carried))
+    carrying = Carrying(first, steady, flush, steps.flushed)
+    return replace(steady, captured=captured, carrying=carrying)
+
+
+def _compiled(captured: Captured, options: Options, cache: Cache, clock: Clock | None) -> Compiled:
     built = compile_step(
         captured.step,
         captured.device,

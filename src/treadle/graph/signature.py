@@ -17,6 +17,7 @@ class Role(enum.StrEnum):
     GRADIENT = "gradient"  # a ``.grad`` that exists when the step begins
     BATCH = "batch"
     SCALAR = "scalar"  # a hyper-parameter read at every call, as a 0-dim float64 tensor
+    CARRIED = "carried"  # what the call before left for this one; the step's own
 
 
 @dataclass(frozen=True, slots=True)

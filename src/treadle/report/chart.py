@@ -19,6 +19,7 @@ _ROLES = {
     Role.BUFFER: "buffers",
     Role.BATCH: "batch",
     Role.SCALAR: "hyper-parameters",
+    Role.CARRIED: "carried from the call before",
 }
 
 

@@ -94,7 +94,7 @@ def known_regions(compiled: Compiled) -> tuple[Region, ...]:
 
 def _regions(compiled: Compiled) -> tuple[Region, ...]:
     captured = compiled.captured
-    return regions_of_step(captured.step, captured.device, compiled.options)
+    return regions_of_step(compiled.step, captured.device, compiled.options)
 
 
 __all__ = ["Break", "breaks_of", "known_regions", "show_regions", "warn_of_breaks"]

@@ -13,6 +13,7 @@ from treadle.report.stages import Clock
 from treadle.report.watch import watcher_for
 from treadle.runtime.cache import Cache
 from treadle.session.breaks import Break, show_regions, warn_of_breaks
+from treadle.session.carried import Carrier, flush_all
 from treadle.session.guards import Called, GuardKey, Keys
 from treadle.session.saved import Saved
 from treadle.session.shapes import Dynamic, find
@@ -25,7 +26,8 @@ from treadle.util.errors import LoweringError
 
 class Dispatcher:
     """The variants of one step. ``recompiles``: why there is more than one, in words; ``last``: the
-    one that served last; ``call``: the arguments that are served."""
+    one that served last; ``call``: the arguments that are served; ``carrier``: what its calls leave
+    for later ones."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class Dispatcher:
         self.recompiles: list[str] = []
         self.last: Compiled | None = None
         self.call = GivenCall()
+        self.carrier = Carrier(step.models, step.optimizers)
         self.variants = Variants(options.max_cached)
         self._step = step
         self._options = options
@@ -138,6 +141,7 @@ class Dispatcher:
         *,
         update: bool = True,
     ) -> Compiled:
+        flush_all()  # a compile may run the models on made-up tensors
         watcher = watcher_for(self._step.name, self._options)
         clock = Clock(watcher)
         try:

@@ -72,7 +72,7 @@ def save(path: Path, variants: Iterable[Compiled], cache: Cache) -> None:
     entries: dict[str, bytes] = {}
     facts: list[dict[str, str]] = []
     options: dict[str, object] = {}
-    for each in variants:
+    for each in (program for variant in variants for program in variant.programs):
         options = deciding(each.options)
         facts.append(dict(each.facts))
         entries[each.key] = each.entry

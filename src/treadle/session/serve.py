@@ -9,13 +9,13 @@ from treadle.runtime.interrupt import uninterrupted
 from treadle.runtime.meter import PeakReport, measure_peak
 from treadle.session.bind import (
     apply_outputs,
-    clear_fresh,
     first_misfit,
     forget_call,
     read_inputs,
-    step_eagerly,
 )
+from treadle.session.carried import Carrier, flush_all
 from treadle.session.dispatch import Dispatcher
+from treadle.session.perform import perform
 from treadle.session.undo import Undo
 from treadle.session.user_step import UserStep
 from treadle.util.errors import BadIndex, RuntimeFailure
@@ -35,11 +35,13 @@ def serve(
 ) -> object:
     """A call. One in which a condition that only raises does not have the answer that was taken
     for granted has changed nothing: it is eager's."""
-    try:
-        return _compiled_call(step, dispatcher, serving, args, kwargs)
-    except NotExpected as error:
-        why = str(error)
-    result = step.run_eagerly(args, kwargs)  # raises what there is to raise
+    with dispatcher.carrier.call():
+        try:
+            return _compiled_call(step, dispatcher, serving, args, kwargs)
+        except NotExpected as error:
+            why = str(error)
+        flush_all()  # its own as well: what runs eagerly reads what it likes
+        result = step.run_eagerly(args, kwargs)  # raises what there is to raise
     note = f"a call ran eagerly: {why or 'a check did not hold, and nothing was raised'}"
     if note not in dispatcher.recompiles:
         dispatcher.recompiles.append(note)
@@ -59,16 +61,25 @@ def _compiled_call(
     named = dict(kwargs)
     compiled = dispatcher.variant(args, named, update=step.take_update(named))
     inputs = read_inputs(compiled.captured, dispatcher.call.leaves)
-    undo = _undo(compiled, inputs)
     try:
-        return serving(compiled, inputs, undo)
+        return _served(dispatcher.carrier, compiled, inputs, serving)
     except RuntimeFailure as error:
         misfit = first_misfit(compiled.captured.step, inputs) if error.code == "TR-401" else ""
         if not misfit:
             raise
     compiled = dispatcher.again(compiled, misfit, args, dict(kwargs))
     inputs = read_inputs(compiled.captured, dispatcher.call.leaves)
-    return serving(compiled, inputs, _undo(compiled, inputs))
+    return _served(dispatcher.carrier, compiled, inputs, serving)
+
+
+def _served(
+    carrier: Carrier, compiled: Compiled, inputs: Sequence[Tensor], serving: Serving
+) -> object:
+    """By the program whose turn it is."""
+    program, given = carrier.turn(compiled, inputs)
+    result = serving(program, given, _undo(program, given))
+    carrier.served(compiled, program, inputs)
+    return result
 
 
 def _undo(compiled: Compiled, inputs: Sequence[Tensor]) -> Undo:
@@ -92,7 +103,10 @@ def run(
     """All of the step or nothing; after a first run only memory can fail, and says so.
     ``seconds``: gets the time of each host step."""
     with uninterrupted():
-        results = _perform(compiled, inputs, undo, seconds)
+        results = perform(compiled, inputs, undo, seconds)
+        if compiled.kept is not None:
+            kept = results[compiled.kept.start :][: compiled.kept.count]
+            compiled.kept.tensors = [each for each in kept if each is not None]
         return apply_outputs(compiled.captured, results)
 
 
@@ -112,31 +126,3 @@ def measured(compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> PeakRe
     report = measure_peak(lambda: run(compiled, inputs, undo), held)
     compiled.measured_peak = report.peak_bytes
     return report
-
-
-def _perform(
-    compiled: Compiled, inputs: Sequence[Tensor], undo: Undo, seconds: list[float] | None
-) -> list[Tensor | None]:
-    begun: list[bool] = []
-
-    def begins() -> None:
-        begun.append(True)
-        clear_fresh(compiled.captured)
-
-    try:
-        results = compiled.executable.run(inputs, seconds, begins)
-        step_eagerly(compiled.captured, results)
-    except NotExpected:
-        undo.restore()
-        forget_call(compiled.captured)
-        raise
-    except BaseException as error:
-        if undo.restore() or not begun:
-            raise
-        raise RuntimeFailure(
-            f"the step failed in the middle, and is partly done: {error}",
-            code="TR-406",
-            remedy="load the last checkpoint before going on; then give the step less memory",
-        ) from error
-    compiled.has_run = True
-    return results

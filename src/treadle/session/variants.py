@@ -107,7 +107,7 @@ class Variants:
                 self._known.move_to_end(whole)
                 return found
             self._parted = True
-            self._known.pop(whole).executable.release()
+            self._known.pop(whole).release()
             return None
         return None
 
@@ -146,20 +146,20 @@ class Variants:
         stale = [old for old in self._known if old.identity != key.identity]
         self._recent, self._again = (None, None) if stale else (self._recent, self._again)
         for old in stale:
-            self._known.pop(old).executable.release()
+            self._known.pop(old).release()
         return bool(stale)
 
     def drop(self, compiled: Compiled) -> None:
         """This one goes, since it no longer fits what its key stands for."""
         self._recent = self._again = None
         for key in [key for key, each in self._known.items() if each is compiled]:
-            self._known.pop(key).executable.release()
+            self._known.pop(key).release()
 
     def _evict(self) -> None:
         """Those of a pattern are small: they share its code and its arena."""
         own = [key for key, each in self._known.items() if each.pattern is None]
         for key in own[: max(0, len(own) - self._limit)]:
-            self._known.pop(key).executable.release()
+            self._known.pop(key).release()
         shared = [key for key, each in self._known.items() if each.pattern is not None]
         for key in shared[: max(0, len(shared) - _SHARED * self._limit)]:
             del self._known[key]

@@ -1,0 +1,218 @@
+"""Optimizer updates in two groups that share nothing but inputs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from treadle.graph.arguments import map_nodes
+from treadle.graph.dataflow import ancestors, is_list_call
+from treadle.graph.node_info import copy_notes, info, set_value
+from treadle.graph.operators import may_recompute, operation_name
+from treadle.graph.passes import Contract, GraphPass
+from treadle.graph.signature import StepGraph
+from treadle.graph.update_blocks import UpdateBlock, made_of_scalars, update_blocks
+from treadle.graph.values import compute
+from treadle.util.errors import TreadleError
+
+
+@dataclass(frozen=True)
+class SplitUpdates(GraphPass):
+    """The updates of ``parameters``, and those of all others, without a node between them.
+
+    before:  r = neg(lr); s = _foreach_mul([g, h], r); p' = add(p, s[0]); q' = add(q, s[1])
+    after:   r = neg(lr); s = _foreach_mul([g], r); p' = add(p, s[0]);
+             r2 = neg(lr); s2 = _foreach_mul([h], r2); q' = add(q, s2[0])        parameters = q
+
+    What is made of scalars is made for each of the two; an operation on lists becomes two with a
+    part of each list, and each reader of an element reads it from the one that has it. Numbers are
+    those of before, bit for bit.
+    ``TreadleError`` TR-520 where nothing would be split off, TR-521 where nothing would be left,
+    TR-522 for a parameter without an update, TR-523 where the two are coupled.
+    """
+
+    contract = Contract()
+
+    parameters: frozenset[str]
+
+    def run(self, step: StepGraph) -> int:
+        chosen, rest = _parted(step, self.parameters)
+        lists = _shared_lists(step, chosen, rest)
+        for call, at in lists.items():
+            _split_list(call, at)
+        scalars = _shared_scalars(step, self.parameters)
+        _made_twice(step, scalars, _nodes_of(step, self.parameters))
+        return len(lists) + len(scalars)
+
+
+def update_groups(step: StepGraph) -> tuple[tuple[str, ...], ...]:
+    """The names of parameters whose updates share a node: of one optimizer's group, before it is
+    split."""
+    groups: list[tuple[set[fx.Node], tuple[str, ...]]] = []
+    scalars = made_of_scalars(step)
+    for block in update_blocks(step).blocks:
+        nodes, names = set(_reach(block, scalars)), (block.name,)
+        for other in [each for each in groups if each[0] & nodes]:
+            groups.remove(other)
+            nodes, names = nodes | other[0], (*other[1], *names)
+        groups.append((nodes, names))
+    return tuple(names for _, names in groups)
+
+
+def _reach(block: UpdateBlock, scalars: set[fx.Node]) -> set[fx.Node]:
+    """The nodes of a block, what of scalars it is made with, and its operations on lists."""
+    found = {*block.nodes, *_calls_of_scalars(block, scalars)}
+    lists = {each for node in found for each in node.all_input_nodes if is_list_call(each)}
+    return found | lists
+
+
+def _calls_of_scalars(block: UpdateBlock, scalars: set[fx.Node]) -> set[fx.Node]:
+    found = ancestors(block.shared, scalars.__contains__)
+    return {node for node in found if node.op == "call_function"}
+
+
+def _parted(
+    step: StepGraph, parameters: Iterable[str]
+) -> tuple[tuple[UpdateBlock, ...], tuple[UpdateBlock, ...]]:
+    """The blocks of ``parameters``, and the others."""
+    found, wanted = update_blocks(step), set(parameters)
+    known = found.by_name
+    missing = sorted(wanted - known.keys())
+    if missing:
+        raise TreadleError(
+            f"the step has no update of {missing[0]!r} that could be split off",
+            code="TR-522",
+            remedy=f"one of {', '.join(known) or 'none: it updates nothing'}",
+        )
+    chosen = tuple(each for each in found.blocks if each.name in wanted)
+    rest = tuple(each for each in found.blocks if each.name not in wanted)
+    if not chosen:
+        raise TreadleError(
+            "an empty set of parameters was to be split off",
+            code="TR-520",
+            remedy="name at least one parameter",
+        )
+    if not rest:
+        raise TreadleError(
+            "all parameters were to be split off, and none would be left",
+            code="TR-521",
+            remedy="leave at least one parameter out",
+        )
+    for each in found.couplings:
+        if (each.parameter in wanted) != (each.other in wanted):
+            raise TreadleError(
+                f"the updates of {each.parameter} and {each.other} cannot be split: {each.node} "
+                f"({operation_name(each.node.target)}) reads the gradients of both",
+                code="TR-523",
+                where=info(each.node).where,
+                remedy="split between parameters that are clipped or scaled apart",
+            )
+    return chosen, rest
+
+
+def _shared_lists(
+    step: StepGraph, chosen: Iterable[UpdateBlock], rest: Iterable[UpdateBlock]
+) -> dict[fx.Node, list[int]]:
+    """In order the operations on lists that both sides read, with the elements of the chosen one.
+    Elements that neither reads stay with the rest."""
+    found: dict[fx.Node, list[int]] = {}
+    mine, others = _elements(chosen), _elements(rest)
+    for node in step.graph.nodes:
+        if node in mine and node in others:
+            found[node] = sorted(mine[node])
+    return found
+
+
+def _elements(blocks: Iterable[UpdateBlock]) -> dict[fx.Node, set[int]]:
+    """By operation on lists the elements that the updates are made of."""
+    found: dict[fx.Node, set[int]] = {}
+    roots = [node for block in blocks for node in (*block.nodes, *block.gradients)]
+    for node in ancestors(roots, _is_late):
+        for each in node.all_input_nodes:
+            if is_list_call(each) and _is_late(each):
+                at: Any = node.args[1]
+                found.setdefault(each, set()).add(at)
+    return found
+
+
+def _split_list(call: fx.Node, chosen: list[int]) -> None:
+    """The elements ``chosen`` by an operation of their own behind ``call``, which keeps the rest.
+    An element's number becomes its place among those of its side."""
+    items: list[tuple[fx.Node, int]] = [(each, _number(each)) for each in call.users]
+    count = next(
+        len(each) for each in (*call.args, *call.kwargs.values()) if isinstance(each, list | tuple)
+    )
+    kept = [at for at in range(count) if at not in chosen]
+    with call.graph.inserting_after(call):
+        other = call.graph.call_function(call.target, *_some(call, chosen))  # type: ignore[arg-type]
+    copy_notes(other, call)
+    call.args, call.kwargs = _some(call, kept)
+    for each in (call, other):
+        set_value(each, compute(each))
+    for item, at in items:
+        side, places = (other, chosen) if at in chosen else (call, kept)
+        item.args = (side, places.index(at))
+        if side is other:
+            _behind(item, other)
+
+
+def _number(item: fx.Node) -> int:
+    at: Any = item.args[1]
+    return at
+
+
+def _behind(item: fx.Node, call: fx.Node) -> None:
+    """Items stand where they stood; one directly behind the first call must not precede its own."""
+    if item < call:
+        call.append(item)
+
+
+def _some(call: fx.Node, places: list[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of ``call`` with these elements of its lists."""
+
+    def part(each: Any) -> Any:
+        return [each[at] for at in places] if isinstance(each, list | tuple) else each
+
+    return tuple(map(part, call.args)), {key: part(each) for key, each in call.kwargs.items()}
+
+
+def _nodes_of(step: StepGraph, parameters: Iterable[str]) -> set[fx.Node]:
+    """All that the updates of these parameters consist of after the backward pass."""
+    wanted = set(parameters)
+    blocks = [each for each in update_blocks(step).blocks if each.name in wanted]
+    roots = [node for block in blocks for node in (*block.nodes, *block.gradients)]
+    found = {node for node in ancestors(roots, _is_late) if _is_late(node)}
+    return found | {each for node in found for each in node.all_input_nodes if is_list_call(each)}
+
+
+def _shared_scalars(step: StepGraph, parameters: Iterable[str]) -> list[fx.Node]:
+    """In order the nodes made of scalars alone that both sides read."""
+    scalars, wanted = made_of_scalars(step), set(parameters)
+    sides: tuple[set[fx.Node], set[fx.Node]] = set(), set()
+    for block in update_blocks(step).blocks:
+        sides[block.name in wanted].update(_calls_of_scalars(block, scalars))
+    both = sides[0] & sides[1]
+    return [node for node in step.graph.nodes if node in both and may_recompute(node)]
+
+
+def _made_twice(step: StepGraph, nodes: list[fx.Node], readers: set[fx.Node]) -> None:
+    """A copy of each node for those of its readers that are ``readers``, or copies."""
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        with step.graph.inserting_after(node):
+            copies[node] = step.graph.node_copy(node, lambda each: copies.get(each, each))
+
+    def other(each: fx.Node) -> fx.Node:
+        return copies.get(each, each)
+
+    for node in nodes:
+        for user in [each for each in node.users if each in readers and each not in copies]:
+            user.args, user.kwargs = map_nodes(other, user.args), map_nodes(other, user.kwargs)
+
+
+def _is_late(node: fx.Node) -> bool:
+    return node.op == "call_function" and info(node).phase == "optimizer"
+
+
+__all__ = ["SplitUpdates", "update_groups"]

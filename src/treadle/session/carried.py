@@ -1,0 +1,207 @@
+"""What a call leaves for the next one, or for a flush.
+
+::
+
+    nothing pending --call--> pending --call--> pending --flush--> nothing pending
+            first              steady                   flush
+
+A call of another variant, a compile, an eager call and whatever reads parameters or state in public
+flush first. What is pending is gone only after a program that has used it up succeeded.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from treadle.compiler.compiled import Carrying, Compiled
+from treadle.runtime.interrupt import uninterrupted
+from treadle.session.perform import perform
+from treadle.session.read_hooks import ReadHooks
+from treadle.session.undo import Undo
+from treadle.util.errors import RuntimeFailure
+
+_pending: "weakref.WeakValueDictionary[int, Carrier]" = weakref.WeakValueDictionary()
+"""By identity, all with something pending: another step may read what one of them is to write. The
+modules whose parameters are to be written keep it alive, by their hooks, and nothing else does."""
+_hooked: "weakref.WeakValueDictionary[int, Carrier]" = weakref.WeakValueDictionary()
+"""All with hooks in place, which no step may meet: it would take them for the user's."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """What ``compiled`` has yet to do, the values that it carries, and the memory it will write."""
+
+    compiled: Compiled
+    carrying: Carrying
+    tensors: list[Tensor]
+    storages: frozenset[int]
+
+
+@final
+class Carrier:
+    """What one step carries from call to call. ``lock``: of the step's calls."""
+
+    def __init__(
+        self, models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
+    ) -> None:
+        self.lock = threading.RLock()
+        self._hooks = ReadHooks(models, optimizers, self.flush)
+        self._watched: Compiled | None = None
+        self._now: _Pending | None = None
+        self._busy = False
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a flush would do anything."""
+        return self._now is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is being served."""
+        return self._busy
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Around a call: what it reads by itself is no reason to flush."""
+        _unhook()
+        busy, self._busy = self._busy, True
+        try:
+            yield
+        except RuntimeFailure as error:
+            if error.code == "TR-406":
+                self._forget()
+            raise
+        finally:
+            self._busy = busy
+            _hook()
+
+    def turn(
+        self, compiled: Compiled, inputs: Sequence[Tensor]
+    ) -> tuple[Compiled, Sequence[Tensor]]:
+        """The program that serves a call of ``compiled`` on ``inputs``, and its inputs."""
+        if len(_pending) > (self._now is not None):
+            _flush_others(self, inputs)
+        if self._now is not None and self._now.compiled is not compiled:
+            self._flush()
+        carrying = compiled.carrying
+        if carrying is None:
+            return compiled, inputs
+        if self._now is None:
+            return carrying.first, inputs
+        return carrying.steady, [*inputs, *self._now.tensors]
+
+    def served(self, compiled: Compiled, program: Compiled, inputs: Sequence[Tensor]) -> None:
+        """``program`` has run for a call of ``compiled`` on ``inputs``, and succeeded."""
+        carrying = compiled.carrying
+        if carrying is None:
+            return
+        compiled.has_run = compiled.has_run or program.has_run
+        compiled.measured_peak = program.measured_peak or compiled.measured_peak
+        if program is carrying.steady:
+            compiled.kernel_seconds = program.kernel_seconds
+            return
+        assert program.kept is not None, "the first call keeps what it carries"
+        written = [inputs[at] for at in carrying.flushed]
+        places = frozenset(map(_storage, written))
+        self._now = _Pending(compiled, carrying, program.kept.take(), places)
+        _pending[id(self)] = self
+        if self._watched is not compiled:
+            self._watched = compiled
+            self._hooks.watch(written)
+
+    def flush(self) -> None:
+        """Run what is pending; nothing within a call. TR-539 where that no longer fits."""
+        with self.lock:
+            if not self._busy and self._now is not None:
+                self._flush()
+
+    def settle(self) -> None:
+        """A flush also within a call."""
+        with self.lock:
+            if self._now is not None:
+                self._flush()
+
+    def hook(self) -> None:
+        """See from now on who reads what is to be written."""
+        _hooked[id(self)] = self
+        self._hooks.attach()
+
+    def unhook(self) -> None:
+        """No longer."""
+        _hooked.pop(id(self), None)
+        self._hooks.detach()
+
+    def writes(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether it is to write to memory of one of ``inputs``."""
+        now = self._now
+        return now is not None and any(_storage(each) in now.storages for each in inputs)
+
+    def _flush(self) -> None:
+        now = self._now
+        assert now is not None, "there is nothing to flush"
+        program, captured = now.carrying.flush, now.compiled.captured
+        with torch.inference_mode(mode=False), uninterrupted():
+            own = [captured.sources[at].read([], {}) for at in now.carrying.flushed]
+            inputs = [*own, *now.tensors]
+            try:
+                perform(program, inputs, Undo.of(program, inputs))
+            except RuntimeFailure as error:
+                if error.code == "TR-401":
+                    self._forget()
+                    raise _unfit(error) from error
+                if error.code == "TR-406":
+                    self._forget()
+                raise
+        self._forget()
+
+    def _forget(self) -> None:
+        self._now = None
+        _pending.pop(id(self), None)
+
+
+def _flush_others(carrier: Carrier, inputs: Sequence[Tensor]) -> None:
+    """What other steps are to write to memory that this call reads or writes."""
+    for each in list(_pending.values()):
+        if each is not carrier and each.writes(inputs):
+            each.flush()
+
+
+def flush_all() -> None:
+    """Whatever any step of the process has pending."""
+    for each in list(_pending.values()):
+        each.settle()
+
+
+def _hook() -> None:
+    for each in list(_pending.values()):
+        if not each.is_busy:
+            each.hook()
+
+
+def _unhook() -> None:
+    for each in list(_hooked.values()):
+        each.unhook()
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _unfit(error: RuntimeFailure) -> RuntimeFailure:
+    return RuntimeFailure(
+        f"an update that was carried to this call no longer fits, and is lost: {error.message}",
+        code="TR-539",
+        remedy="load the last checkpoint; call step.flush() before parameters or state are moved, "
+        "converted or replaced",
+    )
+
+
+__all__ = ["Carrier", "flush_all"]

@@ -1,0 +1,42 @@
+"""One run of a program: all of it or nothing."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from treadle.compiler.compiled import Compiled
+from treadle.session.bind import clear_fresh, forget_call, step_eagerly
+from treadle.session.undo import Undo
+from treadle.util.errors import RuntimeFailure
+from treadle.util.expected import NotExpected
+
+
+def perform(
+    compiled: Compiled, inputs: Sequence[Tensor], undo: Undo, seconds: list[float] | None = None
+) -> list[Tensor | None]:
+    """The results of a run, optimizers that step outside of the graph included. What fails before
+    anything is written, or can be undone, has not happened; TR-406 otherwise. ``seconds``: gets the
+    time of each host step."""
+    begun: list[bool] = []
+
+    def begins() -> None:
+        begun.append(True)
+        clear_fresh(compiled.captured)
+
+    try:
+        results = compiled.executable.run(inputs, seconds, begins)
+        step_eagerly(compiled.captured, results)
+    except NotExpected:
+        undo.restore()
+        forget_call(compiled.captured)
+        raise
+    except BaseException as error:
+        if undo.restore() or not begun:
+            raise
+        raise RuntimeFailure(
+            f"the step failed in the middle, and is partly done: {error}",
+            code="TR-406",
+            remedy="load the last checkpoint before going on; then give the step less memory",
+        ) from error
+    compiled.has_run = True
+    return results
