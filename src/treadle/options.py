@@ -228,6 +228,9 @@ class Options:
     ``regions``: which parts are compiled, and by what (``docs/howto/regions.md``).
     ``carry``: updates that run inside of the next call, one ``Carry`` or several
     (``docs/howto/carry.md``).
+    ``buckets``: how much several collectives that become one may hold, the first of a kind 1 MiB
+    at most; 0 leaves each by itself. ``overlap``: choose that by the timeline of the step, and the
+    order that hides most communication, for ranks that are alike (``docs/howto/communication.md``).
     """
 
     memory: str | int | float | None = None
@@ -247,15 +250,21 @@ class Options:
     dump: Path | None = field(default=None, metadata=_DECIDES_NOTHING)
     debug: int = field(default=0, metadata=_DECIDES_NOTHING)
     progress: bool = field(default=True, metadata=_DECIDES_NOTHING)
+    buckets: str | int = "25MiB"
+    overlap: bool = False
     regions: Regions = field(default=Regions(), metadata=_DECIDES_NOTHING)  # decides the graph
     carry: Carry | tuple[Carry, ...] = field(default=(), metadata=_DECIDES_NOTHING)  # as regions
 
     def __post_init__(self) -> None:
         if isinstance(self.memory, float):
             _require_ratio(self.memory)
-        _ = self.budget, self.chunk_bytes  # a text that is no size is refused here
+        _ = (
+            self.budget,
+            self.chunk_bytes,
+            self.bucket_bytes,
+        )  # a text that is no size is refused here
         _require_flags(strict=self.strict, codegen=self.codegen, fuse=self.fuse, tune=self.tune)
-        _require_flags(measure=self.measure)
+        _require_flags(measure=self.measure, overlap=self.overlap)
         if self.max_cached < 1:
             raise TreadleError("max_cached must be at least 1", code="TR-001")
         _require_one_of("numerics", self.numerics, NUMERICS)
@@ -276,6 +285,12 @@ class Options:
         given = self.chunk_logits
         if given is None:
             return None
+        return 0 if given == 0 and given is not False else parse_bytes(given)
+
+    @cached_property
+    def bucket_bytes(self) -> int:
+        """``buckets`` as bytes; 0 for each collective by itself."""
+        given = self.buckets
         return 0 if given == 0 and given is not False else parse_bytes(given)
 
     @property

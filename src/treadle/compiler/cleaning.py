@@ -11,6 +11,7 @@ from treadle.passes.attention.fuse import FuseAttention
 from treadle.passes.attention_masks import ProveAttentionMasks
 from treadle.passes.batching import BatchProducts
 from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
+from treadle.passes.comm import communication_passes
 from treadle.passes.constructors import CountConstants
 from treadle.passes.counter_based_rng import UseCounterBasedRng
 from treadle.passes.cse import RemoveCommonSubexpressions
@@ -59,6 +60,8 @@ FUSE: tuple[GraphPass, ...] = (
     FuseAttention(),  # as that
 )
 """What rounds where eager does not."""
+FIRST_BUCKET = 1 << 20
+"""Bytes of the first bucket of each kind, at most: small, so that communication begins early."""
 
 
 def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
@@ -70,10 +73,19 @@ def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
         *(FUSE if options.numerics == "default" else ()),
         ProveAttentionMasks(options.numerics == "eager"),  # after: of fused calls too
         RemoveDeadCode(),  # what made the masks
+        *_communication(options),  # after no-ops: what the caller gets is copied out of a bucket
         *registered("clean"),  # users' own, on a clean graph
         RecomputeMarked(budgeted),  # last: what it adds must not be merged with what it repeats
     )
     return without(passes, options.skip)
+
+
+def _communication(options: Options) -> tuple[GraphPass, ...]:
+    """Collectives in their places, where the timeline of the step is not to decide that; nothing
+    to do for a step without any."""
+    if options.overlap:
+        return ()
+    return communication_passes(min(FIRST_BUCKET, options.bucket_bytes), options.bucket_bytes)
 
 
 def extending(options: Options) -> tuple[GraphPass, ...]:

@@ -1,16 +1,23 @@
 """What the collectives of a step cost here: each of its groups is measured at its first use."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import distributed
 
 from treadle.compat.collectives import group_named
-from treadle.compiler.cleaning import settled
+from treadle.compiler.cleaning import FIRST_BUCKET, rewritten, settled
 from treadle.compiler.compiled import Compiled
 from treadle.graph.collectives import collectives_in
 from treadle.graph.dynamic import dims_of_graph
 from treadle.graph.parsing import parse
+from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
+from treadle.passes.comm import communication_passes
+from treadle.passes.comm.bucket_bytes import choose_bucket_bytes
 from treadle.passes.comm.cost import CommunicationModel, from_measurements, unmeasured
+from treadle.passes.comm.overlap import OverlapCommunication
+from treadle.report.stages import Watcher
 from treadle.runtime.cache import Cache
 from treadle.runtime.group_costs import measured_group
 from treadle.targets.model import DeviceModel
@@ -42,6 +49,22 @@ def communication_costs(
     return CommunicationModel({name: costs[name] for name in names})
 
 
+def overlapped(
+    step: StepGraph,
+    costs: CommunicationModel,
+    hardware: DeviceModel,
+    watcher: Watcher,
+) -> StepGraph:
+    """The step in the order that hides most of its communication, in buckets of the size that
+    makes it shortest, both by its timeline."""
+
+    def passes_for(cap: int) -> Sequence[GraphPass]:
+        return communication_passes(min(FIRST_BUCKET, cap), cap)
+
+    cap = choose_bucket_bytes(step, costs, hardware, passes_for)
+    return rewritten(step, (*passes_for(cap), OverlapCommunication(costs, hardware)), watcher)
+
+
 def graph_to_simulate(compiled: Compiled) -> StepGraph:
     """The graph of a variant as it was planned; where calls decide sizes, which its text does not
     tell, as it was ahead of the plan."""
@@ -50,4 +73,4 @@ def graph_to_simulate(compiled: Compiled) -> StepGraph:
     return parse(compiled.log.texts["planned"])
 
 
-__all__ = ["communication_costs", "graph_to_simulate"]
+__all__ = ["communication_costs", "graph_to_simulate", "overlapped"]
