@@ -38,6 +38,8 @@ EXAMPLES = {
     "RNNBase": nn.LSTM(2, 2),
     "Optimizer": torch.optim.SGD([WEIGHT], lr=0.1),
     "OpOverload": torch.ops.aten.add.Tensor,
+    "ProcessGroup": dist.ProcessGroup,
+    "BackendOptions": dist.ProcessGroupGloo.Options,
 }
 KNOWN = {
     *(part for name in NAMES for part in name.split(".")),

@@ -40,6 +40,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._subclasses.fake_tensor.UnsupportedOperatorException": ALL,
     "torch.autograd.Variable._execution_engine": ALL,
     "torch.distributed._functional_collectives": ALL,  # with distributed, like the next
+    "torch.distributed.distributed_c10d._get_process_group_store": ALL,
     "torch.distributed.distributed_c10d._resolve_process_group": ALL,
     "torch.fx._lazy_graph_module._LazyGraphModule": ALL,
     "torch.fx._lazy_graph_module._use_lazy_graph_module": ALL,
@@ -98,6 +99,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "RNNBase": ("_flat_weight_refs", "_flat_weights"),
     "Optimizer": ("_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"),
     "OpOverload": ("_overloadname", "_schema"),
+    "ProcessGroup": ("_get_backend",),
+    "BackendOptions": ("_timeout",),
 }
 """What objects hold, by their class, in every version."""
 

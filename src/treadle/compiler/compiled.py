@@ -10,6 +10,7 @@ from treadle.report.log import CompileLog
 from treadle.report.step_report import Observed
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.execute import Executable
+from treadle.runtime.votes import VariantText
 from treadle.targets.model import DeviceModel
 
 
@@ -48,6 +49,8 @@ class Compiled(Built):
     kernel_seconds: tuple[float, ...] = ()
     pattern: Artifact | None = None  # the artifact for many shapes that this one was made from
     handles: tuple[str, ...] = ()  # of its regions, by number
+    groups: tuple[str, ...] = ()  # that it communicates in
+    common: VariantText | None = None  # what their ranks must have in common
 
 
 def observed_of(compiled: Compiled, name: str, recompiles: Sequence[str] = ()) -> Observed:

@@ -12,6 +12,7 @@ from treadle.options import Options
 from treadle.report.stages import Clock
 from treadle.report.watch import watcher_for
 from treadle.runtime.cache import Cache
+from treadle.session.agreement import common_text, groups_of
 from treadle.session.breaks import Break, show_regions, warn_of_breaks
 from treadle.session.guards import Called, GuardKey, Keys
 from treadle.session.saved import Saved
@@ -157,6 +158,9 @@ class Dispatcher:
             compiled = compile_graph(captured, self._options, cache=self._cache, clock=clock)
         finally:
             watcher.closes()
+        compiled.groups = groups_of(captured.step)
+        if compiled.groups:
+            compiled.common = common_text(captured.step, compiled.artifact)
         why = self._saved.difference(compiled.facts) if self._saved else ""
         self.recompiles += [why] if why else []
         if self._options.strict:

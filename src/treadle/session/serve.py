@@ -7,6 +7,7 @@ from torch import Tensor
 from treadle.compiler.compiled import Compiled
 from treadle.runtime.interrupt import uninterrupted
 from treadle.runtime.meter import PeakReport, measure_peak
+from treadle.session.agreement import RankCall, tell_ranks
 from treadle.session.bind import (
     apply_outputs,
     clear_fresh,
@@ -18,7 +19,7 @@ from treadle.session.bind import (
 from treadle.session.dispatch import Dispatcher
 from treadle.session.undo import Undo
 from treadle.session.user_step import UserStep
-from treadle.util.errors import BadIndex, RuntimeFailure
+from treadle.util.errors import BadIndex, GroupFailure, RuntimeFailure
 from treadle.util.expected import NotExpected
 from treadle.util.warn import warn_user
 
@@ -39,7 +40,11 @@ def serve(
         return _compiled_call(step, dispatcher, serving, args, kwargs)
     except NotExpected as error:
         why = str(error)
-    result = step.run_eagerly(args, kwargs)  # raises what there is to raise
+    try:
+        result = step.run_eagerly(args, kwargs)  # raises what there is to raise
+    except BaseException as error:
+        tell_ranks(dispatcher.last, error)
+        raise
     note = f"a call ran eagerly: {why or 'a check did not hold, and nothing was raised'}"
     if note not in dispatcher.recompiles:
         dispatcher.recompiles.append(note)
@@ -91,9 +96,16 @@ def run(
 ) -> object:
     """All of the step or nothing; after a first run only memory can fail, and says so.
     ``seconds``: gets the time of each host step."""
+    call = RankCall(compiled)
     with uninterrupted():
-        results = _perform(compiled, inputs, undo, seconds)
-        return apply_outputs(compiled.captured, results)
+        try:
+            results = _perform(compiled, inputs, undo, seconds, call)
+            return apply_outputs(compiled.captured, results)
+        except NotExpected:
+            raise
+        except BaseException as error:
+            call.failed(error)
+            raise
 
 
 def profiled(compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> object:
@@ -115,11 +127,16 @@ def measured(compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> PeakRe
 
 
 def _perform(
-    compiled: Compiled, inputs: Sequence[Tensor], undo: Undo, seconds: list[float] | None
+    compiled: Compiled,
+    inputs: Sequence[Tensor],
+    undo: Undo,
+    seconds: list[float] | None,
+    call: RankCall,
 ) -> list[Tensor | None]:
     begun: list[bool] = []
 
     def begins() -> None:
+        call.begin()
         begun.append(True)
         clear_fresh(compiled.captured)
 
@@ -131,7 +148,7 @@ def _perform(
         forget_call(compiled.captured)
         raise
     except BaseException as error:
-        if undo.restore() or not begun:
+        if undo.restore() or not begun or isinstance(error, GroupFailure):
             raise
         raise RuntimeFailure(
             f"the step failed in the middle, and is partly done: {error}",

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from treadle.capture.gradient_sync import RankGroup
+from treadle.session.agreement import agree_on_start
 from treadle.session.bind import without_updates
 from treadle.session.data_parallel import averaging, start_together
 
@@ -41,6 +42,7 @@ class UserStep:
     def start(self) -> None:
         """Before the first call: all ranks begin alike."""
         if self.group is not None and not self._started:
+            agree_on_start(self.models, self.group)
             start_together(self.models, self.group)
         self._started = True
 
