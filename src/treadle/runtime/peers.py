@@ -35,6 +35,7 @@ from treadle.runtime.votes import VariantText, Votes
 from treadle.util.errors import GroupFailure
 
 _SHORTEST, _LONGEST = 1e-4, 0.25  # seconds between two looks while waiting
+_MILLISECOND = 1e-3  # a shorter wait for a collective is one without limit
 _SEEN_WAITING = 1.0  # seconds after which a rank says what it waits for
 _GRACE = 5.0  # seconds for the system to notice a death, and for others to hear of a fault
 _NOTHING = VariantText((), ())
@@ -288,7 +289,7 @@ class Peers:
 def _ends_within(work: "distributed.Work", seconds: float) -> bool:
     """Whether it ends in this time. Raises its own error."""
     try:
-        return work.wait(timedelta(seconds=seconds))
+        return work.wait(timedelta(seconds=max(seconds, _MILLISECOND)))
     except RuntimeError:
         if not work.is_completed():
             return False

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import distributed
 
 SAME, DIFFER = "same", "differ"
+_NO_LINE = "an input or a result of the step, which has no line"
 
 
 @final
@@ -135,7 +136,7 @@ def difference(digests: Mapping[int, str], texts: Mapping[str, VariantText]) -> 
     return GroupFailure(
         "\n  ".join(told),
         code="TR-502",
-        where=where,
+        where=where or _NO_LINE,
         remedy="make all ranks call the same step with batches of the same sizes and types: "
         "drop_last=True or padding for the last batch, treadle.dynamic for sizes that differ; no "
         "branch on the rank inside the step",
