@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+
 from distributed.ranks import told
 from treadle.runtime.peers import peers_of
 from treadle.runtime.votes import VariantText

@@ -9,10 +9,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.ranks import told
 from torch import nn
 
 import treadle
+from distributed.ranks import told
 from treadle.util.errors import GroupFailure
 
 
@@ -125,7 +125,7 @@ def test_a_killed_rank_is_named_and_nothing_is_half_done(launch, world, dies, st
 
 def ends_by_itself():
     """As a script does: nothing catches the error, the interpreter ends."""
-    net, optimizer, step = trained()
+    _, _, step = trained()
     for x in batches(2):
         step(x)
     if dist.get_rank() == 1:
@@ -340,21 +340,47 @@ def test_models_of_other_sizes_are_an_error_before_anything_is_sent(launch):
         assert unchanged
 
 
-def interleaved():
-    """Every write to a parameter or to state comes after the last wait."""
-    _, _, step = trained()
-    for x in batches(1):
-        step(x)
-    artifact = step.compiled.artifact
-    waits = [
-        at
-        for at, each in enumerate(artifact.steps)
-        if getattr(each, "out", "").startswith("treadle_c10d.")
-    ]
-    return waits, len(artifact.steps)
+def writes_early(size):
+    """At which waits something was written that the step should not have touched yet."""
+    from treadle.runtime import collectives
+
+    sizes = [(size, size + 20), (size + 20, size + 40), (size + 40, size)]
+    net = nn.Sequential(*[nn.Linear(*each) for each in sizes])
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def step(x):
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    compiled = treadle.compile(
+        step, model=net, optimizer=optimizer, parallel=treadle.DataParallel()
+    )
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    x = torch.randn(4, size, generator=generator)
+    compiled(x)
+    wait, found = collectives.IN_FLIGHT.wait, []
+
+    def looked(started):
+        wait(started)
+        found.append(is_same(before, _values(net, optimizer)))
+
+    before = _values(net, optimizer)
+    collectives.IN_FLIGHT.wait = looked
+    compiled(x)
+    return found, is_same(before, _values(net, optimizer))
 
 
-def test_updates_begin_after_the_last_wait(launch):
-    waits, count = launch(2, interleaved)[0].value
-    assert len(waits) == 8  # a start and a wait for each of four gradients
-    assert max(waits) < count - 1
+def _values(net, optimizer):
+    held = [*net.parameters(), *[v for s in optimizer.state.values() for v in s.values()]]
+    return [each.detach().clone() for each in held]
+
+
+@pytest.mark.parametrize("size", [4, 320])  # the second is large enough to be updated early
+def test_nothing_is_written_before_the_last_wait(launch, size):
+    for each in launch(2, writes_early, size):
+        at_waits, at_end = each.value
+        assert at_waits == [True] * 6
+        assert not at_end

@@ -39,9 +39,15 @@ def test_a_tie_is_for_the_lowest_rank():
 def test_several_that_differ_are_all_named():
     short, wide = FIRST[:2], ("x: f32[8]", *FIRST[1:])
     message = said(FIRST, short, wide, FIRST).message
-    assert "rank 1 would run another step than ranks 0, 3; the first line that differs is number 3" in message
+    assert (
+        "rank 1 would run another step than ranks 0, 3; the first line that differs is number 3"
+        in message
+    )
     assert "rank 1: nothing: its step ends before this line" in message
-    assert "rank 2 would run another step than ranks 0, 3; the first line that differs is number 1" in message
+    assert (
+        "rank 2 would run another step than ranks 0, 3; the first line that differs is number 1"
+        in message
+    )
 
 
 def test_text_comes_back():

@@ -62,7 +62,11 @@ class _InFlight:
         self._works: dict[int, _Started] = {}
 
     def add(
-        self, out: Tensor, work: "distributed.Work | None", kind: str, group: "distributed.ProcessGroup"
+        self,
+        out: Tensor,
+        work: "distributed.Work | None",
+        kind: str,
+        group: "distributed.ProcessGroup",
     ) -> None:
         if work is not None:  # of a rank outside of the group
             self._works[out.data_ptr()] = _Started.now(out, work, kind, group)

@@ -96,7 +96,7 @@ class Votes:
         return [each for each in self._ranks if not self._store.check([f"{self._base}/of/{each}"])]
 
     def difference(self, variant: VariantText) -> GroupFailure:
-        """TR-502, the same on each rank; ``variant``: this rank's. Waits for the lines of others."""
+        """TR-502, the same on each rank; ``variant``: this rank's. Waits for the others' lines."""
         if self._first:
             self._store.set(f"{self._base}/text/{variant.digest}", variant.text())
         digests = {

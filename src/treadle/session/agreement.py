@@ -4,7 +4,7 @@
 
     x: f32[4, 8]  # batch                                 the graph as it was captured,
     mm: f32[4, 2] = mm(x, w)                              with the user's line of each node
-    all_reduce: f32[16] = all_reduce(mul, sum, group 0)  
+    all_reduce: f32[16] = all_reduce(mul, sum, group 0)
     ...
     communication 1: treadle_c10d.all_reduce.out(f32[16], sum, group 0)
     communication 2: treadle_c10d.wait.out(f32[16])       what runs in the end: buckets, and order
