@@ -3,6 +3,7 @@
 ::
 
     python examples/accelerate_loop.py [--steps 6] [--eager]
+    torchrun --nproc-per-node 2 examples/accelerate_loop.py
 
 Prints the loss of every step. Needs accelerate.
 """
@@ -32,14 +33,14 @@ class Classifier(nn.Module):
         return self.layers(x)
 
 
-def train(steps: int, *, eager: bool = False) -> list[float]:
+def train(steps: int, *, eager: bool = False, batch: int = 16) -> list[float]:
     """The loss of every step."""
     set_seed(0)
-    accelerator = Accelerator(gradient_accumulation_steps=2)
+    accelerator = Accelerator(gradient_accumulation_steps=2, cpu=not torch.cuda.is_available())
     model = Classifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    x = torch.randn(16 * steps, 16)
-    data = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=16)
+    x = torch.randn(batch * steps * accelerator.num_processes, 16)
+    data = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=batch)
     model, optimizer, data = accelerator.prepare(model, optimizer, data)
     if not eager:
         model.compile(backend="treadle")
@@ -52,7 +53,7 @@ def train(steps: int, *, eager: bool = False) -> list[float]:
             accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-        losses.append(loss.item())
+        losses.append(accelerator.reduce(loss.detach(), "mean").item())
     assert eager or compiled_graphs() > before, "nothing was compiled"
     return losses
 

@@ -3,6 +3,7 @@
 ::
 
     python examples/hf_trainer.py [--steps 6] [--eager]
+    torchrun --nproc-per-node 2 examples/hf_trainer.py
 
 A small random GPT-2 on bytes; prints the loss of every step. Needs transformers and accelerate.
 """
@@ -35,7 +36,7 @@ class Bytes(Dataset):
         return {"input_ids": self.windows[at], "labels": self.windows[at]}
 
 
-def train(steps: int, *, eager: bool = False) -> list[float]:
+def train(steps: int, *, eager: bool = False, batch: int = 4) -> list[float]:
     """The loss of every step."""
     transformers.set_seed(0)
     config = transformers.GPT2Config(
@@ -47,7 +48,7 @@ def train(steps: int, *, eager: bool = False) -> list[float]:
         arguments = transformers.TrainingArguments(
             output_dir=folder,
             max_steps=steps,
-            per_device_train_batch_size=4,
+            per_device_train_batch_size=batch,
             learning_rate=1e-3,
             logging_steps=1,
             save_strategy="no",

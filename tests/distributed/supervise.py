@@ -23,7 +23,7 @@ _PARENT_DIES = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 def supervise(place: Path) -> None:
     """Run the job in ``place``; ``codes.json`` is written last. A rank that has not ended when the
-    time is out, or ``patience`` seconds after another failed, is killed with what it started."""
+    time is out, or ``patience`` seconds after another one failed, is killed with its children."""
     job = json.loads((place / "job.json").read_text())
     began = time.monotonic()
     ranks = {_fork(job, rank, place): rank for rank in range(job["world"])}

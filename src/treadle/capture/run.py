@@ -25,7 +25,7 @@ from treadle.capture.external import (
 from treadle.capture.flatten import flatten, flatten_with_paths, unflatten
 from treadle.capture.frames import Whose
 from treadle.capture.given import Copies, GivenCall, InArgument, Whole
-from treadle.capture.gradient_sync import GradientSync, RankGroup, from_first_rank
+from treadle.capture.gradient_sync import GradientSync, RankGroup
 from treadle.capture.numbers import Number, Text, Uses, is_number, is_stand_in
 from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
 from treadle.capture.parts import MISSING, is_plain
@@ -255,7 +255,6 @@ class Run:
     def traced(self, inputs: list[Tensor]) -> list[Tensor]:
         """What ``make_fx`` traces: the step as a function of all it reads."""
         batch, self._buffers = self._bind(inputs)
-        self._versions = {id(value): value._version for _, _, value in self._buffers}
         self._batch = [each for each in batch if isinstance(each, Tensor) and each.grad is None]
         self._inputs = {id(each): at for at, each in enumerate(batch) if not is_plain(each)}
         batch = [self._standing_in(at, leaf) for at, leaf in enumerate(batch)]
@@ -285,7 +284,8 @@ class Run:
                 with external.watching(inputs):
                     with switches_kept(_sets_switch):
                         result = self.function(*args, **kwargs)
-                    self._end_together()
+                    if not self.optimizers:
+                        self.sync.finish()
                     refuse_collectives(watch.lines)
                     watch.indices.check()
                     watch.rng.check()
@@ -294,19 +294,6 @@ class Run:
             finally:
                 watch.listen = _nothing  # hooks of traced nodes, which stay, know the watch
         return self._returned(result)
-
-    def _end_together(self) -> None:
-        """What ranks of one group have in common after the step: gradients, where no optimizer of
-        its own will ask for them, and the buffers that it has written."""
-        if not self.optimizers:
-            self.sync.finish()
-        group = self.sync.everywhere
-        if group is None:
-            return
-        for _, _, value in self._buffers:
-            if value._version != self._versions[id(value)]:
-                with torch.no_grad():
-                    value.copy_(from_first_rank(value, group))
 
     def _bind(
         self, inputs: Sequence[Tensor]

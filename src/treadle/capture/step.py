@@ -23,6 +23,7 @@ from treadle.capture.place import autocast_on, check_values, described
 from treadle.capture.recurrent import weights_in_place
 from treadle.capture.refuse import check_models, device_of
 from treadle.capture.run import GivenCall, Run
+from treadle.capture.shared_buffers import send_written_buffers
 from treadle.capture.sources import (
     Batch,
     BufferSlot,
@@ -115,6 +116,8 @@ def capture(
         except Exception as error:
             raise_told(error)
     _refuse_shared(captured, leaves)
+    if group is not None:
+        send_written_buffers(captured.step, group)
     if symbolic is not None:
         take_samples(captured, symbolic)
     return captured

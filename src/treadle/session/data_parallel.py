@@ -77,7 +77,6 @@ def averaging(models: Mapping[str, nn.Module], group: RankGroup, *, steps: bool)
     """While the user's function runs as it is: gradients are averaged as in a graph. ``steps``:
     whether it has optimizers, before whose steps they are."""
     sync = GradientSync(group)
-    written = {id(each): each._version for model in models.values() for each in model.buffers()}
     with ExitStack() as undo:
         for model in models.values():
             for each in model.parameters():
@@ -91,8 +90,7 @@ def averaging(models: Mapping[str, nn.Module], group: RankGroup, *, steps: bool)
         with torch.no_grad():
             for model in models.values():
                 for each in model.buffers():
-                    if each._version != written.get(id(each)):
-                        each.copy_(from_first_rank(each, group))
+                    each.copy_(from_first_rank(each, group))
 
 
 __all__ = ["averaging", "rank_group", "start_together"]

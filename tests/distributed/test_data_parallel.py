@@ -1,0 +1,276 @@
+"""Steps on several ranks beside ``DistributedDataParallel`` in eager mode."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import treadle
+from treadle.runtime.artifact import CallStep
+
+CLOSE = 1e-6
+
+
+def sent(step):
+    """How many gradients and buffers the variant that ran last sends."""
+    calls = [each.out for each in step.compiled.artifact.steps if isinstance(each, CallStep)]
+    reduced = calls.count("treadle_c10d.all_reduce.out")
+    return reduced, calls.count("treadle_c10d.broadcast.out")
+
+
+def network(norm):
+    return nn.Sequential(nn.Linear(7, 12), norm, nn.ReLU(), nn.Linear(12, 5))
+
+
+def optimizer_of(net):
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+
+def training(net, optimizer, micro, no_sync=contextlib.nullcontext):
+    def step(x, y):
+        losses = []
+        parts = list(zip(x.chunk(micro), y.chunk(micro), strict=True))
+        for at, (a, b) in enumerate(parts):
+            with no_sync() if at < micro - 1 else contextlib.nullcontext():
+                loss = F.cross_entropy(net(a), b) / micro
+                loss.backward()
+            losses.append(loss.detach())
+        nn.utils.clip_grad_norm_(net.parameters(), 0.2)
+        optimizer.step()
+        optimizer.zero_grad()
+        return torch.stack(losses).sum()
+
+    return step
+
+
+def gap(ours, theirs):
+    pairs = zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+def batches(count, micro=1):
+    torch.manual_seed(100 + dist.get_rank())
+    for _ in range(count):
+        yield torch.randn(6 * micro, 7), torch.randint(0, 5, (6 * micro,))
+
+
+def spread(net):
+    """The largest difference of this rank's parameters and buffers from the first rank's."""
+    found = 0.0
+    for each in net.state_dict().values():
+        first = each.detach().clone()
+        dist.broadcast(first, 0)
+        found = max(found, (first - each).abs().max().item())
+    return found
+
+
+def trains(kind, norm, micro):
+    """``kind``: who averages. Losses and parameters beside eager's, what was sent, and how far
+    ranks are apart."""
+    torch.manual_seed(dist.get_rank())  # ranks begin with different parameters
+    norms = {"layer": nn.LayerNorm(12), "batch": nn.BatchNorm1d(12)}
+    net = network(norms[norm])
+    twin = copy.deepcopy(net)
+    wrapped = DistributedDataParallel(twin)
+    eager = training(wrapped, optimizer_of(twin), micro, wrapped.no_sync)
+    if kind == "plain":
+        step = treadle.compile(
+            training(net, own := optimizer_of(net), micro),
+            model=net,
+            optimizer=own,
+            parallel=treadle.DataParallel(),
+        )
+    else:
+        wrapper = DistributedDataParallel(net)
+        own = optimizer_of(net)
+        function = training(wrapper, own, micro, wrapper.no_sync)
+        step = treadle.compile(function, model=wrapper, optimizer=own)
+    losses = []
+    for x, y in batches(5, micro):
+        losses.append(abs(step(x, y).item() - eager(x, y).item()))
+    difference = step.verify(list(batches(1, micro))) if kind == "plain" else None
+    return max(losses), gap(net, twin), sent(step), spread(net), len(step.recompiles), difference
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+@pytest.mark.parametrize("kind", ["plain", "wrapper"])
+def test_training_is_that_of_the_wrapper_in_eager(launch, kind, norm, micro):
+    for rank in launch(2, trains, kind, norm, micro):
+        loss, apart, (reduced, copied), between, recompiles, difference = rank.value
+        assert loss < CLOSE
+        if norm == "layer" or kind == "wrapper":
+            assert apart < CLOSE
+        assert between == 0.0 or kind == "wrapper"
+        assert reduced == 6, "one for each gradient, whatever was accumulated before"
+        assert copied == {"layer": 0, "batch": 3}[norm]
+        assert recompiles == 0
+        assert difference is None
+
+
+def test_four_ranks(launch):
+    for rank in launch(4, trains, "plain", "layer", 1):
+        loss, apart, _, between, _, _ = rank.value
+        assert loss < CLOSE
+        assert apart < CLOSE
+        assert between == 0.0
+
+
+def accumulates(updates):
+    """Calls of which only those in ``updates`` step: reductions in each, and the difference."""
+    torch.manual_seed(dist.get_rank())
+    net = network(nn.LayerNorm(12))
+    twin = copy.deepcopy(net)
+    wrapped = DistributedDataParallel(twin)
+    other, own = optimizer_of(twin), optimizer_of(net)
+    step = treadle.compile(
+        training(net, own, 1), model=net, optimizer=own, parallel=treadle.DataParallel()
+    )
+    found = []
+    for at, (x, y) in enumerate(batches(6)):
+        update = at in updates
+        step(x, y, update=update)
+        with contextlib.nullcontext() if update else wrapped.no_sync():
+            F.cross_entropy(wrapped(x), y).backward()
+        if update:
+            nn.utils.clip_grad_norm_(twin.parameters(), 0.2)
+            other.step()
+            other.zero_grad()
+        pairs = zip(net.parameters(), twin.parameters(), strict=True)
+        grads = [(a.grad - b.grad).abs().max().item() for a, b in pairs if b.grad is not None]
+        found.append((sent(step)[0], gap(net, twin), max(grads, default=0.0)))
+    return found
+
+
+def test_what_only_accumulates_sends_nothing(launch):
+    for rank in launch(2, accumulates, {2, 5}):
+        for at, (reduced, apart, grads) in enumerate(rank.value):
+            assert reduced == (6 if at in {2, 5} else 0)
+            assert apart < CLOSE
+            assert grads < CLOSE
+
+
+def without_an_optimizer():
+    """Forward and backward alone, the user's own loop around them."""
+    torch.manual_seed(0)
+    net = network(nn.LayerNorm(12))
+    twin = copy.deepcopy(net)
+    wrapped = DistributedDataParallel(twin)
+
+    def backward(x, y):
+        F.cross_entropy(net(x), y).backward()
+
+    step = treadle.compile(backward, model=net, parallel=treadle.DataParallel())
+    for x, y in batches(2):
+        step(x, y)
+        F.cross_entropy(wrapped(x), y).backward()
+    pairs = zip(net.parameters(), twin.parameters(), strict=True)
+    return max((a.grad - b.grad).abs().max().item() for a, b in pairs)
+
+
+def test_a_step_without_an_optimizer_leaves_averages(launch):
+    for rank in launch(2, without_an_optimizer):
+        assert rank.value < CLOSE
+
+
+def sets_gradients():
+    """Gradients by ``torch.autograd.grad``, put into ``.grad`` by hand."""
+    torch.manual_seed(0)
+    net = network(nn.LayerNorm(12))
+    twin = copy.deepcopy(net)
+    wrapped = DistributedDataParallel(twin)
+    own, other = optimizer_of(net), optimizer_of(twin)
+
+    def step(x, y):
+        loss = F.cross_entropy(net(x), y)
+        found = torch.autograd.grad(loss, list(net.parameters()))
+        for each, gradient in zip(net.parameters(), found, strict=True):
+            each.grad = gradient
+        own.step()
+        own.zero_grad()
+        return loss.detach()
+
+    compiled = treadle.compile(step, model=net, optimizer=own, parallel=treadle.DataParallel())
+    for x, y in batches(3):
+        compiled(x, y)
+        F.cross_entropy(wrapped(x), y).backward()
+        other.step()
+        other.zero_grad()
+    return gap(net, twin), sent(compiled)[0]
+
+
+def test_gradients_that_the_step_sets_are_averaged(launch):
+    for rank in launch(2, sets_gradients):
+        apart, reduced = rank.value
+        assert apart < CLOSE
+        assert reduced == 6
+
+
+def freezes_and_ties():
+    """A tied weight, a frozen layer, and a layer that is not used: as the wrapper does."""
+    torch.manual_seed(0)
+
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(7, 7)
+            self.frozen = nn.Linear(7, 7).requires_grad_(False)
+            self.unused = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return F.linear(self.frozen(self.inner(x)), self.inner.weight)[:, :5]
+
+    net = Odd()
+    twin = copy.deepcopy(net)
+    wrapped = DistributedDataParallel(twin, find_unused_parameters=True)
+    own, other = optimizer_of(net), optimizer_of(twin)
+    kinds = treadle.DataParallel(), None
+    gaps = []
+    for kind in kinds:
+        model = net if kind else DistributedDataParallel(net, find_unused_parameters=True)
+        step = treadle.compile(training(model, own, 1), model=model, optimizer=own, parallel=kind)
+        eager = training(wrapped, other, 1)
+        for x, y in batches(2):
+            step(x, y)
+            eager(x, y)
+        gaps.append((gap(net, twin), sent(step)[0]))
+    return gaps
+
+
+def test_tied_frozen_and_unused_parameters(launch):
+    for rank in launch(2, freezes_and_ties):
+        assert [reduced for _, reduced in rank.value] == [2, 2]
+        assert max(apart for apart, _ in rank.value) < CLOSE
+
+
+def in_half_the_ranks():
+    """A group of its own: ranks 0 and 1, and ranks 2 and 3."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    group = pairs[dist.get_rank() // 2]
+    torch.manual_seed(dist.get_rank())
+    net = network(nn.LayerNorm(12))
+    own = optimizer_of(net)
+    parallel = treadle.DataParallel(group)
+    step = treadle.compile(training(net, own, 1), model=net, optimizer=own, parallel=parallel)
+    for x, y in batches(2):
+        step(x, y)
+    return torch.cat([each.detach().flatten() for each in net.parameters()])
+
+
+def test_a_group_of_some_ranks(launch):
+    values = [rank.value for rank in launch(4, in_half_the_ranks)]
+    assert torch.equal(values[0], values[1])
+    assert torch.equal(values[2], values[3])
+    assert not torch.allclose(values[0], values[2])
+
+
+def test_without_process_groups_it_is_refused():
+    net = nn.Linear(2, 2)
+    with pytest.raises(treadle.TreadleError, match="TR-500") as caught:
+        treadle.compile(lambda x: net(x), model=net, parallel=treadle.DataParallel())
+    assert "init_process_group" in caught.value.remedy
