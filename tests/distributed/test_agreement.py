@@ -1,5 +1,7 @@
 """Ranks that would run different steps: an error on each of them, before any collective."""
 
+import os
+import signal
 import time
 
 import pytest
@@ -139,12 +141,14 @@ def switches_often(times):
 def _keys():
     store = peers_of(dist.group.WORLD, CPU)._store
     dist.barrier()
-    return [
+    found = [
         key
         for at in range(200)
         for key in (f"vote/{at}/verdict", f"vote/{at}/given", f"vote/{at}/of/1")
         if store.check([key])
     ]
+    dist.barrier()  # the store ends with rank 0
+    return found
 
 
 @pytest.mark.parametrize("store", ["file", "tcp"])
@@ -190,7 +194,7 @@ def test_groups_agree_by_themselves(launch):
 def made_anew(place):
     call(ONE)
     dist.destroy_process_group()
-    rank = int(__import__("os").environ["RANK"])
+    rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", init_method=f"file://{place}/again", rank=rank, world_size=2)
     return call(OTHER)
 
@@ -212,5 +216,38 @@ def test_a_rank_that_never_votes_is_named_when_time_is_out(launch):
     for rank in (0, 1, 3):
         code, message, seconds = values[rank]
         assert code == "TR-504"
-        assert "did not arrive: rank 2" in message
+        assert "did not arrive: rank 2, which has not begun a call" in message
         assert seconds < 8
+
+
+def dies_before_it_votes():
+    call(ONE)
+    if dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return error_of(call, OTHER)
+
+
+def test_a_rank_that_ends_while_others_vote_is_named_soon(launch):
+    ranks = launch(4, dies_before_it_votes, check=False, patience=15)
+    assert ranks[2].code == -signal.SIGKILL
+    for rank in (0, 1, 3):
+        code, message, seconds = ranks[rank].value or pytest.fail(told(ranks))
+        assert code == "TR-503", message
+        assert "rank 2 has ended" in message
+        assert "call 2 could not begin" in message
+        assert seconds < 10
+
+
+def waits_for_a_stopped_rank():
+    """A rank that exists and does nothing, as in a debugger, is not said to have ended."""
+    call(ONE)
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return error_of(call, ONE)
+
+
+def test_a_rank_that_is_stopped_has_not_ended(launch):
+    ranks = launch(2, waits_for_a_stopped_rank, check=False, timeout=12, group_timeout=4)
+    code, message, _ = ranks[0].value or pytest.fail(told(ranks))
+    assert code == "TR-504"
+    assert "did not arrive: rank 1, which is there" in message

@@ -221,6 +221,8 @@ class Peers:
 
     def _last_seen(self, rank: int, call: int) -> str:
         place = self._place_of(rank)
+        if not self._store.check([f"address/{rank}"]):
+            return f"rank {rank}, which has not begun a call"
         if place is None or place[0] < call:
             return f"rank {rank}, which is there and was not seen waiting in this call"
         return f"rank {rank}, which waits for {place[1]}"
