@@ -251,3 +251,37 @@ def test_a_rank_that_is_stopped_has_not_ended(launch):
     code, message, _ = ranks[0].value or pytest.fail(told(ranks))
     assert code == "TR-504"
     assert "did not arrive: rank 1, which is there" in message
+
+
+class _EndsLater:
+    """A collective that is over after a while, though the store is gone."""
+
+    def __init__(self, seconds):
+        self._end = time.monotonic() + seconds
+
+    def wait(self, limit=None):
+        time.sleep(max(0.0, min(limit.total_seconds(), self._end - time.monotonic())))
+        if not self.is_completed():
+            raise RuntimeError("not yet")
+        return True
+
+    def is_completed(self):
+        return time.monotonic() >= self._end
+
+
+def outlives_the_store(seconds):
+    call(ONE)
+    peers = peers_of(dist.group.WORLD, CPU)
+    if dist.get_rank() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.3)
+    return error_of(peers.wait, _EndsLater(seconds), peers.started("the last"))
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(2.0, None), (60.0, "TR-503")])
+def test_the_last_collective_may_end_after_the_process_with_the_store(launch, seconds, code):
+    ranks = launch(2, outlives_the_store, seconds, check=False, store="tcp", patience=20)
+    assert ranks[1].code == 0, told(ranks)
+    found = ranks[1].value
+    assert (found and found[0]) == code
+    assert code is None or (found[2] < 10 and "rank 0" in found[1])

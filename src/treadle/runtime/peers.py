@@ -98,15 +98,11 @@ class Peers:
         """Until a collective that the host waits for has ended. TR-503 if a rank has, TR-504 when
         the time of the group is over, TR-505 if one failed, TR-502 if one runs another step."""
         pause = _SHORTEST
-        looked = time.monotonic()
+        looks = _Looks(self, awaited)
         try:
             while not _ends_within(work, pause):
                 pause = min(2 * pause, _LONGEST)
-                with self._reached():
-                    self._look()
-                    if time.monotonic() - looked > _SEEN_WAITING:
-                        self._look_longer(awaited)
-                        looked = time.monotonic()
+                looks.look()
         except RuntimeError as error:
             with self._reached():
                 raise self._broken(self._reason(error, awaited)) from error
@@ -124,7 +120,8 @@ class Peers:
 
     # What others say.
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Raise the fault that another rank has found; answer one that asks what this one runs."""
         if self._store.check(["broken"]):
             raise self._adopted(self._store.get("broken"))
         if self._store.check(["asked"]):
@@ -132,9 +129,9 @@ class Peers:
             if self._voted < asked <= self.call:
                 self._vote(asked, self._agreed)
 
-    def _look_longer(self, awaited: Awaited) -> None:
-        """Once a second: say what this rank waits for; and see that the next rank is there, as the
-        one before it does for this one, so that somebody notices each death."""
+    def look_longer(self, awaited: Awaited) -> None:
+        """Once a second while waiting: say what this rank waits for; and see that the next rank is
+        there, as the one before it does for this one, so that somebody notices each death."""
         self._store.set(f"at/{self.rank}", json.dumps([awaited.call, str(awaited)]))
         following = self.ranks[(self.ranks.index(self.rank) + 1) % len(self.ranks)]
         ended = self._ended([following])
@@ -156,7 +153,7 @@ class Peers:
         pause = _SHORTEST
         looked = began
         while not votes.is_decided():
-            self._look()
+            self.look()
             now = time.monotonic()
             if now - began > self._timeout:
                 what = f"agreement on the step of call {votes.call}"
@@ -272,13 +269,17 @@ class Peers:
         try:
             yield
         except RuntimeError as error:
-            self._fault = GroupFailure(
-                "the store of the process group cannot be reached: the process that holds it, rank "
-                f"0 or torchrun, has ended ({str(error).splitlines()[0]})",
-                code="TR-503",
-                remedy=f"see the output of rank 0; {_RESTART}",
-            )
-            raise self._fault from error
+            raise self.without_store(error) from error
+
+    def without_store(self, error: RuntimeError) -> GroupFailure:
+        """TR-503: nothing can be heard of the other ranks."""
+        self._fault = GroupFailure(
+            "the store of the process group cannot be reached: the process that holds it, rank "
+            f"0 or torchrun, has ended ({str(error).splitlines()[0]})",
+            code="TR-503",
+            remedy=f"see the output of rank 0; {_RESTART}",
+        )
+        return self._fault
 
     def note_end(self, error: BaseException) -> None:
         """The script of this rank ends with ``error``."""
@@ -286,6 +287,32 @@ class Peers:
             self._store.set(f"ended/{self.rank}", _in_words(error))
         except RuntimeError:
             return  # the store has ended before
+
+
+@final
+class _Looks:
+    """What a rank looks at while it waits for a collective. A store that is gone is not yet a
+    fault: the process that held it may have done its part of the last collective, and ended."""
+
+    def __init__(self, peers: Peers, awaited: Awaited) -> None:
+        self._peers = peers
+        self._awaited = awaited
+        self._longer = time.monotonic()
+        self._gone: tuple[float, RuntimeError] | None = None
+
+    def look(self) -> None:
+        """Raise what ``Peers.wait`` does for other ranks' sake."""
+        now = time.monotonic()
+        if self._gone is None:
+            try:
+                self._peers.look()
+                if now - self._longer > _SEEN_WAITING:
+                    self._peers.look_longer(self._awaited)
+                    self._longer = now
+            except RuntimeError as error:
+                self._gone = now, error
+        elif now - self._gone[0] > _GRACE:
+            raise self._peers.without_store(self._gone[1])
 
 
 def _ends_within(work: "distributed.Work", seconds: float) -> bool:

@@ -40,12 +40,13 @@ def groups_of(step: StepGraph) -> tuple[str, ...]:
     return tuple([name for name in names if group_named(name).size() > 1])
 
 
-def common_text(step: StepGraph, artifact: Artifact) -> VariantText:
-    """What all ranks have to have in common of a step."""
+def common_text(step: StepGraph, artifact: Artifact, *, alike: bool = True) -> VariantText:
+    """What all ranks have to have in common of a step. ``alike=False``: only what they send, for
+    steps in which each holds a part of its own, whose sizes and offsets are in its graph."""
     names = dict.fromkeys(each.group for each in collectives_in(step.graph))
     numbers = {name: f"group {at}" for at, name in enumerate(names)}  # names are a rank's own
-    texts = show(step).splitlines()
-    nodes = _nodes_by_line(step, len(texts))
+    texts = show(step).splitlines() if alike else []
+    nodes = _nodes_by_line(step, len(texts)) if alike else []
     lines = [_line(text, node, numbers) for text, node in zip(texts, nodes, strict=True)]
     wheres = ["" if node is None else info(node).where for node in nodes]
     sent = [
