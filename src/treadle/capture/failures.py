@@ -112,12 +112,11 @@ def _communicates(frames: traceback.StackSummary, where: str) -> CaptureError:
 def refused_communication(what: str, where: str) -> CaptureError:
     """TR-130: the step ``what``."""
     return CaptureError(
-        f"the step {what}: communication with other processes is not captured, and ranks would "
-        "drift apart",
+        f"the step {what}: that cannot become a part of the graph, and ranks would drift apart",
         code="TR-130",
         where=where,
-        remedy="compile forward, loss and backward alone, which leaves gradients in .grad; reduce "
-        "them (torch.distributed.all_reduce) and step the optimizer after the call",
+        remedy="call the wrapper itself, or torch.distributed.all_reduce without async_op; or "
+        "compile forward, loss and backward alone, and step the optimizer after the call",
     )
 
 
