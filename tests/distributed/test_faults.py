@@ -384,3 +384,32 @@ def test_nothing_is_written_before_the_last_wait(launch, size):
         at_waits, at_end = each.value
         assert at_waits == [True] * 6
         assert not at_end
+
+
+def sizes_that_differ(calls):
+    """Batches of other sizes on each rank, and in each call, of a step that declares them."""
+    torch.manual_seed(0)
+    net = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(x):
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    compiled = treadle.compile(
+        step, model=net, optimizer=optimizer, parallel=treadle.DataParallel(),
+        shapes=treadle.dynamic({"x": {0: "batch"}}, batch=(2, 64)),
+    )  # fmt: skip
+    for at in range(calls):
+        (x,) = batches(1, size=4 + 3 * dist.get_rank() + 5 * at)
+        compiled(x)
+    return state(net, optimizer), compiled.recompiles
+
+
+def test_sizes_that_are_declared_may_differ(launch):
+    (one, why), (other, _) = [each.value for each in launch(2, sizes_that_differ, 3)]
+    assert is_same(one, other)
+    assert len(why) == 1
