@@ -5,7 +5,8 @@
     python benchmarks/rewrites.py [cuda] [--rounds 100] [--only NAME]
 
 Ratio of the medians, without over with: above 1 the rewrite wins. Every line is one rewrite, alone,
-after or taken out of the passes of ``compiler/cleaning.py``, on a program in which it fires.
+after or taken out of the passes of ``compiler/cleaning.py``, on a program in which it fires; or
+what the scheduler does with products that are joined (``schedule/joined.py``).
 """
 
 import argparse
@@ -14,19 +15,20 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import treadle
-from treadle.compiler import cleaning
+from treadle.compiler import cleaning, memory
 from treadle.graph.passes import GraphPass
 from treadle.passes.batching import BatchProducts
 from treadle.passes.constructors import CountConstants
 from treadle.passes.joined_products import JoinProducts
 from treadle.passes.joining import JoinPieces
+from treadle.passes.narrow_weights import FoldWeightCast, ScaleInProduct
 from treadle.passes.products import (
     DECOMPOSE_OUTER,
     DECOMPOSE_VECTORS,
@@ -34,6 +36,7 @@ from treadle.passes.products import (
     AddBiasInProduct,
     SplitBias,
 )
+from treadle.runtime.artifact import CallStep
 
 Program = Callable[..., Tensor]
 CALLS = 5
@@ -41,12 +44,24 @@ CALLS = 5
 
 @dataclass(frozen=True)
 class Case:
-    """A program, the shapes it is given, and the rewrite that fires in it."""
+    """A program, the shapes and dtypes it is given, and the rewrite that fires in it: a pass, or
+    the scheduler's if there is none."""
 
     name: str
-    rewrite: GraphPass
+    rewrite: GraphPass | None
     shapes: tuple[tuple[int, ...], ...]
     program: Program
+    dtypes: tuple[torch.dtype, ...] = ()
+
+    def inputs(self, device: str) -> list[Tensor]:
+        """Made-up operands: normal numbers, or any whole ones."""
+        dtypes = self.dtypes or (torch.float32,) * len(self.shapes)
+        return [
+            torch.randn(shape, device=device).to(dtype)
+            if dtype.is_floating_point
+            else torch.randint(-128, 128, shape, device=device).to(dtype)
+            for shape, dtype in zip(self.shapes, dtypes, strict=True)
+        ]
 
 
 def cut_cat(x: Tensor, y: Tensor) -> Tensor:
@@ -99,7 +114,95 @@ def stored_columns(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
     return torch.cat([x @ v, x @ w], 1) @ torch.cat([v, w], 1).t()
 
 
+def three_linears(x: Tensor, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    joined = torch.cat([x @ u, x @ v, x @ w], 1)
+    return joined.t() @ joined
+
+
+def mixed_pieces(x: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    joined = torch.cat([x @ u, x @ v, x.sin()], 1)
+    return joined.t() @ joined
+
+
+def joined_rows(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    return torch.cat([x @ w, y @ w])
+
+
+def cast_rows(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w.to(x.dtype).t()
+
+
+def cast_columns(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w.to(x.dtype)
+
+
+def packed_columns(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    numbers = torch.stack([w & 15, w >> 4], 1).flatten(0, 1)
+    return x @ ((numbers.to(x.dtype) - 8) * s)
+
+
+def scaled_rows(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return (x @ w.to(x.dtype).t()) * s
+
+
+F32, BF16, I8 = torch.float32, torch.bfloat16, torch.int8
 CASES = (
+    *(
+        Case(f"{name}, {m} x {k}", None, ((m, k), *[(k, k)] * count), each)
+        for name, count, each in (
+            ("three Linears joined", 3, three_linears),
+            ("a mixed cat", 2, mixed_pieces),
+        )
+        for m, k in ((64, 64), (512, 64), (4096, 64), (1024, 250), (1024, 256), (512, 512))
+    ),
+    *(
+        Case(
+            f"products one under the other, {m} x {k}", None, ((m, k), (m, k), (k, k)), joined_rows
+        )
+        for m, k in ((256, 64), (512, 64), (4096, 64), (512, 512))
+    ),
+    *(
+        Case(
+            f"{kind} to {wide}, {m} x {k} x {n}, {name}",
+            FoldWeightCast(),
+            ((m, k), at(k, n)),
+            each,
+            (wide, kind),
+        )
+        for name, each, at in (
+            ("by rows", cast_rows, lambda k, n: (n, k)),
+            ("by columns", cast_columns, lambda k, n: (k, n)),
+        )
+        for wide, kind in ((F32, I8), (F32, BF16), (BF16, I8))
+        for m, k, n in ((1, 512, 512), (2, 512, 512), (1, 1024, 4096), (2, 1024, 4096))
+    ),
+    *(
+        Case(
+            f"4 bits to {wide}, {m} x {k} x {n}",
+            FoldWeightCast(),
+            ((m, k), (k // 2, n), (n,)),
+            packed_columns,
+            (wide, torch.uint8, wide),
+        )
+        for wide in (F32, BF16)
+        for m, k, n in ((1, 512, 512), (2, 512, 512), (1, 1024, 4096), (2, 1024, 4096))
+    ),
+    *(
+        Case(
+            f"scaled int8, {m} x {k} x {n}",
+            ScaleInProduct(),
+            ((m, k), (n, k), (n,)),
+            scaled_rows,
+            (BF16, I8, BF16),
+        )
+        for m, k, n in (
+            (1, 512, 512),
+            (8, 512, 512),
+            (1, 1024, 4096),
+            (8, 1024, 4096),
+            (8, 4096, 4096),
+        )
+    ),
     Case("split of a cat", JoinPieces(), ((512, 256), (512, 256)), cut_cat),
     Case("cat of a cat", JoinPieces(), ((512, 256), (512, 256)), nested_cat),
     Case("running sum of ones", CountConstants(), ((512, 512),), running_sum),
@@ -173,7 +276,34 @@ def only(passes: tuple[GraphPass, ...]):
         cleaning.CLEAN, cleaning.FUSE = before
 
 
+@contextmanager
+def joining(joins: bool):
+    """Inside, products are written where they are joined, or nowhere."""
+    before = memory.WORKERS
+    memory.WORKERS = {name: replace(each, joins=joins) for name, each in before.items()}
+    try:
+        yield
+    finally:
+        memory.WORKERS = before
+
+
+def scheduled(case: Case, inputs: list[Tensor], *, rewrite: bool) -> Callable[[], object]:
+    options = treadle.Options(cache_dir=Path(tempfile.mkdtemp()))  # this is no part of its keys
+    step = treadle.compile(
+        case.program, model=nn.Linear(1, 1).to(inputs[0].device), options=options
+    )
+    with joining(rewrite), torch.no_grad():
+        for _ in range(3):
+            step(*inputs)
+    steps = step.compiled.artifact.steps
+    placed = any(isinstance(each, CallStep) and each.into is not None for each in steps)
+    assert placed == rewrite, case.name
+    return lambda: step(*inputs)
+
+
 def compiled(case: Case, inputs: list[Tensor], *, rewrite: bool) -> Callable[[], object]:
+    if case.rewrite is None:
+        return scheduled(case, inputs, rewrite=rewrite)
     others = tuple(each for each in cleaning.CLEAN if each != case.rewrite)
     firing = Firing(case.rewrite, [])
     passes = (*others, firing) if rewrite else others
@@ -208,7 +338,7 @@ def main() -> None:
     for case in CASES:
         if given.only not in case.name:
             continue
-        inputs = [torch.randn(shape, device=given.device) for shape in case.shapes]
+        inputs = case.inputs(given.device)
         runs = [compiled(case, inputs, rewrite=each) for each in (False, True)]
         times: list[list[float]] = [[], []]
         with torch.no_grad():

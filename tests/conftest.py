@@ -40,6 +40,7 @@ QUICK = frozenset(
 
 
 LONGEST = (
+    "distributed/test_sharded.py",
     "models/test_transformers.py",
     "distributed/test_faults.py",
     "contract/test_checkpointing.py",

@@ -68,6 +68,7 @@ class Step:
         self._cache = cache or Cache(options.cache_dir)
         self._dispatcher = Dispatcher(self._step, options, shapes, self._cache, saved)
         self._lock = threading.RLock()
+        self._step.gathered.drop()
         check_models(self._step.models, self._step.optimizers)
 
     def __reduce__(self) -> NoReturn:

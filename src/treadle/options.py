@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 PREFIX = "TREADLE_"
 NUMERICS = ("default", "eager")
 STREAMS = ("eager", "counter")
+SHARDS = (None, "optimizer")
 OPTIONAL_PASSES = (
     "RemoveNoOps",
     "RemoveCommonSubexpressions",
@@ -24,6 +25,8 @@ OPTIONAL_PASSES = (
     "CountConstants",
     "outer-product",
     "AccumulateProducts",
+    "ScaleInProduct",
+    "FoldWeightCast",
     "FuseAttention",
     "ProveAttentionMasks",
 )
@@ -135,9 +138,22 @@ class DataParallel:
     Before the first call every rank gets the first one's parameters and buffers. Gradients are
     averaged where an optimizer steps or the step looks at them, so that what is accumulated before
     is not sent; buffers that a call writes (running statistics) are the first rank's after it.
+    ``shard="optimizer"``: each rank has the optimizer's state for a part of each parameter's rows,
+    updates that part, and gets the others (ZeRO 1; gradients are divided like it where nobody
+    looks at them, ZeRO 2).
     """
 
     group: "ProcessGroup | DeviceMesh | None" = None
+    shard: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.shard not in SHARDS:
+            raise TreadleError(
+                f"DataParallel(shard={self.shard!r}) is none of {', '.join(map(repr, SHARDS))}",
+                code="TR-500",
+                remedy='"optimizer" divides state and updates; to divide parameters, make the '
+                "model with torch.distributed.fsdp.fully_shard, which needs no DataParallel",
+            )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 the table says."""
 
 import ast
+import functools
 import importlib
 import inspect
 import operator
@@ -12,8 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
-from treadle.compat.names import ALL, ATTRIBUTES, KEYWORDS, NAMES, SET
+from treadle.compat.names import ALL, ATTRIBUTES, EITHER, KEYWORDS, NAMES, SET
 
 ROOM = Path(__file__).parents[2] / "src" / "treadle" / "compat"
 SOURCES = sorted(path for path in ROOM.glob("*.py") if path.name != "names.py")
@@ -30,6 +33,31 @@ def wrapper():
         dist.destroy_process_group()
 
 
+@functools.cache
+def sharded():
+    """A module of ``fully_shard`` in this process alone, which has run once: what it has."""
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        module = fully_shard(nn.Linear(2, 2), mesh=init_device_mesh("cpu", (1,)))
+        module(torch.ones(1, 2))
+    finally:
+        dist.destroy_process_group()
+    state = module._get_fsdp_state()
+    group = state._fsdp_param_group
+    parameter = group.fsdp_params[0]
+    return {
+        "DTensor": parameter.sharded_param,
+        "FSDPState": state,
+        "FSDPParamGroup": group,
+        "FSDPParam": parameter,
+        "TensorMeta": parameter.sharded_param._spec.tensor_meta,
+        "gathered FSDPParam": parameter,
+    }
+
+
+SHARDED = ("DTensor", "FSDPState", "FSDPParamGroup", "FSDPParam", "TensorMeta")
 EXAMPLES = {
     "DistributedDataParallel": wrapper,
     "Tensor": WEIGHT,
@@ -37,6 +65,7 @@ EXAMPLES = {
     "Module": nn.Linear(2, 2),
     "RNNBase": nn.LSTM(2, 2),
     "Optimizer": torch.optim.SGD([WEIGHT], lr=0.1),
+    "OffsetBasedRNGTracker": OffsetBasedRNGTracker,
     "OpOverload": torch.ops.aten.add.Tensor,
     "ProcessGroup": dist.ProcessGroup,
     "BackendOptions": dist.ProcessGroupGloo.Options,
@@ -44,6 +73,7 @@ EXAMPLES = {
 KNOWN = {
     *(part for name in NAMES for part in name.split(".")),
     *(name for names in ATTRIBUTES.values() for name in names),
+    *(name for names in EITHER.values() for name in names),
     *SET,
     *KEYWORDS,
 }
@@ -120,6 +150,7 @@ def test_what_stands_in_the_table_is_used():
     words = set(re.findall(r"\w+", text))
     assert {name.rpartition(".")[2] for name in NAMES} <= words
     assert {name for names in ATTRIBUTES.values() for name in names} <= words
+    assert {name for names in EITHER.values() for name in names} <= words
     assert {*SET, *KEYWORDS} <= words
 
 
@@ -152,9 +183,14 @@ def test_this_version_has_what_the_table_says(name):
 
 @pytest.mark.parametrize("kind", sorted(ATTRIBUTES))
 def test_objects_have_what_the_table_says(kind):
-    made = EXAMPLES[kind]
+    made = sharded()[kind] if kind in SHARDED else EXAMPLES[kind]
     example = made() if made is wrapper else made
     assert [name for name in ATTRIBUTES[kind] if not hasattr(example, name)] == []
+
+
+@pytest.mark.parametrize("kind", sorted(EITHER))
+def test_objects_have_one_of_the_names(kind):
+    assert any(name in vars(sharded()[kind]) for name in EITHER[kind])
 
 
 @pytest.mark.parametrize("name", sorted(SET))

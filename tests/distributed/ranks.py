@@ -41,11 +41,11 @@ class RankResult:
 class Launcher:
     """``launcher(world, function, *args)`` runs ``function(*args)`` on each rank of a group.
 
-    ``cache``: where what one launch compiles is found by the next."""
+    ``cache``: where what one launch compiles is found by the next; in ``folder`` by default."""
 
-    def __init__(self, forks: Forks, folder: Path, cache: Path) -> None:
+    def __init__(self, forks: Forks, folder: Path, cache: Path | None = None) -> None:
         self._forks = forks
-        self._cache = {"TREADLE_CACHE_DIR": str(cache)}
+        self._cache = {"TREADLE_CACHE_DIR": str(cache or folder / "cache")}
         self._folder = folder
         self._count = 0
 

@@ -33,6 +33,7 @@ from treadle.capture.sources import (
 from treadle.capture.watching import Watches
 from treadle.compat.operators import OpOverload
 from treadle.compat.pytree import TreeSpec
+from treadle.compat.sharded_tensors import ShardedLayout, layout_of, local_of
 from treadle.compat.tracing import hold_constants
 from treadle.graph.node_info import (
     NodeInfo,
@@ -77,7 +78,7 @@ class Captured:
     device: str
     sources: tuple[Source, ...]
     result_tree: TreeSpec
-    result_leaves: tuple[object, ...]  # ``_TENSOR`` where a result tensor goes
+    result_leaves: tuple[object, ...]  # slots where result tensors go
     reads: Reads
     call: GivenCall  # where the arguments of a call are found
     free: frozenset[int]  # leaves of the arguments whose values decide nothing
@@ -87,6 +88,7 @@ class Captured:
     kept: tuple[nn.Parameter, ...]  # of these it does, until the conditions are known to hold
     conditions: tuple[str, ...]  # lines that ask what only raises
     left_grads: tuple[nn.Parameter, ...]
+    grad_layouts: tuple[ShardedLayout | None, ...]  # beside them, of those that are DTensors
     cleared_grads: tuple[nn.Parameter, ...]
     eager: tuple[EagerStep, ...]  # optimizers that step after the graph
     generators: tuple[torch.Generator, ...]  # of the user's, that the graph names by number
@@ -100,7 +102,7 @@ class Captured:
     @property
     def kept_bytes(self) -> int:
         """Gradients of the call before that stay while the step runs, beside what it counts."""
-        return sum(each.nbytes for each in self.kept)
+        return sum(local_of(each).nbytes for each in self.kept)
 
     @property
     def draws(self) -> bool:
@@ -153,6 +155,7 @@ def finish(
         kept=tuple(run.trace.kept),
         conditions=tuple(run.trace.watch.conditions.where),
         left_grads=tuple(p for p, _ in run.trace.grads),
+        grad_layouts=tuple(layout_of(grad) for _, grad in run.trace.grads),
         cleared_grads=tuple(run.trace.cleared),
         eager=tuple(run.trace.eager),
         generators=tuple(run.trace.watch.rng.drawn),

@@ -11,9 +11,10 @@ from typing import final
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
-from treadle.capture.optimizers.registry import has_form
+from treadle.capture.optimizers.registry import form_of, has_form
 from treadle.capture.snapshot import Snapshot
 from treadle.compat.hooks import step_hooks
+from treadle.compat.sharded_tensors import ShardedLayout, layout_of
 from treadle.graph.node_info import info
 from treadle.util.errors import CaptureError
 
@@ -32,9 +33,18 @@ def why_eager(optimizer: Optimizer) -> Reason | None:
     if not has_form(optimizer):
         words = f"{kind} has no form that can be captured (treadle.register_optimizer gives it one)"
         return Reason("TR-105", words)
+    if not form_of(optimizer).elementwise and _is_split(optimizer):
+        words = f"{kind} looks at whole parameters, of which ranks hold parts (DTensors)"
+        return Reason("TR-510", words)
     if step_hooks(optimizer):
         return Reason("TR-114", f"{kind} has hooks around step(), which are called by it alone")
     return None
+
+
+def _is_split(optimizer: Optimizer) -> bool:
+    """Whether ranks hold parts of a parameter that it steps."""
+    parameters = (each for group in optimizer.param_groups for each in group["params"])
+    return any(found.is_split for each in parameters if (found := layout_of(each)))
 
 
 def in_graph(optimizers: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
@@ -46,11 +56,12 @@ def in_graph(optimizers: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
 @dataclass(frozen=True, slots=True, eq=False)
 class EagerStep:
     """``optimizer.step()`` after the compiled part, with the gradients that the graph made for
-    ``parameters``."""
+    ``parameters``. ``layouts``: of those that are DTensors."""
 
     optimizer: Optimizer
     reason: Reason
     parameters: tuple[nn.Parameter, ...]
+    layouts: tuple[ShardedLayout | None, ...]
 
     def run(self, grads: Sequence[Tensor]) -> None:
         """All gradients in their places for the time of the step; put back if it fails."""
@@ -58,8 +69,8 @@ class EagerStep:
         before = [each.grad for each in everyone]
         for each in everyone:
             each.grad = None
-        for each, grad in zip(self.parameters, grads, strict=True):
-            each.grad = grad
+        for each, grad, layout in zip(self.parameters, grads, self.layouts, strict=True):
+            each.grad = grad if layout is None else layout.around(grad)
         try:
             self.optimizer.step()
         except BaseException:

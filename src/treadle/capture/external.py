@@ -46,7 +46,7 @@ from treadle.capture.reads import Reads
 from treadle.capture.rng_guard import PythonRngGuard
 from treadle.capture.system import asks
 from treadle.capture.threads import Threads
-from treadle.compat.fake import FakeTensor
+from treadle.compat.fake import is_traced
 from treadle.compat.hooks import tensor_hooks
 from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload
@@ -350,7 +350,7 @@ class ExternalState:
 
     def hides_traced(self, value: object, depth: int = 0) -> bool:
         """Whether an object that is no container holds a tensor of the run, deep inside."""
-        if isinstance(value, FakeTensor) or is_stand_in(value):
+        if is_traced(value) or is_stand_in(value):
             return depth > 0
         if is_plain(value) or id(value) in self._seen or depth > 8 or is_machinery(value):
             return False

@@ -25,6 +25,8 @@ from treadle.util.errors import CaptureError, TreadleError
 
 _TORCH, _TREADLE = OURS
 _DISTRIBUTED = str(Path(torch.__file__).parent / "distributed")
+_SHARDED = tuple(str(Path(_DISTRIBUTED) / each) for each in ("tensor", "fsdp", "_tensor"))
+"""Where tensors are made that know of other ranks; what they send is in the graph."""
 _CALLS_TORCH = "__torch_function__"
 """The function of ours in which errors of torch's C++ appear."""
 
@@ -43,7 +45,7 @@ def _told(error: Exception) -> Exception:
     where, inner = _line_of(frames), frames[-1] if frames else None
     if isinstance(error, TreadleError):
         return error
-    if any(each.filename.startswith(_DISTRIBUTED) for each in frames):
+    if any(map(_is_communication, frames)):
         return _communicates(frames, where)
     if _looks_at_value(error):
         return looks_at_value(where)
@@ -56,6 +58,10 @@ def _told(error: Exception) -> Exception:
     if inner.filename.startswith(_TREADLE) and inner.name != _CALLS_TORCH:
         return _internal(error, where)
     return _of_torch(error, where)
+
+
+def _is_communication(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_DISTRIBUTED) and not frame.filename.startswith(_SHARDED)
 
 
 def _recurs(error: Exception, frames: Sequence[traceback.FrameSummary]) -> bool:
@@ -105,7 +111,7 @@ def _internal(error: Exception, where: str) -> CaptureError:
 
 
 def _communicates(frames: traceback.StackSummary, where: str) -> CaptureError:
-    name = next(each.name for each in frames if each.filename.startswith(_DISTRIBUTED))
+    name = next(each.name for each in frames if _is_communication(each))
     return refused_communication(f"calls {name} of torch.distributed", where)
 
 

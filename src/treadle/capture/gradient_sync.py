@@ -10,7 +10,8 @@ means, so nothing has to be averaged before somebody looks. A call that only acc
 rank's own gradients in ``.grad``, and a later one averages them with its own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
@@ -19,15 +20,19 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from treadle.compat.collectives import collective_op
+from treadle.compat.sharded_tensors import layout_of, local_of
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """A process group: what functional collectives call it, and how many ranks it has."""
+    """A process group: what functional collectives call it, how many ranks it has, and which of
+    them this process is. ``divides``: whether they divide updates among them."""
 
     name: str
     ranks: int
+    rank: int = 0
+    divides: bool = False
 
 
 @final
@@ -69,13 +74,26 @@ class GradientSync:
 
     def looked_at(self, leaf: Tensor) -> None:
         """Somebody is about to read ``leaf.grad``."""
-        if self.everywhere is not None and id(leaf) in self._local:
+        if self.everywhere is not None and id(leaf) in self._local and not self._averages:
             self._average(leaf, self.everywhere)
 
     def was_set(self, leaf: Tensor) -> None:
         """The step has put something in ``leaf.grad``, or cleared it."""
         if not self._averages and id(leaf) in self._leaves:
             self._local.add(id(leaf))
+
+    @contextmanager
+    def unlooked(self) -> Iterator[None]:
+        """While inside, gradients are read as they are."""
+        before, self._averages = self._averages, True
+        try:
+            yield
+        finally:
+            self._averages = before
+
+    def is_local(self, leaf: Tensor) -> bool:
+        """Whether ``leaf.grad`` is not a mean yet, and has to become one."""
+        return self.everywhere is not None and id(leaf) in self._local
 
     def finish(self) -> None:
         """The step ends, and no optimizer of its steps: whoever does finds averages."""
@@ -84,18 +102,17 @@ class GradientSync:
 
     def _average(self, leaf: Tensor, group: RankGroup) -> None:
         self._local.discard(id(leaf))
-        self._averages = True
-        try:
+        with self.unlooked(), torch.no_grad():
             if leaf.grad is not None:
-                with torch.no_grad():
-                    leaf.grad = mean_over_ranks(leaf.grad, group)
-        finally:
-            self._averages = False
+                leaf.grad = mean_over_ranks(leaf.grad, group)
 
 
 def mean_over_ranks(x: Tensor, group: RankGroup) -> Tensor:
     """The mean of ``x`` over the ranks of a group, divided first as ``DistributedDataParallel``
-    does."""
+    does; of a DTensor that of the parts here."""
+    layout = layout_of(x)
+    if layout is not None:
+        return layout.around(mean_over_ranks(local_of(x), group))
     if x.is_complex():
         return torch.view_as_complex(mean_over_ranks(torch.view_as_real(x), group))
     start, wait = collective_op("all_reduce"), collective_op("wait_tensor")
@@ -103,7 +120,10 @@ def mean_over_ranks(x: Tensor, group: RankGroup) -> Tensor:
 
 
 def from_first_rank(x: Tensor, group: RankGroup) -> Tensor:
-    """What the first rank of a group has in the place of ``x``."""
+    """What the first rank of a group has in the place of ``x``, or of its part of a DTensor."""
+    layout = layout_of(x)
+    if layout is not None:
+        return layout.around(from_first_rank(local_of(x), group))
     if x.is_complex():
         return torch.view_as_complex(from_first_rank(torch.view_as_real(x), group))
     x = x.contiguous()

@@ -21,15 +21,22 @@ from treadle.capture.parts import (
     Sequenced,
 )
 from treadle.capture.plain_values import PlainFact, is_plain
+from treadle.compat.sharded_tensors import layout_of
 
-TensorFact = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device, bool]
-"""Dtype, shape, strides, device, and whether a gradient is asked for."""
+TensorFact = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], object, bool]
+"""Dtype, shape, strides, device (of a DTensor with its layout), whether it wants a gradient."""
 
 
 def tensor_fact(value: Tensor) -> TensorFact:
     """What of a tensor decides a graph: all but its numbers."""
     shape = tuple(value.shape)
-    return value.dtype, shape, value.stride(), value.device, value.requires_grad
+    return value.dtype, shape, value.stride(), place_of_tensor(value), value.requires_grad
+
+
+def place_of_tensor(value: Tensor) -> object:
+    """Its device; of a DTensor also its mesh and placements."""
+    layout = layout_of(value)
+    return value.device if layout is None else (value.device, layout.spec)
 
 
 def first_of_each(tensors: Iterable[object]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from treadle.capture.frames import Whose, whose
 from treadle.capture.introspect import is_heap
 from treadle.capture.numbers import is_stand_in
-from treadle.compat.fake import FakeTensor
+from treadle.compat.fake import is_traced
 
 BUILTINS: dict[str, object] = builtins.__dict__  # type: ignore[assignment]
 _REGISTERED = logging.root.manager.loggerDict
@@ -59,7 +59,7 @@ def is_machinery_class(kind: type) -> bool:
 
 def is_machinery(value: object) -> bool:
     """Whether an object is of the trace's machinery: nobody looks at it or into it."""
-    if is_stand_in(value) or isinstance(value, FakeTensor | BuiltinFunctionType):
+    if is_stand_in(value) or is_traced(value) or isinstance(value, BuiltinFunctionType):
         return True
     if isinstance(value, FunctionType):
         return whose(value.__code__.co_filename) is Whose.OURS

@@ -31,6 +31,12 @@ from treadle.capture.expected import Conditions, constraint_checks
 from treadle.capture.explain_errors import Line, here, looks_at_value, running_line
 from treadle.capture.flatten import flatten_containers, unflatten
 from treadle.capture.frames import Whose, whose
+from treadle.capture.fully_sharded import (
+    fully_sharded,
+    nothing,
+    refuse_draws,
+    refuse_unshard,
+)
 from treadle.capture.gradient_sync import GradientSync
 from treadle.capture.numbers import Number, Uses, is_stand_in
 from treadle.capture.recurrent import RecurrentLayers
@@ -40,8 +46,10 @@ from treadle.capture.scaled import scaled
 from treadle.capture.wrappers import forward_of
 from treadle.compat.checkpointing import watched_checkpointing
 from treadle.compat.control_flow import functions_replaced
-from treadle.compat.fake import FakeTensor
+from treadle.compat.fake import is_traced
+from treadle.compat.fully_sharded import resharding_methods, unsharding_methods
 from treadle.compat.hooks import OURS, global_step_hooks, reducer_methods
+from treadle.compat.sharded_tensors import draw_methods, sharded_entries
 from treadle.compat.tensors import storage_key
 from treadle.compat.tracing import (
     METHOD_FILES,
@@ -150,7 +158,7 @@ class TensorPatcher(TorchFunctionMode):
             users = _asks() is not Whose.OURS
             leaves = [self._inside(leaf, held=users) for leaf in leaves]
             args, kwargs = rebuilt(leaves)
-        if func in _VALUES and any(isinstance(leaf, FakeTensor) for leaf in leaves):
+        if func in _VALUES and any(map(is_traced, leaves)):
             raise looks_at_value(here())
         if func == _SET_DATA:
             return self._set_data(*args)
@@ -218,7 +226,7 @@ class TensorPatcher(TorchFunctionMode):
         if not isinstance(leaf, Tensor):
             return False
         # the user's own may be fake, when a step is only planned
-        return id(leaf) in self._table or not isinstance(unwrapped(leaf), FakeTensor)
+        return id(leaf) in self._table or not is_traced(unwrapped(leaf))
 
     def entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``original``, which asks no mode, of the traced tensor instead of the user's own."""
@@ -241,7 +249,7 @@ class TensorPatcher(TorchFunctionMode):
                 where=here(),
                 remedy="pass the module that owns it in model=, or detach it",
             )
-        if found is None and held and not isinstance(leaf, FakeTensor):
+        if found is None and held and not is_traced(leaf):
             found = held_input(leaf)
             self._held[id(leaf)] = leaf, found
         return leaf if found is None else found
@@ -280,11 +288,16 @@ def swapped(
                 _put(undo, vars(optimizer), "state", _NoState(optimizer.state))
         stranger = _traced_only(_refuse_stranger, _nothing)
         _put(undo, global_step_hooks(), OURS, stranger)
+        watch.runs_again = undo.enter_context(fully_sharded(models))
         watch.mode = functools.partial(TensorPatcher, table, watch, layers)
         mode = watch.mode()
         for owner, name in tensor_entries():
             original = vars(owner)[name]
             _put(undo, vars(owner), name, _traced_only(mode.entering(original), original))
+        for kind, name in sharded_entries():
+            original = vars(kind)[name]
+            ours = _traced_only(mode.entering(original), original)
+            _put_attribute(undo, kind, name, ours)
         if "__bool__" in vars(Tensor):
             undo.callback(setattr, Tensor, "__bool__", vars(Tensor)["__bool__"])
         else:  # it is inherited
@@ -383,6 +396,7 @@ class TraceRecorder:
         self.held: dict[int, tuple[Tensor, Tensor]] = {}  # the user's, and what is traced
         self._followed: set[GradientNode] = set()
         self.after_backward: Callable[[], None] = lambda: None
+        self.runs_again: Callable[[bool], None] = lambda _: None
         self.mode: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._states: dict[int, Tensor] = {}
         self.fresh: set[int] = set()  # ids of leaves whose first gradients are cleared unread
@@ -421,6 +435,9 @@ class TraceRecorder:
                     all_reduce_in_place(torch.distributed.all_reduce),
                 ),
                 *((*method, refuse_wrapper) for method in reducer_methods()),
+                *((*method, refuse_unshard) for method in unsharding_methods()),
+                *((*method, nothing) for method in resharding_methods()),
+                *((*method, refuse_draws) for method in draw_methods()),
                 *constraint_checks(),
             ):
                 _put_attribute(undo, owner, name, _traced_only(ours, vars(owner)[name]))
@@ -454,9 +471,11 @@ class TraceRecorder:
     def _begin_again(self) -> None:
         self._end_again()  # a region within a region
         self._began = traced_nodes()
+        self.runs_again(True)
 
     def _end_again(self) -> None:
         if self._began is not None:
+            self.runs_again(False)
             self.again.append((self._began, traced_nodes()))
         self._began = None
 

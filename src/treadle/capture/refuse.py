@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from treadle.capture.optimizers import adam, adaptive, matrices, sgd
+from treadle.compat.fully_sharded import ShardedStatePlan, is_fully_sharded, plans_of
 from treadle.util.errors import CaptureError
 
 KNOWN_FORMS = (adam.FORMS, sgd.FORMS, adaptive.FORMS, matrices.FORMS)
@@ -95,6 +96,8 @@ def check_models(models: Mapping[str, nn.Module], optimizers: Mapping[str, Optim
     """Wrapped or spread models, foreign optimizers: ``CaptureError``."""
     for model in models.values():
         _check_wrapping(model)
+    for plan in plans_of(models.values()):
+        _check_parts(plan)
     _check_devices(models)
     owned = {id(p) for model in models.values() for p in model.parameters()}
     for optimizer in optimizers.values():
@@ -104,12 +107,22 @@ def check_models(models: Mapping[str, nn.Module], optimizers: Mapping[str, Optim
 def _check_wrapping(model: nn.Module) -> None:
     for name, module in model.named_modules():
         kind = type(module).__name__
-        if kind in _WRAPPERS or kind.startswith("FSDP"):
+        if kind in _WRAPPERS or (kind.startswith("FSDP") and not is_fully_sharded(module)):
             raise CaptureError(
                 f"{name or 'the model'} is wrapped in {kind}, whose communication cannot be seen",
                 code="TR-101",
                 remedy="pass the module inside the wrapper",
             )
+
+
+def _check_parts(plan: ShardedStatePlan) -> None:
+    gathered = [group.name for group in plan.groups if group.is_gathered]
+    if gathered:
+        raise CaptureError(
+            f"fully_shard has gathered the parameters of {gathered[0]}: a step trains their parts",
+            code="TR-511",
+            remedy="module.reshard() before the call",
+        )
 
 
 def _check_devices(models: Mapping[str, nn.Module]) -> None:

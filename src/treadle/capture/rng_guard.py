@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor
 
 from treadle.capture.explain_errors import here
-from treadle.compat.fake import FakeTensor
+from treadle.compat.fake import is_traced
 from treadle.targets.registry import target_for
 from treadle.util.errors import CaptureError
 
@@ -82,7 +82,7 @@ class RngGuard:
     def refuse_state(self, value: object, where: str = "") -> None:
         """``CaptureError`` TR-120 for a tensor that is the state of a generator: it would stay what
         it was when the step was captured."""
-        if not isinstance(value, Tensor) or isinstance(value, FakeTensor):
+        if not isinstance(value, Tensor) or is_traced(value):
             return
         if value.dtype is not torch.uint8 or not value.is_cpu:
             return

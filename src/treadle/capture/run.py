@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import SymInt, Tensor, nn
@@ -33,6 +33,7 @@ from treadle.capture.patching import TraceRecorder, swapped
 from treadle.capture.reads import Location, Node, Reads, Watched
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.refuse import refuse_unfinished
+from treadle.capture.row_shards import RowShards
 from treadle.capture.sources import (
     Batch,
     BufferSlot,
@@ -49,20 +50,23 @@ from treadle.capture.sources import (
     State,
 )
 from treadle.capture.updates import UpdatesOfGroup
-from treadle.compat.fake import FakeTensor
+from treadle.compat.fake import is_traced
 from treadle.compat.hooks import copy_hooks
 from treadle.compat.pytree import TreeSpec
+from treadle.compat.sharded_tensors import ShardedLayout, layout_of, local_of, placed_as
 from treadle.compat.switches import switches_kept, uses_onednn
 from treadle.compat.tracing import outside_modes, traced_nodes, without_functions
 from treadle.graph.signature import Input, Role
 from treadle.util.errors import CaptureError
 
+T = TypeVar("T")
 Toggle = tuple[nn.Parameter, bool]
 """A parameter, and whether it needs a gradient from then on."""
 
 
 class ResultSlot:
-    """Marks the place of a tensor among the leaves of the user's result."""
+    """Marks the place of a tensor among the leaves of the user's result; that of a DTensor is
+    marked by its layout."""
 
 
 @final
@@ -99,7 +103,7 @@ class _Gradient:
 @final
 @dataclass(frozen=True, slots=True)
 class SideEffect:
-    """What the step leaves in a place outside of it. ``leaves``: ``ResultSlot`` for a tensor."""
+    """What the step leaves in a place outside of it. ``leaves``: slots for tensors."""
 
     place: Location | _Gradient | InArgument
     leaves: tuple[Any, ...]
@@ -116,7 +120,11 @@ class SideEffect:
 
 def slots_in(leaves: Iterable[Any]) -> int:
     """How many tensors belong among the leaves."""
-    return sum(leaf is ResultSlot for leaf in leaves)
+    return sum(leaf is ResultSlot or isinstance(leaf, ShardedLayout) for leaf in leaves)
+
+
+def _slot_of(tensor: Tensor) -> Any:
+    return layout_of(tensor) or ResultSlot
 
 
 def _sets_switch(name: str) -> CaptureError:
@@ -143,6 +151,8 @@ def fill(leaves: Iterable[Any], tensors: Iterator[Any]) -> list[Any]:
     for leaf in leaves:
         if leaf is ResultSlot:
             found.append(next(tensors))
+        elif isinstance(leaf, ShardedLayout):
+            found.append(leaf.around(next(tensors)))
         elif isinstance(leaf, RunAgain):
             found.append(found[leaf.at])
         else:
@@ -232,6 +242,11 @@ class Run:
         self.sources = sources
         self.leaves = leaves
         self.spec = spec
+        self._divided: dict[int, RowShards] = {
+            id(each.parameter): each.shards
+            for _, each in sources
+            if isinstance(each, State) and each.shards is not None
+        }
         self.sync = GradientSync(group if update else None)
         self.trace = Trace(TraceRecorder(models, self.sync))
         self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
@@ -305,7 +320,8 @@ class Run:
         for (_, source), value in zip(self.sources, inputs, strict=True):
             match source:
                 case Parameter(parameter):
-                    leaf = value.detach().requires_grad_(parameter.requires_grad)
+                    leaf = around(value.detach(), layout_of(parameter))
+                    leaf.requires_grad_(parameter.requires_grad)
                     self._of_fakes |= vars(leaf).keys()
                     self._on_tensor |= vars(parameter).keys()
                     theirs = vars(parameter).items()  # of a fake one also where it is
@@ -314,16 +330,16 @@ class Run:
                     copy_hooks(parameter, leaf)
                     self._stand_ins[id(parameter)] = leaf
                 case BufferSlot(owner, key):
-                    buffers.append((owner, key, value))
+                    buffers.append((owner, key, around(value, layout_of(owner._buffers[key]))))
                 case State(_, parameter, key):
                     self._values[id(parameter), key] = value
                 case Scalar(cluster, key, _):
                     self._values[id(cluster), key] = value
                     self._started.setdefault(id(cluster), _hyper_parameters(cluster))
-                case Grad(parameter):
-                    self._stand_ins[id(parameter)].grad = value
+                case Grad(parameter, layout):
+                    self._stand_ins[id(parameter)].grad = around(value, layout)
                 case Batch(at):
-                    batch[at] = value
+                    batch[at] = around(value, layout_of(self.leaves[at]))
                 case Fixed() | Held() | RunTimeNumber() | RunTimeArray():
                     raise AssertionError("constants are found after the trace")
         return batch, buffers
@@ -470,7 +486,7 @@ class Run:
 
     def _is_given(self, leaf: Any) -> bool:
         """Whether it is of this call, and another one at the next."""
-        is_made = isinstance(leaf, FakeTensor | Whole) or is_stand_in(leaf)
+        is_made = is_traced(leaf) or isinstance(leaf, Whole) or is_stand_in(leaf)
         return is_made or id(leaf) in self._inputs
 
     def _table(self, buffers: list[tuple[nn.Module, str, Tensor]]) -> dict[int, Tensor]:
@@ -486,8 +502,9 @@ class Run:
         refuse_unfinished(leaves)
         leaves = [self._own(leaf) for leaf in leaves]
         leaves = _named_once(leaves)
-        tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
-        self.trace.leaves = [ResultSlot if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        tensors = [local_of(leaf.detach()) for leaf in leaves if isinstance(leaf, Tensor)]
+        slots = [_slot_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.trace.leaves = slots
         tensors += self._left_tensors()
         for parameter in self._parameters():
             if id(self._stand_ins[id(parameter)]) in self.trace.watch.fresh:
@@ -503,11 +520,11 @@ class Run:
                 continue
             if grad is not None:
                 self.trace.grads.append((parameter, grad))
-                tensors.append(grad.detach())
+                tensors.append(local_of(grad.detach()))
             else:
                 self.trace.cleared.append(parameter)
         for each in self.trace.eager:
-            tensors += [self._handed[id(p)].copy for p in each.parameters]
+            tensors += [local_of(self._handed[id(p)].copy) for p in each.parameters]
         return tensors
 
     def _left_tensors(self) -> list[Tensor]:
@@ -515,8 +532,8 @@ class Run:
         found: list[Tensor] = []
         for at, each in enumerate(self.trace.left):
             leaves = [self._own(leaf) for leaf in each.leaves]
-            made = [leaf.detach() for leaf in leaves if isinstance(leaf, FakeTensor)]
-            slots = [ResultSlot if isinstance(leaf, FakeTensor) else leaf for leaf in leaves]
+            made = [local_of(leaf.detach()) for leaf in leaves if is_traced(leaf)]
+            slots = [_slot_of(leaf) if is_traced(leaf) else leaf for leaf in leaves]
             self.trace.left[at] = SideEffect(each.place, tuple(slots), each.tree)
             found += made
         return found
@@ -561,7 +578,7 @@ class Run:
             return Later(leaf)
         if id(leaf) in self._inputs:
             return Later(functools.partial(self._leaf, self._inputs[id(leaf)]))
-        if not isinstance(leaf, FakeTensor):
+        if not is_traced(leaf):
             return leaf
         for parameter in self._parameters():
             if self._stand_ins[id(parameter)] is leaf:
@@ -633,10 +650,11 @@ class Run:
                 copy = leaf.grad.clone()
                 self._handed[id(parameter)] = _Handed(copy, leaf.grad, leaf.grad._version)
                 parameters.append(parameter)
+            value = local_of(leaf).detach()
             self.trace.lost.add(traced_nodes())
-            lost = torch.empty_like(leaf)
-            leaf.detach().copy_(lost)
-        self.trace.eager.append(EagerStep(optimizer, reason, tuple(parameters)))
+            value.copy_(torch.empty_like(value))
+        layouts = tuple(layout_of(self._handed[id(each)].copy) for each in parameters)
+        self.trace.eager.append(EagerStep(optimizer, reason, tuple(parameters), layouts))
 
     def _parameters(self) -> list[nn.Parameter]:
         sources = [source for _, source in self.sources]
@@ -644,7 +662,11 @@ class Run:
 
     def _update(self, form: OptimizerUpdate, cluster: ParamGroup) -> None:
         """A step of those that have gradients. In each call each of them counts its own."""
-        with_grad = [p for p in cluster.parameters if self._stand_ins[id(p)].grad is not None]
+        with self.sync.unlooked():
+            with_grad = [p for p in cluster.parameters if self._stand_ins[id(p)].grad is not None]
+        for parameter in with_grad:
+            if id(parameter) not in self._divided:
+                self.sync.looked_at(self._stand_ins[id(parameter)])
         if not with_grad:
             return
         self._refuse_changed(cluster)
@@ -678,24 +700,41 @@ class Run:
             for parameter in some:
                 names = form.states(parameter, group)
                 state = {key: self._values[id(parameter), key] for key in names}
-                leaf = self._stand_ins[id(parameter)]
-                update = functools.partial(self._update_one, form, group, leaf, state, shared)
-                if updates is None or leaf.grad is None:
-                    update()
-                else:
-                    updates.run((leaf, leaf.grad, *state.values()), tuple(state), update)
+                with self._rows_of(parameter) as (leaf, grad):
+                    update = functools.partial(
+                        self._update_one, form, group, leaf, grad, state, shared
+                    )
+                    if updates is None:
+                        update()
+                    else:
+                        updates.run((leaf, grad, *state.values()), tuple(state), update)
                 cluster.taken[id(parameter)] = nth + 1
+
+    @contextlib.contextmanager
+    def _rows_of(self, parameter: nn.Parameter) -> Iterator[tuple[Tensor, Tensor]]:
+        """What this rank updates of a parameter, with the mean gradient of it; afterwards the
+        parameter is whole."""
+        leaf, shards = self._stand_ins[id(parameter)], self._divided.get(id(parameter))
+        if shards is None:
+            yield _parts_here(leaf)
+            return
+        with self.sync.unlooked():
+            grad, is_local = leaf.grad, self.sync.is_local(leaf)
+        assert grad is not None
+        own = shards.own(leaf.detach()).clone()
+        yield own, shards.mean(grad) if is_local else shards.own(grad)
+        leaf.detach().copy_(shards.whole(own, leaf.shape[0]))
 
     def _update_one(
         self,
         form: OptimizerUpdate,
         group: dict[str, Any],
         leaf: Tensor,
+        grad: Tensor,
         state: Values,
         shared: Values,
     ) -> None:
-        assert leaf.grad is not None
-        value, grad = leaf.detach(), leaf.grad
+        value = leaf.detach()
         if value.is_complex():  # real and imaginary parts are numbers of their own
             value, grad = torch.view_as_real(value), torch.view_as_real(grad)
             state = {key: _parts(each) for key, each in state.items()}
@@ -716,6 +755,21 @@ class Run:
             label = f"{cluster.label}.{name}.{self.clusters.index(cluster)} of step {nth + 1}"
             self.trace.scalars[id(value)] = Input(Role.SCALAR, label), source
         return self._values[key]
+
+
+def around(local: T, layout: ShardedLayout | None) -> T | Tensor:
+    """The DTensor with this part here, or ``local`` itself where there is no layout."""
+    return layout.around(local) if layout is not None and isinstance(local, Tensor) else local
+
+
+def _parts_here(leaf: Tensor) -> tuple[Tensor, Tensor]:
+    """What this rank holds of a parameter and of its gradient. The gradient of a DTensor may be
+    placed otherwise, as summands are: then it is brought where the parameter is."""
+    assert leaf.grad is not None
+    layout = layout_of(leaf)
+    if layout is None:
+        return leaf, leaf.grad
+    return local_of(leaf), local_of(placed_as(leaf.grad, layout))
 
 
 def _parts(value: Tensor) -> Tensor:

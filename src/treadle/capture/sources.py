@@ -13,8 +13,10 @@ from treadle.capture.counters import SharedCounters
 from treadle.capture.numbers import Number, is_exact
 from treadle.capture.object_graph import Location
 from treadle.capture.optimizers.registry import Start, form_of
+from treadle.capture.row_shards import RowShards
 from treadle.capture.watching import Unchanged, Watches, watch_dicts
 from treadle.compat.hooks import note_stepped
+from treadle.compat.sharded_tensors import ShardedLayout, is_sharded, layout_of, local_of
 from treadle.targets.registry import target_for
 from treadle.util.expected import NotExpected
 
@@ -148,8 +150,8 @@ class Parameter:
     parameter: nn.Parameter
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
-        """The parameter itself."""
-        return self.parameter
+        """The parameter itself; of a DTensor what this rank holds."""
+        return local_of(self.parameter)
 
 
 @final
@@ -164,7 +166,7 @@ class BufferSlot:
         """The tensor that is there now."""
         buffer = self.owner._buffers[self.key]
         assert buffer is not None
-        return buffer
+        return local_of(buffer)
 
 
 @final
@@ -176,18 +178,28 @@ class State:
     parameter: nn.Parameter
     key: str
     start: Start
+    shards: RowShards | None = None  # where ranks divide it
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
-        """What the optimizer has for the parameter; else its start, kept in ``pending``."""
+        """What the optimizer has for the parameter; else its start, kept in ``pending``. Of what
+        ranks divide, this rank's rows."""
         value = self.optimizer.state.get(self.parameter, {}).get(self.key)
-        if value is not None:
-            return value
+        if value is not None and (self.shards is None or is_sharded(value)):
+            return local_of(value)
         place = (id(self.parameter), self.key)
         if place not in pending:
-            pending[place] = self._fresh()
-        return pending[place]
+            pending[place] = self._fresh() if value is None else self._divided(value)
+        return local_of(pending[place])
+
+    def _divided(self, value: Tensor) -> Tensor:
+        """Of a checkpoint of ranks that did not divide it."""
+        assert self.shards is not None
+        return self.shards.placed(self.shards.own(value).clone(), value)
 
     def _fresh(self) -> Tensor:
+        if self.shards is not None:
+            own = self.shards.own(self.parameter.detach())
+            return self.shards.placed(torch.full_like(own, self.start.value), self.parameter)
         if self.start.shape is not None:
             return self.parameter.detach().new_full(self.start.shape, self.start.value)
         return torch.full_like(
@@ -217,14 +229,18 @@ class Scalar:
 @final
 @dataclass(frozen=True, slots=True)
 class Grad:
-    """The gradient that a parameter has before the step."""
+    """The gradient that a parameter has before the step. ``layout``: of one that is a DTensor."""
 
     parameter: nn.Parameter
+    layout: ShardedLayout | None = None
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
-        """The gradient that is there now."""
+        """The gradient that is there now. ``NotExpected`` if it is placed otherwise than that which
+        the graph was made for: summands look like sums."""
         assert self.parameter.grad is not None
-        return self.parameter.grad
+        if layout_of(self.parameter.grad) != self.layout:
+            raise NotExpected("a gradient has other placements than when the step was captured")
+        return local_of(self.parameter.grad)
 
 
 @final
@@ -236,7 +252,7 @@ class Batch:
 
     def read(self, leaves: list[Any], pending: Pending) -> Tensor:
         """The tensor at that place among the leaves of the call."""
-        return leaves[self.at]
+        return local_of(leaves[self.at])
 
 
 @final
@@ -248,7 +264,7 @@ class Fixed:
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
         """That tensor, at every call."""
-        return self.tensor
+        return local_of(self.tensor)
 
 
 @final
@@ -261,7 +277,7 @@ class Held:
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
         """The tensor that is there now."""
-        return self.place.get()
+        return local_of(self.place.get())
 
 
 @final
@@ -353,9 +369,8 @@ class Inputs:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = tuple(sources)
-        given = Grad | Batch | Held | RunTimeArray
         scalars = Scalar | RunTimeNumber
-        self._given = [at for at, each in enumerate(sources) if isinstance(each, given)]
+        self._given = [at for at, each in enumerate(sources) if _changes(each)]
         self._scalars = [at for at, each in enumerate(sources) if isinstance(each, scalars)]
         others = {*self._given, *self._scalars}
         self._steady = [at for at in range(len(self._sources)) if at not in others]
@@ -385,6 +400,19 @@ class Inputs:
         dicts = list(holders.values())
         known = not pending and all(isinstance(each, dict) for each in dicts)
         self._holders = watch_dicts(dicts) if known else None
+
+
+def _changes(source: Source) -> bool:
+    """Whether it is looked up at every call: nothing tells of a DTensor that gets another part."""
+    match source:
+        case Parameter(parameter) | State(_, parameter):
+            return is_sharded(parameter)
+        case BufferSlot(owner, key):
+            return is_sharded(owner._buffers[key])
+        case Grad() | Batch() | Held() | RunTimeArray():
+            return True
+        case _:
+            return False
 
 
 def _holders(source: Source) -> tuple[object, ...]:

@@ -22,6 +22,7 @@ from treadle.capture.optimizers.registry import form_of
 from treadle.capture.place import autocast_on, check_values, described
 from treadle.capture.recurrent import weights_in_place
 from treadle.capture.refuse import check_models, device_of
+from treadle.capture.row_shards import Divisions
 from treadle.capture.run import GivenCall, Run
 from treadle.capture.shared_buffers import send_written_buffers
 from treadle.capture.sources import (
@@ -38,6 +39,7 @@ from treadle.capture.sources import (
 )
 from treadle.compat.draw_operators import TRACED_AS
 from treadle.compat.fake import alone
+from treadle.compat.sharded_tensors import layout_of
 from treadle.compat.tracing import trace
 from treadle.graph.grouped import GROUPED
 from treadle.graph.signature import Input, Role
@@ -81,7 +83,8 @@ def capture(
     leaves, spec = flatten((args, kwargs))
     device = place or device_of(models, leaves)
     clusters = clusters_of(in_graph(optimizers))
-    sources = _sources(models, optimizers, clusters, args, kwargs, device)
+    divisions = Divisions(group, device)
+    sources = _sources(models, optimizers, clusters, args, kwargs, device, divisions)
     inputs = _values(sources, leaves, place)
     symbolic = None
     if dims:
@@ -193,6 +196,7 @@ def _sources(
     args: tuple[object, ...],
     kwargs: dict[str, object],
     device: torch.device,
+    divisions: Divisions,
 ) -> list[tuple[Input, Source]]:
     found: list[tuple[Input, Source]] = []
     names: dict[int, str] = {}
@@ -214,7 +218,8 @@ def _sources(
         for parameter in cluster.parameters:
             for key, start in form.states(parameter, group).items():
                 label = f"{cluster.label}.{key}[{names[id(parameter)]}]"
-                source = State(cluster.optimizer, parameter, key, start)
+                shards = divisions.of(parameter, form)
+                source = State(cluster.optimizer, parameter, key, start, shards)
                 found.append((Input(Role.STATE, label), source))
         for key in cluster.scalar_names():
             label = f"{cluster.label}.{key}.{at}"
@@ -223,7 +228,8 @@ def _sources(
         for parameter in model.parameters():
             if parameter.grad is not None:
                 label = f"grad of {names[id(parameter)]}"
-                found.append((Input(Role.GRADIENT, label), Grad(parameter)))
+                source = Grad(parameter, layout_of(parameter.grad))
+                found.append((Input(Role.GRADIENT, label), source))
     leaves, _ = flatten((args, kwargs))
     for at, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):

@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 from treadle.compat.operators import OpOverload
 
@@ -33,6 +33,21 @@ def collective_op(name: str) -> OpOverload:
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
+def _named(new: str, old: str) -> Any:
+    """A function of ``torch.distributed`` that had another name before."""
+    return vars(distributed).get(new) or getattr(distributed, old)
+
+
+def reduce_scatter(out: Tensor, x: Tensor, **how: Any) -> "distributed.Work | None":
+    """Each rank's part of the reduced ``x`` into ``out``, along dim 0."""
+    return _named("reduce_scatter_single", "reduce_scatter_tensor")(out, x, **how)
+
+
+def all_gather(out: Tensor, x: Tensor, **how: Any) -> "distributed.Work | None":
+    """All ranks' ``x`` into ``out``, one after another along dim 0."""
+    return _named("all_gather_single", "all_gather_into_tensor")(out, x, **how)
+
+
 def group_named(name: str) -> "distributed.ProcessGroup":
     """The process group of this name. ``RuntimeError`` if there is none in this process."""
     from torch.distributed.distributed_c10d import _resolve_process_group
@@ -57,8 +72,10 @@ __all__ = [
     "AVAILABLE",
     "HANDLES",
     "NAMESPACE",
+    "all_gather",
     "collective_op",
     "everyone",
     "group_named",
     "name_of_group",
+    "reduce_scatter",
 ]

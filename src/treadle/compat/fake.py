@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMi
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from treadle.compat.sharded_tensors import local_of
 from treadle.util.extents import Size
 
 UNSUPPORTED = (DynamicOutputShapeException, UnsupportedOperatorException, NotImplementedError)
@@ -58,6 +59,12 @@ def fake_operations_heard(tensors: Sequence[Tensor], hear: Callable[[], None]) -
 def is_fake(tensor: Tensor) -> bool:
     """Has it a shape and nothing else?"""
     return isinstance(tensor, FakeTensor)
+
+
+def is_traced(value: object) -> bool:
+    """Whether a trace knows it: a fake tensor, or a DTensor that holds one."""
+    held = local_of(value) if isinstance(value, Tensor) else value
+    return isinstance(held, FakeTensor)
 
 
 def fake_like(value: FakeTensor) -> FakeTensor:
@@ -141,6 +148,7 @@ __all__ = [
     "fake_operations_heard",
     "is_fake",
     "is_of_values",
+    "is_traced",
     "symbolic_mode",
     "without_words",
 ]

@@ -40,8 +40,12 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._subclasses.fake_tensor.UnsupportedOperatorException": ALL,
     "torch.autograd.Variable._execution_engine": ALL,
     "torch.distributed._functional_collectives": ALL,  # with distributed, like the next
+    "torch.distributed._functional_collectives.AsyncCollectiveTensor": ALL,
     "torch.distributed.distributed_c10d._get_process_group_store": ALL,
     "torch.distributed.distributed_c10d._resolve_process_group": ALL,
+    "torch.distributed.fsdp._fully_shard._fsdp_state._get_module_fsdp_state": ALL,
+    "torch.distributed.tensor._random.OffsetBasedRNGTracker": ALL,
+    "torch.distributed.utils._apply_to_tensors": ALL,
     "torch.fx._lazy_graph_module._LazyGraphModule": ALL,
     "torch.fx._lazy_graph_module._use_lazy_graph_module": ALL,
     "torch.fx.experimental.symbolic_shapes.ShapeEnv": ALL,
@@ -96,6 +100,20 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_join_config",
         "_use_python_reducer",
     ),
+    "DTensor": ("_local_tensor", "_spec"),
+    "FSDPState": (
+        "_device",
+        "_modules",
+        "_mp_policy",
+        "_post_forward",
+        "_post_forward_hook_handle",
+        "_pre_forward",
+        "_pre_forward_hook_handle",
+    ),
+    "FSDPParamGroup": ("_all_gather_comm", "_all_reduce_hook", "_reduce_scatter_comm"),
+    "FSDPParam": ("_module_info", "_orig_size", "_sharded_local_tensor"),
+    "OffsetBasedRNGTracker": ("_distribute_region",),
+    "TensorMeta": ("_replace",),
     "RNNBase": ("_flat_weight_refs", "_flat_weights"),
     "Optimizer": ("_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"),
     "OpOverload": ("_overloadname", "_schema"),
@@ -103,6 +121,13 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "BackendOptions": ("_timeout",),
 }
 """What objects hold, by their class, in every version."""
+
+EITHER: dict[str, tuple[str, ...]] = {
+    "FSDPState": ("_fsdp_param_groups", "_fsdp_param_group"),
+    "FSDPParam": ("_unsharded_dtensor_spec", "_tp_spec"),
+    "gathered FSDPParam": ("_unsharded_param",),
+}
+"""What objects hold under one of several names, the first of them here, or only at times."""
 
 SET: dict[str, str] = {
     "_boxed_call": "torch._functorch._aot_autograd.utils",
@@ -115,4 +140,4 @@ KEYWORDS: dict[str, str] = {
 }
 """Private parameters that are given, and whose they are."""
 
-__all__ = ["ALL", "ATTRIBUTES", "KEYWORDS", "NAMES", "SET"]
+__all__ = ["ALL", "ATTRIBUTES", "EITHER", "KEYWORDS", "NAMES", "SET"]

@@ -206,7 +206,7 @@ _REDUCTIONS = _named("""
 """)
 """One pass over the rows of an operand; PyTorch tags some of them since 2.12."""
 
-_PRODUCTS = _named("linear matmul")
+_PRODUCTS = _named("linear matmul _weight_int8pack_mm")
 """Besides those that PyTorch has, or was given, a formula of floating-point operations for."""
 
 _SLOW_ELEMENTS = _named("""
@@ -235,8 +235,19 @@ _ACCUMULATE = frozenset({
 """Calls that go on from their first operand, and that may do so in its memory: they copy it into
 their result first, unless that is the same memory."""
 
+_STRIDED = frozenset({
+    "aten.mm.out",
+    "aten.addmm.out",
+    "aten.bmm.out",
+    "aten.baddbmm.out",
+    "aten.mv.out",
+    "aten.addmv.out",
+})  # fmt: skip
+"""Calls that write rows or columns of their result at any distance from each other."""
+
 _NEVER_WAIT = _named("""
-    mm addmm bmm baddbmm mv addmv dot addbmm _int_mm convolution convolution_backward
+    mm addmm bmm baddbmm mv addmv dot addbmm _int_mm _weight_int8pack_mm convolution
+    convolution_backward
     cudnn_convolution _cudnn_rnn _cudnn_rnn_backward _fft_r2c _fft_c2r _fft_c2c view_as_real
     view_as_complex _conj _neg_view zeros ones empty arange zeros_like ones_like full_like
     empty_like new_zeros new_ones new_full new_empty new_empty_strided empty_strided fill linspace
@@ -394,6 +405,12 @@ def may_accumulate(name: str) -> bool:
     return name in _ACCUMULATE
 
 
+def writes_strided(name: str) -> bool:
+    """Whether a call of an operator, named as by artifacts, writes a matrix into a part of a larger
+    one as fast as into one of its own: any distance between its rows, or its columns."""
+    return name in _STRIDED
+
+
 def may_wait(name: str, *, masks: bool) -> bool:
     """Whether a call of an operator, named as by artifacts, may wait for the host. ``masks``: some
     of its arguments are."""
@@ -492,5 +509,6 @@ __all__ = [
     "gives_undefined",
     "may_accumulate",
     "may_wait",
+    "writes_strided",
     "written_names",
 ]

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from treadle.compat.fake import without_words
+from treadle.compat.sharded_tensors import layout_of, local_of
 from treadle.compat.switches import without_onednn
 
 P = ParamSpec("P")
@@ -64,7 +65,7 @@ def hold_constants(graph: fx.Graph, owner: fx.GraphModule) -> None:
 
 def held_input(tensor: Tensor) -> Tensor:
     """For a tensor from outside of a trace one that is traced: an attribute of the graph, without a
-    value that could be looked at or changed meanwhile."""
+    value that could be looked at or changed meanwhile. Of a DTensor its part here is traced."""
     proxies = get_proxy_mode()
     mode = detect_fake_mode()
     if proxies is None or mode is None:
@@ -73,9 +74,11 @@ def held_input(tensor: Tensor) -> Tensor:
     name = f"_held_{len(tracer.root.__dict__)}"
     setattr(tracer.root, name, tensor)
     with _disable_current_modes():
-        fake = mode.from_tensor(tensor.detach())
+        fake = mode.from_tensor(local_of(tensor).detach())
     proxy = tracer.create_proxy("get_attr", name, (), {})
-    return track_tensor_tree(fake, proxy, constant=None, tracer=tracer)
+    found: Tensor = track_tensor_tree(fake, proxy, constant=None, tracer=tracer)
+    layout = layout_of(tensor)
+    return found if layout is None else layout.around(found)
 
 
 class TraceInProgress:

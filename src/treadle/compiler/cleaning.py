@@ -18,6 +18,7 @@ from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.dropout import ExpandDropout
 from treadle.passes.joined_products import JoinProducts
 from treadle.passes.joining import JoinPieces
+from treadle.passes.narrow_weights import FoldWeightCast, ScaleInProduct
 from treadle.passes.noops import RemoveNoOps
 from treadle.passes.products import (
     DECOMPOSE_OUTER,
@@ -52,6 +53,8 @@ COUNTER_BASED: tuple[GraphPass, ...] = (
     *CLEAN,
 )
 FUSE: tuple[GraphPass, ...] = (
+    ScaleInProduct(),  # before weights are folded: a kernel that scales takes more rows
+    FoldWeightCast(),  # before products are summed: these sum in a formula
     AccumulateProducts(),  # after what is dead and what is equal: it counts readers
     FuseAttention(),  # as that
 )

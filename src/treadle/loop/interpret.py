@@ -175,6 +175,9 @@ def _run_call(call: Call, program: Program, storages: dict[str, Tensor]) -> None
 
     kwargs = {name: map_leaves(value, each) for name, each in call.kwargs.items()}
     result = op(*[map_leaves(value, each) for each in call.args], **kwargs)
+    if call.into is not None:
+        view(call.into, storages).copy_(result)
+        return
     results = (result,) if isinstance(result, Tensor) else tuple(result or ())
     for name, tensor in zip(call.outputs, results, strict=True):
         if name is not None:

@@ -325,4 +325,5 @@ def show_call(call: Call) -> str:
     arguments = [_argument(argument) for argument in call.args]
     arguments += [f"{name}={_argument(value)}" for name, value in call.kwargs.items()]
     reason = f"  # {call.reason}" if call.reason else _origin(call)
-    return f"{outputs} = {call.op}({', '.join(arguments)}){reason}"
+    into = "" if call.into is None else f" into {_ref(call.into)}"
+    return f"{outputs} = {call.op}({', '.join(arguments)}){into}{reason}"

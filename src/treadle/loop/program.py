@@ -173,7 +173,8 @@ class Call:
     ``op`` is ``"aten.mm.default"``; ``args`` and ``kwargs`` nest tuples of numbers, strings,
     dtypes, ``None`` and ``TensorRef``. ``outputs`` names a buffer per result, ``None`` where the
     result is unused. With ``out`` (``"aten.mm.out"``) the one result is written into its buffer
-    through the out-variant; otherwise PyTorch allocates it. ``reason`` is empty for the library
+    through the out-variant, or into the part of it that ``into`` shows; otherwise PyTorch
+    allocates it. ``reason`` is empty for the library
     calls that are chosen (products, convolutions, attention, random numbers) and says why for
     a fallback. ``workspace`` is the bytes the call allocates beside its results.
     ``effects``: what it does besides its results, by the table of operators. Calls that draw random
@@ -190,6 +191,7 @@ class Call:
     reason: str = ""
     workspace: int = 0
     effects: Effect = Effect.NONE
+    into: TensorRef | None = None
 
     @property
     def refs(self) -> tuple[TensorRef, ...]:
@@ -211,6 +213,7 @@ class Call:
             args=tuple([map_leaves(leaf, each) for each in self.args]),
             kwargs={key: map_leaves(leaf, each) for key, each in self.kwargs.items()},
             outputs=tuple([name and names.get(name, name) for name in self.outputs]),
+            into=self.into and renamed_ref(self.into, names),
             origin=origin or self.origin,
         )
 

@@ -31,7 +31,7 @@ T = TypeVar("T")
 _REMEDY = "give the text of exact_program(program) or exact_kernel(kernel)"
 _DEVICE = re.compile(r"[a-z]+(?::\d+)?")
 _UNNAMED = re.compile(r"_(?=[,\s])")
-_FACTS = {"where", "module", "phase", "chunk", "out", "reason", "workspace", "effects"}
+_FACTS = {"where", "module", "phase", "chunk", "out", "reason", "workspace", "effects", "into"}
 
 
 def parse_program(text: str) -> Program:
@@ -137,6 +137,7 @@ class _Reader:
             reason=facts.get("reason", ""),
             workspace=facts.get("workspace", 0),
             effects=self._effects(facts.get("effects", ""), at),
+            into=facts.get("into"),
         )
 
     def _effects(self, text: str, at: int) -> Effect:
@@ -159,7 +160,7 @@ class _Reader:
             name = self.scanner.word()
             if name not in _FACTS:
                 raise self.scanner.error(f"{name!r} is no fact of a step", at)
-            facts[name] = self._literals.literal()
+            facts[name] = self._ref() if name == "into" else self._literals.literal()
         mine = ("where", "module", "phase", "chunk")
         where = {key: facts.pop(key) for key in mine if key in facts}
         return Origin(nodes, **where), facts

@@ -70,7 +70,7 @@ def _sizes_of(program: Program) -> Iterator[int]:
                 yield from _sizes_in_tree(step.output)
                 yield from sizes_in(step.array)
             case Call():
-                yield from _sizes_in_tree([step.args, dict(step.kwargs)])
+                yield from _sizes_in_tree([step.args, dict(step.kwargs), step.into])
     yield from _sizes_in_tree(program.results)
 
 
@@ -139,7 +139,8 @@ def _call(call: Call) -> str:
     }
     told = "".join(f", {name} {value!r}" for name, value in facts.items() if value)
     first = f"call {outputs} = {call.op}" if outputs else f"call {call.op}"
-    return f"{first}({', '.join(arguments)}){_origin(call.origin)}{told}"
+    into = "" if call.into is None else f", into {_ref(call.into)}"
+    return f"{first}({', '.join(arguments)}){_origin(call.origin)}{told}{into}"
 
 
 def _origin(origin: Origin) -> str:

@@ -74,6 +74,10 @@ def verify_program(program: Program, guards: GuardSet | None = None) -> None:
                 _check_written({ref.buffer for ref in step.refs if ref.numel}, written, program)
                 names = {name for name in step.outputs if name is not None}
                 require(names <= program.buffers.keys(), VerifyError, f"{step.op} fills {names}")
+                if step.into is not None:
+                    _check_ref(step.into, program.buffers, guards)
+                    known = bool(step.out) and step.outputs == (step.into.buffer,)
+                    require(known, VerifyError, f"{step.op} writes {step.into}, not its output")
                 written |= names
     for ref in program.results:
         if ref is not None:

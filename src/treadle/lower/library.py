@@ -26,6 +26,7 @@ PRODUCTS = {
     aten.mv.default: "aten.mv.out",
     aten.addmv.default: "aten.addmv.out",
     aten.dot.default: "aten.dot.out",
+    aten._int_mm.default: "aten._int_mm.out",
     aten.mm.dtype: "aten.mm.dtype_out",
     aten.addmm.dtype: "aten.addmm.dtype_out",
 }
@@ -51,7 +52,7 @@ OUT_VARIANTS = PRODUCTS | {
 _PRODUCT = "a product: the vendor's library"
 _WHY: Mapping[str, str] = {
     _PRODUCT: """
-        mm addmm bmm baddbmm mv addmv dot addbmm mm.dtype addmm.dtype _int_mm
+        mm addmm bmm baddbmm mv addmv dot addbmm mm.dtype addmm.dtype _int_mm _weight_int8pack_mm
         _trilinear linear_backward _cdist_forward _cdist_backward
     """,
     "a convolution: the vendor's library": """

@@ -10,7 +10,7 @@ import torch
 
 from treadle.compat.operators import OpOverload
 from treadle.loop.expr import Array
-from treadle.lower.context import LoweringContext, broadcast
+from treadle.lower.context import LoweringContext, broadcast, element
 from treadle.lower.registry import Unsupported, Value, aten_op, lowers
 from treadle.lower.scalars import Number, Operand, ScalarExpr, cast, number, promoted_dtype
 
@@ -239,6 +239,18 @@ def _check_shift(context: LoweringContext, places: Number) -> None:
     bits = 0 if context.dtype.is_floating_point else torch.iinfo(context.dtype).bits
     if not 0 <= places < bits - 1:
         raise Unsupported(f"a shift of {context.dtype} by {places} places has no formula")
+
+
+_BYTES = frozenset({torch.int8, torch.uint8})
+
+
+@lowers(aten.view.dtype)
+def view_dtype(context: LoweringContext, x: Value, dtype: torch.dtype) -> Array:
+    """``out[i] = x[i] mod 256``: a byte with a sign as one without, or the other way round."""
+    if x.dtype not in _BYTES or dtype not in _BYTES:
+        raise Unsupported(f"the bits of {x.dtype} as {dtype} have no formula")
+    axes = context.axes()
+    return Array(axes, cast(element(x, axes), dtype))
 
 
 def _scaled(x: ScalarExpr, alpha: Number) -> ScalarExpr:

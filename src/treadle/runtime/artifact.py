@@ -113,7 +113,8 @@ def views_in(*arguments: StepArgument) -> tuple[View, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CallStep:
-    """A kernel of PyTorch's. ``out``: the out-variant that writes ``outputs[0]``'s buffer."""
+    """A kernel of PyTorch's. ``out``: the out-variant that writes ``outputs[0]``'s buffer, or the
+    part of it that ``into`` shows."""
 
     op: str
     args: tuple[StepArgument, ...]
@@ -122,6 +123,7 @@ class CallStep:
     out: str = ""
     reason: str = ""
     origin: str = ""
+    into: View | None = None
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -202,4 +204,5 @@ def call_at(step: CallStep, sizes: Sizes) -> CallStep:
 
     args = tuple(map_leaves(leaf_at, each) for each in step.args)
     kwargs = {name: map_leaves(leaf_at, each) for name, each in step.kwargs.items()}
-    return replace(step, args=args, kwargs=kwargs)
+    into = None if step.into is None else _view_at(step.into, sizes)
+    return replace(step, args=args, kwargs=kwargs, into=into)

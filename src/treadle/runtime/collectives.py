@@ -17,7 +17,13 @@ from typing import final
 import torch
 from torch import Tensor, distributed
 
-from treadle.compat.collectives import AVAILABLE, collective_op, group_named
+from treadle.compat.collectives import (
+    AVAILABLE,
+    all_gather,
+    collective_op,
+    group_named,
+    reduce_scatter,
+)
 from treadle.runtime.peers import Awaited, Peers, peers_of
 
 _LIBRARY = torch.library.Library("treadle_c10d", "FRAGMENT")
@@ -125,16 +131,14 @@ def _reduce_scatter(
     x: Tensor, reduce_op: str, group_size: int, group_name: str, *, out: Tensor
 ) -> Tensor:
     group, op = group_named(group_name), _reduction(reduce_op)
-    work = distributed.reduce_scatter_tensor(
-        _flat(out), _flat(x), op=op, group=group, async_op=True
-    )
+    work = reduce_scatter(_flat(out), _flat(x), op=op, group=group, async_op=True)
     IN_FLIGHT.add(out, work, "reduce_scatter", group)
     return out
 
 
 def _all_gather(x: Tensor, group_size: int, group_name: str, *, out: Tensor) -> Tensor:
     group = group_named(group_name)
-    work = distributed.all_gather_into_tensor(_flat(out), _flat(x), group=group, async_op=True)
+    work = all_gather(_flat(out), _flat(x), group=group, async_op=True)
     IN_FLIGHT.add(out, work, "all_gather", group)
     return out
 

@@ -311,9 +311,9 @@ class Executable:
         name = step.outputs[0] if step.out and step.outputs else None
         if name is not None:
             actions = self._fresh([name], filled)
-            spec = self.artifact.buffers[name]
-            self._bindings.argument(whole(spec), kwargs, "out")
-            return [*actions, _CallInto(self._operator(step.out), args, kwargs, spec)]
+            target = step.into or whole(self.artifact.buffers[name])
+            self._bindings.argument(target, kwargs, "out")
+            return [*actions, _CallInto(self._operator(step.out), args, kwargs, target)]
         filled.update(output for output in step.outputs if output is not None)
         specs = tuple(self.artifact.buffers[o] if o is not None else None for o in step.outputs)
         if is_condition(step):
@@ -474,26 +474,27 @@ def _look(args: list[Any]) -> None:
 class _CallInto:
     """A library call that writes the buffer it is given."""
 
-    __slots__ = ("args", "checked", "kwargs", "op", "spec")
+    __slots__ = ("args", "checked", "kwargs", "op", "target")
 
     def __init__(
-        self, op: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], spec: BufferSpec
+        self, op: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], target: View
     ) -> None:
-        self.op, self.args, self.kwargs, self.spec = op, args, kwargs, spec
+        self.op, self.args, self.kwargs, self.target = op, args, kwargs, target
         self.checked = False
 
     def __call__(self) -> None:
         if self.checked:
             self.op(*self.args, **self.kwargs)
             return
-        out, spec = self.kwargs["out"], self.spec
+        out, target = self.kwargs["out"], self.target
         address = out.data_ptr()
         self.op(*self.args, **self.kwargs)
         # An out-variant silently resizes a result of another shape: it would leave the buffer.
-        same = out.shape == spec.shape and out.stride() == spec.strides
+        same = out.shape == target.shape and out.stride() == target.strides
         if not same or out.data_ptr() != address:
             raise RuntimeFailure(
-                f"it gave {tuple(out.shape)}, and {spec.name} has {spec.shape}", code="TR-403"
+                f"it gave {tuple(out.shape)}, and {target.buffer} has {target.shape}",
+                code="TR-403",
             )
         self.checked = True
 

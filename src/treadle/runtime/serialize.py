@@ -31,7 +31,7 @@ from treadle.util.extents import Guard, Size, as_int
 from treadle.util.formulas import from_data, to_data
 from treadle.util.generators import GeneratorRef
 
-FORMAT = 5
+FORMAT = 6
 
 _TYPES = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 _TORCH_NAMES: Mapping[str, Mapping[str, Any]] = {
@@ -203,6 +203,7 @@ def _from_step(step: Launch | CallStep) -> dict[str, object]:
         "out": step.out,
         "reason": step.reason,
         "origin": step.origin,
+        "into": encode(step.into),
     }
 
 
@@ -224,6 +225,7 @@ def _to_step(data: Mapping[str, Any]) -> Launch | CallStep:
         out=data["out"],
         reason=data["reason"],
         origin=data["origin"],
+        into=decode(data["into"]),
     )
 
 

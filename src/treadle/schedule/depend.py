@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.loop.program import Call, Step, TensorRef
+from treadle.util.extents import dims_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +78,22 @@ def facts(steps: tuple[Step, ...], inputs: Sequence[str] = ()) -> Dependencies:
 
 def _overlap(first: Step, second: Step, name: str) -> bool:
     """Whether two writers of one buffer may touch the same element."""
-    if isinstance(first, Call) or isinstance(second, Call):
+    mine, other = _written(first), _written(second)
+    if mine is None or other is None or _is_dynamic(mine) or _is_dynamic(other):
         return True
-    a, b = span(first.output), span(second.output)
+    a, b = span(mine), span(other)
     if a[1] <= b[0] or b[1] <= a[0]:
         return False
-    return not _disjoint_slices(first.output, second.output)
+    return not _disjoint_slices(mine, other)
+
+
+def _is_dynamic(ref: TensorRef) -> bool:
+    return bool(dims_in((*ref.shape, *ref.strides, ref.offset)))
+
+
+def _written(step: Step) -> TensorRef | None:
+    """The part of a buffer that a step writes; ``None`` for all of it."""
+    return step.into if isinstance(step, Call) else step.output
 
 
 def span(ref: TensorRef) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from treadle.schedule.depend import facts, read_buffers, written_buffers
 from treadle.schedule.duplicate import duplicate
 from treadle.schedule.elsewhere import compute_where_read
 from treadle.schedule.fuse import Fuser, stored_buffers
+from treadle.schedule.joined import write_where_joined
 from treadle.schedule.loop_nest import LoopNest, LoopNests
 from treadle.schedule.normalize import normalize
 from treadle.schedule.order import ordered
@@ -42,10 +43,24 @@ def schedule(
 ) -> KernelPlan:
     """The plan of ``program`` for ``workers``; without ``fuse`` every compute is a kernel of its
     own. ``allocator``: how bytes are counted in its peak. ``nests``: of programs of the same step.
+
+    Products are written where they are joined unless the peak grows by that: a joined buffer is
+    there from the first of them on.
     """
+    nests = nests or LoopNests()
+    joined = write_where_joined(program) if fuse and workers.joins else program
+    plan = _scheduled(joined, fuse, allocator, workers, nests)
+    if joined is program:
+        return plan
+    apart = _scheduled(program, fuse, allocator, workers, nests)
+    return plan if plan.peak_bytes <= apart.peak_bytes else apart
+
+
+def _scheduled(
+    program: Program, fuse: bool, allocator: Allocator, workers: Workers, nests: LoopNests
+) -> KernelPlan:
     steps, buffers = normalize(program)
     kept = frozenset(ref.buffer for ref in program.results if ref is not None)
-    nests = nests or LoopNests()
     home: Mapping[int, LoopNest] = {}
     if fuse:
         steps = compute_where_picked(steps, buffers)
@@ -231,7 +246,7 @@ def _into_first(
 ) -> dict[str, str]:
     """``out = x + a @ b``, or ``x`` with other elements at some places, in the bytes of ``x``,
     which nobody reads afterwards."""
-    if not may_accumulate(call.out):
+    if call.into is not None or not may_accumulate(call.out):
         return {}
     (result,) = call.outputs
     x = call.args[0]

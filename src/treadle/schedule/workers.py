@@ -15,13 +15,15 @@ class Workers:
 
     ``prepared``: the kernels that do the work of one. ``choose``: the schedule of each.
     ``alternatives``: others that are worth trying, the chosen one among them. ``scratch_of``: what
-    a kernel needs beside its operands under a schedule.
+    a kernel needs beside its operands under a schedule. ``joins``: whether products written into a
+    part of a larger buffer were measured to take no longer (decision 0012).
     """
 
     prepared: Callable[[Kernel], tuple[Kernel, ...]]
     choose: Callable[[Kernel], KernelSchedule]
     alternatives: Callable[[Kernel], tuple[KernelSchedule, ...]]
     scratch_of: Callable[[Kernel, KernelSchedule], tuple[Scratch, ...]]
+    joins: bool = False
 
     def scheduled(self, kernel: Kernel) -> Kernel:
         """The kernel with its schedule and the names of its scratch."""
@@ -34,7 +36,9 @@ class Workers:
         return replace(kernel, schedule=how, scratch=names)
 
 
-THREADS = Workers(threads.prepared, threads.choose, threads.alternatives, threads.scratch_of)
+THREADS = Workers(
+    threads.prepared, threads.choose, threads.alternatives, threads.scratch_of, joins=True
+)
 PROGRAMS = Workers(programs.prepared, programs.choose, programs.alternatives, programs.scratch_of)
 WORKERS: Mapping[str, Workers] = {"threads": THREADS, "programs": PROGRAMS}
 """By the word that a target's record says."""

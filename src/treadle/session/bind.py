@@ -11,7 +11,7 @@ from treadle.capture.build_graph import Captured
 from treadle.capture.eager import run_eagerly
 from treadle.capture.flatten import flatten, unflatten
 from treadle.capture.optimizers.registry import form_of
-from treadle.capture.run import fill, slots_in
+from treadle.capture.run import around, fill, slots_in
 from treadle.capture.sources import Held, RunTimeNumber, State
 from treadle.compat.hooks import after_backward
 from treadle.graph.node_info import value_of
@@ -25,10 +25,10 @@ def read_inputs(captured: Captured, leaves: list[object]) -> list[Tensor]:
     captured.call.given.leaves = leaves
     try:
         scalars = captured.scalars.read()
+        return captured.inputs.read(leaves, captured.pending, scalars)
     except NotExpected:
         forget_call(captured)
         raise
-    return captured.inputs.read(leaves, captured.pending, scalars)
 
 
 def first_misfit(step: StepGraph, inputs: Sequence[Tensor]) -> str:
@@ -135,8 +135,8 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
     values = [each.values(tensors) for each in captured.left]  # all, before one is put in place
     for left, found in zip(captured.left, values, strict=True):
         left.put(found)
-    for parameter in captured.left_grads:
-        parameter.grad = next(tensors)
+    for parameter, layout in zip(captured.left_grads, captured.grad_layouts, strict=True):
+        parameter.grad = around(next(tensors), layout)
     for parameter in captured.cleared_grads:
         parameter.grad = None
     for parameter, flag in captured.toggled:

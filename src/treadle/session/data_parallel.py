@@ -5,12 +5,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, cast, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed import DeviceMesh
+from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from treadle.capture.gradient_sync import GradientSync, RankGroup, from_first_rank
-from treadle.compat.collectives import everyone, name_of_group
+from treadle.compat.collectives import everyone, group_named, name_of_group
+from treadle.compat.sharded_tensors import gathered, is_sharded, layout_of, local_of, placed_like
 from treadle.options import DataParallel
 from treadle.util.errors import TreadleError
 
@@ -33,7 +35,24 @@ def rank_group(parallel: DataParallel) -> RankGroup:
             group = everyone()
         except ValueError as error:
             raise TreadleError(str(error), code="TR-500", remedy=_FIRST) from None
-    return RankGroup(name_of_group(group), group.size())
+    divides = parallel.shard == "optimizer"
+    return RankGroup(name_of_group(group), group.size(), group.rank(), divides)
+
+
+def refuse_other_parts(models: Mapping[str, nn.Module], group: RankGroup) -> None:
+    """TR-514 where ranks of ``group`` hold other parts of a parameter, whose mean is nothing."""
+    ranks = {*distributed.get_process_group_ranks(group_named(group.name))}
+    others = ranks - {distributed.get_rank()}
+    for model in models.values():
+        for name, each in model.named_parameters():
+            layout = layout_of(each)
+            if layout is not None and layout.is_split and others & layout.ranks:
+                raise TreadleError(
+                    f"DataParallel over ranks {sorted(ranks)}, which hold parts of {name}",
+                    code="TR-514",
+                    remedy="give the dim of the mesh along which ranks hold the same: "
+                    'treadle.DataParallel(mesh["dp"]); fully_shard needs none',
+                )
 
 
 _READ_GRAD = cast(Any, Tensor.grad).__get__
@@ -93,4 +112,25 @@ def averaging(models: Mapping[str, nn.Module], group: RankGroup, *, steps: bool)
                     each.copy_(from_first_rank(each, group))
 
 
-__all__ = ["averaging", "rank_group", "start_together"]
+@contextmanager
+def whole_state(optimizers: Mapping[str, Optimizer]) -> Iterator[None]:
+    """While the user's function runs as it is, its optimizers have all of what ranks divide."""
+    divided: list[tuple[dict[str, Any], str, Tensor]] = []
+    for optimizer in optimizers.values():
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                if is_sharded(value) and not is_sharded(parameter):
+                    divided.append((state, key, value))
+    for state, key, value in divided:
+        state[key] = gathered(value)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for state, key, value in divided:
+                own = local_of(value)
+                own.copy_(local_of(placed_like(state[key], value)))
+                state[key] = value
+
+
+__all__ = ["averaging", "rank_group", "refuse_other_parts", "start_together", "whole_state"]

@@ -6,6 +6,7 @@ from treadle.capture.dynamic import Dims
 from treadle.capture.given import GivenCall
 from treadle.capture.object_graph import Location, argument_place
 from treadle.capture.step import capture
+from treadle.compat.sharded_tensors import layout_of
 from treadle.compiler.compiled import Compiled
 from treadle.compiler.pipeline import compile_graph
 from treadle.options import Options
@@ -131,6 +132,12 @@ class Dispatcher:
             lambda dims: self._compile(args, kwargs, dims, update=update),
         )
 
+    def _alike(self) -> bool:
+        """Whether all ranks hold the same of the models, and none a part of its own."""
+        models = self._step.models.values()
+        held = [each for model in models for each in (*model.parameters(), *model.buffers())]
+        return all(layout_of(each) is None for each in held)
+
     def _compile(
         self,
         args: tuple[object, ...],
@@ -160,7 +167,7 @@ class Dispatcher:
             watcher.closes()
         compiled.groups = groups_of(captured.step)
         if compiled.groups:
-            compiled.common = common_text(captured.step, compiled.artifact)
+            compiled.common = common_text(captured.step, compiled.artifact, alike=self._alike())
         why = self._saved.difference(compiled.facts) if self._saved else ""
         self.recompiles += [why] if why else []
         if self._options.strict:

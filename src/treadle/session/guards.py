@@ -10,11 +10,12 @@ from torch.optim import Optimizer
 
 from treadle.capture.arrays import array_fact, is_numeric, overlaps
 from treadle.capture.flatten import FlatCalls, Given, Structure
-from treadle.capture.object_graph import first_of_each, tensor_fact
+from treadle.capture.object_graph import first_of_each, place_of_tensor, tensor_fact
 from treadle.capture.optimizers.registry import form_of, has_form
 from treadle.capture.plain_values import is_plain, plain_fact
 from treadle.capture.reads import Reads
 from treadle.capture.watching import Watches
+from treadle.compat.fully_sharded import sharded_facts
 from treadle.compat.hooks import module_hooks, step_hooks, tensor_hooks
 from treadle.compat.switches import Switches
 from treadle.session.steady import (
@@ -53,6 +54,7 @@ class GuardKey:
     optimizers: Facts
     modes: Facts
     grads: tuple[bool, ...]  # by parameter: whether ``.grad`` is there
+    plans: Facts = ()  # of models that were given to ``fully_shard``
     outside: Reads | None = None  # known once a variant has been captured
     fresh: frozenset[int] = frozenset()  # parameters whose first ``.grad`` such a one ignores
     free: frozenset[int] = frozenset()  # arguments on whose values such a one does not depend
@@ -140,6 +142,7 @@ class Keys:
             self._optimizers.get(),
             called.modes,
             self._grads(facts.parameters),
+            facts.plans,
         )
 
     def join(self, watches: Watches) -> bool:
@@ -191,6 +194,7 @@ class _ModelFacts:
     identity: tuple[int, ...]
     tensors: Facts
     hooks: Facts
+    plans: Facts
     parameters: tuple[nn.Parameter, ...] = field(compare=False)  # by ``identity``
 
 
@@ -207,15 +211,16 @@ def _model_facts(models: Mapping[str, nn.Module]) -> _ModelFacts:
                 if p is not None:
                     parameters.append(p)
                     hooks += tensor_hooks(p)
-                    tensors.append((p.requires_grad, p.dtype, p.shape, p.stride(), p.device))
+                    place = place_of_tensor(p)
+                    tensors.append((p.requires_grad, p.dtype, p.shape, p.stride(), place))
             tensors += [
-                (b.dtype, b.shape, b.stride(), b.device)
+                (b.dtype, b.shape, b.stride(), place_of_tensor(b))
                 for b in module._buffers.values()
                 if b is not None
             ]
     identity = tuple(map(id, parameters))
     facts = tuple(training), identity, tuple(tensors), tuple(map(id, hooks))
-    return _ModelFacts(*facts, tuple(parameters))
+    return _ModelFacts(*facts, sharded_facts(models.values()), tuple(parameters))
 
 
 def _fact(value: object) -> ArgumentFact:
@@ -279,6 +284,8 @@ def explain_difference(old: GuardKey, new: GuardKey, names: Names) -> str:
         return _switched(old, new, names)
     if old.hooks != new.hooks:
         return "a hook of a module or a parameter was added or removed"
+    if old.plans != new.plans:
+        return "what fully_shard is to do was set to something else"
     if old.modes[-1] != new.modes[-1]:
         return f"update={old.modes[-1]} became update={new.modes[-1]}"
     if old.parameters != new.parameters:

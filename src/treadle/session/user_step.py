@@ -3,29 +3,32 @@
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType
 
 from torch import nn
 from torch.optim import Optimizer
 
 from treadle.capture.gradient_sync import RankGroup
+from treadle.compat.fully_sharded import GatheredModules
 from treadle.session.agreement import agree_on_start
 from treadle.session.bind import without_updates
-from treadle.session.data_parallel import averaging, start_together
+from treadle.session.data_parallel import averaging, refuse_other_parts, start_together, whole_state
 
 
 @dataclass(slots=True)
 class UserStep:
     """``function`` with its models and optimizers by name. ``has_update``: whether it has a
     parameter ``update`` of its own; otherwise calls may be given one. ``group``: the ranks that a
-    plain model is trained on."""
+    plain model is trained on. ``gathered``: what gives the modules of ``fully_shard`` back the
+    parts that the step trains."""
 
     function: Callable[..., object]
     models: Mapping[str, nn.Module]
     optimizers: Mapping[str, Optimizer]
     has_update: bool
     group: RankGroup | None = None
+    gathered: GatheredModules = field(default_factory=lambda: GatheredModules([]))
     _started: bool = False
 
     @staticmethod
@@ -37,10 +40,14 @@ class UserStep:
     ) -> "UserStep":
         """A function and what it trains."""
         has_update = "update" in parameter_names(function)
-        return UserStep(function, models, optimizers, has_update, group)
+        if group is not None:
+            refuse_other_parts(models, group)
+        gathered = GatheredModules(models.values())
+        return UserStep(function, models, optimizers, has_update, group, gathered)
 
     def start(self) -> None:
-        """Before the first call: all ranks begin alike."""
+        """Before a call: modules hold their parts; before the first one all ranks begin alike."""
+        self.gathered.drop()
         if self.group is not None and not self._started:
             agree_on_start(self.models, self.group)
             start_together(self.models, self.group)
@@ -69,7 +76,8 @@ class UserStep:
         """The function as it is, on all ranks of the group if there is one."""
         steps = bool(self.optimizers)
         group = self.group
-        with nullcontext() if group is None else averaging(self.models, group, steps=steps):
+        together = averaging(self.models, group, steps=steps) if group else nullcontext()
+        with whole_state(self.optimizers), together:
             return self.function(*args, **kwargs)
 
 

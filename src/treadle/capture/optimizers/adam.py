@@ -9,8 +9,8 @@ from torch import Tensor
 
 from treadle.capture.optimizers.registry import (
     ZEROS,
+    ElementwiseUpdate,
     Group,
-    OptimizerUpdate,
     Start,
     Values,
     register,
@@ -19,7 +19,7 @@ from treadle.capture.optimizers.rounding import add, addcdiv, addcmul, lerp
 
 
 @dataclass(frozen=True)
-class AdamForm(OptimizerUpdate):
+class AdamForm(ElementwiseUpdate):
     """Weight decay shrinks the parameter itself (``decoupled_weight_decay``, as AdamW sets it) or
     joins the gradient.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from treadle.capture.optimizers.registry import (
     ZEROS,
+    ElementwiseUpdate,
     Group,
     OptimizerUpdate,
     Start,
@@ -46,7 +47,7 @@ def read(group: Group, *names: str) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class AdagradForm(OptimizerUpdate):
+class AdagradForm(ElementwiseUpdate):
     """``s += g g``, ``p -= lr / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps)``."""
 
     def structure(self, group: Group) -> tuple[Any, ...]:
@@ -72,7 +73,7 @@ class AdagradForm(OptimizerUpdate):
 
 
 @dataclass(frozen=True)
-class RMSpropForm(OptimizerUpdate):
+class RMSpropForm(ElementwiseUpdate):
     """``s = a s + (1 - a) g g``, ``p -= lr g / (sqrt(s) + eps)``, with momentum on the quotient;
     centred: ``s - m m`` in the place of ``s``, with the mean ``m`` of the gradients."""
 
@@ -113,7 +114,7 @@ class RMSpropForm(OptimizerUpdate):
 
 
 @dataclass(frozen=True)
-class AdadeltaForm(OptimizerUpdate):
+class AdadeltaForm(ElementwiseUpdate):
     """``s = r s + (1 - r) g g``, ``d = sqrt(a + eps) / sqrt(s + eps) g``,
     ``a = r a + (1 - r) d d``, ``p -= lr d``."""
 
@@ -142,7 +143,7 @@ class AdadeltaForm(OptimizerUpdate):
 
 
 @dataclass(frozen=True)
-class AdamaxForm(OptimizerUpdate):
+class AdamaxForm(ElementwiseUpdate):
     """``m += (1 - b1) (g - m)``, ``u = max(b2 u, |g| + eps)``, ``p -= lr / (1 - b1^t) m / u``."""
 
     def structure(self, group: Group) -> tuple[Any, ...]:
@@ -169,7 +170,7 @@ class AdamaxForm(OptimizerUpdate):
 
 
 @dataclass(frozen=True)
-class NAdamForm(OptimizerUpdate):
+class NAdamForm(ElementwiseUpdate):
     """Adam with Nesterov's momentum, whose factor ``mu_t = b1 (1 - 0.96^(t d) / 2)`` grows:
     ``p -= lr (1 - mu_t) / (1 - M_t) g / n + lr mu_{t+1} / (1 - M_{t+1}) m / n``, M their product.
     """
@@ -227,7 +228,7 @@ class NAdamForm(OptimizerUpdate):
 
 
 @dataclass(frozen=True)
-class RAdamForm(OptimizerUpdate):
+class RAdamForm(ElementwiseUpdate):
     """Adam whose adaptive rate is rectified, and off while its variance is unknown:
     ``rho_t = rho - 2 t b2^t / (1 - b2^t)`` with ``rho = 2 / (1 - b2) - 1`` must exceed 5."""
 

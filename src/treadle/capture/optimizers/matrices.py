@@ -15,6 +15,7 @@ from torch import Tensor
 from treadle.capture.optimizers.adaptive import decays, read, signed, with_decay
 from treadle.capture.optimizers.registry import (
     ZEROS,
+    ElementwiseUpdate,
     Group,
     OptimizerUpdate,
     Start,
@@ -130,7 +131,7 @@ def _orthogonal(matrix: Tensor, group: Group) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ASGDForm(OptimizerUpdate):
+class ASGDForm(ElementwiseUpdate):
     """``p = (1 - lambda eta) p - eta g``, and the average ``ax += mu (p - ax)``."""
 
     @property
@@ -167,7 +168,7 @@ class ASGDForm(OptimizerUpdate):
 
 
 @dataclass(frozen=True)
-class RpropForm(OptimizerUpdate):
+class RpropForm(ElementwiseUpdate):
     """Each element has a step size that grows while the gradient keeps its sign."""
 
     def structure(self, group: Group) -> tuple[Any, ...]:

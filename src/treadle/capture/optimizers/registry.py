@@ -53,6 +53,12 @@ class OptimizerUpdate(abc.ABC):
         """Write the new parameter and state in place, under ``no_grad``."""
 
     @property
+    def elementwise(self) -> bool:
+        """Whether what becomes of an element depends on that element of parameter, gradient and
+        state alone. Where ranks hold parts of a parameter, only such an update is in the graph."""
+        return False
+
+    @property
     def counters(self) -> Mapping[str, float]:
         """Numbers that ``torch.optim`` keeps per parameter as 0-dim tensors on the host, with what
         they begin as. ``prepare`` gets them as scalars, ``step`` already advanced by one."""
@@ -61,6 +67,14 @@ class OptimizerUpdate(abc.ABC):
     def advanced(self, counters: dict[str, float], group: Group) -> dict[str, float]:
         """The counters after a step; ``step`` counts it already."""
         return counters
+
+
+class ElementwiseUpdate(OptimizerUpdate):
+    """An update of each element by itself."""
+
+    @property
+    def elementwise(self) -> bool:
+        return True
 
 
 _FORMS: dict[type[Optimizer], OptimizerUpdate] = {}

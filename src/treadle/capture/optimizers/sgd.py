@@ -9,8 +9,8 @@ from torch import Tensor
 
 from treadle.capture.optimizers.registry import (
     ZEROS,
+    ElementwiseUpdate,
     Group,
-    OptimizerUpdate,
     Start,
     Values,
     register,
@@ -19,7 +19,7 @@ from treadle.capture.optimizers.rounding import add
 
 
 @dataclass(frozen=True)
-class SGDForm(OptimizerUpdate):
+class SGDForm(ElementwiseUpdate):
     """``b = momentum b + (1 - dampening) g``, ``p -= lr b``; at the first step ``b = g``.
 
     The buffer starts as zeros and ``first`` is 1 at the first step, so both steps are one graph.

@@ -4,21 +4,33 @@ A pointwise value that only its neighbours read is never in memory: to compute i
 to keep it writes and reads bytes that would not have moved. A value in memory anyway, because a
 library call or a later kernel reads it, costs one read to keep.
 
+Where a call reads the second computation too, it has to be written. A kernel of the backward pass
+that reads its operands anyway can do so, and the call finds in the cache what it would have read
+from memory. Without one it takes a kernel of its own: a launch, the operands, and the result. So a
+float32 weight is cast once for the products of both passes.
+
 ::
 
     stage(v)  = how many library calls lie on the longest way to v
     stored(v) = v is a call's operand or result, or someone reads it at a later stage
+    alone(v)  = a call reads v after the forward pass, and no formula there reads what v is made of
+    again(v)  = arithmetic + operands in memory that no formula of the backward pass reads
+                + bytes of v       if alone(v), or if several stages read it
+                + a launch         if alone(v)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from treadle.graph.node_info import value_of
+from treadle.graph.types import tensors_in
 from treadle.passes.memory.cost import CALLS, FUSIBLE, Kind, slow_seconds
-from treadle.passes.memory.order import Facts
+from treadle.passes.memory.order import PHASES, Facts
 from treadle.targets.model import DeviceModel
 
 _LITTLE = 64  # times the bytes of its operands make a value one that is made from little
 _READS = 0.05
-"""Share of a pass over a value that computing it again costs inside another kernel."""
+"""Share of a pass over a value that computing it again costs at least, inside another kernel."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +48,78 @@ def traffic(facts: Facts, device: DeviceModel) -> RecomputeCost:
     stages = _stages(facts)
     stored, late = _stored(facts, stages, phase=0), _stored(facts, stages, phase=1)
     spread = _spread(facts, stages)
+    sources = _Sources.of(facts, stored)
     alone = facts.seconds(device)
     again: list[float] = []
     keep: list[float] = []
     for i, kind in enumerate(facts.kinds):
         size = facts.held_bytes(i) / device.bandwidth
         if kind is Kind.POINTWISE:
-            passes = 1.0 if late[i] or spread[i] else _READS
-            again.append(slow_seconds(facts.nodes[i], device) + passes * size)
+            reads = sources.bytes_read(i) / device.bandwidth
+            by_itself = late[i] and not sources.shared[i]
+            written = by_itself or spread[i]
+            moved = reads + size if written else max(reads, _READS * size)
+            launch = device.launch if by_itself else 0.0
+            again.append(slow_seconds(facts.nodes[i], device) + moved + launch)
         else:
-            again.append(alone[i])
+            again.append(alone[i] + (device.launch if kind in CALLS else 0.0))
         keep.append(0.0 if stored[i] or kind not in FUSIBLE else size)
     return RecomputeCost(stored, tuple(again), tuple(keep))
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """What a second computation reads. By position: ``there``, whether the value is in memory
+    whatever is kept; ``read``, whether a formula of the backward pass reads it as well, or of the
+    head of the forward pass; ``shared``, whether a formula starts from something that such a one
+    reads, and can be in its kernel."""
+
+    facts: Facts
+    there: tuple[bool, ...]
+    read: tuple[bool, ...]
+    shared: tuple[bool, ...]
+
+    @staticmethod
+    def of(facts: Facts, stored: Sequence[bool]) -> "_Sources":
+        """``stored``: whether the forward pass has a value in memory."""
+        read = _read_by_backward(facts)
+        there: list[bool] = []
+        shared: list[bool] = []
+        for i, operands in enumerate(facts.operands):
+            if facts.views[i]:
+                there.append(there[operands[0]])
+                shared.append(shared[operands[0]])
+                continue
+            made = facts.kinds[i] is Kind.INPUT or facts.phases[i] > 0  # a new weight, for one
+            there.append(stored[i] or made)
+            shared.append(any(read[each] if there[each] else shared[each] for each in operands))
+        return _Sources(facts, tuple(there), read, tuple(shared))
+
+    def bytes_read(self, i: int) -> int:
+        """Bytes of the operands of formula ``i`` that nothing reads if not this; of one that is
+        larger than the result, at most an element of it for each of the result's."""
+        elements = sum(each.numel() for each in tensors_in(value_of(self.facts.nodes[i])))
+        return sum(
+            min(self.facts.held_bytes(each), elements * self._width(each))
+            for each in set(self.facts.operands[i])
+            if self.there[each] and not self.read[each]
+        )
+
+    def _width(self, i: int) -> int:
+        """Bytes of an element."""
+        return sum(each.dtype.itemsize for each in tensors_in(value_of(self.facts.nodes[i])))
+
+
+def _read_by_backward(facts: Facts) -> tuple[bool, ...]:
+    """Whether a formula of the backward pass reads each value, itself or through views; the head
+    of the forward pass counts as part of it."""
+    read = [False] * len(facts.nodes)
+    for i in range(len(facts.nodes) - 1, -1, -1):
+        late = facts.phases[i] == PHASES["backward"] or (facts.phases[i] == 0 and i >= facts.head)
+        if (late and facts.fusible[i]) or (facts.views[i] and read[i]):
+            for operand in facts.operands[i]:
+                read[operand] = True
+    return tuple(read)
 
 
 def stored_anyway(facts: Facts) -> tuple[bool, ...]:
@@ -60,10 +132,10 @@ def _stored(facts: Facts, stages: list[int], phase: int) -> tuple[bool, ...]:
     stored = [phase == 0 and kind in CALLS for kind in facts.kinds]
     spread = _spread(facts, stages) if phase == 0 else [False] * len(stored)
     for i in range(len(facts.nodes) - 1, -1, -1):
-        if min(facts.phases[i], 1) != phase:
-            continue
+        is_view = facts.kinds[i] is Kind.VIEW
+        if min(facts.phases[i], 1) != phase and not (is_view and phase == 1):
+            continue  # a later phase reads a value through views of the forward pass, too
         for operand in facts.operands[i]:
-            is_view = facts.kinds[i] is Kind.VIEW
             stored[operand] |= stored[i] if is_view else facts.kinds[i] in CALLS
     return tuple(a or b for a, b in zip(stored, spread, strict=True))
 
