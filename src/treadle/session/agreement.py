@@ -23,7 +23,7 @@ from treadle.capture.gradient_sync import RankGroup
 from treadle.compat.collectives import group_named
 from treadle.compat.operator_facts import Effect, facts_by_name
 from treadle.compiler.compiled import Compiled
-from treadle.graph.collectives import collective_of, collectives_in
+from treadle.graph.collectives import CollectiveKind, collective_of, collectives_in
 from treadle.graph.node_info import info
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
@@ -33,6 +33,9 @@ from treadle.runtime.peers import Peers, peers_of
 from treadle.runtime.votes import VariantText
 from treadle.util.nested import leaves
 
+_WHOLE = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST})
+"""After these all ranks have the same; after others each has a part, or had one before."""
+
 
 def groups_of(step: StepGraph) -> tuple[str, ...]:
     """The names of the groups of more than one rank in which the step communicates."""
@@ -41,9 +44,12 @@ def groups_of(step: StepGraph) -> tuple[str, ...]:
 
 
 def common_text(step: StepGraph, artifact: Artifact, *, alike: bool = True) -> VariantText:
-    """What all ranks have to have in common of a step. ``alike=False``: only what they send, for
-    steps in which each holds a part of its own, whose sizes and offsets are in its graph."""
-    names = dict.fromkeys(each.group for each in collectives_in(step.graph))
+    """What all ranks have to have in common of a step. Only what they send, where each holds a
+    part of its own, whose sizes and offsets are in its graph: the models say so by ``alike=False``,
+    and a step that gathers or scatters by itself."""
+    found = collectives_in(step.graph)
+    alike = alike and all(each.kind in _WHOLE for each in found)
+    names = dict.fromkeys(each.group for each in found)
     numbers = {name: f"group {at}" for at, name in enumerate(names)}  # names are a rank's own
     texts = show(step).splitlines() if alike else []
     nodes = _nodes_by_line(step, len(texts)) if alike else []
