@@ -42,6 +42,7 @@ QUICK = frozenset(
 LONGEST = (
     "distributed/test_sharded.py",
     "models/test_transformers.py",
+    "distributed/test_faults.py",
     "contract/test_checkpointing.py",
     "contract/test_checks.py",
     "contract/test_dynamic_shapes.py",

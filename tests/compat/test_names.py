@@ -67,6 +67,8 @@ EXAMPLES = {
     "Optimizer": torch.optim.SGD([WEIGHT], lr=0.1),
     "OffsetBasedRNGTracker": OffsetBasedRNGTracker,
     "OpOverload": torch.ops.aten.add.Tensor,
+    "ProcessGroup": dist.ProcessGroup,
+    "BackendOptions": dist.ProcessGroupGloo.Options,
 }
 KNOWN = {
     *(part for name in NAMES for part in name.split(".")),

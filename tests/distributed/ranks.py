@@ -39,10 +39,13 @@ class RankResult:
 
 
 class Launcher:
-    """``launcher(world, function, *args)`` runs ``function(*args)`` on each rank of a group."""
+    """``launcher(world, function, *args)`` runs ``function(*args)`` on each rank of a group.
 
-    def __init__(self, forks: Forks, folder: Path) -> None:
+    ``cache``: where what one launch compiles is found by the next; in ``folder`` by default."""
+
+    def __init__(self, forks: Forks, folder: Path, cache: Path | None = None) -> None:
         self._forks = forks
+        self._cache = {"TREADLE_CACHE_DIR": str(cache or folder / "cache")}
         self._folder = folder
         self._count = 0
 
@@ -77,7 +80,11 @@ class Launcher:
         }  # fmt: skip
         (place / "job.json").write_text(json.dumps(job))
         started = self._forks.start(
-            PROGRAM, str(place), folder=place, quick=True, environment=environment
+            PROGRAM,
+            str(place),
+            folder=place,
+            quick=True,
+            environment=self._cache | (environment or {}),
         )
         done = self._forks.finish(started, timeout + 20)
         assert done.returncode == 0, done.stderr

@@ -42,6 +42,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch.autograd.Variable._execution_engine": ALL,
     "torch.distributed._functional_collectives": ALL,  # with distributed, like the next
     "torch.distributed._functional_collectives.AsyncCollectiveTensor": ALL,
+    "torch.distributed.distributed_c10d._get_process_group_store": ALL,
     "torch.distributed.distributed_c10d._resolve_process_group": ALL,
     "torch.distributed.fsdp._fully_shard._fsdp_state._get_module_fsdp_state": ALL,
     "torch.distributed.tensor._random.OffsetBasedRNGTracker": ALL,
@@ -117,6 +118,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "RNNBase": ("_flat_weight_refs", "_flat_weights"),
     "Optimizer": ("_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"),
     "OpOverload": ("_overloadname", "_schema"),
+    "ProcessGroup": ("_get_backend",),
+    "BackendOptions": ("_timeout",),
 }
 """What objects hold, by their class, in every version."""
 

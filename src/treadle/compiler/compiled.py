@@ -14,6 +14,7 @@ from treadle.report.log import CompileLog
 from treadle.report.step_report import Observed
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.execute import Executable
+from treadle.runtime.votes import VariantText
 from treadle.targets.model import DeviceModel
 
 
@@ -80,6 +81,8 @@ class Compiled(Built):
     kernel_seconds: tuple[float, ...] = ()
     pattern: Artifact | None = None  # the artifact for many shapes that this one was made from
     handles: tuple[str, ...] = ()  # of its regions, by number
+    groups: tuple[str, ...] = ()  # that it communicates in
+    common: VariantText | None = None  # what their ranks must have in common
     carrying: Carrying | None = None  # then what is built is its steady part
     kept: KeptResults | None = None
 

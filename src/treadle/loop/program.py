@@ -227,6 +227,12 @@ class Call:
         """Whether nothing may be written to an input before what it looks at is known to hold."""
         return Effect.CONDITION in self.effects
 
+    @property
+    def may_end_the_call(self) -> bool:
+        """Whether nothing may be written to an input before it is over: a condition may not hold,
+        and another rank may have ended. Then the call leaves everything as it was."""
+        return bool(self.effects & (Effect.CONDITION | Effect.COMMUNICATES))
+
 
 IMPORT = "aten._to_copy.default"
 """The call that copies a buffer from one device to another."""

@@ -16,9 +16,9 @@ from treadle.lower.registry import Value
 from treadle.lower.scalars import cast
 
 
-def is_expected(step: Step) -> bool:
-    """Whether the step looks at a condition, before which nothing may be written."""
-    return isinstance(step, Call) and step.is_condition
+def may_end_the_call(step: Step) -> bool:
+    """Whether the step is one before which nothing may be written."""
+    return isinstance(step, Call) and step.may_end_the_call
 
 
 def buffers_of(step: Step) -> tuple[frozenset[str], frozenset[str]]:
@@ -31,7 +31,8 @@ def buffers_of(step: Step) -> tuple[frozenset[str], frozenset[str]]:
 
 def place_write_backs(builder: Builder, writes: Mapping[str, tuple[Value, Origin]]) -> None:
     """Append a copy into each input of ``writes`` right after its value and its last reader, and
-    not before every condition of the step is known to hold.
+    not before every condition of the step is known to hold and all collectives are over: a call
+    that a dead rank ends is undone by having written nothing.
 
     A value that aliases an input about to be overwritten goes through a temporary first.
     """
@@ -50,7 +51,7 @@ def place_write_backs(builder: Builder, writes: Mapping[str, tuple[Value, Origin
         read, written = buffers_of(step)
         last_read.update(dict.fromkeys(read, position))
         last_write.update(dict.fromkeys(written, position))
-    known = max((at for at, step in enumerate(builder.steps) if is_expected(step)), default=-1)
+    known = max((at for at, step in enumerate(builder.steps) if may_end_the_call(step)), default=-1)
     after: dict[int, list[Step]] = {}
     for target, copy in copies.items():
         read, _ = buffers_of(copy)

@@ -11,6 +11,7 @@ then.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -23,6 +24,7 @@ from treadle.compat.collectives import (
     group_named,
     reduce_scatter,
 )
+from treadle.runtime.peers import Awaited, Peers, peers_of
 
 _LIBRARY = torch.library.Library("treadle_c10d", "FRAGMENT")
 _OPS: Mapping[str, str] = {
@@ -36,33 +38,59 @@ _OPS: Mapping[str, str] = {
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A collective in flight; ``peers``: with whom, where the host itself waits for them."""
+
+    work: "distributed.Work"
+    awaited: Awaited
+    peers: Peers | None
+
+    @staticmethod
+    def now(
+        out: Tensor, work: "distributed.Work", kind: str, group: "distributed.ProcessGroup"
+    ) -> "_Started":
+        if group.size() == 1:
+            return _Started(work, _ALONE, None)
+        peers = peers_of(group, out.device)
+        awaited = peers.started(f"{kind} of {out.numel()} elements")
+        return _Started(work, awaited, peers if out.is_cpu else None)
+
+
+_ALONE = Awaited(0, 0, "", 0.0)
+
+
+@final
 class _InFlight:
     """What was started into memory of ours and not waited for, by where its result will be."""
 
     def __init__(self) -> None:
-        self._works: dict[int, distributed.Work] = {}
+        self._works: dict[int, _Started] = {}
 
-    def add(self, out: Tensor, work: "distributed.Work | None") -> None:
+    def add(
+        self,
+        out: Tensor,
+        work: "distributed.Work | None",
+        kind: str,
+        group: "distributed.ProcessGroup",
+    ) -> None:
         if work is not None:  # of a rank outside of the group
-            self._works[out.data_ptr()] = work
+            self._works[out.data_ptr()] = _Started.now(out, work, kind, group)
 
     def wait(self, started: Tensor) -> None:
         """For one; what PyTorch allocated waits by PyTorch's own."""
-        work = self._works.pop(started.data_ptr(), None)
-        if work is None:
+        found = self._works.pop(started.data_ptr(), None)
+        if found is None:
             collective_op("wait_tensor")(started)
+        elif found.peers is None:
+            found.work.wait()
         else:
-            work.wait()
+            found.peers.wait(found.work, found.awaited)
 
     def abandon(self) -> None:
-        """Nobody will wait for what is in flight: after a failure. What still can end ends first,
-        since the memory is used again."""
-        works, self._works = list(self._works.values()), {}
-        for work in works:
-            try:
-                work.wait()
-            except RuntimeError:  # the failure that is reported came before
-                continue
+        """Nobody will wait for what is in flight: after a failure, which no rank goes on after.
+        What the backend still writes to is its own to keep alive."""
+        self._works = {}
 
 
 IN_FLIGHT = _InFlight()
@@ -87,30 +115,31 @@ def _put(x: Tensor, out: Tensor) -> Tensor:
 def _all_reduce(x: Tensor, reduce_op: str, group_name: str, *, out: Tensor) -> Tensor:
     target, group = _put(x, out), group_named(group_name)
     op = _reduction(reduce_op)
-    IN_FLIGHT.add(out, distributed.all_reduce(target, op=op, group=group, async_op=True))
+    work = distributed.all_reduce(target, op=op, group=group, async_op=True)
+    IN_FLIGHT.add(out, work, "all_reduce", group)
     return out
 
 
 def _broadcast(x: Tensor, src: int, group_name: str, *, out: Tensor) -> Tensor:
     target, group = _put(x, out), group_named(group_name)
-    IN_FLIGHT.add(out, distributed.broadcast(target, src, group=group, async_op=True))
+    work = distributed.broadcast(target, src, group=group, async_op=True)
+    IN_FLIGHT.add(out, work, "broadcast", group)
     return out
 
 
 def _reduce_scatter(
     x: Tensor, reduce_op: str, group_size: int, group_name: str, *, out: Tensor
 ) -> Tensor:
-    work = reduce_scatter(
-        _flat(out), _flat(x), op=_reduction(reduce_op), group=group_named(group_name), async_op=True
-    )
-    IN_FLIGHT.add(out, work)
+    group, op = group_named(group_name), _reduction(reduce_op)
+    work = reduce_scatter(_flat(out), _flat(x), op=op, group=group, async_op=True)
+    IN_FLIGHT.add(out, work, "reduce_scatter", group)
     return out
 
 
 def _all_gather(x: Tensor, group_size: int, group_name: str, *, out: Tensor) -> Tensor:
     group = group_named(group_name)
     work = all_gather(_flat(out), _flat(x), group=group, async_op=True)
-    IN_FLIGHT.add(out, work)
+    IN_FLIGHT.add(out, work, "all_gather", group)
     return out
 
 
@@ -122,10 +151,11 @@ def _all_to_all(
     *,
     out: Tensor,
 ) -> Tensor:
+    group = group_named(group_name)
     work = distributed.all_to_all_single(
-        out, x, list(output_sizes), list(input_sizes), group=group_named(group_name), async_op=True
+        out, x, list(output_sizes), list(input_sizes), group=group, async_op=True
     )
-    IN_FLIGHT.add(out, work)
+    IN_FLIGHT.add(out, work, "all_to_all", group)
     return out
 
 

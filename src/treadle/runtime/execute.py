@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import treadle.runtime.collectives  # pyright: ignore[reportUnusedImport]
 import treadle.runtime.packed  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from treadle.compat.operator_facts import Effect, facts_by_name
 from treadle.compat.tensors import is_zerotensor
@@ -40,6 +39,7 @@ from treadle.runtime.bindings import (
 )
 from treadle.runtime.build import Build, build
 from treadle.runtime.checks import check_layout, mismatch, wrong_count
+from treadle.runtime.collectives import IN_FLIGHT
 from treadle.runtime.draws import FUNCTION, OPERATOR, drawer
 from treadle.runtime.functional import NAMESPACE, named
 from treadle.runtime.halves import widened
@@ -48,7 +48,7 @@ from treadle.runtime.loader import DeviceFunction, Functions, Loader
 from treadle.runtime.replay import CudaRecorder, Recorder, Replay, Terms
 from treadle.runtime.steady import SteadyInputs
 from treadle.targets.registry import target_for
-from treadle.util.errors import RuntimeFailure, require
+from treadle.util.errors import GroupFailure, RuntimeFailure, require
 from treadle.util.expected import NotExpected, require_expected
 
 # defines operators, recurrent ones as well
@@ -405,11 +405,14 @@ class Executable:
         except NotExpected:
             raise
         except Exception as error:
+            IN_FLIGHT.abandon()
             raise self._failure(position, error) from error
 
     def _failure(self, position: int, error: Exception) -> RuntimeFailure | NotExpected:
         number = self._owners[position]
         step = self.artifact.steps[number]
+        if isinstance(error, GroupFailure):
+            return error.at(step.origin)
         ours = isinstance(error, RuntimeFailure)
         checked = not ours and not isinstance(error, torch.OutOfMemoryError)
         if number < self._condition and isinstance(step, CallStep) and checked:

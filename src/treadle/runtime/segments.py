@@ -106,7 +106,7 @@ class _Uses:
     reads: tuple[BufferSpec, ...]
     writes: tuple[BufferSpec, ...]
     made: tuple[str, ...]  # that this step fills
-    waits: bool = False  # for a condition: what comes after it stays there
+    waits: bool = False  # it may end the call: what comes after it stays there
 
     @staticmethod
     def of(artifact: Artifact, at: int) -> "_Uses":
@@ -120,7 +120,7 @@ class _Uses:
         made = tuple(name for name in step.outputs if name is not None)
         written = reads if _may_write(step) else ()
         written = (*written, *(buffers[name] for name in (*made, *given)))
-        return _Uses(reads, written, made, waits=_is_condition(step))
+        return _Uses(reads, written, made, waits=_may_end_the_call(step))
 
     def conflicts(self, other: "_Uses") -> bool:
         """Whether the order of the two matters."""
@@ -157,9 +157,9 @@ def _may_write(step: CallStep) -> bool:
     return facts_by_name(step.op).writes
 
 
-def _is_condition(step: CallStep) -> bool:
-    """Whether it looks at what the artifact takes for granted."""
-    return Effect.CONDITION in facts_by_name(step.op).effects
+def _may_end_the_call(step: CallStep) -> bool:
+    """Whether it looks at what the artifact takes for granted, or meets other ranks."""
+    return bool(facts_by_name(step.op).effects & (Effect.CONDITION | Effect.COMMUNICATES))
 
 
 def _is_calm(step: CallStep) -> bool:

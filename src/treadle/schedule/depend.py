@@ -40,7 +40,7 @@ def written_buffers(step: Step) -> tuple[str, ...]:
 
 def facts(steps: tuple[Step, ...], inputs: Sequence[str] = ()) -> Dependencies:
     """The dependencies of ``steps``, in one walk. ``inputs``: what nothing may write before the
-    conditions that stand earlier are known to hold."""
+    conditions and collectives that stand earlier are over."""
     theirs = frozenset(inputs)
     conditions: list[int] = []
     readers: dict[str, list[int]] = defaultdict(list)
@@ -56,7 +56,7 @@ def facts(steps: tuple[Step, ...], inputs: Sequence[str] = ()) -> Dependencies:
             waits.update(reader for reader in readers[name])
             waits.update(w for w in writers[name] if _overlap(steps[w], step, name))
             waits.update(conditions if name in theirs else ())
-        if isinstance(step, Call) and step.is_condition:
+        if isinstance(step, Call) and step.may_end_the_call:
             conditions.append(i)
         if isinstance(step, Call) and step.is_in_order:
             if last_in_order is not None:

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from treadle.compiler.compiled import Carrying, Compiled
 from treadle.runtime.interrupt import uninterrupted
+from treadle.session.agreement import RankCall
 from treadle.session.perform import perform
 from treadle.session.read_hooks import ReadHooks
 from treadle.session.undo import Undo
@@ -151,9 +152,11 @@ class Carrier:
         with torch.inference_mode(mode=False), uninterrupted():
             own = [captured.sources[at].read([], {}) for at in now.carrying.flushed]
             inputs = [*own, *now.tensors]
+            call = RankCall(program)
             try:
-                perform(program, inputs, Undo.of(program, inputs))
+                perform(program, inputs, Undo.of(program, inputs), None, call)
             except RuntimeFailure as error:
+                call.failed(error)
                 if error.code == "TR-401":
                     self._forget()
                     raise _unfit(error) from error

@@ -6,12 +6,14 @@ from treadle.capture.dynamic import Dims
 from treadle.capture.given import GivenCall
 from treadle.capture.object_graph import Location, argument_place
 from treadle.capture.step import capture
+from treadle.compat.sharded_tensors import layout_of
 from treadle.compiler.compiled import Compiled
 from treadle.compiler.pipeline import compile_graph
 from treadle.options import Options
 from treadle.report.stages import Clock
 from treadle.report.watch import watcher_for
 from treadle.runtime.cache import Cache
+from treadle.session.agreement import common_text, groups_of
 from treadle.session.breaks import Break, show_regions, warn_of_breaks
 from treadle.session.carried import Carrier, flush_all
 from treadle.session.guards import Called, GuardKey, Keys
@@ -133,6 +135,12 @@ class Dispatcher:
             lambda dims: self._compile(args, kwargs, dims, update=update),
         )
 
+    def _alike(self) -> bool:
+        """Whether all ranks hold the same of the models, and none a part of its own."""
+        models = self._step.models.values()
+        held = [each for model in models for each in (*model.parameters(), *model.buffers())]
+        return all(layout_of(each) is None for each in held)
+
     def _compile(
         self,
         args: tuple[object, ...],
@@ -161,6 +169,11 @@ class Dispatcher:
             compiled = compile_graph(captured, self._options, cache=self._cache, clock=clock)
         finally:
             watcher.closes()
+        for each in compiled.programs:
+            each.groups = groups_of(each.step)
+            if each.groups:
+                each.common = common_text(each.step, each.artifact, alike=self._alike())
+        compiled.groups = groups_of(captured.step)
         why = self._saved.difference(compiled.facts) if self._saved else ""
         self.recompiles += [why] if why else []
         if self._options.strict:

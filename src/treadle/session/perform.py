@@ -5,21 +5,27 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from treadle.compiler.compiled import Compiled
+from treadle.session.agreement import RankCall
 from treadle.session.bind import clear_fresh, forget_call, step_eagerly
 from treadle.session.undo import Undo
-from treadle.util.errors import RuntimeFailure
+from treadle.util.errors import GroupFailure, RuntimeFailure
 from treadle.util.expected import NotExpected
 
 
 def perform(
-    compiled: Compiled, inputs: Sequence[Tensor], undo: Undo, seconds: list[float] | None = None
+    compiled: Compiled,
+    inputs: Sequence[Tensor],
+    undo: Undo,
+    seconds: list[float] | None,
+    call: RankCall,
 ) -> list[Tensor | None]:
     """The results of a run, optimizers that step outside of the graph included. What fails before
     anything is written, or can be undone, has not happened; TR-406 otherwise. ``seconds``: gets the
-    time of each host step."""
+    time of each host step. ``call``: among the ranks that it communicates with."""
     begun: list[bool] = []
 
     def begins() -> None:
+        call.begin()
         begun.append(True)
         clear_fresh(compiled.captured)
 
@@ -31,7 +37,7 @@ def perform(
         forget_call(compiled.captured)
         raise
     except BaseException as error:
-        if undo.restore() or not begun:
+        if undo.restore() or not begun or isinstance(error, GroupFailure):
             raise
         raise RuntimeFailure(
             f"the step failed in the middle, and is partly done: {error}",

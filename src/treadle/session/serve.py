@@ -7,6 +7,7 @@ from torch import Tensor
 from treadle.compiler.compiled import Compiled
 from treadle.runtime.interrupt import uninterrupted
 from treadle.runtime.meter import PeakReport, measure_peak
+from treadle.session.agreement import RankCall, tell_ranks
 from treadle.session.bind import (
     apply_outputs,
     first_misfit,
@@ -41,7 +42,11 @@ def serve(
         except NotExpected as error:
             why = str(error)
         flush_all()  # its own as well: what runs eagerly reads what it likes
-        result = step.run_eagerly(args, kwargs)  # raises what there is to raise
+        try:
+            result = step.run_eagerly(args, kwargs)  # raises what there is to raise
+        except BaseException as error:
+            tell_ranks(dispatcher.last, error)
+            raise
     note = f"a call ran eagerly: {why or 'a check did not hold, and nothing was raised'}"
     if note not in dispatcher.recompiles:
         dispatcher.recompiles.append(note)
@@ -102,12 +107,19 @@ def run(
 ) -> object:
     """All of the step or nothing; after a first run only memory can fail, and says so.
     ``seconds``: gets the time of each host step."""
+    call = RankCall(compiled)
     with uninterrupted():
-        results = perform(compiled, inputs, undo, seconds)
-        if compiled.kept is not None:
-            kept = results[compiled.kept.start :][: compiled.kept.count]
-            compiled.kept.tensors = [each for each in kept if each is not None]
-        return apply_outputs(compiled.captured, results)
+        try:
+            results = perform(compiled, inputs, undo, seconds, call)
+            if compiled.kept is not None:
+                kept = results[compiled.kept.start :][: compiled.kept.count]
+                compiled.kept.tensors = [each for each in kept if each is not None]
+            return apply_outputs(compiled.captured, results)
+        except NotExpected:
+            raise
+        except BaseException as error:
+            call.failed(error)
+            raise
 
 
 def profiled(compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> object:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.gradient_sync import RankGroup
 from treadle.compat.fully_sharded import GatheredModules
+from treadle.session.agreement import agree_on_start
 from treadle.session.bind import without_updates
 from treadle.session.data_parallel import averaging, refuse_other_parts, start_together, whole_state
 
@@ -48,6 +49,7 @@ class UserStep:
         """Before a call: modules hold their parts; before the first one all ranks begin alike."""
         self.gathered.drop()
         if self.group is not None and not self._started:
+            agree_on_start(self.models, self.group)
             start_together(self.models, self.group)
         self._started = True
 

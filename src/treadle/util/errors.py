@@ -84,6 +84,16 @@ class BadIndex(RuntimeFailure, IndexError):
     Nothing was changed."""
 
 
+class GroupFailure(RuntimeFailure):
+    """Ranks of a process group cannot go on together (``TR-5xx``). Nothing was written: parameters
+    and optimizer state are those from before the call."""
+
+    def at(self, where: str) -> "GroupFailure":
+        """The same for a line of the user's, unless it has one."""
+        where = self.where or where
+        return GroupFailure(self.message, code=self.code, where=where, remedy=self.remedy)
+
+
 class VerifyError(TreadleError):
     """An IR broke one of its own rules: a bug in the pass that produced it (``TR-900``)."""
 

@@ -1,0 +1,165 @@
+"""A compiled step among the ranks of its process groups: the same on all of them, or on none.
+
+::
+
+    x: f32[4, 8]  # batch                                 the graph as it was captured,
+    mm: f32[4, 2] = mm(x, w)                              with the user's line of each node
+    all_reduce: f32[16] = all_reduce(mul, sum, group 0)
+    ...
+    communication 1: treadle_c10d.all_reduce.out(f32[16], sum, group 0)
+    communication 2: treadle_c10d.wait.out(f32[16])       what runs in the end: buckets, and order
+
+Kernels need not be the same: hosts may differ in their processors.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor, fx, nn
+
+from treadle.capture.gradient_sync import RankGroup
+from treadle.compat.collectives import group_named
+from treadle.compat.operator_facts import Effect, facts_by_name
+from treadle.compiler.compiled import Compiled
+from treadle.graph.collectives import CollectiveKind, collective_of, collectives_in
+from treadle.graph.node_info import info
+from treadle.graph.printing import show
+from treadle.graph.signature import StepGraph
+from treadle.graph.types import short_dtype
+from treadle.runtime.artifact import Artifact, CallStep, View
+from treadle.runtime.peers import Peers, peers_of
+from treadle.runtime.votes import VariantText
+from treadle.util.nested import leaves
+
+_WHOLE = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST})
+"""After these all ranks have the same; after others each has a part, or had one before."""
+
+
+def groups_of(step: StepGraph) -> tuple[str, ...]:
+    """The names of the groups of more than one rank in which the step communicates."""
+    names = dict.fromkeys(each.group for each in collectives_in(step.graph))
+    return tuple([name for name in names if group_named(name).size() > 1])
+
+
+def common_text(step: StepGraph, artifact: Artifact, *, alike: bool = True) -> VariantText:
+    """What all ranks have to have in common of a step. Only what they send, where each holds a
+    part of its own, whose sizes and offsets are in its graph: the models say so by ``alike=False``,
+    and a step that gathers or scatters by itself."""
+    found = collectives_in(step.graph)
+    alike = alike and all(each.kind in _WHOLE for each in found)
+    names = dict.fromkeys(each.group for each in found)
+    numbers = {name: f"group {at}" for at, name in enumerate(names)}  # names are a rank's own
+    texts = show(step).splitlines() if alike else []
+    nodes = _nodes_by_line(step, len(texts)) if alike else []
+    lines = [_line(text, node, numbers) for text, node in zip(texts, nodes, strict=True)]
+    wheres = ["" if node is None else info(node).where for node in nodes]
+    sent = [
+        (_step_line(each, numbers), each.origin)
+        for each in artifact.steps
+        if isinstance(each, CallStep) and _communicates(each)
+    ]
+    lines += [f"communication {at}: {text}" for at, (text, _) in enumerate(sent, 1)]
+    return VariantText(tuple(lines), tuple(wheres + [where for _, where in sent]))
+
+
+def _nodes_by_line(step: StepGraph, count: int) -> list[fx.Node | None]:
+    """The node that each line of ``show`` is about."""
+    inputs: list[fx.Node | None] = [node for node, _ in step.inputs()]
+    others = [each for each in step.graph.nodes if each.op not in ("placeholder", "output")]
+    found = inputs + others
+    return found + [None] * (count - len(found))
+
+
+def _line(text: str, node: fx.Node | None, groups: Mapping[str, str]) -> str:
+    if node is None:
+        return text
+    if node.op == "get_attr":
+        return f"{text}  # {_digest(node)}"
+    started = collective_of(node)
+    if started is None:
+        return text
+    return text.removesuffix(f"{started.group})") + f"{groups[started.group]})"
+
+
+def _digest(node: fx.Node) -> str:
+    """Of the values of a constant."""
+    owner = node.graph.owning_module
+    value = None if owner is None else _attribute(owner, str(node.target))
+    if not isinstance(value, Tensor):
+        return repr(value)
+    raw = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(raw).hexdigest()[:16]
+
+
+def _attribute(owner: nn.Module, path: str) -> object:
+    holder, _, name = path.rpartition(".")
+    return vars(owner.get_submodule(holder)).get(name) or dict(owner.named_buffers()).get(path)
+
+
+def _communicates(step: CallStep) -> bool:
+    return Effect.COMMUNICATES in facts_by_name(step.op).effects
+
+
+def _step_line(step: CallStep, groups: Mapping[str, str]) -> str:
+    given = [_argument(each, groups) for each in leaves(step.args, *step.kwargs.values())]
+    return f"{step.out or step.op}({', '.join(given)})"
+
+
+def _argument(value: object, groups: Mapping[str, str]) -> str:
+    if isinstance(value, View):
+        return f"{short_dtype(value.dtype)}{list(value.shape)}"
+    return groups.get(value, value) if isinstance(value, str) else str(value)
+
+
+def peers_in(compiled: Compiled) -> list[Peers]:
+    """The other ranks of each group in which a step communicates."""
+    device = torch.device(compiled.artifact.device)
+    return [peers_of(group_named(name), device) for name in compiled.groups]
+
+
+def tell_ranks(compiled: Compiled | None, error: BaseException) -> None:
+    """A call that was to run as ``compiled`` ran eagerly on this rank, and raised ``error``."""
+    for each in peers_in(compiled) if compiled is not None else ():
+        each.raised(error)
+
+
+def agree_on_start(models: Mapping[str, nn.Module], group: RankGroup) -> None:
+    """Before ranks get the first one's parameters and buffers: they have the same of them."""
+    held = [
+        (f"{name}.{path}" if name else path, each)
+        for name, model in models.items()
+        for path, each in (*model.named_parameters(), *model.named_buffers())
+    ]
+    if group.ranks == 1 or not held:
+        return
+    lines = [f"{name}: {short_dtype(each.dtype)}{list(each.shape)}" for name, each in held]
+    text = VariantText(("start with:", *lines), ("",) * (len(lines) + 1))
+    peers_of(group_named(group.name), held[0][1].device).begin(text)
+
+
+@final
+class RankCall:
+    """One call of a variant among the ranks of its groups; of one that does not communicate,
+    nothing. ``begin``, and ``failed`` if the call fails afterwards."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        self._compiled = compiled
+        self._peers: Sequence[Peers] = ()
+
+    def begin(self) -> None:
+        """All ranks are about to run the same: TR-502 to TR-506 on each of them otherwise."""
+        common = self._compiled.common
+        if common is not None:
+            self._peers = peers_in(self._compiled)
+            for each in self._peers:
+                each.begin(common)
+
+    def failed(self, error: BaseException) -> None:
+        """The others need not wait for this rank."""
+        for each in self._peers:
+            each.raised(error)
+
+
+__all__ = ["RankCall", "agree_on_start", "common_text", "groups_of", "tell_ranks"]
