@@ -229,7 +229,8 @@ class Options:
     ``carry``: updates that run inside of the next call, one ``Carry`` or several
     (``docs/howto/carry.md``).
     ``buckets``: how much several collectives that become one may hold, the first of a kind 1 MiB
-    at most; 0 leaves each by itself. ``overlap``: choose that by the timeline of the step, and the
+    at most; 0 leaves each by itself, and by default it is an eighth of what is sent, from 1 to 25
+    MiB. ``overlap``: choose that by the timeline of the step, and the
     order that hides most communication, for ranks that are alike (``docs/howto/communication.md``).
     """
 
@@ -250,7 +251,7 @@ class Options:
     dump: Path | None = field(default=None, metadata=_DECIDES_NOTHING)
     debug: int = field(default=0, metadata=_DECIDES_NOTHING)
     progress: bool = field(default=True, metadata=_DECIDES_NOTHING)
-    buckets: str | int = "25MiB"
+    buckets: str | int | None = None
     overlap: bool = False
     regions: Regions = field(default=Regions(), metadata=_DECIDES_NOTHING)  # decides the graph
     carry: Carry | tuple[Carry, ...] = field(default=(), metadata=_DECIDES_NOTHING)  # as regions
@@ -285,13 +286,15 @@ class Options:
         given = self.chunk_logits
         if given is None:
             return None
-        return 0 if given == 0 and given is not False else parse_bytes(given)
+        return 0 if given in (0, "0") and not isinstance(given, bool) else parse_bytes(given)
 
     @cached_property
-    def bucket_bytes(self) -> int:
-        """``buckets`` as bytes; 0 for each collective by itself."""
+    def bucket_bytes(self) -> int | None:
+        """``buckets`` as bytes; 0 for each collective by itself, ``None`` if it is to be chosen."""
         given = self.buckets
-        return 0 if given == 0 and given is not False else parse_bytes(given)
+        if given is None:
+            return None
+        return 0 if given in (0, "0") and not isinstance(given, bool) else parse_bytes(given)
 
     @property
     def carries(self) -> tuple[Carry, ...]:
@@ -316,14 +319,15 @@ def deciding(options: Options) -> dict[str, Any]:
 
 def from_environment() -> Options:
     """The defaults, with ``TREADLE_STRICT``, ``TREADLE_NO_CODEGEN``, ``TREADLE_TARGET``,
-    ``TREADLE_TUNE``, ``TREADLE_SKIP`` (names with commas between), ``TREADLE_NO_MEASURE``,
-    ``TREADLE_NO_REPLAY``, ``TREADLE_DUMP``, ``TREADLE_DEBUG``, ``TREADLE_NO_PROGRESS`` and
-    ``TREADLE_CACHE_DIR`` applied.
+    ``TREADLE_TUNE``, ``TREADLE_BUCKETS``, ``TREADLE_SKIP`` (names with commas between),
+    ``TREADLE_NO_MEASURE``, ``TREADLE_NO_REPLAY``, ``TREADLE_DUMP``, ``TREADLE_DEBUG``,
+    ``TREADLE_NO_PROGRESS`` and ``TREADLE_CACHE_DIR`` applied.
     Of the processes that torchrun starts on a machine only the first shows progress."""
     dump = os.environ.get(PREFIX + "DUMP")
     return Options(
         strict=_environment_flag("STRICT"),
         codegen=not _environment_flag("NO_CODEGEN"),
+        buckets=os.environ.get(PREFIX + "BUCKETS") or None,
         target=os.environ.get(PREFIX + "TARGET", ""),
         tune=_environment_flag("TUNE"),
         skip=tuple(name for name in os.environ.get(PREFIX + "SKIP", "").split(",") if name),

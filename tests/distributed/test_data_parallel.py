@@ -14,6 +14,8 @@ import treadle
 from treadle.runtime.artifact import CallStep
 
 CLOSE = 1e-6
+EACH = {"TREADLE_BUCKETS": "0"}
+"""Every collective by itself, to count them."""
 
 
 def sent(step):
@@ -101,7 +103,7 @@ def trains(kind, norm, micro):
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 @pytest.mark.parametrize("kind", ["plain", "wrapper"])
 def test_training_is_that_of_the_wrapper_in_eager(launch, kind, norm, micro):
-    for rank in launch(2, trains, kind, norm, micro):
+    for rank in launch(2, trains, kind, norm, micro, environment=EACH):
         loss, apart, (reduced, copied), between, recompiles, difference = rank.value
         assert loss < CLOSE
         if norm == "layer" or kind == "wrapper":
@@ -114,7 +116,7 @@ def test_training_is_that_of_the_wrapper_in_eager(launch, kind, norm, micro):
 
 
 def test_four_ranks(launch):
-    for rank in launch(4, trains, "plain", "layer", 1):
+    for rank in launch(4, trains, "plain", "layer", 1, environment=EACH):
         loss, apart, _, between, _, _ = rank.value
         assert loss < CLOSE
         assert apart < CLOSE
@@ -148,7 +150,7 @@ def accumulates(updates):
 
 
 def test_what_only_accumulates_sends_nothing(launch):
-    for rank in launch(2, accumulates, {2, 5}):
+    for rank in launch(2, accumulates, {2, 5}, environment=EACH):
         for at, (reduced, apart, grads) in enumerate(rank.value):
             assert reduced == (6 if at in {2, 5} else 0)
             assert apart < CLOSE
@@ -205,7 +207,7 @@ def sets_gradients():
 
 
 def test_gradients_that_the_step_sets_are_averaged(launch):
-    for rank in launch(2, sets_gradients):
+    for rank in launch(2, sets_gradients, environment=EACH):
         apart, reduced = rank.value
         assert apart < CLOSE
         assert reduced == 6
@@ -243,7 +245,7 @@ def freezes_and_ties():
 
 
 def test_tied_frozen_and_unused_parameters(launch):
-    for rank in launch(2, freezes_and_ties):
+    for rank in launch(2, freezes_and_ties, environment=EACH):
         assert [reduced for _, reduced in rank.value] == [2, 2]
         assert max(apart for apart, _ in rank.value) < CLOSE
 

@@ -85,7 +85,8 @@ def _communication(options: Options) -> tuple[GraphPass, ...]:
     to do for a step without any."""
     if options.overlap:
         return ()
-    return communication_passes(min(FIRST_BUCKET, options.bucket_bytes), options.bucket_bytes)
+    most = options.bucket_bytes
+    return communication_passes(FIRST_BUCKET if most is None else min(FIRST_BUCKET, most), most)
 
 
 def extending(options: Options) -> tuple[GraphPass, ...]:

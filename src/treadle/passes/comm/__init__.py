@@ -8,7 +8,7 @@ from treadle.passes.comm.sink import SinkWaits
 
 
 def communication_passes(
-    first_bucket_bytes: int, bucket_bytes: int, in_flight_bytes: int | None = None
+    first_bucket_bytes: int, bucket_bytes: int | None, in_flight_bytes: int | None = None
 ) -> tuple[GraphPass, ...]:
     """The passes over collectives, in their order. ``first_bucket_bytes``, ``bucket_bytes``: the
     caps of the first and of later buckets of each kind. ``in_flight_bytes``: what may be under way

@@ -27,6 +27,11 @@ from treadle.passes.comm.sink import SinkWaits
 aten = torch.ops.aten
 
 
+_SHARES = 8
+_SMALLEST, _LARGEST = 1 << 20, 25 << 20
+"""Tried on two CPU ranks that send 12 MiB; the largest is ``DistributedDataParallel``'s."""
+
+
 @dataclass(frozen=True)
 class BucketCollectives(GraphPass):
     """One collective for several that agree, up to a number of bytes.
@@ -41,7 +46,8 @@ class BucketCollectives(GraphPass):
     results are first read in the same phase, in the order of the graph: a bucket is full when the
     next one would make it larger than its cap, or depends on one that is in it. The first of each
     kind is full at ``first_bucket_bytes``, so that communication begins early, others at
-    ``bucket_bytes``. What is larger by itself is left as it is, and so is what stays alone.
+    ``bucket_bytes``: by default an eighth of all that is sent, from 1 to 25 MiB, so that most of it
+    has something to hide behind. What is larger by itself is left, and so is what stays alone.
 
     The one collective starts where the last of them did, and the wait stands where the first behind
     that did. Readers that stood ahead of it move behind it; what draws, checks or is a user's
@@ -58,7 +64,7 @@ class BucketCollectives(GraphPass):
         invalidates=(SinkWaits,),  # a new wait stands where an old one did
     )
 
-    bucket_bytes: int
+    bucket_bytes: int | None = None
     first_bucket_bytes: int = 1 << 20
 
     def run(self, step: StepGraph) -> int:
@@ -80,12 +86,19 @@ class BucketCollectives(GraphPass):
         refresh(step.graph, results)
         return sum(map(len, buckets))
 
+    def _cap(self, found: Sequence[JoinCandidate]) -> int:
+        if self.bucket_bytes is not None:
+            return self.bucket_bytes
+        total = sum(each.collective.nbytes for each in found)
+        return min(max(total // _SHARES, _SMALLEST), _LARGEST)
+
     def choose(self, step: StepGraph) -> "BucketChoice":
         """Which collectives would be joined, and why the others would not; changes nothing."""
         found, reasons = candidates_in(step.graph)
         pairs = [(each.start, each.wait) for each in found]
         dependence = Dependence(step.graph, pairs, kept_order(step.graph))
         choice = BucketChoice([], reasons)
+        later = self._cap(found)
         open_buckets: dict[Hashable, _Open] = {}
         for at, each in enumerate(found):
             key = tuple(each.kind.values())
@@ -99,7 +112,7 @@ class BucketCollectives(GraphPass):
                 bucket.nbytes += each.collective.nbytes
                 continue
             choice.reasons[each.start] = reason
-            cap = self.first_bucket_bytes if bucket is None else self.bucket_bytes
+            cap = self.first_bucket_bytes if bucket is None else later
             open_buckets[key] = _Open(at, cap, each.collective.nbytes, [each])
             choice.buckets.append(open_buckets[key].members)
         return choice
