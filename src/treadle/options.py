@@ -72,6 +72,13 @@ def _require_ratio(memory: float) -> None:
         )
 
 
+def _bytes_or_none(given: str | int | None) -> int | None:
+    """As ``parse_bytes``, which knows no size of 0."""
+    if given is None:
+        return None
+    return 0 if str(given) == "0" else parse_bytes(given)
+
+
 def _require_flags(**flags: object) -> None:
     for name, value in flags.items():
         if not isinstance(value, bool):
@@ -283,18 +290,12 @@ class Options:
     @cached_property
     def chunk_bytes(self) -> int | None:
         """``chunk_logits`` as bytes; 0 for products as a whole, ``None`` if it is to be chosen."""
-        given = self.chunk_logits
-        if given is None:
-            return None
-        return 0 if given in (0, "0") and not isinstance(given, bool) else parse_bytes(given)
+        return _bytes_or_none(self.chunk_logits)
 
     @cached_property
     def bucket_bytes(self) -> int | None:
         """``buckets`` as bytes; 0 for each collective by itself, ``None`` if it is to be chosen."""
-        given = self.buckets
-        if given is None:
-            return None
-        return 0 if given in (0, "0") and not isinstance(given, bool) else parse_bytes(given)
+        return _bytes_or_none(self.buckets)
 
     @property
     def carries(self) -> tuple[Carry, ...]:
