@@ -122,7 +122,7 @@ def _all_reduce(x: Tensor, reduce_op: str, group_name: str, *, out: Tensor) -> T
 
 def _broadcast(x: Tensor, src: int, group_name: str, *, out: Tensor) -> Tensor:
     target, group = _put(x, out), group_named(group_name)
-    work = distributed.broadcast(target, src, group=group, async_op=True)
+    work = distributed.broadcast(target, group=group, group_src=src, async_op=True)
     IN_FLIGHT.add(out, work, "broadcast", group)
     return out
 
