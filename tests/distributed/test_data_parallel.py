@@ -276,3 +276,47 @@ def test_without_process_groups_it_is_refused():
     with pytest.raises(treadle.TreadleError, match="TR-500") as caught:
         treadle.compile(lambda x: net(x), model=net, parallel=treadle.DataParallel())
     assert "init_process_group" in caught.value.remedy
+
+
+WAYS = {
+    "each": {"buckets": 0},
+    "small": {"buckets": "1KiB"},
+    "overlap": {"overlap": True},
+    "budget": {"memory": 0.2},
+    "eager": {"numerics": "eager"},
+    "library": {"codegen": False},
+}
+
+
+def in_every_way():
+    """A deeper model, compiled in each way: how far its parameters are from the wrapper's."""
+    found = {}
+    for name, given in WAYS.items():
+        torch.manual_seed(dist.get_rank())
+        layers = [m for _ in range(3) for m in (nn.Linear(24, 24), nn.GELU(), nn.LayerNorm(24))]
+        net = nn.Sequential(nn.Linear(7, 24), *layers, nn.Linear(24, 5))
+        twin = copy.deepcopy(net)
+        wrapped = DistributedDataParallel(twin)
+        own, other = optimizer_of(net), optimizer_of(twin)
+        step = treadle.compile(
+            training(net, own, 1),
+            model=net,
+            optimizer=own,
+            parallel=treadle.DataParallel(),
+            options=treadle.Options(measure=False, **given),
+        )
+        eager = training(wrapped, other, 1)
+        for x, y in batches(3):
+            step(x, y)
+            eager(x, y)
+        found[name] = gap(net, twin), sent(step)[0]
+    return found
+
+
+def test_ways_to_compile_change_no_numbers(launch):
+    for rank in launch(2, in_every_way):
+        assert max(apart for apart, _ in rank.value.values()) < CLOSE
+        counts = {name: count for name, (_, count) in rank.value.items()}
+        assert counts["each"] == 16
+        assert 1 < counts["small"] < 16
+        assert counts["eager"] == counts["library"] == counts["budget"] == 1
