@@ -320,3 +320,133 @@ def test_ways_to_compile_change_no_numbers(launch):
         assert counts["each"] == 16
         assert 1 < counts["small"] < 16
         assert counts["eager"] == counts["library"] == counts["budget"] == 1
+
+
+def looks_without_gradients():
+    """A forward without gradients between a forward and its backward: how far ranks are apart."""
+    torch.manual_seed(0)
+    net = network(nn.LayerNorm(12))
+    wrapper = DistributedDataParallel(net)
+    own = optimizer_of(net)
+
+    def step(x, y):
+        out = wrapper(x)
+        with torch.no_grad():
+            right = (wrapper(x + 1).argmax(1) == y).sum()
+        F.cross_entropy(out, y).backward()
+        own.step()
+        own.zero_grad()
+        return right
+
+    compiled = treadle.compile(step, model=wrapper, optimizer=own)
+    for x, y in batches(2):
+        compiled(x, y)
+    return spread(net)
+
+
+def test_a_forward_without_gradients_changes_nothing_for_others(launch):
+    assert [rank.value for rank in launch(2, looks_without_gradients)] == [0.0, 0.0]
+
+
+def thaws(kind):
+    """Parameters that want gradients within the step alone."""
+    torch.manual_seed(0)
+    net = network(nn.LayerNorm(12))
+    model = DistributedDataParallel(net) if kind == "wrapper" else net
+    own = optimizer_of(net)
+
+    def step(x, y):
+        net[0].requires_grad_(True)
+        F.cross_entropy(model(x), y).backward()
+        own.step()
+        own.zero_grad()
+        net[0].requires_grad_(False)
+
+    parallel = None if kind == "wrapper" else treadle.DataParallel()
+    compiled = treadle.compile(step, model=model, optimizer=own, parallel=parallel)
+    for x, y in batches(3):
+        compiled(x, y)
+    return spread(net)
+
+
+@pytest.mark.parametrize("kind", ["plain", "wrapper"])
+def test_parameters_that_are_frozen_between_calls(launch, kind):
+    assert [rank.value for rank in launch(2, thaws, kind)] == [0.0, 0.0]
+
+
+def differentiates():
+    net = nn.Linear(4, 3)
+    own = optimizer_of(net)
+
+    def step(x):
+        net(x).square().sum().backward(create_graph=True)
+        penalty = sum(each.grad.square().sum() for each in net.parameters())
+        penalty.backward()
+        own.step()
+
+    step = treadle.compile(step, model=net, optimizer=own, parallel=treadle.DataParallel())
+    try:
+        step(torch.randn(5, 4))
+    except treadle.CaptureError as error:
+        return error.code, error.where
+
+
+def test_gradients_that_are_differentiated_are_refused(launch):
+    for rank in launch(2, differentiates):
+        code, where = rank.value
+        assert code == "TR-541"
+        assert "test_data_parallel.py" in where
+
+
+def verifies_set_gradients():
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3)
+    own = optimizer_of(net)
+
+    def step(x):
+        loss = net(x).square().sum()
+        grads = torch.autograd.grad(loss, [*net.parameters()])
+        for each, grad in zip(net.parameters(), grads, strict=True):
+            each.grad = grad
+        own.step()
+        own.zero_grad()
+
+    step = treadle.compile(step, model=net, optimizer=own, parallel=treadle.DataParallel())
+    torch.manual_seed(dist.get_rank())
+    return step.verify([(torch.randn(5, 4),)])
+
+
+def test_the_function_by_itself_averages_what_the_step_sets(launch):
+    assert [rank.value for rank in launch(2, verifies_set_gradients)] == [None, None]
+
+
+def fails_a_check(shard):
+    """A check that fails on the last rank alone, in the second call: the codes that ranks see."""
+    torch.manual_seed(0)
+    net = network(nn.LayerNorm(12))
+    own = torch.optim.AdamW(net.parameters())
+
+    def step(x, y):
+        loss = F.cross_entropy(net(x), y)
+        if not torch.isfinite(loss):
+            raise ValueError("not finite")
+        loss.backward()
+        own.step()
+        own.zero_grad()
+
+    parallel = treadle.DataParallel(shard=shard)
+    step = treadle.compile(step, model=net, optimizer=own, parallel=parallel)
+    for at, (x, y) in enumerate(batches(2)):
+        try:
+            step(x * torch.nan if at and dist.get_rank() else x, y)
+        except ValueError:
+            return "ValueError"
+        except treadle.RuntimeFailure as error:
+            return error.code
+    return "nothing"
+
+
+@pytest.mark.parametrize("shard", [None, "optimizer"])
+def test_a_check_that_fails_on_one_rank_is_an_error_on_all(launch, shard):
+    found = [rank.value for rank in launch(2, fails_a_check, shard, closes=False)]
+    assert found == ["TR-505", "ValueError"]

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from treadle.capture.explain_errors import here
 from treadle.compat.collectives import collective_op
 from treadle.compat.sharded_tensors import layout_of, local_of
+from treadle.util.errors import CaptureError
 
 
 @final
@@ -45,16 +47,27 @@ class GradientSync:
         self._expected: dict[int, RankGroup] = {}  # by what is traced in the parameter's place
         self._local: set[int] = set()  # gradients with something that only this rank has
         self._averages = False
+        self._forwarded: set[int] = set()  # wrappers, by identity
+
+    def is_first_forward(self, wrapper: object) -> bool:
+        """Whether ``wrapper`` has not run in this step yet; from now on it has."""
+        known = id(wrapper) in self._forwarded
+        self._forwarded.add(id(wrapper))
+        return not known
 
     def watch(self, leaf: Tensor, *, has_gradient: bool) -> RemovableHandle | None:
         """Take note when something is added to ``leaf.grad``; before any hook of the user's. The
         handle of the hook that does, where one is needed."""
         if has_gradient:
             self._local.add(id(leaf))
-        if not leaf.requires_grad:
+        if not (leaf.is_leaf and (leaf.is_floating_point() or leaf.is_complex())):
             return None
         self._leaves[id(leaf)] = leaf
-        return leaf.register_post_accumulate_grad_hook(self._added)
+        wants = leaf.requires_grad
+        leaf.requires_grad_(True)  # hooks are for those alone, and it may want one later
+        handle = leaf.register_post_accumulate_grad_hook(self._added)
+        leaf.requires_grad_(wants)
+        return handle
 
     def expect(self, leaves: Iterable[Tensor], group: RankGroup | None) -> None:
         """From now on a backward averages the gradients of these; ``None``: it does not."""
@@ -103,8 +116,20 @@ class GradientSync:
     def _average(self, leaf: Tensor, group: RankGroup) -> None:
         self._local.discard(id(leaf))
         with self.unlooked(), torch.no_grad():
+            if leaf.grad is not None and leaf.grad.requires_grad:
+                raise _differentiated()
             if leaf.grad is not None:
                 leaf.grad = mean_over_ranks(leaf.grad, group)
+
+
+def _differentiated() -> CaptureError:
+    return CaptureError(
+        "the step differentiates a gradient that ranks have to average (create_graph=True)",
+        code="TR-541",
+        where=here(),
+        remedy="compute the penalty of torch.autograd.grad(loss, parameters, create_graph=True), "
+        "and call backward once, without create_graph",
+    )
 
 
 def mean_over_ranks(x: Tensor, group: RankGroup) -> Tensor:

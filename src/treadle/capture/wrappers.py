@@ -37,15 +37,17 @@ def _forward(
     if plan.beyond:
         raise _refused(wrapper, plan)
     group = group_of(plan)
-    if plan.buffers and sends_buffers(wrapper):
+    averages = torch.is_grad_enabled() and wrapper.require_backward_grad_sync
+    first = sync.is_first_forward(wrapper)
+    if plan.buffers and sends_buffers(wrapper, first=first):
         _send_buffers(wrapper, plan, group)
     leaves, tree = flatten_containers((args, kwargs))
     args, kwargs = unflatten([moved(each, plan.device) for each in leaves], tree)
     result = wrapper.module(*args, **kwargs)
-    averages = torch.is_grad_enabled() and wrapper.require_backward_grad_sync
     if wrapper.require_forward_param_sync != averages:
         wrapper.require_forward_param_sync = averages
-    sync.expect(_parameters(wrapper, plan), group if averages else None)
+    if torch.is_grad_enabled():  # a forward without gradients changes nothing for others' backward
+        sync.expect(_parameters(wrapper, plan), group if averages else None)
     return result
 
 

@@ -36,10 +36,12 @@ def plan_of(wrapper: DistributedDataParallel) -> WrapperPlan:
     )
 
 
-def sends_buffers(wrapper: DistributedDataParallel) -> bool:
-    """Whether the next forward gets the first rank's buffers."""
+def sends_buffers(wrapper: DistributedDataParallel, *, first: bool) -> bool:
+    """Whether a forward gets the first rank's buffers. The ``first`` of a step always does, also
+    after one without gradients, when the wrapper leaves it out once: which forward came before is
+    no part of a step."""
     asked = vars(wrapper).get("forward_sync_buffers", wrapper.broadcast_buffers)
-    return bool(wrapper.require_forward_param_sync and asked)
+    return bool(asked and (first or wrapper.require_forward_param_sync))
 
 
 def _beyond(wrapper: DistributedDataParallel) -> list[tuple[bool, str]]:

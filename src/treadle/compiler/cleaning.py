@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from treadle.graph.collectives import is_of_whole_values
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.rewrite import Rewrite
 from treadle.graph.signature import StepGraph
@@ -83,9 +84,9 @@ def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
 def _communication(options: Options) -> tuple[GraphPass, ...]:
     """Collectives in their places, where the timeline of the step is not to decide that; nothing
     to do for a step without any."""
-    if options.overlap:
-        return ()
     most = options.bucket_bytes
+    if options.overlap or most == 0:
+        return ()
     return communication_passes(FIRST_BUCKET if most is None else min(FIRST_BUCKET, most), most)
 
 
@@ -118,7 +119,9 @@ def extended(step: StepGraph, options: Options, watcher: Watcher | None = None) 
 
 def settled(step: StepGraph, options: Options, watcher: Watcher | None = None) -> StepGraph:
     """A cleaned copy, ready to be planned, in which what checkpointing asks for is decided: its
-    wishes give way to a budget."""
+    wishes give way to a budget. Collectives of parts stay where they are."""
+    if not is_of_whole_values(step.graph):
+        options = replace(options, buckets=0)
     return rewritten(step, cleaning_of(options), watcher)
 
 

@@ -95,6 +95,17 @@ def communicates_otherwise(node: fx.Node) -> bool:
     return bool(effects_of(node) & (Effect.COMMUNICATES | Effect.UNKNOWN))
 
 
+WHOLE = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST})
+"""After these all ranks have the same; after others each has a part, or had one before."""
+
+
+def is_of_whole_values(graph: fx.Graph) -> bool:
+    """Whether all that the graph sends are whole values. Where ranks send parts, which may be
+    uneven, their graphs differ: one pads what another sends as it is. What follows from the places
+    of nodes is then not the same on all ranks, above all the order of collectives."""
+    return all(each.kind in WHOLE for each in collectives_in(graph))
+
+
 def is_wait(node: fx.Node) -> bool:
     """Whether the node waits for a collective to end."""
     return _name_of(node) == _WAIT
@@ -154,11 +165,13 @@ def _name_of(node: fx.Node) -> str:
 
 
 __all__ = [
+    "WHOLE",
     "Collective",
     "CollectiveKind",
     "collective_of",
     "collectives_in",
     "communicates_otherwise",
+    "is_of_whole_values",
     "is_wait",
     "started_by",
 ]

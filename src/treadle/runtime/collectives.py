@@ -74,7 +74,9 @@ class _InFlight:
         kind: str,
         group: "distributed.ProcessGroup",
     ) -> None:
-        if work is not None:  # of a rank outside of the group
+        if work is not None and not out.numel():
+            work.wait()  # there is no address to find it by
+        elif work is not None:  # of a rank in the group
             self._works[out.data_ptr()] = _Started.now(out, work, kind, group)
 
     def wait(self, started: Tensor) -> None:

@@ -23,7 +23,7 @@ from treadle.capture.gradient_sync import RankGroup
 from treadle.compat.collectives import group_named
 from treadle.compat.operator_facts import Effect, facts_by_name
 from treadle.compiler.compiled import Compiled
-from treadle.graph.collectives import CollectiveKind, collective_of, collectives_in
+from treadle.graph.collectives import WHOLE, collective_of, collectives_in
 from treadle.graph.node_info import info
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
@@ -32,9 +32,6 @@ from treadle.runtime.artifact import Artifact, CallStep, View
 from treadle.runtime.peers import Peers, peers_of
 from treadle.runtime.votes import VariantText
 from treadle.util.nested import leaves
-
-_WHOLE = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST})
-"""After these all ranks have the same; after others each has a part, or had one before."""
 
 
 def groups_of(step: StepGraph) -> tuple[str, ...]:
@@ -48,11 +45,12 @@ def common_text(step: StepGraph, artifact: Artifact, *, alike: bool = True) -> V
     part of its own, whose sizes and offsets are in its graph: the models say so by ``alike=False``,
     and a step that gathers or scatters by itself."""
     found = collectives_in(step.graph)
-    alike = alike and all(each.kind in _WHOLE for each in found)
+    alike = alike and all(each.kind in WHOLE for each in found)
     names = dict.fromkeys(each.group for each in found)
     numbers = {name: f"group {at}" for at, name in enumerate(names)}  # names are a rank's own
-    texts = show(step).splitlines() if alike else []
-    nodes = _nodes_by_line(step, len(texts)) if alike else []
+    inputs = [f"{entry.role} {entry.name}" for entry in step.signature.inputs]
+    texts = show(step).splitlines() if alike else inputs  # sizes differ where ranks have parts
+    nodes = _nodes_by_line(step, len(texts)) if alike else [None] * len(texts)
     lines = [_line(text, node, numbers) for text, node in zip(texts, nodes, strict=True)]
     wheres = ["" if node is None else info(node).where for node in nodes]
     sent = [

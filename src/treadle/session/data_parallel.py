@@ -56,6 +56,7 @@ def refuse_other_parts(models: Mapping[str, nn.Module], group: RankGroup) -> Non
 
 
 _READ_GRAD = cast(Any, Tensor.grad).__get__
+_SET_GRAD = cast(Any, Tensor.grad).__set__
 
 
 def start_together(models: Mapping[str, nn.Module], group: RankGroup) -> None:
@@ -88,7 +89,10 @@ class _Reads(TorchFunctionMode):
     ) -> Any:
         if func == _READ_GRAD:
             self._sync.looked_at(args[0])
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func == _SET_GRAD:
+            self._sync.was_set(args[0])
+        return result
 
 
 @contextmanager
@@ -114,23 +118,38 @@ def averaging(models: Mapping[str, nn.Module], group: RankGroup, *, steps: bool)
 
 @contextmanager
 def whole_state(optimizers: Mapping[str, Optimizer]) -> Iterator[None]:
-    """While the user's function runs as it is, its optimizers have all of what ranks divide."""
+    """While the user's function runs as it is, an optimizer that steps has all of what ranks
+    divide. One that does not step, or that an error comes before, sends nothing."""
     divided: list[tuple[dict[str, Any], str, Tensor]] = []
-    for optimizer in optimizers.values():
+
+    def gather(optimizer: Optimizer, *_: object) -> None:
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
                 if is_sharded(value) and not is_sharded(parameter):
                     divided.append((state, key, value))
-    for state, key, value in divided:
-        state[key] = gathered(value)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for state, key, value in divided:
-                own = local_of(value)
-                own.copy_(local_of(placed_like(state[key], value)))
-                state[key] = value
+                    state[key] = gathered(value)
+
+    with ExitStack() as undo:
+        for each in optimizers.values():
+            if _has_divided(each):
+                undo.callback(each.register_step_pre_hook(gather).remove)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for state, key, value in divided:
+                    local_of(value).copy_(local_of(placed_like(state[key], value)))
+                    state[key] = value
+
+
+def _has_divided(optimizer: Optimizer) -> bool:
+    pairs = optimizer.state.items()
+    return any(
+        is_sharded(value)
+        for parameter, state in pairs
+        if not is_sharded(parameter)
+        for value in state.values()
+    )
 
 
 __all__ = ["averaging", "rank_group", "refuse_other_parts", "start_together", "whole_state"]

@@ -1,6 +1,7 @@
 """Which variant serves a call: one that is known, one of many sizes, or one compiled for it."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from treadle.capture.dynamic import Dims
 from treadle.capture.given import GivenCall
@@ -166,7 +167,10 @@ class Dispatcher:
                     numbers=tuple(self._numbers),
                     group=self._step.group,
                 )
-            compiled = compile_graph(captured, self._options, cache=self._cache, clock=clock)
+            options = self._options
+            if not self._alike():  # nor are the graphs of ranks: collectives stay where they are
+                options = replace(options, buckets=0, overlap=False)
+            compiled = compile_graph(captured, options, cache=self._cache, clock=clock)
         finally:
             watcher.closes()
         for each in compiled.programs:

@@ -1,0 +1,135 @@
+"""A step on several ranks: eager ``DistributedDataParallel`` beside treadle, in turns in one run.
+
+::
+
+    torchrun --nproc-per-node 2 benchmarks/data_parallel.py [--width 512] [--layers 6] [--rows 64]
+        [--rounds 30]
+
+Prints, for the slowest rank, the median milliseconds of a step, its ratio to eager's, and the
+collectives of one step. On GPUs over NCCL, on CPUs over Gloo.
+"""
+
+import argparse
+import copy
+import os
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import treadle
+from treadle.runtime.artifact import CallStep
+
+
+class Block(nn.Module):
+    """Norm, a wide product, GELU, and back."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.gelu = nn.LayerNorm(width), nn.GELU()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.gelu(self.up(self.norm(x))))
+
+
+def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def ways(net: nn.Module) -> dict[str, Callable[..., torch.Tensor]]:
+    """Each with a model and an optimizer of its own."""
+
+    def made(*, wrapped: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+        own = copy.deepcopy(net)
+        model = DistributedDataParallel(own) if wrapped else own
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def compiled(*, wrapped: bool = False, shard: str | None = None, **given: object):
+        model, optimizer = made(wrapped=wrapped)
+        parallel = None if wrapped else treadle.DataParallel(shard=shard)
+        options = treadle.Options(**given)
+        return treadle.compile(
+            training(model, optimizer),
+            model=model,
+            optimizer=optimizer,
+            parallel=parallel,
+            options=options,
+        )
+
+    return {
+        "eager, DistributedDataParallel": training(*made(wrapped=True)),
+        "treadle, DistributedDataParallel": compiled(wrapped=True),
+        "treadle, DataParallel": compiled(),
+        "treadle, each collective by itself": compiled(buckets=0),
+        "treadle, overlap=True": compiled(overlap=True),
+        'treadle, shard="optimizer"': compiled(shard="optimizer"),
+    }
+
+
+def sent(step: object) -> str:
+    if not isinstance(step, treadle.Step):
+        return ""
+    calls = [each.out for each in step.compiled.artifact.steps if isinstance(each, CallStep)]
+    kinds = Counter(each.split(".")[1] for each in calls if each.startswith("treadle_c10d."))
+    kinds.pop("wait", None)
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+
+
+def seconds_of(step: Callable[..., torch.Tensor], x: torch.Tensor) -> float:
+    """Of the slowest rank."""
+    dist.barrier()
+    begin = time.perf_counter()
+    step(x)
+    if x.is_cuda:
+        torch.cuda.synchronize()
+    found = torch.tensor(time.perf_counter() - begin, device=x.device)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found.item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, value in {"width": 512, "layers": 6, "rows": 64, "rounds": 30}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    given = parser.parse_args()
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    torch.manual_seed(0)
+    net = nn.Sequential(*[Block(given.width) for _ in range(given.layers)]).to(device)
+    torch.manual_seed(dist.get_rank())
+    x = torch.randn(given.rows, given.width, device=device)
+    steps = ways(net)
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    for round_ in range(given.rounds + 3):
+        for name, step in steps.items():
+            found = seconds_of(step, x)
+            if round_ >= 3:  # the first ones compile
+                taken[name].append(found)
+    if dist.get_rank() == 0:
+        size = sum(each.nbytes for each in net.parameters()) / 2**20
+        print(f"{dist.get_world_size()} ranks, {size:.1f} MiB of gradients, {device.type}")
+        medians = {name: statistics.median(each) for name, each in taken.items()}
+        first = next(iter(medians.values()))
+        for name, found in medians.items():
+            print(f"{name:36} {1e3 * found:8.2f} ms  {found / first:5.2f}  {sent(steps[name])}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
