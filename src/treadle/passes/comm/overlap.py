@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from treadle.graph.order import arrange
-from treadle.graph.passes import GraphPass, until_settled
+from treadle.graph.passes import Contract, GraphPass, until_settled
 from treadle.graph.signature import StepGraph
 from treadle.passes.comm.cost import CommunicationModel
 from treadle.passes.comm.list_schedule import Preference, list_schedule, moved
@@ -28,14 +28,18 @@ class OverlapCommunication(GraphPass):
     after:   s = all_reduce(g); h = mm(x, y); w = wait_tensor(s); n = sub(p, w)
 
     Several orders are made by list scheduling on the timeline of ``passes/comm/simulate.py``, and
-    the shortest is taken, if it is shorter than the one there is. ``peak_bytes``: what the step's
-    predicted peak may grow to, and ``in_flight_bytes``: how much may be started and not waited for;
-    neither grows beyond that, nor beyond what it is already. ``None``: not at all, and any number.
+    the shortest is taken, if it is shorter than the one there is.
+
+    Memory: ``peak_bytes`` is what the step's predicted peak may grow to, ``in_flight_bytes`` how
+    much may be started and not waited for; neither grows beyond that, nor beyond what it is
+    already. ``None``: not at all, and any number.
 
     Only positions change, and neither draws, checks, users' operators nor writes change places with
     their like. The order is a function of the graph, of ``costs`` and of ``device``: ranks that
     agree on the three start their collectives in the same order.
     """
+
+    contract = Contract()
 
     costs: CommunicationModel = field(repr=False)
     device: DeviceModel = field(repr=False)

@@ -27,7 +27,7 @@ class SplitUpdates(GraphPass):
 
     What is made of scalars is made for each of the two; an operation on lists becomes two with a
     part of each list, and each reader of an element reads it from the one that has it. Numbers are
-    those of before, bit for bit.
+    those of before, bit for bit. Memory: what is made of scalars, once more.
     ``TreadleError`` TR-520 where nothing would be split off, TR-521 where nothing would be left,
     TR-522 for a parameter without an update, TR-523 where the two are coupled.
     """
