@@ -494,8 +494,12 @@ def gpu_step(
     reads_logs=False,
     columns=None,
     kernel=EFFICIENT,
+    never=None,
 ):
-    """Attention and its gradients as kernels on a GPU there is not."""
+    """Attention and its gradients as kernels on a GPU there is not, with a mask as PyTorch hands
+    it to the kernel: -inf where it is false, -65504 to cuDNN's."""
+    if never is None:
+        never = -65504.0 if kernel is CUDNN else -torch.inf
     columns = rows if columns is None else columns
 
     def operand(n):
@@ -506,10 +510,10 @@ def gpu_step(
     def program(q, k, v, g):
         i = aten.unsqueeze.default(torch.arange(rows, device="cuda"), 1)
         j = aten.unsqueeze.default(torch.arange(columns, device="cuda"), 0)
-        zero, never = (
-            aten.scalar_tensor.default(n, dtype=dtype, device="cuda") for n in (0.0, -torch.inf)
+        zero, hidden = (
+            aten.scalar_tensor.default(n, dtype=dtype, device="cuda") for n in (0.0, never)
         )
-        bias = aten.where.self(mask(i, j), zero, never)
+        bias = aten.where.self(mask(i, j), zero, hidden)
         bias = aten.expand.default(bias, [2, heads, rows, columns])
         if kernel is CUDNN:
             y, logs, cq, ck, mq, mk, seed, offset, _ = CUDNN(
@@ -562,6 +566,17 @@ def test_gpu_calls_get_the_flag(layout, kernel):
     assert aten.where.self not in {node.target for node in step.graph.nodes}
     assert layouts(step) == before
     assert ProveAttentionMasks().run(step) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("never", [-torch.inf, -65504.0])
+@pytest.mark.parametrize("kernel", GPU)
+def test_what_counts_as_never(kernel, never, dtype):
+    step = gpu_step(kernel=kernel, never=never, dtype=dtype)
+    hides = never == -torch.inf or kernel is CUDNN
+    assert {each.becomes for each in reports(step)} == {"is_causal" if hides else "stays"}
+    near = gpu_step(kernel=kernel, never=-65000.0, dtype=dtype)
+    assert ProveAttentionMasks().run(near) == 0
 
 
 @pytest.mark.parametrize("kernel", GPU)

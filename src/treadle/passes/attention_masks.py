@@ -1,5 +1,6 @@
 """Masks of attention that are proved to be a flag of the kernel, or nothing at all."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
@@ -23,12 +24,18 @@ aten = torch.ops.aten
 @final
 @dataclass(frozen=True, slots=True)
 class AttentionKernel:
-    """A kernel of attention, forward or backward: how it calls its mask, and whether it ``rounds``
-    in another place without one. All take ``query``, ``key`` and ``is_causal``."""
+    """A kernel of attention, forward or backward: how it calls its mask, whether it ``rounds`` in
+    another place without one, and up to which number a mask stands for ``never``. All take
+    ``query``, ``key`` and ``is_causal``."""
 
     mask: str
     is_backward: bool
     rounds: bool
+    never: float = -math.inf
+
+
+_CUDNN_NEVER = -65504.0
+"""What PyTorch hands cuDNN's kernel where a mask of truth values is false, in all dtypes."""
 
 
 KERNELS: Mapping[object, AttentionKernel] = {
@@ -42,9 +49,11 @@ KERNELS: Mapping[object, AttentionKernel] = {
     aten._scaled_dot_product_efficient_attention_backward.default: AttentionKernel(
         "attn_bias", True, True
     ),
-    aten._scaled_dot_product_cudnn_attention.default: AttentionKernel("attn_bias", False, True),
+    aten._scaled_dot_product_cudnn_attention.default: AttentionKernel(
+        "attn_bias", False, True, _CUDNN_NEVER
+    ),
     aten._scaled_dot_product_cudnn_attention_backward.default: AttentionKernel(
-        "attn_bias", True, True
+        "attn_bias", True, True, _CUDNN_NEVER
     ),
 }
 """The calls that are looked at."""
@@ -59,7 +68,8 @@ class ProveAttentionMasks(GraphPass):
 
     A mask that is proved to let every pair through goes; one that is proved to be causal, of as
     many queries as keys, becomes the flag. The function is the same while scores are finite (and
-    smaller than half of the least number that a mask adds, where that is not -inf). CPUs give the
+    smaller than half of the number that a mask adds, where that is not -inf: 32,752 is the least
+    such half, since PyTorch gives cuDNN -65504 for a mask of truth values). CPUs give the
     same bits. On GPUs the kernel rounds in another place, so there nothing changes where rounding
     is to be ``eager``'s.
     """
@@ -152,9 +162,10 @@ class _Decisions:
         require(bias is not None, NoMatch, f"{node} has no mask")
         require(is_tensor(bias), NoMatch, f"the mask of {node} is no tensor")
         pairs = Pairs.of(query, key)
-        at = (bias, *(size_key(each.size) for each in pairs.indices))
+        never = KERNELS[node.target].never
+        at = (bias, never, *(size_key(each.size) for each in pairs.indices))
         if at not in self.known:
-            self.known[at] = _tried(bias, pairs)
+            self.known[at] = _tried(bias, pairs, never)
         found = self.known[at]
         if isinstance(found, NoMatch):
             raise found
@@ -180,9 +191,9 @@ class _Decisions:
         return pattern
 
 
-def _tried(bias: fx.Node, pairs: Pairs) -> Mask | NoMatch:
+def _tried(bias: fx.Node, pairs: Pairs, never: float) -> Mask | NoMatch:
     try:
-        return mask_of(bias, pairs)
+        return mask_of(bias, pairs, never)
     except NoMatch as miss:
         return miss
     except VerifyError as fault:  # sizes whose signs nobody knows

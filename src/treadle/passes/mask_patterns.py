@@ -12,6 +12,7 @@
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -189,14 +190,17 @@ class Pairs:
         return all_of(*parts)
 
 
-def mask_of(bias: fx.Node, pairs: Pairs) -> Mask:
-    """What the number that ``bias`` adds to each score lets through; ``NoMatch`` in words."""
-    allowed, finite = _allowed(bias, pairs)
+def mask_of(bias: fx.Node, pairs: Pairs, never: float = -math.inf) -> Mask:
+    """What the number that ``bias`` adds to each score lets through; ``NoMatch`` in words.
+
+    Numbers up to ``never`` hide a pair as -inf does, and so does the least number of the dtype.
+    """
+    allowed, finite = _allowed(bias, pairs, never)
     return Mask(_pattern(allowed, pairs, Prover()), finite)
 
 
-def _allowed(bias: fx.Node, pairs: Pairs) -> tuple[Condition, bool]:
-    """Where ``bias`` is 0. Elsewhere it is -inf, or the least number of its dtype."""
+def _allowed(bias: fx.Node, pairs: Pairs, never: float) -> tuple[Condition, bool]:
+    """Where ``bias`` is 0. Elsewhere it is one of the numbers that hide."""
     dtype = type_of(bias).dtype
     require(dtype.is_floating_point, NoMatch, f"{bias} is no bias: {dtype}")
     rank = len(shape_of(bias))
@@ -206,16 +210,16 @@ def _allowed(bias: fx.Node, pairs: Pairs) -> tuple[Condition, bool]:
     if isinstance(term, Unread):
         raise NoMatch(reader.reasons.get(term.node, f"{term.node} is known at run time only"))
     assert not isinstance(term, bool | AtMost | All | AnyOne), bias
-    lowest, finite = torch.finfo(dtype).min, set[bool]()
+    finite = set[bool]()
+    if dtype is not torch.float16:  # whose least number is one that scores reach
+        never = max(never, torch.finfo(dtype).min)
 
     def is_zero(leaf: Linear | IndexNumber | Unread) -> bool:
         match leaf:
             case IndexNumber(value) if value == 0:
                 return True
-            case IndexNumber(value) if value == float("-inf"):
-                return False
-            case IndexNumber(value) if value == lowest and dtype is not torch.float16:
-                finite.add(True)
+            case IndexNumber(value) if value <= never:
+                finite.add(value != -math.inf)
                 return False
             case IndexNumber(value):
                 raise NoMatch(f"{bias} adds {value} to scores")
@@ -224,7 +228,7 @@ def _allowed(bias: fx.Node, pairs: Pairs) -> tuple[Condition, bool]:
             case Linear():
                 raise NoMatch(f"{bias} adds {leaf} to scores")
 
-    return where_leaves(is_zero, term), bool(finite)
+    return where_leaves(is_zero, term), True in finite
 
 
 def _pattern(allowed: Condition, pairs: Pairs, prover: Prover) -> Pattern:
