@@ -52,6 +52,9 @@ def trace(
     names = list(inspect.signature(program).parameters)
     for node, name in zip(module.graph.find_nodes(op="placeholder"), names, strict=True):
         node.name = node.target = name
+    for node in reversed(module.graph.nodes):
+        if node.op == "call_function" and "val" not in node.meta and not node.users:
+            module.graph.erase_node(node)  # a result that is none, which nobody reads
     phase = "forward"
     for node in module.graph.nodes:
         phase = "backward" if node.name == backward_from else phase

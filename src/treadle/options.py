@@ -29,6 +29,7 @@ OPTIONAL_PASSES = (
     "ScaleInProduct",
     "FoldWeightCast",
     "FuseAttention",
+    "GroupHeads",
     "ProveAttentionMasks",
 )
 """What ``skip`` may name: passes by their class, and rules by their name, without which a step

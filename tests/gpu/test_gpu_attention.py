@@ -7,6 +7,7 @@ float64.
 
 import copy
 import gc
+import itertools
 
 import pytest
 import torch
@@ -40,8 +41,11 @@ class Attends(nn.Module):
     """Attention with an explicit mask and heads of keys that several queries share, repeated as
     transformers' models do; ``rotates``: queries and keys pass through what lays them out anew."""
 
-    def __init__(self, head, heads=4, groups=2, *, mask=causal, rotates=True, dropout=0.0):
+    def __init__(
+        self, head, heads=4, groups=2, *, mask=causal, rotates=True, dropout=0.0, repeats=True
+    ):
         super().__init__()
+        self.repeats = repeats
         self.head, self.heads, self.groups = head, heads, groups
         self.mask, self.rotates, self.dropout = mask, rotates, dropout
         self.q = nn.Linear(256, heads * head)
@@ -57,10 +61,19 @@ class Attends(nn.Module):
         )
         if self.rotates:
             q, k = (torch.cat([-each[..., ::2], each[..., 1::2]], -1) * 0.5 for each in (q, k))
-        k, v = (self.repeated(each) for each in (k, v))
-        mask = self.mask(rows, x.device)
+        if self.repeats:
+            k, v = (self.repeated(each) for each in (k, v))
+        mask = None
+        if self.mask is not None:
+            mask = self.mask(rows, x.device).expand(batch, -1, -1, -1)
         y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask.expand(batch, -1, -1, -1), dropout_p=self.dropout
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=self.dropout,
+            is_causal=mask is None,
+            enable_gqa=not self.repeats,
         )
         return self.out(y.transpose(1, 2).reshape(batch, rows, -1))
 
@@ -89,8 +102,8 @@ def training(model):
     return step, optimizer
 
 
-def compared(model, rows=96, dtype=torch.bfloat16, **options):
-    """The operators that the compiled step calls, after its numbers were compared with eager's."""
+def calls_compared(model, rows=96, dtype=torch.bfloat16, **options):
+    """The calls of attention of the compiled step, after its numbers were compared with eager's."""
     model = model.cuda().to(dtype)
     exact = copy.deepcopy(model).double()
     twin = copy.deepcopy(model)
@@ -101,20 +114,25 @@ def compared(model, rows=96, dtype=torch.bfloat16, **options):
         mine, other = (furthest(each, best) for each in (ours, theirs))
         assert mine <= 2 * other + 4e-3
     calls = [each for each in step.compiled.artifact.steps if isinstance(each, CallStep)]
-    found = [each for each in calls if "attention" in each.op]
+    return [each for each in calls if "attention" in each.op]
+
+
+def compared(model, rows=96, dtype=torch.bfloat16, **options):
+    """The flags and masks of the compiled step's two calls."""
+    found = calls_compared(model, rows, dtype, **options)
     assert len(found) == 2  # forward and backward
-    return {named(each, "is_causal") for each in found}, {
-        named(each, "attn_bias") for each in found
+    return {str(named(each, "is_causal")) for each in found}, {
+        str(named(each, "attn_bias")) for each in found
     }
 
 
 def named(call, name):
-    """An argument of a call, as text."""
+    """An argument of a call."""
     library, operation, overload = call.op.split(".")
     schema = getattr(getattr(getattr(torch.ops, library), operation), overload)._schema
     names = [each.name for each in schema.arguments]
     given = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
-    return str(given.get(name, schema.arguments[names.index(name)].default_value))
+    return given.get(name, schema.arguments[names.index(name)].default_value)
 
 
 FLAG, NONE = ({"True"}, {"None"}), ({"False"}, {"None"})
@@ -125,11 +143,36 @@ def _seed():
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("head", [36, 64, 128])
+@pytest.mark.parametrize("head", [40, 64, 128])
 @pytest.mark.parametrize("rotates", [True, False])
 @pytest.mark.parametrize("rows", [8, 96, 257])
 def test_a_causal_mask_becomes_the_flag(head, rotates, rows):
     assert compared(Attends(head, rotates=rotates), rows) == FLAG
+
+
+@pytest.mark.parametrize("mask", [causal, window, None])
+@pytest.mark.parametrize(("heads", "groups"), [(4, 1), (4, 2), (6, 2), (4, 4)])
+def test_heads_are_shared(heads, groups, mask):
+    found = calls_compared(Attends(64, heads, groups, mask=mask))
+    assert len(found) == 2
+    for call, name in itertools.product(found, ("key", "value")):
+        assert named(call, name).shape[1] == groups
+        assert named(call, "query").shape[1] == heads
+
+
+@pytest.mark.parametrize("mask", [causal, None])
+def test_heads_that_the_model_itself_shares(mask):
+    calls_compared(Attends(64, mask=mask, repeats=False))
+
+
+@pytest.mark.parametrize("mask", [causal, None])
+def test_eager_rounding_repeats_heads(mask):
+    found = calls_compared(Attends(64, mask=mask), numerics="eager")
+    assert {named(call, "key").shape[1] for call in found} == {4}
+
+
+def test_heads_that_no_kernel_takes():
+    calls_compared(Attends(36))  # 72 bytes: PyTorch itself writes attention out
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.5, None])

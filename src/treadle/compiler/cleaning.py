@@ -18,6 +18,7 @@ from treadle.passes.counter_based_rng import UseCounterBasedRng
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.dropout import ExpandDropout
+from treadle.passes.grouped_heads import GroupHeads
 from treadle.passes.joined_products import JoinProducts
 from treadle.passes.joining import JoinPieces
 from treadle.passes.narrow_weights import FoldWeightCast, ScaleInProduct
@@ -59,6 +60,7 @@ FUSE: tuple[GraphPass, ...] = (
     FoldWeightCast(),  # before products are summed: these sum in a formula
     AccumulateProducts(),  # after what is dead and what is equal: it counts readers
     FuseAttention(),  # as that
+    GroupHeads(),  # after it: of fused calls too
 )
 """What rounds where eager does not."""
 FIRST_BUCKET = 1 << 20

@@ -15,17 +15,23 @@ aten = torch.ops.aten
 
 
 class Maker:
-    """Makes nodes before ``place``, which belong where it does."""
+    """Makes nodes before ``place``, which belong where ``root`` does, or it."""
 
-    def __init__(self, place: fx.Node) -> None:
+    def __init__(self, place: fx.Node, root: fx.Node | None = None) -> None:
         self._place = place
+        self._root = root or place
 
     def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         graph = self._place.graph
         with graph.inserting_before(self._place):
             made = graph.call_function(target, args, kwargs)
-        inherit(made, self._place)
+        inherit(made, self._root)
         return made
+
+    def again(self, node: fx.Node, operand: fx.Node) -> fx.Node:
+        """What ``node`` is, of another first operand."""
+        assert callable(node.target), node
+        return self(node.target, operand, *node.args[1:], **node.kwargs)
 
     def items(self, call: fx.Node, count: int) -> list[fx.Node]:
         """The results of ``call``, one by one."""

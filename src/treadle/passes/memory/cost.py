@@ -2,18 +2,21 @@
 
 import enum
 import operator
+from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from treadle.compat.operator_facts import MATTERS, CostClass, Effect, facts_of
+from treadle.compat.operators import schema_of
 from treadle.graph.alias import storages
 from treadle.graph.arguments import given_of
 from treadle.graph.node_info import value_of
-from treadle.graph.operators import OpOverload, effects_of
-from treadle.graph.types import tensors_in
+from treadle.graph.operators import OpOverload, arguments, effects_of
+from treadle.graph.types import tensors_in, type_of
 from treadle.targets.model import DeviceModel
 
 
@@ -64,8 +67,23 @@ def flops_of(node: fx.Node) -> float:
     formula = flop_registry.get(node.target.overloadpacket)
     if formula is None:
         return 0.0
+    given = arguments(node)
+    if {"query", "key", "value"} <= given.keys() and type_of(given["query"]).ndim == 4:
+        heads_first = schema_of(node.target).name.startswith("aten::_scaled_dot_product")
+        return _attention_flops(given, -2 if heads_first else -3)
     args, kwargs = given_of(node, value_of)
     return float(formula(*args, **kwargs, out_val=value_of(node)))
+
+
+def _attention_flops(given: Mapping[str, Any], tokens: int) -> float:
+    """Of a call of attention or of its gradients, which make the scores again; ``tokens``: the dim
+    of the positions. There are as many heads as queries have: PyTorch 2.11's formulas refuse
+    fewer of keys and values."""
+    *rows, head = type_of(given["query"]).shape
+    keys, values = (type_of(given[name]).shape for name in ("key", "value"))
+    backward = not {"grad_out", "grad_out_"}.isdisjoint(given)
+    products = 3 * head + 2 * values[-1] if backward else head + values[-1]
+    return 2.0 * prod(rows) * keys[tokens] * products
 
 
 def bytes_of(node: fx.Node) -> int:
