@@ -1,6 +1,7 @@
 """Random programs: the plan, run in its arena, gives what the program gives."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from treadle.loop.expr import ReduceKind
 from treadle.loop.interpret import interpret_kernel, interpret_program
 from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.program import BufferKind, Program, TensorRef
-from treadle.schedule import schedule
+from treadle.schedule import at_hand, schedule
+from treadle.schedule.plan import plan_reads, plan_writes
+from treadle.schedule.workers import THREADS
 
 SHAPE = (3, 4, 5)
 
@@ -69,17 +72,45 @@ def run_in_arena(plan: KernelPlan, tensors: dict[str, torch.Tensor]) -> list[tor
     return [strided(storage[r.buffer], r) for r in plan.results]
 
 
-@pytest.mark.parametrize("fuse", [False, True])
-@pytest.mark.parametrize("seed", range(60))
-def test_plans_keep_the_numbers(seed, fuse):
-    program = random_program(seed)
+def check(program: Program, plan: KernelPlan, seed: int) -> None:
     torch.manual_seed(seed)
     inputs = {name: torch.randn(program.buffers[name].shape) * 0.3 for name in program.inputs}
     reference = {name: t.clone() for name, t in inputs.items()}
-    plan = schedule(program, fuse=fuse)
     found = run_in_arena(plan, inputs)
     expected = interpret_program(program, reference)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     for name in program.inputs:
         torch.testing.assert_close(inputs[name], reference[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("seed", range(60))
+def test_plans_keep_the_numbers(seed, fuse):
+    program = random_program(seed)
+    check(program, schedule(program, fuse=fuse), seed)
+
+
+def moved(plan: KernelPlan) -> int:
+    """Bytes that kernels read and write, each buffer once."""
+    kernels = [each for each in plan.steps if isinstance(each, Kernel)]
+    names = [name for each in kernels for name in (*plan_reads(each), *plan_writes(each))]
+    return sum(plan.buffers[name].nbytes for name in names)
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_values_that_are_computed_again(seed, monkeypatch):
+    monkeypatch.setattr(at_hand, "_LEAST", 0)
+    program = random_program(seed)
+    stored = schedule(program)
+    plan = schedule(program, workers=replace(THREADS, computes_again=True))
+    check(program, plan, seed)
+    assert moved(plan) <= moved(stored)
+
+
+def test_some_are_computed_again(monkeypatch):
+    monkeypatch.setattr(at_hand, "_LEAST", 0)
+    again = replace(THREADS, computes_again=True)
+    programs = [random_program(seed) for seed in range(120)]
+    less = [moved(schedule(each, workers=again)) < moved(schedule(each)) for each in programs]
+    assert sum(less) >= 10

@@ -14,7 +14,7 @@ import torch
 from treadle.loop.expr import Apply, Const, Expr, Load, Local
 from treadle.loop.index import Axis, FloorDiv, Index, Mod
 from treadle.loop.kernel import Definition, Kernel, Store
-from treadle.loop.program import Compute, Step
+from treadle.loop.program import Step
 from treadle.loop.traverse import map_expr
 from treadle.schedule.fuse import Group
 from treadle.schedule.loop_nest import LoopNest, LoopNests, ScheduledOp, coefficient, storage_order
@@ -99,9 +99,7 @@ def pointwise_nest(
 def _splits(group: Group, steps: tuple[Step, ...]) -> list[int]:
     """Column counts to try: the products of the inner dims of each member, largest first."""
     found: set[int] = set()
-    for m in group.members:
-        step = steps[m]
-        assert isinstance(step, Compute)
+    for step in (each.compute for each in group.placed):
         extents = [axis.extent for axis in storage_order(step)]
         found.update(math.prod(extents[d:]) for d in range(1, len(extents)))
     return sorted(found - {1}, key=sample_of, reverse=True)
@@ -111,10 +109,8 @@ def _place(
     group: Group, steps: tuple[Step, ...], nest: LoopNest, nests: LoopNests
 ) -> tuple[ScheduledOp, ...] | None:
     placed: list[ScheduledOp] = []
-    for m in group.members:
-        step = steps[m]
-        assert isinstance(step, Compute)
-        each = nests.place(m, step, nest)
+    for other in group.placed:
+        each = nests.place(other.step, other.compute, nest)
         if each is None or len(each.level) != len("full"):
             return None
         placed.append(each)

@@ -17,7 +17,8 @@ from treadle.schedule.depend import Dependencies
 from treadle.schedule.loop_nest import Level, LoopNest, LoopNests, ScheduledOp
 from treadle.util.extents import sample_of
 
-_MAX_BUFFERS = 40
+MAX_BUFFERS = 40
+"""Of a kernel: those that it reads and writes."""
 _MAX_MEMBERS = 96
 _WINDOW = 64
 _SIBLINGS = 4
@@ -27,7 +28,7 @@ _TURN = 12  # steps around the loss, where the forward meets the backward
 @dataclass(slots=True, eq=False)
 class Group:
     """Steps that become one kernel, or one call (then without a nest). A group is no other that
-    has the same steps."""
+    has the same steps. ``again``: values among ``placed`` that are members of other groups, too."""
 
     mask: int
     members: tuple[int, ...]
@@ -37,11 +38,21 @@ class Group:
     waits: frozenset[int] = frozenset()  # those it waits for directly
     buffers: frozenset[str] = field(default_factory=frozenset[str])
     flow: "_Flow | None" = None  # of ``placed``, once it was looked at
+    again: frozenset[str] = frozenset()
 
     @property
     def pointwise(self) -> bool:
         """Whether nothing in it reduces."""
         return not any(each.reduces for each in self.placed)
+
+    @property
+    def loaded(self) -> frozenset[str]:
+        """What a kernel reads from memory."""
+        found, written = set[str](), set[str]()
+        for each in self.placed:
+            found.update(name for name, _ in each.reads if name not in written)
+            written.add(each.buffer)
+        return frozenset(found)
 
 
 @dataclass(slots=True)
@@ -193,7 +204,7 @@ class Fuser:
         if a.nest is None or b.nest is None:
             return None
         names = a.buffers | b.buffers
-        too_big = len(a.members) + len(b.members) > _MAX_MEMBERS or len(names) > _MAX_BUFFERS
+        too_big = len(a.members) + len(b.members) > _MAX_MEMBERS or len(names) > MAX_BUFFERS
         if too_big or self._between(a, b) or self._between(b, a):
             return None
         nest = _common_nest(a, b)
@@ -255,9 +266,8 @@ class Fuser:
         pointwise = not any(each.reduces for each in placed)
         known = first.flow if placed[: len(first.placed)] == first.placed else None
         if known is None or (known.overwrites and not pointwise):
-            flow, rest = _Flow(), placed
-        else:
-            flow, rest = known.copy(), placed[len(first.placed) :]
+            return flow_of(placed, nest, self._facts)
+        flow, rest = known.copy(), placed[len(first.placed) :]
         done = all(flow.takes(each, nest, self._facts, pointwise=pointwise) for each in rest)
         return flow if done else None
 
@@ -269,6 +279,13 @@ class Fuser:
         for group in dict.fromkeys(self._group_of[first:]):
             if group.above & merged.mask:
                 group.above |= gained & ~group.mask
+
+
+def flow_of(placed: tuple[ScheduledOp, ...], nest: LoopNest, facts: Dependencies) -> "_Flow | None":
+    """How values pass between ``placed`` in one kernel of that nest; ``None`` if they cannot."""
+    flow, pointwise = _Flow(), not any(each.reduces for each in placed)
+    done = all(flow.takes(each, nest, facts, pointwise=pointwise) for each in placed)
+    return flow if done else None
 
 
 def _by_step(group: Group) -> dict[int, ScheduledOp]:
@@ -286,12 +303,21 @@ def _common_nest(a: Group, b: Group) -> LoopNest | None:
 
 
 def stored_buffers(
-    group: Group, facts: Dependencies, buffers: Mapping[str, Buffer], results: frozenset[str]
+    group: Group,
+    owners: Mapping[int, Group],
+    facts: Dependencies,
+    buffers: Mapping[str, Buffer],
+    results: frozenset[str],
 ) -> Iterator[ScheduledOp]:
-    """The members whose value someone outside of the kernel reads."""
+    """The members whose value someone outside of the kernel reads. ``owners``: of each step."""
     for each in group.placed:
         name = each.buffer
-        outside = any(not group.mask >> reader & 1 for reader in facts.readers.get(name, ()))
+        if name in group.again:
+            continue
+        outside = any(
+            not group.mask >> reader & 1 and name not in owners[reader].again
+            for reader in facts.readers.get(name, ())
+        )
         several = len(facts.writers[name]) > 1
         ours = buffers[name].kind is BufferKind.TEMPORARY
         if outside or several or not ours or name in results:

@@ -16,6 +16,7 @@ from treadle.loop.nest import AccessSet, kernel_loads, live, stored
 from treadle.loop.program import IMPORT, Buffer, BufferKind, Call, Program, TensorRef
 from treadle.loop.traverse import loads, walk
 from treadle.schedule.arena import Interval, chained, pack
+from treadle.schedule.at_hand import compute_at_hand
 from treadle.schedule.build import build_kernel
 from treadle.schedule.depend import facts, read_buffers, written_buffers
 from treadle.schedule.duplicate import duplicate
@@ -69,13 +70,17 @@ def _scheduled(
         steps, buffers, home = copied.steps, copied.buffers, copied.home
     known = facts(steps, program.inputs)
     groups = Fuser(steps, buffers, known, nests, home).run(fuse=fuse)
+    if fuse and workers.computes_again:
+        groups = compute_at_hand(groups, steps, known, buffers, kept, nests)
+    owners = {m: group for group in groups for m in group.members}
     made: list[PlanStep] = []
     for number, group in enumerate(groups):
         step = steps[group.members[0]]
         if isinstance(step, Call):
             made.append(step)
             continue
-        stored = frozenset(m.step for m in stored_buffers(group, known, buffers, kept))
+        leaving = stored_buffers(group, owners, known, buffers, kept)
+        stored = frozenset(each.step for each in leaving)
         made.append(build_kernel(number, group, stored, steps, nests))
     reads = [plan_reads(each) for each in made]
     writes = [plan_writes(each) for each in made]

@@ -16,7 +16,8 @@ class Workers:
     ``prepared``: the kernels that do the work of one. ``choose``: the schedule of each.
     ``alternatives``: others that are worth trying, the chosen one among them. ``scratch_of``: what
     a kernel needs beside its operands under a schedule. ``joins``: whether products written into a
-    part of a larger buffer were measured to take no longer (decision 0012).
+    part of a larger buffer were measured to take no longer (decision 0012). ``computes_again``:
+    whether cheap values are computed by each kernel that has their operands at hand.
     """
 
     prepared: Callable[[Kernel], tuple[Kernel, ...]]
@@ -24,6 +25,7 @@ class Workers:
     alternatives: Callable[[Kernel], tuple[KernelSchedule, ...]]
     scratch_of: Callable[[Kernel, KernelSchedule], tuple[Scratch, ...]]
     joins: bool = False
+    computes_again: bool = False
 
     def scheduled(self, kernel: Kernel) -> Kernel:
         """The kernel with its schedule and the names of its scratch."""
@@ -39,7 +41,13 @@ class Workers:
 THREADS = Workers(
     threads.prepared, threads.choose, threads.alternatives, threads.scratch_of, joins=True
 )
-PROGRAMS = Workers(programs.prepared, programs.choose, programs.alternatives, programs.scratch_of)
+PROGRAMS = Workers(
+    programs.prepared,
+    programs.choose,
+    programs.alternatives,
+    programs.scratch_of,
+    computes_again=True,
+)
 WORKERS: Mapping[str, Workers] = {"threads": THREADS, "programs": PROGRAMS}
 """By the word that a target's record says."""
 

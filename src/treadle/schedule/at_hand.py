@@ -1,0 +1,212 @@
+"""A cheap value is computed again by a kernel that has its operands at hand, rather than stored.
+
+::
+
+    before:  one kernel:  n = x * r;  store n, bf16(n * w)     another:  dx = f(x, r, load n)
+    after:   one kernel:  n = x * r;  store bf16(n * w)        another:  n = x * r;  dx = f(x, r, n)
+
+Kernels are apart because something between them is a library's, or because one sums rows and the
+other columns. The normalised rows of a norm are the usual such value: two kernels of its backward
+pass want them in 32 bits, beside the rows that they are made of.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from treadle.loop.expr import Apply, Array, Reduce
+from treadle.loop.functions import EXPENSIVE
+from treadle.loop.program import Buffer, BufferKind, Compute, Step
+from treadle.loop.traverse import walk
+from treadle.schedule.depend import Dependencies, read_buffers
+from treadle.schedule.fuse import MAX_BUFFERS, Group, flow_of
+from treadle.schedule.loop_nest import LoopNests, ScheduledOp
+from treadle.util.extents import sample_of
+
+_LEAST = 1 << 16
+"""Bytes of a value from which it is looked at."""
+_SMALL = 4
+"""A kernel that reads that many times fewer bytes more than those of the value wins for sure."""
+_WORTH = 0.8
+"""Bytes read more, of those that are neither written nor read any longer."""
+_MAX_APPLIES = 12
+_MAX_STEPS = 4
+"""Steps that are computed again for one value."""
+
+
+def compute_at_hand(
+    groups: Sequence[Group],
+    steps: tuple[Step, ...],
+    facts: Dependencies,
+    buffers: Mapping[str, Buffer],
+    results: frozenset[str],
+    nests: LoopNests,
+) -> list[Group]:
+    """The groups, with values that they compute again where that moves no more bytes and keeps no
+    more of them alive. ``results``: what is stored anyway."""
+    return _Computer(groups, steps, facts, buffers, results, nests).run()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """``group`` with a value computed again, the ``more`` bytes that it reads for that, and the
+    buffers that live ``longer``, until then."""
+
+    group: Group
+    more: int
+    longer: frozenset[str]
+
+
+class _Computer:
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        steps: tuple[Step, ...],
+        facts: Dependencies,
+        buffers: Mapping[str, Buffer],
+        results: frozenset[str],
+        nests: LoopNests,
+    ) -> None:
+        self._groups = list(groups)
+        self._steps = steps
+        self._facts = facts
+        self._buffers = buffers
+        self._results = results
+        self._nests = nests
+        self._owner = {m: g for g, group in enumerate(groups) for m in group.members}
+        self._simple: dict[Array, bool] = {}
+        self._reading: dict[str, set[int]] = {}  # groups that load each buffer
+        for g, group in enumerate(groups):
+            for name in _loaded(group, steps):
+                self._reading.setdefault(name, set()).add(g)
+
+    def run(self) -> list[Group]:
+        for g in range(len(self._groups)):
+            for each in self._groups[g].placed:
+                if self._reading.get(each.buffer) and self._is_candidate(each):
+                    self._spare(each)
+        return self._groups
+
+    def _spare(self, value: ScheduledOp) -> None:
+        """Compute ``value`` where it is loaded, if that is worth it."""
+        size = self._bytes((value.buffer,))
+        found = {g: self._again(g, value) for g in sorted(self._reading[value.buffer])}
+        ready = {g: each for g, each in found.items() if each is not None}
+        longer = frozenset[str]().union(*(each.longer for each in ready.values()))
+        more, saved = sum(each.more for each in ready.values()), (len(found) + 1) * size
+        everywhere = len(ready) == len(found) and more <= _WORTH * saved
+        if not everywhere or self._bytes(longer) > size:  # it is stored all the same
+            ready = {
+                g: each
+                for g, each in ready.items()
+                if each.more * _SMALL <= size and not each.longer
+            }
+        for g, each in ready.items():
+            before, after = (_loaded(one, self._steps) for one in (self._groups[g], each.group))
+            for gone in before - after:
+                self._reading[gone].discard(g)
+            for new in after - before:
+                self._reading.setdefault(new, set()).add(g)
+            self._groups[g] = each.group
+
+    def _again(self, g: int, value: ScheduledOp) -> _Again | None:
+        """The group with the value computed in it; ``None`` where that cannot be."""
+        group = self._groups[g]
+        if group.nest is None:
+            return None
+        new: dict[int, ScheduledOp] = {}
+        pending = [value.step]
+        while pending:
+            number = pending.pop()
+            step = self._steps[number]
+            if len(new) == _MAX_STEPS or not isinstance(step, Compute):
+                return None
+            placed = self._nests.place(number, step, group.nest)
+            if placed is None:
+                return None
+            new[number] = placed
+            known = {number, *new, *(each.step for each in group.placed)}
+            for name in step.reads:
+                if self._is_in_memory(name):
+                    continue
+                (source,) = self._facts.writers.get(name, (None,))
+                if source is None or not self._is_cheap(source):
+                    return None
+                if source not in known:
+                    pending.append(source)
+        return self._with(group, new)
+
+    def _with(self, group: Group, new: Mapping[int, ScheduledOp]) -> _Again | None:
+        assert group.nest is not None
+        placed = tuple(sorted((*group.placed, *new.values()), key=lambda each: each.step))
+        if flow_of(placed, group.nest, self._facts) is None:
+            return None
+        again = group.again | {each.buffer for each in new.values()}
+        waits = frozenset().union(*(self._facts.before[number] for number in new))
+        waits = frozenset(w for w in waits if not group.mask >> w & 1)
+        result = replace(group, placed=placed, again=again, waits=group.waits | waits)
+        more = result.loaded - group.loaded
+        many = len(result.loaded | {each.buffer for each in placed}) > MAX_BUFFERS
+        if many or not all(map(self._is_fixed, more)):
+            return None
+        longer = frozenset(name for name in more if not self._lives_until(name, group))
+        return _Again(result, self._bytes(more), longer)
+
+    def _bytes(self, names: Iterable[str]) -> int:
+        return sum(sample_of(self._buffers[name].nbytes) for name in names)
+
+    def _lives_until(self, name: str, group: Group) -> bool:
+        """Whether a buffer is there as late as ``group`` runs, anyway."""
+        if self._buffers[name].kind is not BufferKind.TEMPORARY or name in self._results:
+            return True
+        last = max((self._groups[g].members[-1] for g in self._reading.get(name, ())), default=-1)
+        return last >= group.members[-1]
+
+    def _is_candidate(self, each: ScheduledOp) -> bool:
+        """Whether a value may be stored no longer."""
+        large = sample_of(self._buffers[each.buffer].nbytes) >= _LEAST
+        return large and each.buffer not in self._results and self._is_cheap(each.step)
+
+    def _is_cheap(self, number: int) -> bool:
+        """Whether to compute a step's value again costs next to nothing but its reads."""
+        step = self._steps[number]
+        if not isinstance(step, Compute) or step.origin.chunk is not None:
+            return False  # the operands of a chunk are gone after it
+        name = step.output.buffer
+        ours = self._buffers[name].kind is BufferKind.TEMPORARY
+        fixed = all(map(self._is_fixed, (name, *step.reads)))
+        return ours and fixed and self._is_simple(step.template)
+
+    def _is_simple(self, template: Array) -> bool:
+        """Whether a formula has few functions, none of them expensive, and no reduction."""
+        if template not in self._simple:
+            parts = list(walk(template.body))
+            applies = [each.fn for each in parts if isinstance(each, Apply)]
+            self._simple[template] = (
+                not any(isinstance(each, Reduce) for each in parts)
+                and len(applies) <= _MAX_APPLIES
+                and EXPENSIVE.isdisjoint(applies)
+            )
+        return self._simple[template]
+
+    def _is_fixed(self, name: str) -> bool:
+        """Whether the buffer has one value all through the step."""
+        ours = self._buffers[name].kind is BufferKind.TEMPORARY
+        return len(self._facts.writers.get(name, ())) == int(ours)
+
+    def _is_in_memory(self, name: str) -> bool:
+        """Whether some group loads the buffer, or it is there for all."""
+        if self._buffers[name].kind is not BufferKind.TEMPORARY or name in self._results:
+            return True
+        return bool(self._reading.get(name))
+
+
+def _loaded(group: Group, steps: tuple[Step, ...]) -> frozenset[str]:
+    """What a group reads from memory."""
+    if group.nest is None:
+        return frozenset(name for m in group.members for name in read_buffers(steps[m]))
+    return group.loaded
+
+
+__all__ = ["compute_at_hand"]
