@@ -26,6 +26,16 @@ def reduces_gradients(net):
         dist.all_reduce(parameter.grad)
 
 
+def reduces_by_an_object(net):
+    for parameter in net.parameters():
+        dist.all_reduce(parameter.grad, dist.ReduceOp(dist.ReduceOp.AVG))
+
+
+def reduces_scaled(net):
+    for parameter in net.parameters():
+        dist.all_reduce(parameter.grad, dist._make_nccl_premul_sum(2.0))
+
+
 def reduces_asynchronously(net):
     for work in [dist.all_reduce(each.grad, async_op=True) for each in net.parameters()]:
         work.wait()
@@ -54,6 +64,7 @@ def gathers_objects(net):
 
 TALKS = [
     reduces_asynchronously,
+    reduces_scaled,
     waits_for_the_others,
     gathers_objects,
 ]
@@ -86,7 +97,13 @@ def test_a_collective_in_the_step_is_refused(talk):
 
 
 @pytest.mark.parametrize(
-    "talk", [reduces_gradients, reduces_functionally, reduces_what_the_step_does_not_compute]
+    "talk",
+    [
+        reduces_gradients,
+        reduces_by_an_object,
+        reduces_functionally,
+        reduces_what_the_step_does_not_compute,
+    ],
 )
 def test_collectives_of_a_group_of_one_change_nothing(talk):
     net = nn.Linear(4, 3)

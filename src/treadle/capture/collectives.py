@@ -11,32 +11,34 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from treadle.compat.collectives import collective_op, everyone, name_of_group
+from treadle.compat.collectives import REDUCTIONS, collective_op, everyone, name_of_group
 
 
 def all_reduce_in_place(original: Callable[..., Any]) -> Callable[..., Any]:
     """``torch.distributed.all_reduce``; one that the caller waits for goes its own way, which is
-    refused when the trace ends."""
+    refused when the trace ends, and so does a reduction that needs more than its name."""
 
     def all_reduce(
         tensor: Tensor, op: Any = None, group: Any = None, async_op: bool = False
     ) -> Any:
         kind = distributed.ReduceOp.SUM if op is None else op
-        if async_op or tensor.is_sparse:
+        reduction = _name_of(kind)
+        if async_op or tensor.is_sparse or reduction is None:
             return original(tensor, kind, group, async_op)
         name = name_of_group(group or everyone())
         start, wait = collective_op("all_reduce"), collective_op("wait_tensor")
         with torch.no_grad():
             shown = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-            shown.copy_(wait(start(shown, _name_of(kind), name)))
+            shown.copy_(wait(start(shown, reduction, name)))
         return None
 
     return all_reduce
 
 
-def _name_of(kind: Any) -> str:
-    """``ReduceOp.SUM`` -> ``"sum"``."""
-    return str(kind).rpartition(".")[2].lower()
+def _name_of(kind: Any) -> str | None:
+    """``ReduceOp.SUM`` -> ``"sum"``; ``None`` for one that is more than a name."""
+    known = (name for name in REDUCTIONS if kind == getattr(distributed.ReduceOp, name.upper()))
+    return next(known, None)
 
 
 __all__ = ["all_reduce_in_place"]

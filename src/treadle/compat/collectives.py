@@ -27,6 +27,9 @@ HANDLES = _handles()
 NAMESPACE = "_c10d_functional"
 """Of operators that start a collective, and of the one that waits for it."""
 
+REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
+"""Those that a name says all of: ``ReduceOp.SUM`` and so on."""
+
 
 def collective_op(name: str) -> OpOverload:
     """``"all_reduce"`` -> ``_c10d_functional.all_reduce.default``."""
@@ -72,6 +75,7 @@ __all__ = [
     "AVAILABLE",
     "HANDLES",
     "NAMESPACE",
+    "REDUCTIONS",
     "all_gather",
     "collective_op",
     "everyone",

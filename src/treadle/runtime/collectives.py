@@ -56,6 +56,13 @@ class _Started:
         awaited = peers.started(f"{kind} of {out.numel()} elements")
         return _Started(work, awaited, peers if out.is_cpu else None)
 
+    def wait(self) -> None:
+        """Until it is over; ``GroupFailure`` if a rank is gone."""
+        if self.peers is None:
+            self.work.wait()
+        else:
+            self.peers.wait(self.work, self.awaited)
+
 
 _ALONE = Awaited(0, 0, "", 0.0)
 
@@ -84,10 +91,15 @@ class _InFlight:
         found = self._works.pop(started.data_ptr(), None)
         if found is None:
             collective_op("wait_tensor")(started)
-        elif found.peers is None:
-            found.work.wait()
         else:
-            found.peers.wait(found.work, found.awaited)
+            found.wait()
+
+    def finish(self) -> None:
+        """For all: before memory is given back that they write to, where a call ends early and
+        will be made again."""
+        works, self._works = self._works, {}
+        for each in works.values():
+            each.wait()
 
     def abandon(self) -> None:
         """Nobody will wait for what is in flight: after a failure, which no rank goes on after.

@@ -403,6 +403,7 @@ class Executable:
                     action()
                     seconds[self._owners[position]] += self._now() - start
         except NotExpected:
+            IN_FLIGHT.finish()
             raise
         except Exception as error:
             IN_FLIGHT.abandon()

@@ -1,0 +1,45 @@
+"""What is in flight while a call runs."""
+
+import torch
+
+from treadle.runtime.collectives import _InFlight, _Started
+
+
+class Work:
+    def __init__(self):
+        self.waited = 0
+
+    def wait(self):
+        self.waited += 1
+
+
+def in_flight(count):
+    found = _InFlight()
+    works = [Work() for _ in range(count)]
+    kept = [torch.empty(3) for _ in works]
+    for out, work in zip(kept, works, strict=True):
+        found._works[out.data_ptr()] = _Started(work, None, None)
+    return found, works, kept
+
+
+def test_a_call_that_ends_early_waits_for_all():
+    found, works, _ = in_flight(3)
+    found.finish()
+    assert [each.waited for each in works] == [1, 1, 1]
+    found.finish()
+    assert [each.waited for each in works] == [1, 1, 1]
+
+
+def test_one_is_waited_for_once():
+    found, works, kept = in_flight(2)
+    found.wait(kept[1])
+    assert [each.waited for each in works] == [0, 1]
+    found.finish()
+    assert [each.waited for each in works] == [1, 1]
+
+
+def test_nobody_waits_after_a_failure():
+    found, works, _ = in_flight(2)
+    found.abandon()
+    found.finish()
+    assert [each.waited for each in works] == [0, 0]
