@@ -35,12 +35,16 @@ def wrapper():
 
 @functools.cache
 def sharded():
-    """A module of ``fully_shard`` in this process alone, which has run once: what it has."""
+    """A module of ``fully_shard`` in this process alone, whose weights were divided for tensor
+    parallelism before and which has run once: what it has."""
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        module = fully_shard(nn.Linear(2, 2), mesh=init_device_mesh("cpu", (1,)))
+        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("copies", "parts"))
+        module = parallelize_module(nn.Linear(2, 2), mesh["parts"], ColwiseParallel())
+        module = fully_shard(module, mesh=mesh["copies"])
         module(torch.ones(1, 2))
     finally:
         dist.destroy_process_group()
