@@ -14,10 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from treadle.loop.expr import Apply, Array, Reduce
-from treadle.loop.functions import EXPENSIVE
+from treadle.loop.expr import Array
 from treadle.loop.program import Buffer, BufferKind, Compute, Step
-from treadle.loop.traverse import walk
+from treadle.schedule.cheap import is_simple
 from treadle.schedule.depend import Dependencies, read_buffers
 from treadle.schedule.fuse import MAX_BUFFERS, Group, flow_of
 from treadle.schedule.loop_nest import LoopNests, ScheduledOp
@@ -179,15 +178,8 @@ class _Computer:
         return ours and fixed and self._is_simple(step.template)
 
     def _is_simple(self, template: Array) -> bool:
-        """Whether a formula has few functions, none of them expensive, and no reduction."""
         if template not in self._simple:
-            parts = list(walk(template.body))
-            applies = [each.fn for each in parts if isinstance(each, Apply)]
-            self._simple[template] = (
-                not any(isinstance(each, Reduce) for each in parts)
-                and len(applies) <= _MAX_APPLIES
-                and EXPENSIVE.isdisjoint(applies)
-            )
+            self._simple[template] = is_simple(template.body, _MAX_APPLIES)
         return self._simple[template]
 
     def _is_fixed(self, name: str) -> bool:

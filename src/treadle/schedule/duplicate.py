@@ -12,11 +12,10 @@ A rows kernel and a columns kernel cannot be one; with ``p`` in both, neither st
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from treadle.loop.expr import Apply, Reduce
-from treadle.loop.functions import EXPENSIVE
+from treadle.loop.expr import Reduce
 from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
-from treadle.loop.traverse import walk
+from treadle.schedule.cheap import is_simple
 from treadle.schedule.depend import read_buffers, written_buffers
 from treadle.schedule.loop_nest import LoopNest, LoopNests
 from treadle.util.extents import same, sample_of
@@ -114,11 +113,9 @@ class _Duplicator:
         single = len(self._writers[name]) == 1 and name not in self._pinned
         single = single and step.origin.chunk is None  # its operands are gone after the chunk
         ours = self._buffers[name].kind is BufferKind.TEMPORARY
-        body = step.template.body
-        if not (single and ours) or isinstance(body, Reduce) or self._reads_changing(step):
+        if not (single and ours) or self._reads_changing(step):
             return False
-        applies = [node.fn for node in walk(body) if isinstance(node, Apply)]
-        return len(applies) <= _MAX_APPLIES and EXPENSIVE.isdisjoint(applies)
+        return is_simple(step.template.body, _MAX_APPLIES)
 
     def _reads_changing(self, step: Compute) -> bool:
         """Whether an input is also written, so that a later copy could read something else."""

@@ -13,10 +13,10 @@ values. The formula is the same one, so the numbers are.
 from collections.abc import Mapping, Sequence
 
 from treadle.loop.expr import Apply, Array, Expr, Load, Reduce
-from treadle.loop.functions import EXPENSIVE
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step, TensorRef
 from treadle.loop.simplify import simplify_array
-from treadle.loop.traverse import loads, map_expr, walk
+from treadle.loop.traverse import loads, map_expr
+from treadle.schedule.cheap import is_simple
 from treadle.schedule.depend import read_buffers, written_buffers
 from treadle.schedule.loop_nest import LoopNests
 from treadle.schedule.sparse import formula_at, with_formulas
@@ -129,15 +129,8 @@ class _Mover:
         )
 
     def _is_simple(self, template: Array) -> bool:
-        """Whether a formula has few functions, none of them expensive, and no reduction."""
         if template not in self._simple:
-            parts = list(walk(template.body))
-            applies = [each.fn for each in parts if isinstance(each, Apply)]
-            self._simple[template] = (
-                not any(isinstance(each, Reduce) for each in parts)
-                and len(applies) <= _MAX_APPLIES
-                and EXPENSIVE.isdisjoint(applies)
-            )
+            self._simple[template] = is_simple(template.body, _MAX_APPLIES)
         return self._simple[template]
 
     def _is_passing(self, i: int, name: str) -> bool:
