@@ -17,12 +17,15 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 SRC = TESTS.parent / "src"
 SERVER = """
-import json, os, runpy, sys, traceback, warnings
+import gc, json, os, runpy, sys, traceback, warnings
 import scipy.sparse.csgraph, torch, torch._dynamo, torch.utils.data, treadle
+import torch.distributed.checkpoint.state_dict, torch.distributed.fsdp
 import conftest, treadle.runtime.build
 from treadle.runtime.compilers import find_cxx
 
-find_cxx()
+find_cxx("")  # as it is asked in programs: what is known of ``find_cxx()`` would not be found
+gc.collect()
+gc.freeze()
 
 def begin(job):
     os.chdir(job["folder"])

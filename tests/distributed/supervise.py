@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,8 +26,9 @@ def supervise(place: Path) -> None:
     """Run the job in ``place``; ``codes.json`` is written last. A rank that has not ended when the
     time is out, or ``patience`` seconds after another one failed, is killed with its children."""
     job = json.loads((place / "job.json").read_text())
+    function = _function(Path(job["file"]), job["function"])  # what it imports is imported once
     began = time.monotonic()
-    ranks = {_fork(job, rank, place): rank for rank in range(job["world"])}
+    ranks = {_fork(job, function, rank, place): rank for rank in range(job["world"])}
     codes: dict[int, int] = {}
     seconds: dict[int, float] = {}
     end = began + job["timeout"]
@@ -59,7 +61,7 @@ def _kill_group(number: int) -> None:
         return  # all of it has ended
 
 
-def _fork(job: dict, rank: int, place: Path) -> int:
+def _fork(job: dict, function: Callable[..., object], rank: int, place: Path) -> int:
     number = os.fork()
     if number:
         return number
@@ -70,7 +72,7 @@ def _fork(job: dict, rank: int, place: Path) -> int:
         output = os.open(place / f"output{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        code = _rank(job, rank, place)
+        code = _rank(job, function, rank, place)
     except BaseException as error:
         # As the interpreter does for an error that nobody handles, before its ``atexit``.
         sys.last_exc = sys.last_value = error
@@ -90,7 +92,7 @@ def _end() -> None:
     atexit._run_exitfuncs()
 
 
-def _rank(job: dict, rank: int, place: Path) -> int:
+def _rank(job: dict, function: Callable[..., object], rank: int, place: Path) -> int:
     torch.set_num_threads(1)
     torch.manual_seed(job["seed"])
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(job["world"]), GLOO_SOCKET_IFNAME="lo")
@@ -101,7 +103,6 @@ def _rank(job: dict, rank: int, place: Path) -> int:
         world_size=job["world"],
         timeout=timedelta(seconds=job["group_timeout"]),
     )
-    function = _function(Path(job["file"]), job["function"])
     args = torch.load(place / "args", weights_only=False)
     value = function(*args)
     torch.save(value, place / f"value{rank}")
