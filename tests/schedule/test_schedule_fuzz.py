@@ -13,7 +13,7 @@ from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.program import BufferKind, Program, TensorRef
 from treadle.schedule import at_hand, schedule
 from treadle.schedule.plan import plan_reads, plan_writes
-from treadle.schedule.workers import THREADS
+from treadle.schedule.workers import PROGRAMS, THREADS
 
 SHAPE = (3, 4, 5)
 
@@ -106,6 +106,7 @@ def test_values_that_are_computed_again(seed, monkeypatch):
     plan = schedule(program, workers=replace(THREADS, computes_again=True))
     check(program, plan, seed)
     assert moved(plan) <= moved(stored)
+    check(program, schedule(program, workers=PROGRAMS), seed)
 
 
 def test_some_are_computed_again(monkeypatch):

@@ -73,7 +73,6 @@ class _Computer:
         self._buffers = buffers
         self._results = results
         self._nests = nests
-        self._owner = {m: g for g, group in enumerate(groups) for m in group.members}
         self._simple: dict[Array, bool] = {}
         self._reading: dict[str, set[int]] = {}  # groups that load each buffer
         for g, group in enumerate(groups):
