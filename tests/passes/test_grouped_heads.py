@@ -74,13 +74,13 @@ def kernel_calls(kernel, q, k, v, g, dropout=0.0):
     return y, *KERNELS[kernel](g, q, k, v, y, logs, *rest)
 
 
-def training(kernel, spelling, keys=None, **given):
+def training(kernel, spelling):
     """A program: attention with repeated heads, and the gradients of all three operands."""
 
     def program(q, k, v, g):
         q, k, v = (each.detach().requires_grad_() for each in (q, k, v))
-        wide = (keys or spelling)(k.sin()), spelling(v.cos())
-        y, dq, *grads = kernel_calls(kernel, q.detach(), *(x.detach() for x in wide), g, **given)
+        wide = spelling(k.sin()), spelling(v.cos())
+        y, dq, *grads = kernel_calls(kernel, q.detach(), *(x.detach() for x in wide), g)
         dk, dv = torch.autograd.grad(wide, (k, v), tuple(grads))
         return y, dq, dk, dv
 

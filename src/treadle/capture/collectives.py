@@ -11,7 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from treadle.compat.collectives import REDUCTIONS, collective_op, everyone, name_of_group
+from treadle.compat.collectives import (
+    collective_op,
+    everyone,
+    name_of_group,
+    name_of_reduction,
+)
 
 
 def all_reduce_in_place(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -22,7 +27,7 @@ def all_reduce_in_place(original: Callable[..., Any]) -> Callable[..., Any]:
         tensor: Tensor, op: Any = None, group: Any = None, async_op: bool = False
     ) -> Any:
         kind = distributed.ReduceOp.SUM if op is None else op
-        reduction = _name_of(kind)
+        reduction = name_of_reduction(kind)
         if async_op or tensor.is_sparse or reduction is None:
             return original(tensor, kind, group, async_op)
         name = name_of_group(group or everyone())
@@ -33,12 +38,6 @@ def all_reduce_in_place(original: Callable[..., Any]) -> Callable[..., Any]:
         return None
 
     return all_reduce
-
-
-def _name_of(kind: Any) -> str | None:
-    """``ReduceOp.SUM`` -> ``"sum"``; ``None`` for one that is more than a name."""
-    known = (name for name in REDUCTIONS if kind == getattr(distributed.ReduceOp, name.upper()))
-    return next(known, None)
 
 
 __all__ = ["all_reduce_in_place"]

@@ -27,13 +27,23 @@ HANDLES = _handles()
 NAMESPACE = "_c10d_functional"
 """Of operators that start a collective, and of the one that waits for it."""
 
-REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
+_REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 """Those that a name says all of: ``ReduceOp.SUM`` and so on."""
 
 
 def collective_op(name: str) -> OpOverload:
     """``"all_reduce"`` -> ``_c10d_functional.all_reduce.default``."""
     return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def reduction_named(name: str) -> "distributed.ReduceOp.RedOpType":
+    """``"sum"`` -> ``ReduceOp.SUM``."""
+    return getattr(distributed.ReduceOp, name.upper())
+
+
+def name_of_reduction(kind: Any) -> str | None:
+    """``ReduceOp.SUM`` -> ``"sum"``; ``None`` for one that is more than a name."""
+    return next((name for name in _REDUCTIONS if kind == reduction_named(name)), None)
 
 
 def _named(new: str, old: str) -> Any:
@@ -75,11 +85,12 @@ __all__ = [
     "AVAILABLE",
     "HANDLES",
     "NAMESPACE",
-    "REDUCTIONS",
     "all_gather",
     "collective_op",
     "everyone",
     "group_named",
     "name_of_group",
+    "name_of_reduction",
     "reduce_scatter",
+    "reduction_named",
 ]

@@ -23,6 +23,7 @@ from treadle.compat.collectives import (
     collective_op,
     group_named,
     reduce_scatter,
+    reduction_named,
 )
 from treadle.runtime.peers import Awaited, Peers, peers_of
 
@@ -110,10 +111,6 @@ class _InFlight:
 IN_FLIGHT = _InFlight()
 
 
-def _reduction(name: str) -> "distributed.ReduceOp.RedOpType":
-    return getattr(distributed.ReduceOp, name.upper())
-
-
 def _flat(x: Tensor) -> Tensor:
     """The elements in the order of memory: sums do not care for shapes."""
     return x.as_strided((x.numel(),), (1,)) if x.numel() else x.reshape(0)
@@ -128,7 +125,7 @@ def _put(x: Tensor, out: Tensor) -> Tensor:
 
 def _all_reduce(x: Tensor, reduce_op: str, group_name: str, *, out: Tensor) -> Tensor:
     target, group = _put(x, out), group_named(group_name)
-    op = _reduction(reduce_op)
+    op = reduction_named(reduce_op)
     work = distributed.all_reduce(target, op=op, group=group, async_op=True)
     IN_FLIGHT.add(out, work, "all_reduce", group)
     return out
@@ -144,7 +141,7 @@ def _broadcast(x: Tensor, src: int, group_name: str, *, out: Tensor) -> Tensor:
 def _reduce_scatter(
     x: Tensor, reduce_op: str, group_size: int, group_name: str, *, out: Tensor
 ) -> Tensor:
-    group, op = group_named(group_name), _reduction(reduce_op)
+    group, op = group_named(group_name), reduction_named(reduce_op)
     work = reduce_scatter(_flat(out), _flat(x), op=op, group=group, async_op=True)
     IN_FLIGHT.add(out, work, "reduce_scatter", group)
     return out

@@ -216,9 +216,10 @@ class Executable:
                 try:
                     self._actions[position]()
                 except NotExpected:
+                    IN_FLIGHT.finish()
                     raise
                 except Exception as error:
-                    raise self._failure(position, error) from error
+                    raise self._ended(position, error) from error
 
     def alive(self) -> dict[str, Tensor]:
         """The buffers that calls have allocated by now, and not given back."""
@@ -406,8 +407,16 @@ class Executable:
             IN_FLIGHT.finish()
             raise
         except Exception as error:
+            raise self._ended(position, error) from error
+
+    def _ended(self, position: int, error: Exception) -> RuntimeFailure | NotExpected:
+        """What is raised of an error: the call may be made again, or no rank goes on after it."""
+        failure = self._failure(position, error)
+        if isinstance(failure, NotExpected):
+            IN_FLIGHT.finish()
+        else:
             IN_FLIGHT.abandon()
-            raise self._failure(position, error) from error
+        return failure
 
     def _failure(self, position: int, error: Exception) -> RuntimeFailure | NotExpected:
         number = self._owners[position]

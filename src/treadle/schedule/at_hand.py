@@ -33,19 +33,6 @@ _MAX_STEPS = 4
 """Steps that are computed again for one value."""
 
 
-def compute_at_hand(
-    groups: Sequence[Group],
-    steps: tuple[Step, ...],
-    facts: Dependencies,
-    buffers: Mapping[str, Buffer],
-    results: frozenset[str],
-    nests: LoopNests,
-) -> list[Group]:
-    """The groups, with values that they compute again where that moves no more bytes and keeps no
-    more of them alive. ``results``: what is stored anyway."""
-    return _Computer(groups, steps, facts, buffers, results, nests).run()
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class _Again:
@@ -57,7 +44,10 @@ class _Again:
     longer: frozenset[str]
 
 
-class _Computer:
+class ValuesAtHand:
+    """Finds the values of one program that kernels compute again where that moves no more bytes and
+    keeps no more of them alive. ``results``: what is stored anyway."""
+
     def __init__(
         self,
         groups: Sequence[Group],
@@ -80,6 +70,7 @@ class _Computer:
                 self._reading.setdefault(name, set()).add(g)
 
     def run(self) -> list[Group]:
+        """The groups, with those values among them."""
         for g in range(len(self._groups)):
             for each in self._groups[g].placed:
                 if self._reading.get(each.buffer) and self._is_candidate(each):
@@ -200,4 +191,4 @@ def _loaded(group: Group, steps: tuple[Step, ...]) -> frozenset[str]:
     return group.loaded
 
 
-__all__ = ["compute_at_hand"]
+__all__ = ["ValuesAtHand"]

@@ -16,7 +16,7 @@ from treadle.loop.nest import AccessSet, kernel_loads, live, stored
 from treadle.loop.program import IMPORT, Buffer, BufferKind, Call, Program, TensorRef
 from treadle.loop.traverse import loads, walk
 from treadle.schedule.arena import Interval, chained, pack
-from treadle.schedule.at_hand import compute_at_hand
+from treadle.schedule.at_hand import ValuesAtHand
 from treadle.schedule.build import build_kernel
 from treadle.schedule.depend import facts, read_buffers, written_buffers
 from treadle.schedule.duplicate import duplicate
@@ -71,7 +71,7 @@ def _scheduled(
     known = facts(steps, program.inputs)
     groups = Fuser(steps, buffers, known, nests, home).run(fuse=fuse)
     if fuse and workers.computes_again:
-        groups = compute_at_hand(groups, steps, known, buffers, kept, nests)
+        groups = ValuesAtHand(groups, steps, known, buffers, kept, nests).run()
     owners = {m: group for group in groups for m in group.members}
     made: list[PlanStep] = []
     for number, group in enumerate(groups):
