@@ -4,7 +4,7 @@
 
     python benchmarks/language_models.py [--model gpt2] [--batch 16] [--length 1024] [--steps 20]
         [--timed 30] [--budget 7GiB] [--only eager,compile,treadle,budget] [--graphs]
-        [--dropout 0.1] [--tune] [--profile]
+        [--dropout 0.1] [--tune] [--profile] [--skip GroupHeads,...] [--chunks 4]
 
 ``--model``: ``gpt2`` (124M), ``llama-271m``, ``llama-1.2b`` or ``qwen3``: those of
 ``transformers`` with random weights, and a batch of their own unless another is given.
@@ -165,7 +165,18 @@ def _treadle(
     rng: str = "eager",
 ) -> Step:
     optimizer = make_optimizer(model, fused=False)
-    options = treadle.Options(memory=budget, rng=rng, tune=args.tune, cache_dir=Path(args.cache))
+    chunks = None
+    if args.chunks:
+        rows, row_bytes = args.batch * args.length, 2 * args.vocabulary
+        chunks = 0 if args.chunks == 1 else -(-rows // args.chunks) * row_bytes
+    options = treadle.Options(
+        memory=budget,
+        rng=rng,
+        tune=args.tune,
+        cache_dir=Path(args.cache),
+        skip=tuple(filter(None, args.skip.split(","))),
+        chunk_logits=chunks,
+    )
     step = treadle.compile(
         make_step(model, optimizer, model), model=model, optimizer=optimizer, options=options
     )
@@ -305,6 +316,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--graphs", action="store_true", help="CUDA graphs in torch.compile")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--tune", action="store_true", help="try other schedules")
+    parser.add_argument("--skip", default="", help="rewrites that treadle leaves out")
+    parser.add_argument("--chunks", type=int, help="in how many the logits are computed")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--cache", default="/tmp/treadle-benchmark")
     args = parser.parse_args()
