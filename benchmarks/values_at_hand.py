@@ -1,5 +1,5 @@
-"""Bytes that the kernels of a language model's step move on a GPU, with values computed again and
-without.
+"""Bytes that the kernels of a language model's step move on a GPU: with values computed again, with
+rows and columns reduced by one kernel, and without either.
 
 ::
 
@@ -25,6 +25,13 @@ from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.options import Options
 from treadle.schedule import workers
 from treadle.schedule.plan import plan_reads, plan_writes
+
+
+VARIANTS = (
+    ("stored", False, workers.THREADS.sweeps),
+    ("computed again", True, workers.THREADS.sweeps),
+    ("and both ways", True, workers.PROGRAMS.sweeps),
+)
 
 
 def moved(plan: KernelPlan) -> tuple[int, float]:
@@ -55,14 +62,14 @@ def main() -> None:
     )
     options = Options()
     step = settled(captured.step, options)
-    for again in (False, True):
-        chosen = replace(workers.PROGRAMS, computes_again=again)
+    for name, again, sweeps in VARIANTS:
+        chosen = replace(workers.PROGRAMS, computes_again=again, sweeps=sweeps)
         with mock.patch.dict(workers.WORKERS, {"programs": chosen}):
             target = Target("cuda", options, like="h200", kept=captured.kept_bytes)
             memory, judged = plan_within(step, target)
             plan = (judged or planned(applied(step, memory), target)).plan
         kernels, gigabytes = moved(plan)
-        name, peak = "computed again" if again else "stored", plan.peak_bytes / 2**30
+        peak = plan.peak_bytes / 2**30
         print(f"{name:16} {kernels:5} kernels  {gigabytes:8.2f} GB  peak {peak:.3f} GiB")
 
 

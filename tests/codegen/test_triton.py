@@ -80,6 +80,24 @@ def column_sums_case(rows: int, cols: int) -> Case:
     return Case(f"column sums {rows}x{cols}", [make.column_sums(rows, cols)], tensors)
 
 
+def norm_backward_case(rows: int, cols: int, dtype: torch.dtype = torch.float32) -> Case:
+    x = torch.randn(rows * cols)
+    x[torch.randint(rows * cols, (1,))] = NAN
+    tensors = {
+        "g": torch.randn(rows * cols).to(dtype),
+        "x": x,
+        "r": torch.rand(rows),
+        "w": torch.randn(cols).bfloat16(),
+        "again": poison(rows * cols, torch.bfloat16),
+        "dx": poison(rows * cols),
+        "mean": poison(rows),
+        "m": poison(cols, torch.bfloat16),
+        **{name: poison(cols) for name in ("n", "db", "top")},
+    }
+    kernel = make.norm_backward(rows, cols, dtype)
+    return Case(f"norm backward {rows}x{cols}", [kernel], tensors)
+
+
 def embedding_case(rows: int, cols: int) -> Case:
     ids = torch.randint(0, 11, (rows,))
     ids[0] = 0
@@ -169,6 +187,11 @@ def all_cases() -> list[Case]:
         column_sums_case(7, 100),
         column_sums_case(130, 70),
         column_sums_case(1100, 5),
+        norm_backward_case(1, 2),
+        norm_backward_case(3, 1024, torch.bfloat16),
+        norm_backward_case(41, 1500),
+        norm_backward_case(211, 100, torch.bfloat16),
+        norm_backward_case(1030, 6),
         embedding_case(6, 20),
         total_norm_case(100),
         total_norm_case(40_000),

@@ -65,9 +65,9 @@ class Build:
     def kernel(self, name: str) -> Kernel:
         return Kernel(name, self.kind, self.rows, self.cols, tuple(self.body), ())
 
-    def reduce(self, kind: ReduceKind, body: Expr) -> Local:
+    def reduce(self, kind: ReduceKind, body: Expr, *, over_rows: bool = False) -> Local:
         inner, outer = (self.cols, self.rows)
-        if self.kind is KernelKind.COLUMNS:
+        if over_rows or self.kind is KernelKind.COLUMNS:
             inner, outer = outer, inner
         return self.define(Reduce(kind, (inner,), body), (outer,))
 
@@ -186,6 +186,29 @@ def column_sums(rows: int, cols: int) -> Kernel:
     k.store("dw", dw, k.cols, (k.cols,))
     k.store("db", db, k.cols, (k.cols,))
     return k.kernel("column_sums")
+
+
+def norm_backward(rows: int, cols: int, dtype: torch.dtype = F32) -> Kernel:
+    """dx = r * (g * w - x * r * mean(g * w * x * r)), dw = sum of g * x * r, db = sum of g, and
+    what is made of them: m = bf16(dw), n = dw + w; and the largest x * r of each column."""
+    k = Build(rows, cols, KernelKind.BOTH)
+    weight = k.define(cast(load("w", k.cols, BF16), F32), (k.cols,))
+    g = k.define(cast(load("g", k.flat, dtype), F32) if dtype is not F32 else load("g", k.flat))
+    x = k.define(fn("mul", load("x", k.flat), load("r", k.rows)))
+    k.store("again", k.define(cast(x, BF16)))
+    gw = k.define(fn("mul", g, weight))
+    dw = k.reduce(ReduceKind.SUM, fn("mul", g, x), over_rows=True)
+    db = k.reduce(ReduceKind.SUM, g, over_rows=True)
+    top = k.reduce(ReduceKind.MAX, x, over_rows=True)
+    mean = k.define(fn("mul", k.reduce(ReduceKind.SUM, fn("mul", gw, x)), f32(1 / cols)), (k.rows,))
+    k.store("m", k.define(cast(dw, BF16), (k.cols,)), k.cols, (k.cols,))
+    k.store("n", k.define(fn("add", dw, weight), (k.cols,)), k.cols, (k.cols,))
+    k.store("db", db, k.cols, (k.cols,))
+    dx = k.define(fn("mul", fn("sub", gw, fn("mul", x, mean)), load("r", k.rows)))
+    k.store("top", top, k.cols, (k.cols,))
+    k.store("dx", dx)
+    k.store("mean", mean, k.rows, (k.rows,))
+    return k.kernel("norm_backward")
 
 
 def every_reduction(rows: int, cols: int, kind: KernelKind) -> Kernel:

@@ -9,8 +9,9 @@ import torch
 from schedule.steps import Builder, at, strided
 from treadle.loop.expr import ReduceKind
 from treadle.loop.interpret import interpret_kernel, interpret_program
-from treadle.loop.kernel import Kernel, KernelPlan
+from treadle.loop.kernel import Kernel, KernelKind, KernelPlan
 from treadle.loop.program import BufferKind, Program, TensorRef
+from treadle.loop.verify import verify_kernel
 from treadle.schedule import at_hand, schedule
 from treadle.schedule.plan import plan_reads, plan_writes
 from treadle.schedule.workers import PROGRAMS, THREADS
@@ -115,3 +116,25 @@ def test_some_are_computed_again(monkeypatch):
     programs = [random_program(seed) for seed in range(120)]
     less = [moved(schedule(each, workers=again)) < moved(schedule(each)) for each in programs]
     assert sum(less) >= 10
+
+
+def always(rows: int, cols: int, sums: int) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_kernels_that_reduce_both_ways(seed):
+    program = random_program(seed)
+    plan = schedule(program, workers=replace(PROGRAMS, sweeps=always))
+    check(program, plan, seed)
+    for each in plan.steps:
+        if isinstance(each, Kernel):
+            verify_kernel(each, plan.buffers)
+    assert plan.peak_bytes <= 1.5 * schedule(program, workers=PROGRAMS).peak_bytes
+
+
+def test_some_reduce_both_ways():
+    programs = [random_program(seed) for seed in range(200)]
+    plans = [schedule(each, workers=replace(PROGRAMS, sweeps=always)) for each in programs]
+    kinds = [each.kind for plan in plans for each in plan.steps if isinstance(each, Kernel)]
+    assert kinds.count(KernelKind.BOTH) >= 20

@@ -8,7 +8,8 @@
 
 A **rows** kernel runs its rows in parallel; ``Reduce`` over ``cols`` gives one value a row. A
 **columns** kernel runs its columns in parallel; ``Reduce`` over ``rows`` gives one value a
-column. A ``Reduce`` stands only at the root of a definition.
+column. One of **both** reduces along either axis; what it reduces over ``rows`` is there after the
+last row, for values of columns alone. A ``Reduce`` stands only at the root of a definition.
 """
 
 import enum
@@ -24,10 +25,12 @@ from treadle.util.errors import VerifyError, require
 
 
 class KernelKind(enum.StrEnum):
-    """Along which axis a kernel reduces: the columns of a rows kernel, the rows of the other."""
+    """Along which axis a kernel reduces: the columns of a rows kernel, the rows of a columns
+    kernel, or each."""
 
     ROWS = "rows"
     COLUMNS = "columns"
+    BOTH = "both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class LoopForm(enum.StrEnum):
         persistent   a worker holds the whole reduced axis at once, for its tile of the other one
         looped       a worker runs along the reduced axis, once for each pass
         split        the reduced axis is cut into parts, whose workers join in a fixed order
+        swept        a worker goes through its part of the rows, holds one or a few at once, and
+                     adds up their columns; workers join in a fixed order
     """
 
     FLAT = "flat"
@@ -66,6 +71,7 @@ class LoopForm(enum.StrEnum):
     PERSISTENT = "persistent"
     LOOPED = "looped"
     SPLIT = "split"
+    SWEPT = "swept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +80,13 @@ class KernelSchedule:
     the order of sums. Made in ``schedule``, printed by ``codegen``.
 
     ``rows``, ``cols``: elements of each axis that a worker takes at once; 0: all there are.
-    ``parts``: pieces of the reduced axis that different workers add up. ``width``: the columns are
-    two loops, the inner one this long; 0: one loop. ``piece``: sums in single precision are added
-    up in double precision after so many elements; 0: never. ``kept``: values that are stored from
-    one pass to the next and not computed again. ``serial_below``: elements below which one thread
-    does the work. ``warps``: of a program. ``stages``: how many steps ahead a loop loads; 0: as
-    the language does. ``in_place``: what is written may lie where something is read, so that a
-    worker reads first.
+    ``parts``: pieces of the reduced axis, and of the rows of a swept kernel, that different workers
+    add up. ``width``: the columns are two loops, the inner one this long; 0: one loop. ``piece``:
+    sums in single precision are added up in double precision after so many elements; 0: never.
+    ``kept``: values that are stored from one pass to the next and not computed again.
+    ``serial_below``: elements below which one thread does the work. ``warps``: of a program.
+    ``stages``: how many steps ahead a loop loads; 0: as the language does. ``in_place``: what is
+    written may lie where something is read, so that a worker reads first.
     """
 
     form: LoopForm

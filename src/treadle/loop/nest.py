@@ -60,6 +60,18 @@ def reductions_of(kernel: Kernel) -> tuple[Reduce, ...]:
     return tuple(expr for expr in found if isinstance(expr, Reduce))
 
 
+def after_rows(kernel: Kernel) -> frozenset[str]:
+    """The values of a kernel of both that are there after the last row: what is reduced over the
+    rows, and what is made of that."""
+    found: set[str] = set()
+    for item in kernel.body if kernel.kind is KernelKind.BOTH else ():
+        if isinstance(item, Definition):
+            over_rows = isinstance(item.expr, Reduce) and item.expr.axes == (kernel.rows,)
+            if over_rows or found & set(locals_of(item.expr)):
+                found.add(item.name)
+    return frozenset(found)
+
+
 def live(items: Iterable[Item]) -> tuple[Item, ...]:
     """The items that some store needs."""
     needed: set[str] = set()
@@ -254,20 +266,26 @@ class Levels:
 
     def hoisted(self, expressions: Iterable[Expr]) -> list[Expr]:
         """Their parts that are the same along the whole axis, operands first."""
-        varies: dict[int, bool] = {}
-        found: list[Expr] = []
-        for node in walk_all(expressions):
-            own = isinstance(node, Load | Position) and self.reduced in node.index.axes
-            own |= isinstance(node, Local) and node.name in self.varying
-            varies[id(node)] = own or any(varies[id(inner)] for inner in operands_of(node))
-            if not varies[id(node)] and isinstance(node, Load | Apply):
-                found.append(node)
-        return found
+        return hoisted(expressions, self.reduced, self.varying)
+
+
+def hoisted(expressions: Iterable[Expr], axis: Axis, varying: frozenset[str]) -> list[Expr]:
+    """The parts that are the same along the whole of ``axis``, operands first; ``varying``: the
+    values of the kernel that are not."""
+    varies: dict[int, bool] = {}
+    found: list[Expr] = []
+    for node in walk_all(expressions):
+        own = isinstance(node, Load | Position) and axis in node.index.axes
+        own |= isinstance(node, Local) and node.name in varying
+        varies[id(node)] = own or any(varies[id(inner)] for inner in operands_of(node))
+        if not varies[id(node)] and isinstance(node, Load | Apply):
+            found.append(node)
+    return found
 
 
 def levels(kernel: Kernel) -> Levels:
-    """The passes of a kernel; one where nothing is reduced. ``VerifyError`` for a reduction along
-    another axis than the kernel's."""
+    """The passes of a rows kernel or a columns kernel; one where nothing is reduced.
+    ``VerifyError`` for a reduction along another axis than the kernel's."""
     definitions = {d.name: d for d in kernel.body if isinstance(d, Definition)}
     axis = _reduced(kernel)
     for item in definitions.values():

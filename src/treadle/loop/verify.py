@@ -19,6 +19,7 @@ from treadle.loop.expr import (
 from treadle.loop.index import Axis, Index
 from treadle.loop.interpret import positions
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
+from treadle.loop.nest import after_rows, locals_of
 from treadle.loop.printing import show, show_kernel
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Program, TensorRef
 from treadle.loop.traverse import axes_of, operands_of, walk
@@ -99,8 +100,9 @@ def verify_kernel(
     guards: GuardSet | None = None,
 ) -> None:
     """Definitions come before uses and vary over just their axes; reductions are at the root
-    and run over the kernel's inner axis. With ``buffers``, offsets are checked too, for the sizes
-    of ``guards`` where the sizes decide it."""
+    and run over the kernel's inner axis, or over either in a kernel of both, where what is reduced
+    over the rows is read by values of columns alone. With ``buffers``, offsets are checked too, for
+    the sizes of ``guards`` where the sizes decide it."""
     guards = GuardSet() if guards is None else guards
     try:
         _check_kernel(kernel, buffers, guards)
@@ -208,8 +210,12 @@ def _check_written(read: set[str], written: set[str], program: Program) -> None:
 
 
 def _check_kernel(kernel: Kernel, buffers: Mapping[str, Buffer] | None, guards: GuardSet) -> None:
-    is_rows = kernel.kind is KernelKind.ROWS
-    inner = kernel.cols if is_rows else kernel.rows
+    inner = {
+        KernelKind.ROWS: (kernel.cols,),
+        KernelKind.COLUMNS: (kernel.rows,),
+        KernelKind.BOTH: (kernel.cols, kernel.rows),
+    }[kernel.kind]
+    late = after_rows(kernel)
     is_empty = any(is_zero(axis.extent) for axis in (kernel.rows, kernel.cols))
     defined: dict[str, Definition] = {}
     for item in kernel.body:
@@ -219,6 +225,7 @@ def _check_kernel(kernel: Kernel, buffers: Mapping[str, Buffer] | None, guards: 
             case Definition():
                 require(item.name not in defined, VerifyError, f"%{item.name} is defined twice")
                 nodes = _check_definition(item, defined, inner)
+                _check_late(item, late, kernel)
                 if buffers is not None:
                     _check_loads(nodes, buffers, guards, is_empty=is_empty)
                 defined[item.name] = item
@@ -233,7 +240,7 @@ def _check_kernel(kernel: Kernel, buffers: Mapping[str, Buffer] | None, guards: 
 
 
 def _check_definition(
-    item: Definition, defined: Mapping[str, Definition], inner: Axis
+    item: Definition, defined: Mapping[str, Definition], inner: tuple[Axis, ...]
 ) -> tuple[Expr, ...]:
     """Returns the nodes of the formula."""
     nodes = tuple(walk(item.expr))
@@ -243,18 +250,28 @@ def _check_definition(
             is_root = node is item.expr
             require(is_root, VerifyError, f"%{item.name} has a reduction below its root")
             _check_reduce(node)
-            is_inner = node.axes == (inner,)
+            is_inner = len(node.axes) == 1 and node.axes[0] in inner
             require(is_inner, VerifyError, f"%{item.name} reduces over something else: {node.axes}")
             require(
-                inner not in item.axes, VerifyError, f"%{item.name} varies over what it reduces"
+                node.axes[0] not in item.axes,
+                VerifyError,
+                f"%{item.name} varies over what it reduces",
             )
-            scope = (*item.axes, inner)
+            scope = (*item.axes, *node.axes)
     for node in nodes:
         if isinstance(node, Local):
             _check_local(node, defined, scope)
     free = axes_of(item.expr) - set(item.axes)
     require(not free, VerifyError, f"%{item.name} varies over {set(free)} as well")
     return nodes
+
+
+def _check_late(item: Definition, late: frozenset[str], kernel: Kernel) -> None:
+    """What is there after the last row is read by nothing that a row needs."""
+    read = sorted(late & set(locals_of(item.expr)))
+    early = isinstance(item.expr, Reduce) or kernel.rows in item.axes
+    reason = f"%{item.name} reads {read}, which are there after the last row only"
+    require(not (read and early), VerifyError, reason)
 
 
 def _check_local(local: Local, defined: Mapping[str, Definition], scope: tuple[Axis, ...]) -> None:

@@ -8,10 +8,11 @@ A group is a set of computes in one nest. Two groups may merge when
   it can stay in a register, and nothing is overwritten while another element still reads it.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from treadle.loop.index import Index
+from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
 from treadle.schedule.depend import Dependencies
 from treadle.schedule.loop_nest import Level, LoopNest, LoopNests, ScheduledOp
@@ -107,6 +108,10 @@ def _flows(
     return narrow and only and index == source.index
 
 
+Sweeps = Callable[[int, int, int], bool]
+"""Whether one kernel may reduce so many rows and columns, with that many sums over the rows."""
+
+
 class Fuser:
     """Grows the groups of one program; ``groups`` is the result, in order of first member."""
 
@@ -117,11 +122,13 @@ class Fuser:
         facts: Dependencies,
         nests: LoopNests,
         home: Mapping[int, LoopNest],
+        sweeps: Sweeps,
     ) -> None:
         self._steps = steps
         self._facts = facts
         self._nests = nests
-        self._home = home
+        self._sweeps = sweeps
+        self._home = {m: self._either(nest) for m, nest in home.items()}
         self._group_of: list[Group] = []
         self._sizes = {name: sample_of(each.nbytes) for name, each in buffers.items()}
 
@@ -215,16 +222,36 @@ class Fuser:
         flow = None if placed is None else self._flow(placed, nest, a)
         if placed is None or flow is None:
             return None
-        mask = a.mask | b.mask
-        above = (a.above | b.above) & ~mask
-        return Group(mask, members, nest, placed, above, a.waits | b.waits, names, flow)
+        return _union(a, b, nest, placed, flow)
+
+    def joins(self, a: Group, b: Group, nest: LoopNest) -> bool:
+        """Make one group of two that stand in ``nest`` as they are; not where they must stay apart,
+        or where a row needs what is there after the last row only."""
+        many = len(a.members) + len(b.members) > _MAX_MEMBERS
+        too_big = many or len(a.buffers | b.buffers) > MAX_BUFFERS
+        earlier, later = sorted((a, b), key=lambda each: each.members[0])
+        near = self._near(earlier, later)
+        if too_big or not near or self._between(a, b) or self._between(b, a):
+            return False
+        placed = tuple(sorted((*a.placed, *b.placed), key=lambda each: each.step))
+        flow = flow_of(placed, nest, self._facts)
+        if flow is None or not _columns_are_last(placed, nest):
+            return False
+        self._replace(a, b, _union(a, b, nest, placed, flow))
+        return True
 
     def _at_home(self, a: Group, b: Group, nest: LoopNest) -> bool:
         """No member is drawn into a reducing kernel other than the one that wants it."""
         if a.pointwise and b.pointwise:
             homes = {self._home[m] for m in (*a.members, *b.members) if m in self._home}
             return len(homes) <= 1
-        return all(self._home.get(m, nest) == nest for m in (*a.members, *b.members))
+        here = self._either(nest)
+        return all(self._home.get(m, here) == here for m in (*a.members, *b.members))
+
+    def _either(self, nest: LoopNest) -> LoopNest:
+        """The nest; where one kernel may reduce both ways, the same one for both."""
+        both = self._sweeps(nest.rows.extent, nest.cols.extent, 1)
+        return replace(nest, kind=KernelKind.BOTH) if both else nest
 
     def _between(self, first: Group, last: Group) -> bool:
         """Whether a third group waits for ``first`` and is waited for by ``last``."""
@@ -286,6 +313,27 @@ def flow_of(placed: tuple[ScheduledOp, ...], nest: LoopNest, facts: Dependencies
     flow, pointwise = _Flow(), not any(each.reduces for each in placed)
     done = all(flow.takes(each, nest, facts, pointwise=pointwise) for each in placed)
     return flow if done else None
+
+
+def _union(
+    a: Group, b: Group, nest: LoopNest, placed: tuple[ScheduledOp, ...], flow: _Flow
+) -> Group:
+    mask = a.mask | b.mask
+    members = tuple(each.step for each in placed)
+    above = (a.above | b.above) & ~mask
+    return Group(mask, members, nest, placed, above, a.waits | b.waits, a.buffers | b.buffers, flow)
+
+
+def _columns_are_last(placed: tuple[ScheduledOp, ...], nest: LoopNest) -> bool:
+    """Whether only values of columns read what is reduced over the rows, or is made of it."""
+    late: set[str] = set()
+    for each in placed:
+        reads = any(name in late for name, _ in each.reads)
+        if reads and (each.reduces or each.level is not Level.COL):
+            return False
+        if reads or (each.reduces and each.over(nest.rows)):
+            late.add(each.buffer)
+    return True
 
 
 def _by_step(group: Group) -> dict[int, ScheduledOp]:

@@ -96,6 +96,10 @@ class ScheduledOp:
         """Whether it combines values along an axis."""
         return isinstance(self.place.expr, Reduce)
 
+    def over(self, axis: Axis) -> bool:
+        """Whether it combines values along this one."""
+        return isinstance(self.place.expr, Reduce) and self.place.expr.axes == (axis,)
+
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides and offset of what a step writes: with its template all that decides its place."""
@@ -185,7 +189,7 @@ class LoopNests:
         numel = compute.output.numel
         if same(numel, nest.elements):
             level, position = Level.FULL, nest.order
-        elif nest.kind is KernelKind.ROWS and same(numel, nest.rows.extent):
+        elif nest.kind is not KernelKind.COLUMNS and same(numel, nest.rows.extent):
             level, position = Level.ROW, Index.of(nest.rows)
         elif nest.kind is KernelKind.COLUMNS and same(numel, nest.cols.extent):
             level, position = Level.COL, Index.of(nest.cols)

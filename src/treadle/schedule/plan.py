@@ -27,6 +27,7 @@ from treadle.schedule.loop_nest import LoopNest, LoopNests
 from treadle.schedule.normalize import normalize
 from treadle.schedule.order import ordered
 from treadle.schedule.sparse import compute_where_picked
+from treadle.schedule.sweeps import reduce_both_ways
 from treadle.schedule.workers import THREADS, Workers, scratch_buffers
 from treadle.util.allocator import PLAIN, Allocator
 from treadle.util.extents import largest, same, same_sizes, surely_less
@@ -69,7 +70,10 @@ def _scheduled(
         copied = duplicate(steps, buffers, nests, kept)
         steps, buffers, home = copied.steps, copied.buffers, copied.home
     known = facts(steps, program.inputs)
-    groups = Fuser(steps, buffers, known, nests, home).run(fuse=fuse)
+    fuser = Fuser(steps, buffers, known, nests, home, workers.sweeps)
+    groups = fuser.run(fuse=fuse)
+    if fuse:
+        groups = reduce_both_ways(fuser, buffers, workers.sweeps)
     if fuse and workers.computes_again:
         groups = ValuesAtHand(groups, steps, known, buffers, kept, nests).run()
     owners = {m: group for group in groups for m in group.members}
@@ -309,10 +313,12 @@ def _safe_stores(kernel: Kernel) -> list[Store]:
 
     Without reductions there is one loop, whose values are read as they are needed: only its last
     store comes after every read. With them, only a single store that every reduction comes before
-    is sure to stand in the last loop.
+    is sure to stand in the last loop. A kernel of both has one loop as well, over rows.
     """
     full = (kernel.rows, kernel.cols)
     stores = [item for item in kernel.body if isinstance(item, Store) and item.axes == full]
+    if kernel.kind is KernelKind.BOTH:
+        return _after_loads(kernel, stores)
     definitions = {item.name: item for item in kernel.body if isinstance(item, Definition)}
     reductions = {name for name, d in definitions.items() if isinstance(d.expr, Reduce)}
     if not reductions:
@@ -320,6 +326,16 @@ def _safe_stores(kernel: Kernel) -> list[Store]:
     if len(stores) != 1 or kernel.kind is KernelKind.COLUMNS:
         return []
     return stores if reductions <= _ancestry(stores[0].value.name, definitions) else []
+
+
+def _after_loads(kernel: Kernel, stores: list[Store]) -> list[Store]:
+    """Those of ``stores`` behind which nothing is read."""
+    reading = [
+        place
+        for place, item in enumerate(kernel.body)
+        if isinstance(item, Definition) and any(True for _ in loads(item.expr))
+    ]
+    return [each for each in stores if kernel.body.index(each) > max(reading, default=-1)]
 
 
 def _ancestry(name: str, definitions: Mapping[str, Definition]) -> set[str]:

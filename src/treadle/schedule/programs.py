@@ -9,6 +9,8 @@ A program owns a block of the parallel axis (rows of a rows kernel, columns of a
     split        as looped, but the reduced axis is cut into parts that run in parallel; each pass
                  is a launch of its own, and partial results go through scratch, in a fixed order,
                  so that results do not change from run to run
+    swept        rows are reduced in registers, one after another; what they add up to by columns
+                 goes through scratch as well, and a second launch joins it
 """
 
 import math
@@ -35,6 +37,10 @@ PERSISTENT = 16384
 """Longest reduced axis that is held in registers."""
 _MANY_ROWS = 1024  # from which programs are enough without parts
 _FILL = 512  # programs worth having: about four per multiprocessor of a large GPU
+_SWEEPS = 1024  # programs that go through rows: eight each
+_TURNS = 8  # blocks of rows for a program, at least: as many bytes again are partial sums
+_WIDEST = 4096  # columns of a swept kernel, and of its accumulators together
+_NARROWEST = 32
 
 
 def prepared(kernel: Kernel) -> tuple[Kernel, ...]:
@@ -61,7 +67,7 @@ def _without_narrow_updates(kernel: Kernel) -> list[Kernel]:
     """Split off stores that other programs would read too late or too early."""
     parallel = {kernel.rows, kernel.cols}
     if reductions_of(kernel):
-        parallel = {kernel.rows if kernel.kind is KernelKind.ROWS else kernel.cols}
+        parallel = {kernel.cols if kernel.kind is KernelKind.COLUMNS else kernel.rows}
     parallel = {axis for axis in parallel if axis.extent > 1}
     read = set(loaded(kernel.body))
     late = [
@@ -96,11 +102,29 @@ def _require_none(kernel: Kernel, clash: set[str]) -> None:
 
 def choose(kernel: Kernel) -> KernelSchedule:
     """The schedule for a grid of programs."""
+    if kernel.kind is KernelKind.BOTH:
+        return _swept(kernel)
     return _reducing(kernel) if reductions_of(kernel) else _pointwise(kernel)
+
+
+def sweeps(rows: int, cols: int, sums: int) -> bool:
+    """Whether one kernel reduces along both axes at no loss: rows that programs hold in registers
+    beside ``sums`` accumulators for each column, and enough of them."""
+    along = power_of_two(cols)
+    narrow = cols >= _NARROWEST and along * sums <= _WIDEST
+    return narrow and rows * along >= _SWEEPS * _TURNS * BLOCK // 2
 
 
 def scratch_of(kernel: Kernel, how: KernelSchedule) -> tuple[Scratch, ...]:
     """For each reduction in parts, its accumulators for each part and place of the other axis."""
+    if how.form is LoopForm.SWEPT:
+        count = how.parts * kernel.cols.extent
+        return tuple(
+            Scratch(dtype, count)
+            for reduce in reductions_of(kernel)
+            if reduce.axes == (kernel.rows,)
+            for dtype in accumulators(reduce)
+        )
     if how.form is not LoopForm.SPLIT:
         return ()
     parallel = kernel.rows if kernel.kind is KernelKind.ROWS else kernel.cols
@@ -161,6 +185,13 @@ def _reducing(kernel: Kernel) -> KernelSchedule:
     return KernelSchedule(form, *tile, parts=parts, warps=warps(across * along))
 
 
+def _swept(kernel: Kernel) -> KernelSchedule:
+    along = power_of_two(kernel.cols.extent)
+    across = min(power_of_two(kernel.rows.extent), max(1, BLOCK // along))
+    parts = min(_SWEEPS, math.ceil(kernel.rows.extent / (across * _TURNS)))
+    return KernelSchedule(LoopForm.SWEPT, across, along, parts=parts, warps=warps(across * along))
+
+
 def _parts(kernel: Kernel, parallel: int, reduced: int, across: int, along: int) -> int:
     """As many as fill a large GPU, if each has a few blocks of its own."""
     if kernel.kind is KernelKind.ROWS and parallel >= _MANY_ROWS:
@@ -199,6 +230,8 @@ def alternatives(kernel: Kernel) -> tuple[KernelSchedule, ...]:
         for divided in (chosen.warps // 2, chosen.warps, chosen.warps * 2):
             found.append(_scaled(kernel, chosen, block, divided))
     found.append(_scaled(kernel, chosen, 0, chosen.warps))
+    if chosen.form is LoopForm.SWEPT:
+        found += [replace(chosen, parts=max(1, n)) for n in (chosen.parts // 2, chosen.parts * 2)]
     found += [replace(chosen, stages=n) for n in (2, 4) if chosen.form is LoopForm.LOOPED]
     return tuple(dict.fromkeys(found))
 
@@ -206,7 +239,7 @@ def alternatives(kernel: Kernel) -> tuple[KernelSchedule, ...]:
 def _scaled(kernel: Kernel, how: KernelSchedule, block: int, count: int) -> KernelSchedule:
     """``block``: 0 halves, 1 keeps and 2 doubles the block of the parallel axis, or of the only
     one."""
-    by_rows = how.cols <= 1 if how.form is LoopForm.FLAT else kernel.kind is KernelKind.ROWS
+    by_rows = how.cols <= 1 if how.form is LoopForm.FLAT else kernel.kind is not KernelKind.COLUMNS
     size = how.rows if by_rows else how.cols
     scaled = size * block if block else max(1, size // 2)
     limited = min(32, max(1, count))

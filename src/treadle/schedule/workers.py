@@ -6,7 +6,13 @@ from dataclasses import dataclass, replace
 from treadle.loop.kernel import Kernel, KernelSchedule
 from treadle.loop.program import Buffer, BufferKind, Call
 from treadle.schedule import programs, threads
+from treadle.schedule.fuse import Sweeps
 from treadle.schedule.scratch import Scratch
+
+
+def _never(rows: int, cols: int, sums: int) -> bool:
+    del rows, cols, sums
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +23,8 @@ class Workers:
     ``alternatives``: others that are worth trying, the chosen one among them. ``scratch_of``: what
     a kernel needs beside its operands under a schedule. ``joins``: whether products written into a
     part of a larger buffer were measured to take no longer (decision 0012). ``computes_again``:
-    whether cheap values are computed by each kernel that has their operands at hand.
+    whether cheap values are computed by each kernel that has their operands at hand. ``sweeps``:
+    whether one kernel may reduce so many rows and columns, with that many sums over the rows.
     """
 
     prepared: Callable[[Kernel], tuple[Kernel, ...]]
@@ -26,6 +33,7 @@ class Workers:
     scratch_of: Callable[[Kernel, KernelSchedule], tuple[Scratch, ...]]
     joins: bool = False
     computes_again: bool = False
+    sweeps: Sweeps = _never
 
     def scheduled(self, kernel: Kernel) -> Kernel:
         """The kernel with its schedule and the names of its scratch."""
@@ -47,6 +55,7 @@ PROGRAMS = Workers(
     programs.alternatives,
     programs.scratch_of,
     computes_again=True,
+    sweeps=programs.sweeps,
 )
 WORKERS: Mapping[str, Workers] = {"threads": THREADS, "programs": PROGRAMS}
 """By the word that a target's record says."""

@@ -1,0 +1,84 @@
+"""One kernel reduces the rows and the columns of the same values, rather than one kernel each.
+
+::
+
+    before:  one kernel:  dx = f(rows of dy, x)        another:  dw = sum over rows of dy * x
+    after:   one kernel:  dx = f(rows of dy, x);  dw = sum over rows of dy * x
+
+So it is in the backward pass of every norm, and for biases behind one. A program holds a row, or a
+few, at once; it goes through its part of the rows and adds up their columns (``LoopForm.SWEPT``).
+What is summed over the rows is there at the end: only values of columns may be made of it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from treadle.loop.expr import Reduce
+from treadle.loop.kernel import KernelKind
+from treadle.loop.nest import is_position
+from treadle.loop.program import Buffer
+from treadle.schedule.fuse import Fuser, Group, Sweeps
+from treadle.schedule.loop_nest import LoopNest
+from treadle.util.extents import same, sample_of
+
+_SHARE = 0.5
+"""Of the bytes that a columns kernel reads: from which share on it joins the one that has them at
+hand anyway."""
+
+
+def reduce_both_ways(fuser: Fuser, buffers: Mapping[str, Buffer], sweeps: Sweeps) -> list[Group]:
+    """The groups, those of columns together with those of rows where a kernel ``sweeps`` so many
+    rows, columns and sums over the rows."""
+    sizes = {name: sample_of(each.nbytes) for name, each in buffers.items()}
+    for columns in [each for each in fuser.groups if _is(each, KernelKind.COLUMNS)]:
+        _join(fuser, columns, sizes, sweeps)
+    return fuser.groups
+
+
+def _join(
+    fuser: Fuser,
+    columns: Group,
+    sizes: Mapping[str, int],
+    sweeps: Sweeps,
+) -> None:
+    """Join ``columns`` with the group that shares most of its bytes, of those that it can."""
+    assert columns.nest is not None
+    mine = sum(sizes[name] for name in columns.loaded)
+    shared: list[tuple[int, int, Group]] = []
+    for other in _alike(fuser.groups, columns.nest):
+        both = sum(sizes[name] for name in columns.buffers & other.buffers)
+        sums = [*_over_rows(columns), *_over_rows(other)]
+        fits = sweeps(columns.nest.rows.extent, columns.nest.cols.extent, len(sums))
+        if both >= _SHARE * mine and fits and not any(map(is_position, sums)):
+            shared.append((both, -other.members[0], other))
+    nest = replace(columns.nest, kind=KernelKind.BOTH)
+    for _, _, other in sorted(shared, key=lambda each: each[:2], reverse=True):
+        if fuser.joins(other, columns, nest):
+            return
+
+
+def _alike(groups: list[Group], nest: LoopNest) -> Iterator[Group]:
+    """Groups that reduce rows of the same places, in the same order."""
+    for each in groups:
+        if _is(each, KernelKind.ROWS) or _is(each, KernelKind.BOTH):
+            assert each.nest is not None
+            if replace(each.nest, kind=nest.kind) == nest:
+                yield each
+
+
+def _is(group: Group, kind: KernelKind) -> bool:
+    """Whether a group reduces that way; values that do not vary are no axis to go along."""
+    nest = group.nest
+    if nest is None or nest.kind is not kind or group.pointwise:
+        return False
+    return not same(nest.rows.extent, 1) and not same(nest.cols.extent, 1)
+
+
+def _over_rows(group: Group) -> list[Reduce]:
+    """What a group reduces over the rows."""
+    assert group.nest is not None
+    exprs = [each.place.expr for each in group.placed if each.over(group.nest.rows)]
+    return [each for each in exprs if isinstance(each, Reduce)]
+
+
+__all__ = ["reduce_both_ways"]
