@@ -17,12 +17,13 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 import treadle
-from treadle.compiler import cleaning, memory
+from treadle.compiler import cleaning
 from treadle.graph.passes import GraphPass
 from treadle.passes.batching import BatchProducts
 from treadle.passes.constructors import CountConstants
@@ -37,6 +38,7 @@ from treadle.passes.products import (
     SplitBias,
 )
 from treadle.runtime.artifact import CallStep
+from treadle.schedule.workers import WORKERS
 
 Program = Callable[..., Tensor]
 CALLS = 5
@@ -279,12 +281,9 @@ def only(passes: tuple[GraphPass, ...]):
 @contextmanager
 def joining(joins: bool):
     """Inside, products are written where they are joined, or nowhere."""
-    before = memory.WORKERS
-    memory.WORKERS = {name: replace(each, joins=joins) for name, each in before.items()}
-    try:
+    changed = {name: replace(each, joins=joins) for name, each in WORKERS.items()}
+    with mock.patch.dict(WORKERS, changed):
         yield
-    finally:
-        memory.WORKERS = before
 
 
 def scheduled(case: Case, inputs: list[Tensor], *, rewrite: bool) -> Callable[[], object]:

@@ -26,7 +26,6 @@ from treadle.options import Options
 from treadle.schedule import workers
 from treadle.schedule.plan import plan_reads, plan_writes
 
-
 VARIANTS = (
     ("stored", False, workers.THREADS.sweeps),
     ("computed again", True, workers.THREADS.sweeps),

@@ -12,6 +12,7 @@ from triton_run import Case, buffers_of, rendered, run_cases
 
 from treadle.loop.expr import ReduceKind
 from treadle.loop.kernel import Kernel, KernelKind, KernelSchedule, LoopForm
+from treadle.loop.nest import running_sums
 from treadle.schedule.workers import PROGRAMS
 from treadle.util.errors import LoweringError
 
@@ -214,6 +215,31 @@ def test_long_rows_run_in_whole_blocks_and_a_rest(tmp_path, monkeypatch):
     source, _, _ = rendered([make.softmax(3, 203)], buffers_of(softmax_case(3, 203).tensors))
     assert source.text.count("range(0, 192, 64)") == source.text.count("range(192, 203, 64)") == 3
     run_cases([softmax_case(3, 203), softmax_case(2, 208), softmax_case(3, 65)], tmp_path)
+
+
+@pytest.mark.parametrize(("stages", "loop"), [(0, "range"), (3, "tl.range")])
+def test_the_largest_and_the_sum_behind_it_are_found_in_one_loop(
+    stages, loop, tmp_path, monkeypatch
+):
+    def choose(kernel):
+        running = tuple(running_sums(kernel))
+        return KernelSchedule(LoopForm.LOOPED, 1, 64, running=running, warps=4, stages=stages)
+
+    monkeypatch.setattr(triton_run, "PROGRAMS", replace(PROGRAMS, choose=choose))
+    cases = []
+    for cols in (203, 256):
+        x = 3 * torch.randn(7, cols)
+        x[1] = torch.linspace(-300, 300, cols)  # a new maximum in every block
+        x[2] = x[1].flip(0)
+        x[3, :130] = -math.inf  # nothing to add up in the first blocks
+        x[4] = -math.inf
+        x[5, 70] = math.inf
+        x[6, 150] = NAN
+        tensors = {"x": x.flatten(), "y": poison(7 * cols)}
+        cases.append(Case(f"running sum {cols}", [make.softmax(7, cols)], tensors))
+    source, _, _ = rendered(cases[0].kernels, buffers_of(cases[0].tensors))
+    assert source.text.count(f"for q in {loop}(0, 192, 64") == 2
+    run_cases(cases, tmp_path)
 
 
 def test_same_structure_shares_one_function():

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 import treadle
 from testing import trace
-from treadle.compiler import memory
 from treadle.loop.interpret import interpret_program
 from treadle.loop.nest import bytes_moved
 from treadle.loop.program import Call, Compute, Program
@@ -42,7 +41,7 @@ def parts(program: Program) -> list[Call]:
 
 
 def without_joins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "WORKERS", {**WORKERS, "threads": APART})
+    monkeypatch.setitem(WORKERS, "threads", APART)
 
 
 def interpreted(program: Program, inputs):

@@ -16,6 +16,8 @@ from treadle.codegen.triton_reduce import (
     collapse,
     combine,
     fill,
+    rescale,
+    scaled,
     start,
 )
 from treadle.codegen.triton_shape import (
@@ -69,15 +71,23 @@ class Looped:
         body = self._begin("program")
         for level in range(self.levels.last + 1):
             self._fixed(body, level)
-            partials = self._loop(body, level, self.shape.reduced, 1)
-            for item, partial in partials:
-                assert isinstance(item.expr, Reduce)
-                tile = self.shape.tile(self.shape.block_q)
-                value = collapse(body.writer, item.expr, partial, tile)
-                body.writer.locals[item.name] = body.result(item.expr, value, tile)
+            self._collapse(body, self._loop(body, level, self.shape.reduced, 1))
         for item in self.levels.final_stores:
             body.store(item)
         return self._stage(body, self.shape.programs)
+
+    def _collapse(self, body: Body, sums: Sequence[tuple[Definition, Partial]]) -> None:
+        """The values of reductions, after their loop."""
+        tile = self.shape.tile(self.shape.block_q)
+        partials = {item.name: partial for item, partial in sums}
+        whole: dict[str, Partial] = {}
+        for item, partial in sums:
+            reduce = as_reduce(item)
+            if item.name in self.levels.running:
+                top = self.levels.running[item.name]
+                partial = scaled(body.writer, partial, partials[top], whole[top])
+            whole[item.name] = collapse(body.writer, reduce, partial, tile)
+            body.writer.locals[item.name] = body.result(reduce, whole[item.name], tile)
 
     def split(self) -> list[GridFunction]:
         """One stage per level; partial results pass through scratch."""
@@ -130,18 +140,19 @@ class Looped:
         if not reductions and not stores:
             return []
         tile = self.shape.tile(self.shape.block_q)
+        read = [item for item in reductions if item.name not in levels.running]
         wanted = levels.closure(
-            [i.expr for i in reductions] + [root for item in stores for root in roots(item)]
+            [i.expr for i in read] + [root for item in stores for root in roots(item)]
         )
         self._hoist(body, [item for item in self.kernel.body if _name(item) in wanted])
-        self._hoist(body, [*reductions, *stores])
+        self._hoist(body, [*read, *stores])
         sums = [(item, start(writer, as_reduce(item), tile)) for item in reductions]
         ordered = body.in_place and not reductions and self._reads_before_it_writes(stores)
         if ordered:
             writer.line("tl.debug_barrier()")  # after what other threads read before the loop
         for begin, end in self.shape.pieces(span):
             outside = dict(writer.locals), dict(writer.known), dict(writer.masks)
-            writer.line(f"for q in range({begin}, {end}, {self.shape.block_q}):")
+            writer.line(f"for q in {self._range(begin, end)}:")
             writer.indent += 1
             first = f"part * {span} + q" if splits > 1 else "q"
             positions(writer, self.shape.along, first, self.shape.block_q, self.shape.both)
@@ -152,6 +163,11 @@ class Looped:
             writer.indent -= 1
             writer.locals, writer.known, writer.masks = outside
         return sums
+
+    def _range(self, begin: int, end: int) -> str:
+        places = f"{begin}, {end}, {self.shape.block_q}"
+        stages = self.shape.how.stages
+        return f"tl.range({places}, num_stages={stages})" if stages else f"range({places})"
 
     def _pass(
         self,
@@ -171,9 +187,13 @@ class Looped:
                     body.store(item)
             elif item.name in wanted:
                 body.define(item, None)
-            elif item.name in partials:
-                reduce = as_reduce(item)
-                combine(writer, reduce, partials[item.name], fill(writer, reduce, tile))
+            elif item.name in partials and item.name not in self.levels.running:
+                reduce, into = as_reduce(item), partials[item.name]
+                new = fill(writer, reduce, tile)
+                behind = [name for name, top in self.levels.running.items() if top == item.name]
+                if behind:
+                    rescale(writer, reduce, into, new, [partials[name] for name in behind])
+                combine(writer, reduce, into, new)
         if ordered:
             body.store(stores[0])
         else:

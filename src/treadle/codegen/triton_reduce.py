@@ -1,5 +1,6 @@
 """Reductions in Triton text: fill the missing lanes, combine tiles, collapse a tile."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,6 +99,27 @@ def combine(writer: Writer, reduce: Reduce, into: Partial, new: Partial) -> None
         writer.line(f"{into.parts[0]} = {text}")
     else:
         writer.line(f"{into.parts[0]} = {_extreme(reduce)}({into.parts[0]}, {new.parts[0]})")
+
+
+def rescale(
+    writer: Writer, top: Reduce, into: Partial, new: Partial, sums: Sequence[Partial]
+) -> None:
+    """Bring sums of exp(x - into) up to the maximum that ``new`` makes, and add what is new:
+    before ``into`` is."""
+    old, x = into.parts[0], new.parts[0]
+    largest = writer.name(f"{_extreme(top)}({old}, {x})")
+    zero = literal(0.0, accumulators(top)[0])
+    nothing = f'{largest} == float("-inf")'  # so far: that is no sum, and not yet NaN
+    base = writer.name(f"tl.where({nothing}, {zero}, {largest})")
+    for each in sums:
+        total = each.parts[0]
+        writer.line(f"{total} = {total} * tl.exp({old} - {base}) + tl.exp({x} - {base})")
+
+
+def scaled(writer: Writer, total: Partial, lanes: Partial, top: Partial) -> Partial:
+    """A sum of exp(x - lanes), as one of exp(x - top)."""
+    factor = f"tl.exp({lanes.parts[0]} - {top.parts[0]})"
+    return Partial((writer.name(f"{total.parts[0]} * {factor}"),))
 
 
 def collapse(writer: Writer, reduce: Reduce, partial: Partial, tile: Tile) -> Partial:

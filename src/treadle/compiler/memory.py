@@ -23,7 +23,7 @@ from treadle.report.stages import Watcher
 from treadle.runtime.cache import Cache
 from treadle.schedule.loop_nest import LoopNests
 from treadle.schedule.plan import schedule
-from treadle.schedule.workers import WORKERS
+from treadle.schedule.workers import workers_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def planned(step: StepGraph, target: Target, known: Known | None = None) -> Sche
         program,
         fuse=target.options.fuse,
         allocator=allocator,
-        workers=WORKERS[target.record.workers],
+        workers=workers_for(target.record.workers, rounds_once=target.rounds_once),
         nests=known.nests if known else None,
     )
     return Scheduled(program, plan)

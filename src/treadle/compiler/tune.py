@@ -19,7 +19,7 @@ from treadle.loop.verify import verify_kernel
 from treadle.runtime.tune import Trials
 from treadle.schedule.equality import kernel_key
 from treadle.schedule.plan import schedule
-from treadle.schedule.workers import WORKERS, Workers, scratch_buffers
+from treadle.schedule.workers import Workers, scratch_buffers, workers_for
 from treadle.util.errors import TreadleError
 from treadle.util.extents import Size
 
@@ -55,7 +55,8 @@ class Tuner:
     """Tries the kernels of one plan. Equal kernels are tried once."""
 
     def __init__(self, plan: KernelPlan, target: Target, trials: Trials) -> None:
-        self.workers: Workers = WORKERS[target.record.workers]
+        word, once = target.record.workers, target.rounds_once
+        self.workers: Workers = workers_for(word, rounds_once=once)
         self._plan = plan
         self._target = target
         self._trials = trials

@@ -1,6 +1,6 @@
 """What a kernel reads, writes and computes in which pass, for who schedules or prints it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -162,19 +162,59 @@ def accumulators(reduce: Reduce) -> tuple[torch.dtype, ...]:
     return (dtype, torch.int32) if is_position(reduce) else (dtype,)
 
 
+def running_sums(kernel: Kernel) -> dict[str, str]:
+    """The sums of exp(x - top) over an axis, by name, with the name of ``top``: the largest x along
+    that axis. One pass finds both, as it scales what it has added up whenever ``top`` grows
+    (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, section 3)."""
+    definitions = {d.name: d for d in kernel.body if isinstance(d, Definition)}
+
+    def resolved(expr: Expr) -> Expr:
+        while isinstance(expr, Local) and not isinstance(definitions[expr.name].expr, Reduce):
+            expr = definitions[expr.name].expr
+        return expr
+
+    found: dict[str, str] = {}
+    for name, item in definitions.items():
+        if not isinstance(item.expr, Reduce) or item.expr.kind is not ReduceKind.SUM:
+            continue
+        match resolved(item.expr.body):
+            case Apply(fn="exp", operands=(shifted,)):
+                match resolved(shifted):
+                    case Apply(fn="sub", operands=(x, Local(name=top))) if _is_largest(
+                        definitions[top].expr, item.expr, resolved(x), resolved
+                    ):
+                        found[name] = top
+                    case _:
+                        pass
+            case _:
+                pass
+    return found
+
+
+def _is_largest(top: Expr, total: Reduce, x: Expr, resolved: Callable[[Expr], Expr]) -> bool:
+    """Whether ``top`` is the largest ``x`` along the axis of ``total``, in a dtype that rounds no
+    more than the sum does."""
+    if not isinstance(top, Reduce) or top.kind is not ReduceKind.MAX or top.axes != total.axes:
+        return False
+    wide = accumulators(top) == (top.body.dtype,) == accumulators(total) == (total.dtype,)
+    return wide and top.body.dtype.is_floating_point and resolved(top.body) == x
+
+
 @dataclass(frozen=True, slots=True)
 class Levels:
     """In which pass along the reduced axis each value of a kernel exists.
 
     ``of[name]``: the pass that computes a value of every element, or that reduces; for a value
     that does not vary along the axis, the first pass that may use it. ``varying``: the values that
-    do. Each pass computes again what it needs of those.
+    do. Each pass computes again what it needs of those. ``running``: sums that the pass of their
+    maximum adds up, with the name of that.
     """
 
     kernel: Kernel
     of: Mapping[str, int]
     definitions: Mapping[str, Definition]
     varying: frozenset[str]
+    running: Mapping[str, str]
 
     @property
     def reduced(self) -> Axis:
@@ -294,9 +334,11 @@ def levels(kernel: Kernel) -> Levels:
         require(along == (axis,), VerifyError, reason)
     varying = frozenset(name for name, item in definitions.items() if axis in item.axes)
     of: dict[str, int] = {}
-    result = Levels(kernel, of, definitions, varying)
+    wanted = kernel.schedule.running if kernel.schedule else ()
+    running = {name: top for name, top in running_sums(kernel).items() if name in wanted}
+    result = Levels(kernel, of, definitions, varying, running)
     for name, item in definitions.items():
-        of[name] = result.pass_of(item.expr)
+        of[name] = of[running[name]] if name in running else result.pass_of(item.expr)
     return result
 
 

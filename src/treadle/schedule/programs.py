@@ -5,7 +5,8 @@ A program owns a block of the parallel axis (rows of a rows kernel, columns of a
     flat         nothing reduced, one axis: blocks of it; the extent is an argument
     tiled        nothing reduced: blocks over both axes
     persistent   the reduced axis is one block:      load, reduce, use, all in registers
-    looped       one loop per pass:                  each reads again what it needs
+    looped       one loop per pass:                  each reads again what it needs; a sum of
+                 exp(x - top) is added up in the pass that finds the largest x
     split        as looped, but the reduced axis is cut into parts that run in parallel; each pass
                  is a launch of its own, and partial results go through scratch, in a fixed order,
                  so that results do not change from run to run
@@ -26,6 +27,7 @@ from treadle.loop.nest import (
     loaded,
     narrowed,
     reductions_of,
+    running_sums,
     stored,
 )
 from treadle.schedule.scratch import Scratch
@@ -39,6 +41,10 @@ _MANY_ROWS = 1024  # from which programs are enough without parts
 _FILL = 512  # programs worth having: about four per multiprocessor of a large GPU
 _SWEEPS = 1024  # programs that go through rows: eight each
 _TURNS = 8  # blocks of rows for a program, at least: as many bytes again are partial sums
+_RUNNING = 1024
+"""Elements of a looped tile with a sum that is scaled as its maximum grows (decision 14)."""
+_AHEAD = 4  # tiles that such a loop loads ahead where rows end within a vector of a thread
+_VECTOR = 16  # elements; of one byte, what a thread loads at once
 _WIDEST = 4096  # columns of a swept kernel, and of its accumulators together
 _NARROWEST = 32
 
@@ -166,7 +172,8 @@ def _reducing(kernel: Kernel) -> KernelSchedule:
     is_rows = kernel.kind is KernelKind.ROWS
     axes = (kernel.rows, kernel.cols) if is_rows else (kernel.cols, kernel.rows)
     parallel, reduced = (axis.extent for axis in axes)
-    lanes = _lanes(kernel)
+    running = tuple(running_sums(kernel)) if is_rows and parallel >= _MANY_ROWS else ()
+    lanes = _RUNNING if running else _lanes(kernel)
     if is_rows:
         along = power_of_two(reduced) if reduced <= PERSISTENT else lanes
         across = min(power_of_two(parallel), max(1, BLOCK // along))
@@ -182,7 +189,10 @@ def _reducing(kernel: Kernel) -> KernelSchedule:
         else LoopForm.LOOPED
     )
     tile = (across, along) if is_rows else (along, across)
-    return KernelSchedule(form, *tile, parts=parts, warps=warps(across * along))
+    how = KernelSchedule(form, *tile, parts=parts, warps=warps(across * along))
+    if form is not LoopForm.LOOPED or not running:
+        return how
+    return replace(how, running=running, stages=_AHEAD if reduced % _VECTOR else 0)
 
 
 def _swept(kernel: Kernel) -> KernelSchedule:

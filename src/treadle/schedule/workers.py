@@ -39,6 +39,16 @@ class Workers:
         """The kernel with its schedule and the names of its scratch."""
         return self.under(kernel, self.choose(kernel))
 
+    def rounding_each(self) -> "Workers":
+        """The same, where each operation rounds as it does alone: no sum is scaled."""
+        return replace(
+            self,
+            choose=lambda kernel: replace(self.choose(kernel), running=()),
+            alternatives=lambda kernel: tuple(
+                dict.fromkeys(replace(how, running=()) for how in self.alternatives(kernel))
+            ),
+        )
+
     def under(self, kernel: Kernel, how: KernelSchedule) -> Kernel:
         """The kernel under a given schedule."""
         count = len(self.scratch_of(kernel, how))
@@ -59,6 +69,12 @@ PROGRAMS = Workers(
 )
 WORKERS: Mapping[str, Workers] = {"threads": THREADS, "programs": PROGRAMS}
 """By the word that a target's record says."""
+
+
+def workers_for(word: str, *, rounds_once: bool) -> Workers:
+    """The workers of a target. ``rounds_once``: whether what operations make may round once."""
+    found = WORKERS[word]
+    return found if rounds_once else found.rounding_each()
 
 
 def scratch_buffers(
