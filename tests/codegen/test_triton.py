@@ -99,6 +99,14 @@ def norm_backward_case(rows: int, cols: int, dtype: torch.dtype = torch.float32)
     return Case(f"norm backward {rows}x{cols}", [kernel], tensors)
 
 
+def one_hot_case(rows: int, cols: int) -> Case:
+    label = torch.randint(cols, (rows,))
+    label[:5] = torch.tensor([-1, -100, cols, 2**32, -(2**63)])
+    tensors = {"label": label, "a": torch.randn(rows), "b": torch.randn(cols)}
+    kernel = make.one_hot(rows, cols)
+    return Case(f"one hot {rows}x{cols}", [kernel], {**tensors, "y": poison(rows * cols)})
+
+
 def embedding_case(rows: int, cols: int) -> Case:
     ids = torch.randint(0, 11, (rows,))
     ids[0] = 0
@@ -193,6 +201,8 @@ def all_cases() -> list[Case]:
         norm_backward_case(41, 1500),
         norm_backward_case(211, 100, torch.bfloat16),
         norm_backward_case(1030, 6),
+        one_hot_case(9, 21),
+        one_hot_case(1200, 3),
         embedding_case(6, 20),
         total_norm_case(100),
         total_norm_case(40_000),

@@ -211,6 +211,17 @@ def norm_backward(rows: int, cols: int, dtype: torch.dtype = F32) -> Kernel:
     return k.kernel("norm_backward")
 
 
+def one_hot(rows: int, cols: int) -> Kernel:
+    """y[r, c] = a[r] where label[r] is c, or 3 where it is c / 2, else b[c]"""
+    k = Build(rows, cols)
+    label = load("label", k.rows, I64)
+    here = fn("eq", label, Position(Index.of(k.cols)))
+    twice = fn("eq", Position(Index.of(k.cols) // 2 + 1), label)
+    rest = fn("where", twice, f32(3.0), load("b", k.cols))
+    k.store("y", k.define(fn("where", here, load("a", k.rows), rest)))
+    return k.kernel("one_hot")
+
+
 def every_reduction(rows: int, cols: int, kind: KernelKind) -> Kernel:
     k = Build(rows, cols, kind)
     outer = k.rows if kind is KernelKind.ROWS else k.cols

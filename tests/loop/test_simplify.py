@@ -242,3 +242,69 @@ def test_is_fast_on_long_shared_chains():
     for _ in range(2000):
         body = apply("mul", apply("add", body, body), f32(1.0))
     assert len(list(walk(simplify(body)))) == 2001
+
+
+# --- sums of one term -----------------------------------------------------------------------
+
+R = Axis(7)
+ROW = Load("n", Index.of(P), I64)  # -15 to -6
+LABEL = apply("add", ROW, Const(18, I64))  # 3 to 12: some outside of R
+HERE = apply("eq", LABEL, position(R), dtype=torch.bool)
+LARGE = apply("lt", X, f32(2.0), dtype=torch.bool)
+
+
+def both(*conditions):
+    first, *rest = conditions
+    for each in rest:
+        first = Apply("and", (first, each), torch.bool)
+    return first
+
+
+def sum_of(condition, value, rest=None):
+    return Reduce(ReduceKind.SUM, (R,), apply("where", condition, value, rest or f32(0.0)))
+
+
+def test_a_sum_of_one_term_is_that_term():
+    *_, text = show_expr(simplify(sum_of(both(HERE, LARGE), X))).splitlines()
+    assert text == "where(((%0 < 2.0) and (%1 >= 0)) and (%1 < 7), %0 + 0.0, 0.0)"
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        sum_of(HERE, X),  # -0.0, NaN and infinity among the values
+        sum_of(both(LARGE, HERE), X),
+        sum_of(apply("eq", position(R), LABEL, dtype=torch.bool), X),
+        sum_of(both(HERE, LARGE, apply("lt", X, f32(1.0), dtype=torch.bool)), X),
+        sum_of(HERE, cast(X, BF16), Const(0.0, BF16)),
+        sum_of(HERE, ROW, Const(0, I64)),
+    ],
+)
+def test_it_has_the_same_bits(expr):
+    simple = simplify(expr)
+    assert not any(isinstance(node, Reduce) for node in walk(simple))
+    arrays = [Array((P,), each) for each in (expr, simple)]
+    before, after = (interpret_array(each, BUFFERS) for each in arrays)
+    assert bits(before) == bits(after)
+
+
+IN_ROW = Load("x", Index.of(R), F32)
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        sum_of(HERE, IN_ROW),  # another term at each place
+        sum_of(HERE, X, f32(1.0)),
+        sum_of(HERE, X, f32(-0.0)),
+        sum_of(both(HERE, apply("lt", IN_ROW, X, dtype=torch.bool)), X),
+        sum_of(apply("or", HERE, LARGE, dtype=torch.bool), X),
+        sum_of(apply("eq", LABEL, position(R + 1), dtype=torch.bool), X),
+        sum_of(both(HERE, apply("eq", position(R), ROW, dtype=torch.bool)), X),
+        sum_of(LARGE, X),
+        Reduce(ReduceKind.MAX, (R,), apply("where", HERE, X, f32(0.0))),
+        Reduce(ReduceKind.SUM, (R, Q), apply("where", HERE, Y, f32(0.0))),
+    ],
+)
+def test_other_sums_stay(expr):
+    assert any(isinstance(node, Reduce) for node in walk(simplify(expr)))

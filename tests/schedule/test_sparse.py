@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from schedule.steps import Builder, artifact, at, run_artifact
-from treadle.loop.expr import Apply, Expr, Load, ReduceKind
-from treadle.loop.index import Axis, linear
+from treadle.loop.expr import Apply, Const, Expr, Load, Position, Reduce, ReduceKind
+from treadle.loop.index import Axis, Index, linear
 from treadle.loop.interpret import interpret_program
 from treadle.loop.kernel import Kernel
-from treadle.loop.traverse import loads, value_index
+from treadle.loop.nest import reductions_of
+from treadle.loop.traverse import loads, value_index, walk
 from treadle.schedule.normalize import normalize
 from treadle.schedule.plan import plan_writes, schedule
 from treadle.schedule.sparse import compute_where_picked
@@ -128,3 +129,43 @@ def test_what_it_leaves_alone(why):
         b.pointwise("add", x, 1.0, into=x)
     steps, buffers = normalize(b.program())
     assert compute_where_picked(steps, buffers) == steps
+
+
+def one_hot_gradient():
+    """``g = where(label == j, w, 0)``; ``dx = g - p * sum of g``, as behind a cross-entropy."""
+    b = Builder()
+    p = b.input(LABELS, CLASSES)
+    label, w = b.input(LABELS, dtype=torch.int64), b.input(LABELS)
+
+    def chosen(n: Axis, j: Axis) -> Expr:
+        here = Apply("eq", (at(label, n), Position(Index.of(j))), torch.bool)
+        return Apply("where", (here, at(w, n), Const(0.0, torch.float32)), torch.float32)
+
+    g = b.compute((LABELS, CLASSES), chosen)
+    total = b.reduce(ReduceKind.SUM, g, [1], True)
+    dx = b.pointwise("sub", g, b.pointwise("mul", p, total))
+    return b.program(dx, total), total
+
+
+def test_a_sum_over_one_hot_rows_is_no_loop():
+    program, total = one_hot_gradient()
+    steps, buffers = normalize(program)
+    changed = compute_where_picked(steps, buffers)
+    (step,) = (each for each in changed if each.output.buffer == total.buffer)
+    assert not any(isinstance(node, Reduce) for node in walk(step.array.body))
+    plan = schedule(program)
+    assert not any(reductions_of(each) for each in plan.steps if isinstance(each, Kernel))
+    label = torch.randint(CLASSES, (LABELS,))
+    label[:2] = torch.tensor([-100, CLASSES])
+    given = [torch.rand(LABELS, CLASSES), label, torch.randn(LABELS)]
+    found = run_artifact(artifact(plan), [t.clone() for t in given])
+    for mine, theirs in zip(found, run(program, given), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_sum_over_what_is_written_again_stays():
+    program, total = one_hot_gradient()
+    steps, buffers = normalize(program)
+    changed = compute_where_picked((*steps, steps[0]), buffers)
+    (step,) = (each for each in changed if each.output.buffer == total.buffer)
+    assert any(isinstance(node, Reduce) for node in walk(step.array.body))

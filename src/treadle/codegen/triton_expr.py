@@ -9,7 +9,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -17,8 +17,9 @@ import torch
 from treadle.codegen.triton_prelude import HELPERS
 from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce
 from treadle.loop.index import Atom, Axis, FloorDiv, Index, Mod, Value
-from treadle.loop.traverse import operands_of
+from treadle.loop.traverse import axes_of, operands_of
 from treadle.util.errors import LoweringError, VerifyError, require
+from treadle.util.extents import surely_less
 
 TYPES: Mapping[torch.dtype, str] = {
     torch.float64: "tl.float64",
@@ -153,7 +154,7 @@ class Writer:
         stack = [expr]
         while stack:
             node = stack[-1]
-            waiting = [child for child in operands_of(node) if id(child) not in done]
+            waiting = [child for child in _evaluated(node) if id(child) not in done]
             if waiting:
                 stack.extend(waiting)
                 continue
@@ -175,12 +176,24 @@ class Writer:
             case Load():
                 mask = None if expr.mask is None else done[id(expr.mask)]
                 return self._load(expr, self.index(expr.index, done), mask)
+            case Apply(fn="eq") if (place := _place_of(expr)) is not None:
+                return self._is_at(place, expr, done)
             case Apply():
                 values = [done[id(operand)] for operand in expr.operands]
                 axes = frozenset[str]().union(*(value.axes for value in values))
                 return Named(self._apply(expr, [value.text for value in values]), axes)
             case Reduce():
                 raise VerifyError("a reduction stands inside a formula")
+
+    def _is_at(self, place: Index, expr: Apply, done: Mapping[int, Named]) -> Named:
+        """``<j> == n``: in 32 bits, since ``n`` is one number for many places."""
+        (n,) = (each for each in expr.operands if each != Position(place))
+        at, value = self.index(place, done), done[id(n)]
+        text = value.text
+        known = f"({text} >= 0) & ({text} <= {2**31 - 1})"
+        narrow = self.name(f"tl.where({known}, {text}, -1).to(tl.int32)")
+        here = f"({at.text}).to(tl.int32)" if self.wide else f"({at.text})"
+        return Named(self.name(f"{here} == {narrow}"), at.axes | value.axes)
 
     def _load(self, load: Load, index: Named, mask: Named | None) -> Named:
         axes = index.axes | (mask.axes if mask else frozenset())
@@ -257,6 +270,24 @@ class Writer:
                 value = done[id(atom.formula)]
                 kind = "tl.int64" if self.wide else "tl.int32"
                 return Named(self.name(f"{value.text}.to({kind})"), value.axes)
+
+
+def _place_of(expr: Apply) -> Index | None:
+    """The place that is compared with a number that does not know it, if it fits into 31 bits."""
+    for this, other in (expr.operands, expr.operands[::-1]):
+        if isinstance(this, Position) and not isinstance(other, Position):
+            low, high = this.index.bounds
+            apart = not this.index.axes & axes_of(other)
+            fits = surely_less(-1, low) and surely_less(high, 2**31)
+            return this.index if apart and fits and not this.index.values else None
+    return None
+
+
+def _evaluated(node: Expr) -> Iterable[Expr]:
+    """What has to be a variable before ``node`` can be one."""
+    if isinstance(node, Apply) and node.fn == "eq" and _place_of(node) is not None:
+        return [each for each in node.operands if not isinstance(each, Position)]
+    return operands_of(node)
 
 
 def _places(expr: Apply) -> int | None:

@@ -134,6 +134,16 @@ def _nan_max(a, b):
 def _nan_min(a, b):
     return tl.where((a < b) | (a != a), a, b)
 """,
+    "_top": """
+@triton.jit
+def _top(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "_bottom": """
+@triton.jit
+def _bottom(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
     "_arg_max": """
 @triton.jit
 def _arg_max(a, i, b, j):

@@ -11,8 +11,9 @@
 A second run changes nothing.
 """
 
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -31,10 +32,10 @@ from treadle.loop.expr import (
     formula_of,
     values_of,
 )
-from treadle.loop.index import Index, Value, replace_values
+from treadle.loop.index import Axis, Index, Value, replace_values
 from treadle.loop.interpret import apply_function
 from treadle.loop.program import Compute, Program, Step
-from treadle.loop.traverse import HashConsing, map_expr
+from treadle.loop.traverse import HashConsing, axes_of, map_expr
 from treadle.util.extents import Size, same, surely_less
 
 _EXACT_STEPS = (
@@ -152,10 +153,11 @@ def _literal(value: float, dtype: torch.dtype) -> Const:
 
 
 def _reduce(node: Reduce) -> Expr | None:
-    """Axes of one value go, except that a sum of floats keeps one: it turns -0.0 into 0.0."""
+    """Axes of one value go, except that a sum of floats keeps one: it turns -0.0 into 0.0. So do
+    sums that have one term."""
     wide = tuple(axis for axis in node.axes if not same(axis.extent, 1))
     if wide == node.axes:
-        return None
+        return _one_term(node)
     if wide:
         return Reduce(node.kind, wide, node.body)
     match node.kind:
@@ -165,6 +167,55 @@ def _reduce(node: Reduce) -> Expr | None:
             return Reduce(node.kind, node.axes[:1], node.body) if len(node.axes) > 1 else None
         case _:
             return node.body
+
+
+def _one_term(node: Reduce) -> Expr | None:
+    """``sum{j < 9} where(n == <j> and b, x, 0)`` is ``where(0 <= n < 9 and b, x, 0)``: the gradient
+    of a loss whose targets are classes sums such rows. None of ``n``, ``b`` and ``x`` knows j."""
+    if node.kind is not ReduceKind.SUM or len(node.axes) != 1 or not isinstance(node.body, Apply):
+        return None
+    (axis,), body = node.axes, node.body
+    if isinstance(axis.extent, Size) or body.fn != "where":
+        return None
+    condition, value, rest = body.operands
+    parts = list(_conjuncts(condition))
+    places = [(each, place) for each in parts if (place := _equals(each, axis)) is not None]
+    if rest != _literal(0, node.dtype) or len(places) != 1 or axis in axes_of(value):
+        return None
+    ((found, place),) = places
+    others = [each for each in parts if each is not found]
+    if any(axis in axes_of(each) for each in others):
+        return None
+    low = Apply("ge", (place, Const(0, torch.int64)), torch.bool)
+    high = Apply("lt", (place, Const(axis.extent, torch.int64)), torch.bool)
+    inside = functools.reduce(_both, [*others, low, high])
+    if node.dtype.is_floating_point:
+        value = Apply("add", (value, rest), node.dtype)  # as a sum: of -0.0 it makes 0.0
+    return Apply("where", (inside, value, rest), node.dtype)
+
+
+def _both(left: Expr, right: Expr) -> Expr:
+    return Apply("and", (left, right), torch.bool)
+
+
+def _conjuncts(condition: Expr) -> Iterator[Expr]:
+    match condition:
+        case Apply(fn="and", operands=operands):
+            for each in operands:
+                yield from _conjuncts(each)
+        case _:
+            yield condition
+
+
+def _equals(condition: Expr, axis: Axis) -> Expr | None:
+    """What the place on ``axis`` is compared with, if that is the same for all of them."""
+    if not isinstance(condition, Apply) or condition.fn != "eq":
+        return None
+    left, right = condition.operands
+    for this, other in ((left, right), (right, left)):
+        if isinstance(this, Position) and this.index == Index.of(axis):
+            return None if axis in axes_of(other) else other
+    return None
 
 
 def _apply(node: Apply) -> Expr | None:

@@ -13,9 +13,10 @@ from math import prod
 
 import torch
 
-from treadle.loop.expr import Apply, Array, Const, Expr, Load, Position, Reduce
+from treadle.loop.expr import Apply, Array, Const, Expr, Load, Position, Reduce, ReduceKind
 from treadle.loop.index import Axis, Index
 from treadle.loop.program import Buffer, BufferKind, Compute, Step, TensorRef
+from treadle.loop.simplify import simplify
 from treadle.loop.traverse import loads, map_expr, substitute, substitute_index, walk
 from treadle.schedule.depend import read_buffers, written_buffers
 from treadle.util.extents import same, sample_of
@@ -27,7 +28,8 @@ _MAX_DEPTH = 8
 
 
 def compute_where_picked(steps: Sequence[Step], buffers: Mapping[str, Buffer]) -> tuple[Step, ...]:
-    """Every sparse load of a pointwise value replaced by the value's formula at that place.
+    """Every sparse load of a pointwise value replaced by the value's formula at that place, and
+    sums over values of which one element at most is not zero by that element.
 
     Values with a reduction, and values whose operands are written more than once, stay loads.
     """
@@ -59,7 +61,27 @@ class _Picker:
             if not new:
                 break
             step = with_formulas(step, new)
-        return step
+        return self._of_one_term(step)
+
+    def _of_one_term(self, step: Compute) -> Compute:
+        """A sum over a value of which one element at most is not zero: its formula at that."""
+        match step.template.body:
+            case Reduce(kind=ReduceKind.SUM, body=Load(mask=None)):
+                body = step.array.body
+            case _:
+                return step
+        assert isinstance(body, Reduce)
+        assert isinstance(body.body, Load)
+        source = self._source.get(body.body.buffer)
+        if source is None or not _is_cheap(source, self._buffers[body.body.buffer]):
+            return step
+        if not all(map(self._is_fixed, (body.body.buffer, *read_buffers(source)))):
+            return step
+        formula = formula_at(source, body.body.index)
+        found = simplify(Reduce(body.kind, body.axes, formula))
+        if any(isinstance(part, Reduce) for part in walk(found)):
+            return step
+        return Compute(step.output, Array(step.array.axes, found), step.origin)
 
     def _is_sparse(self, reader: Compute, name: str) -> bool:
         source = self._source.get(name)
