@@ -69,6 +69,41 @@ def test_split_sums_do_not_change_from_run_to_run(tmp_path):
     assert results[0] == pytest.approx(1 / tensors["g"].double().norm().item(), rel=1e-5)
 
 
+@pytest.mark.parametrize(("rows", "cols"), [(16384, 1024), (16411, 768), (70001, 128)])
+def test_what_rows_and_columns_are_reduced_to_does_not_either(rows, cols, tmp_path):
+    from test_triton import norm_backward_case
+    from triton_run import buffers_of, rendered, scratch_tensors
+
+    from treadle.loop.kernel import LoopForm
+    from treadle.runtime.triton_launch import TritonLauncher
+    from treadle.schedule.workers import PROGRAMS
+
+    case = norm_backward_case(rows, cols)
+    given = {name: torch.nan_to_num(each) for name, each in case.tensors.items()}
+    assert PROGRAMS.choose(case.kernels[0]).form is LoopForm.SWEPT
+    source, (launch,), buffers = rendered(case.kernels, buffers_of(given))
+    found = {k: t.cuda() for k, t in {**given, **scratch_tensors(given, buffers)}.items()}
+    function = TritonLauncher(tmp_path).load([source]).device[launch.function]
+    storages = [[found[name] for name in row] for row in launch.buffers]
+    run = function(storages, launch.sizes)
+    results = []
+    for _ in range(5):
+        found["n"].fill_(float("nan"))
+        run()
+        results.append((found["n"].clone(), found["dx"].clone()))
+    for each in results[1:]:
+        assert all(map(torch.equal, each, results[0]))
+    g, x, r, w = (given[name].double() for name in ("g", "x", "r", "w"))
+    g, normed = g.view(rows, cols), x.view(rows, cols) * r[:, None]
+    mean = (g * w * normed).mean(1, keepdim=True)
+    dx = r[:, None] * (g * w - normed * mean)
+    torch.testing.assert_close(
+        results[0][1].cpu().double().view(rows, cols), dx, rtol=1e-4, atol=1e-4
+    )
+    dw = (g * normed).sum(0) + w
+    torch.testing.assert_close(results[0][0].cpu().double(), dw, rtol=1e-4, atol=2e-2)
+
+
 class Block(nn.Module):
     """One transformer block over a tied vocabulary."""
 
