@@ -1,6 +1,6 @@
 """What the bodies of control-flow functions may do while a step is traced: compute."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -41,6 +41,23 @@ def unfit(name: str, why: str, where: str = "") -> CaptureError:
         where=where or here(),
         remedy=_REMEDIES[name],
     )
+
+
+def require_closed(
+    results: Iterable[Any], known: Container[Any], error: Callable[[], CaptureError]
+) -> None:
+    """``error()`` where a gradient of ``results`` could leave a body by another way than through
+    the functions ``known``: one of the user's got a tensor from outside that nobody hears of."""
+    left = [each.grad_fn for each in results if isinstance(each, Tensor)]
+    seen: set[Any] = set()
+    while left:
+        node = left.pop()
+        if node is None or node in known or node in seen:
+            continue
+        seen.add(node)
+        if not node.next_functions:
+            raise error()
+        left += [each for each, _ in node.next_functions]
 
 
 def computes_gradients(func: Callable[..., Any]) -> bool:

@@ -21,7 +21,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from treadle.capture.bodies import ATTRIBUTES, Pure, computes_gradients, sets_attribute, unfit
+from treadle.capture.bodies import (
+    ATTRIBUTES,
+    Pure,
+    computes_gradients,
+    require_closed,
+    sets_attribute,
+    unfit,
+)
 from treadle.capture.flatten import flatten_containers, unflatten
 from treadle.capture.while_loops import while_loop
 
@@ -133,16 +140,8 @@ class _Gates(TorchFunctionMode):
         """TR-151 where a gradient could leave the branch without a gate: a function of the user's
         got a tensor from outside by a way that nobody hears of."""
         gates = {gated.grad_fn for _, gated in self._gated.values()}
-        left = [each.grad_fn for each in results if isinstance(each, Tensor)]
-        seen: set[Any] = set()
-        while left:
-            node = left.pop()
-            if node is None or node in gates or node in seen:
-                continue
-            seen.add(node)
-            if not node.next_functions:
-                raise unfit("cond", "a branch uses a tensor from outside that is no operand")
-            left += [each for each, _ in node.next_functions]
+        why = "a branch uses a tensor from outside that is no operand"
+        require_closed(results, gates, lambda: unfit("cond", why))
 
 
 def _masked(taken: Tensor, grad: Tensor) -> Tensor:

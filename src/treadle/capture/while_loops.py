@@ -27,7 +27,14 @@ from torch.autograd import grad as gradients_of  # the watched one is the step's
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
-from treadle.capture.bodies import ATTRIBUTES, Pure, computes_gradients, sets_attribute, unfit
+from treadle.capture.bodies import (
+    ATTRIBUTES,
+    Pure,
+    computes_gradients,
+    require_closed,
+    sets_attribute,
+    unfit,
+)
 from treadle.capture.flatten import flatten_containers, unflatten
 from treadle.capture.functionalize import Functionalizer
 from treadle.compat.fake import FakeTensor, fake_like
@@ -151,16 +158,8 @@ class _Functions:
         of the user's got it by a way that nobody hears of."""
         known = (*self._carried, *self._inside)
         ours = {get_gradient_edge(each).node for each in known if each.requires_grad}
-        left = [each.grad_fn for each in results if isinstance(each, Tensor)]
-        seen: set[Any] = set()
-        while left:
-            node = left.pop()
-            if node is None or node in ours or node in seen:
-                continue
-            seen.add(node)
-            if not node.next_functions:
-                raise unfit(_NAME, f"{part} uses a tensor from outside that it does not name")
-            left += [each for each, _ in node.next_functions]
+        why = f"{part} uses a tensor from outside that it does not name"
+        require_closed(results, ours, lambda: unfit(_NAME, why))
 
     def operation(self, condition: _Run, body: _Run) -> list[Tensor]:
         """The loop, in the step's graph."""

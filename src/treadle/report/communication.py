@@ -15,12 +15,13 @@ from treadle.passes.comm.simulate import (
     simulate_communication,
 )
 from treadle.passes.memory.decisions import layer_of
+from treadle.report.trace_events import Event, TraceProcess
 from treadle.targets.model import DeviceModel
 from treadle.util.files import write_output
 from treadle.util.sizes import format_bytes
 
 _EXPOSED = 5
-_PROCESS = 2
+_PROCESS = TraceProcess(2)
 _COMPUTE = 1
 
 
@@ -137,20 +138,30 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3f} ms"
 
 
-def communication_events(line: CommunicationTimeline) -> Iterator[dict[str, object]]:
+def communication_events(line: CommunicationTimeline) -> Iterator[Event]:
     """Rows of a Chrome trace, as a process of their own: they are simulated, and begin at 0. One of
     compute, and one of each group."""
     tracks = {name: track for track, (name, _) in enumerate(line.groups, _COMPUTE + 1)}
-    yield _named("process_name", 0, "compute and communication (simulated)")
-    yield _named("thread_name", _COMPUTE, "compute")
+    yield _PROCESS.named("process_name", 0, "compute and communication (simulated)")
+    yield _PROCESS.named("thread_name", _COMPUTE, "compute")
     for name, words in line.groups:
-        yield _named("thread_name", tracks[name], f"group {name}: {words}")
+        yield _PROCESS.named("thread_name", tracks[name], f"group {name}: {words}")
     for each in line.compute:
         details: dict[str, object] = {"node": each.node, "module": each.module}
-        yield _span(_COMPUTE, each.operation, each.phase, each.start, each.end, details)
+        yield _span(_COMPUTE, each.operation, each.phase, (each.start, each.end), details)
     for each in line.collectives:
         name = f"{each.kind} {format_bytes(each.nbytes)}"
-        yield _span(tracks[each.group], name, "communication", each.start, each.end, _told(each))
+        times = each.start, each.end
+        yield _span(tracks[each.group], name, "communication", times, _told(each))
+
+
+def _span(
+    track: int, name: str, category: str, times: tuple[float, float], details: Mapping[str, object]
+) -> Event:
+    """From one time to another, in seconds, without what there is nothing to say of."""
+    start, end = (1e6 * each for each in times)
+    told = {key: value for key, value in details.items() if value != ""}
+    return _PROCESS.span(track, name, category, start, end - start, told)
 
 
 def _told(each: CollectiveSpan) -> dict[str, object]:
@@ -167,25 +178,3 @@ def _told(each: CollectiveSpan) -> dict[str, object]:
         "hidden us": round(1e6 * each.hidden, 3),
         "beside": beside,
     }
-
-
-def _named(what: str, track: int, name: str) -> dict[str, object]:
-    return {"ph": "M", "name": what, "pid": _PROCESS, "tid": track, "args": {"name": name}}
-
-
-def _span(
-    track: int, name: str, category: str, start: float, end: float, details: dict[str, object]
-) -> dict[str, object]:
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": category,
-        "pid": _PROCESS,
-        "tid": track,
-        "ts": round(1e6 * start, 3),
-        "dur": round(1e6 * (end - start), 3),
-        "args": {key: value for key, value in details.items() if value != ""},
-    }
-
-
-__all__ = ["SimulatedStep", "communication_events", "communication_text", "simulate_step"]

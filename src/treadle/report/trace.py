@@ -1,7 +1,6 @@
 """A compiled step as a trace that ``chrome://tracing`` and Perfetto open.
 
-The format is the JSON object of Chrome's trace events: times in microseconds, ``X`` for a span,
-``C`` for a counter, ``M`` for names::
+The format is the JSON object of Chrome's trace events (``trace_events.py``)::
 
     {"traceEvents": [{"ph": "X", "name": ..., "ts": 0.0, "dur": 12.5, "pid": 1, "tid": 1}, ...]}
 """
@@ -9,13 +8,13 @@ The format is the JSON object of Chrome's trace events: times in microseconds, `
 import itertools
 import json
 from collections.abc import Iterator
-from typing import Any
 
 from treadle.report.chart import series
 from treadle.report.communication import communication_events
 from treadle.report.step_report import HostStep, StepReport
+from treadle.report.trace_events import Event, TraceProcess
 
-_PROCESS = 1
+_PROCESS = TraceProcess(1)
 _PHASES, _KERNELS = 1, 2
 """Tracks: phases above the kernels and calls that they consist of."""
 
@@ -35,17 +34,13 @@ def trace_of(report: StepReport) -> str:
     return json.dumps(data, separators=(",", ":")) + "\n"
 
 
-def _names(report: StepReport, times: str) -> Iterator[dict[str, object]]:
-    yield _named("process_name", 0, f"{report.name or 'step'} ({times})")
-    yield _named("thread_name", _PHASES, "phases")
-    yield _named("thread_name", _KERNELS, "kernels and library calls")
+def _names(report: StepReport, times: str) -> Iterator[Event]:
+    yield _PROCESS.named("process_name", 0, f"{report.name or 'step'} ({times})")
+    yield _PROCESS.named("thread_name", _PHASES, "phases")
+    yield _PROCESS.named("thread_name", _KERNELS, "kernels and library calls")
 
 
-def _named(what: str, track: int, name: str) -> dict[str, object]:
-    return {"ph": "M", "name": what, "pid": _PROCESS, "tid": track, "args": {"name": name}}
-
-
-def _spans(report: StepReport, measured: bool) -> Iterator[dict[str, object]]:
+def _spans(report: StepReport, measured: bool) -> Iterator[Event]:
     line = report.memory.timeline
     layers = [] if line is None else series(line, report.roles, report.whole)
     now = 0.0
@@ -53,38 +48,15 @@ def _spans(report: StepReport, measured: bool) -> Iterator[dict[str, object]]:
         start = now
         for step in steps:
             length = 1e6 * ((step.seconds or 0.0) if measured else step.floor_seconds)
-            yield _span(_KERNELS, step.name, phase, now, length, _details(step))
+            yield _PROCESS.span(_KERNELS, step.name, phase, now, length, _details(step))
             if step.at:
                 at = max(step.at, key=lambda place: sum(sizes[place] for _, _, sizes in layers))
-                yield _counter(now, {label: sizes[at] for label, _, sizes in layers})
+                yield _PROCESS.counter(
+                    "bytes alive", now, {label: sizes[at] for label, _, sizes in layers}
+                )
             now += length
-        yield _span(_PHASES, phase, "phase", start, now - start, {})
-    yield _counter(now, {label: 0 for label, _, _ in layers})
-
-
-def _span(
-    track: int, name: str, category: str, start: float, length: float, details: dict[str, Any]
-) -> dict[str, object]:
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": category,
-        "pid": _PROCESS,
-        "tid": track,
-        "ts": round(start, 3),
-        "dur": round(length, 3),
-        "args": details,
-    }
-
-
-def _counter(now: float, values: dict[str, int]) -> dict[str, object]:
-    return {
-        "ph": "C",
-        "name": "bytes alive",
-        "pid": _PROCESS,
-        "ts": round(now, 3),
-        "args": values,
-    }
+        yield _PROCESS.span(_PHASES, phase, "phase", start, now - start, {})
+    yield _PROCESS.counter("bytes alive", now, {label: 0 for label, _, _ in layers})
 
 
 def _details(step: HostStep) -> dict[str, object]:
