@@ -7,11 +7,14 @@ A rank speaks to the others in the store of the group, under keys that begin wit
     vote/7/...    what the ranks said to that (``votes.py``)
     at/2          which collective rank 2 waits for, once it has waited for a second
     ended/2       the error that ended the script of rank 2
-    broken        the first fault; after it, no rank goes on with this group
+    broken        the first fault and its call; after that, no rank goes on with this group
 
 What is looked at when: a call that runs the step of the call before asks the store nothing. A rank
 whose step is another one asks all ranks before its first collective. A rank that waits for longer
 than a few milliseconds, in a collective or in a vote, looks whether others ask or have failed.
+
+A fault ends what waits in its call or a later one. A rank that found it has done its part of every
+earlier call, where the others may still be receiving: such a wait ends by itself, or after a while.
 """
 
 import atexit
@@ -57,6 +60,27 @@ class Awaited:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A fault of the group, the call in which it was found, and when this rank heard of it."""
+
+    call: int
+    fault: GroupFailure
+    heard: float
+
+    @staticmethod
+    def parse(text: bytes) -> "_Told":
+        """From the text under ``broken``."""
+        call, code, message, where, remedy = json.loads(text)
+        fault = GroupFailure(message, code=code, where=where, remedy=remedy)
+        return _Told(call, fault, time.monotonic())
+
+    def ends(self, call: int, began: float) -> bool:
+        """Whether a wait of ``call`` since ``began`` is over by it."""
+        return self.call <= call or time.monotonic() - max(self.heard, began) > _GRACE
+
+
+@final
 class Peers:
     """What this rank knows of its group; ``device``: of the collectives."""
 
@@ -71,7 +95,8 @@ class Peers:
         self._number = 0  # of collectives in this call
         self._agreed = _NOTHING
         self._voted = 0  # the last call in which this rank voted
-        self._fault: GroupFailure | None = None
+        self._told: _Told | None = None
+        self._fault: GroupFailure | None = None  # that this rank has raised
         with self._reached():
             self._store.set(f"address/{self.rank}", listening(host_of(store)).text())
         atexit.register(_note_end, weakref.ref(self))
@@ -105,7 +130,7 @@ class Peers:
                 looks.look()
         except RuntimeError as error:
             with self._reached():
-                raise self._broken(self._reason(error, awaited)) from error
+                raise self._broken(self._reason(error, awaited), self.call) from error
 
     def raised(self, error: BaseException) -> None:
         """This rank leaves the call by an error of its own: the others need not wait for it."""
@@ -114,16 +139,18 @@ class Peers:
         text = f"rank {self.rank} failed in call {self.call}: {_in_words(error)}"
         fault = GroupFailure(text, code="TR-505", remedy=f"see its output; {_RESTART}")
         try:
-            self._broken(fault)
+            self._broken(fault, self.call)
         except RuntimeError:
             return  # nobody can be told: the error at hand is what is raised
 
     # What others say.
 
-    def look(self) -> None:
-        """Raise the fault that another rank has found; answer one that asks what this one runs."""
-        if self._store.check(["broken"]):
-            raise self._adopted(self._store.get("broken"))
+    def look(self, call: int, began: float) -> None:
+        """For a wait of ``call`` since ``began``: raise the fault that another rank has found, if
+        that ends the wait; answer one that asks what this rank runs."""
+        told = self._heard()
+        if told is not None and told.ends(call, began):
+            raise self._adopted(told)
         if self._store.check(["asked"]):
             asked = int(self._store.get("asked"))
             if self._voted < asked <= self.call:
@@ -136,7 +163,14 @@ class Peers:
         following = self.ranks[(self.ranks.index(self.rank) + 1) % len(self.ranks)]
         ended = self._ended([following])
         if ended:
-            raise self._broken(_death(ended, f"{awaited} cannot end"))
+            raise self._broken(_death(ended, f"{awaited} cannot end"), self.call)
+
+    def _heard(self) -> _Told | None:
+        """The fault of the group. The store is asked until there is one: it may be gone when a
+        later call raises it."""
+        if self._told is None and self._store.check(["broken"]):
+            self._told = _Told.parse(self._store.get("broken"))
+        return self._told
 
     def _vote(self, call: int, variant: VariantText) -> None:
         """Say what this rank runs; TR-502 if not all said the same."""
@@ -146,23 +180,25 @@ class Peers:
         votes.give(self.rank, variant, previous)
         self._until(votes)
         if not votes.is_same():
-            raise self._broken(votes.difference(variant))
+            raise self._broken(votes.difference(variant), call)
 
     def _until(self, votes: Votes) -> None:
         began = time.monotonic()
         pause = _SHORTEST
         looked = began
         while not votes.is_decided():
-            self.look()
+            self.look(votes.call, began)
             now = time.monotonic()
             if now - began > self._timeout:
                 what = f"agreement on the step of call {votes.call}"
-                raise self._broken(self._too_late(what, votes.missing(), votes.call))
+                late = self._too_late(what, votes.missing(), votes.call)
+                raise self._broken(late, votes.call)
             if now - looked > _SEEN_WAITING:  # a rank that has ended will not vote
                 looked = now
                 ended = self._ended(votes.missing())
                 if ended:
-                    raise self._broken(_death(ended, f"call {votes.call} could not begin"))
+                    death = _death(ended, f"call {votes.call} could not begin")
+                    raise self._broken(death, votes.call)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST)
 
@@ -183,8 +219,9 @@ class Peers:
             return self._too_late(str(awaited), late, awaited.call)
         end = time.monotonic() + _GRACE
         while time.monotonic() < end:
-            if self._store.check(["broken"]):
-                return self._adopted(self._store.get("broken"))
+            told = self._heard()
+            if told is not None:  # of whatever call: this one cannot end any more
+                return self._adopted(told)
             ended = self._ended(self.ranks)
             if ended:
                 return _death(ended, f"{awaited} could not end")
@@ -238,17 +275,19 @@ class Peers:
                     found[rank] = f"rank {rank} has ended ({address} is gone)"
         return found
 
-    def _adopted(self, told: bytes) -> GroupFailure:
-        """The first fault of the group, as an error of this rank."""
-        code, message, where, remedy = json.loads(told)
-        self._fault = GroupFailure(message, code=code, where=where, remedy=remedy)
+    def _adopted(self, told: _Told) -> GroupFailure:
+        """The fault of the group, as an error of this rank."""
+        self._fault = told.fault
         return self._fault
 
-    def _broken(self, fault: GroupFailure) -> GroupFailure:
-        """The first fault of the group: ``fault``, unless another rank has found one before."""
+    def _broken(self, fault: GroupFailure, call: int) -> GroupFailure:
+        """The first fault of the group: ``fault``, found in ``call``, unless another rank has
+        found one before. A rank that finds one has begun ``call``, or votes in it, and has done its
+        part of all calls before."""
         if self._fault is None:
-            text = json.dumps([fault.code, fault.message, fault.where, fault.remedy])
-            self._adopted(self._store.compare_set("broken", "", text))
+            text = json.dumps([call, fault.code, fault.message, fault.where, fault.remedy])
+            self._told = _Told.parse(self._store.compare_set("broken", "", text))
+            self._adopted(self._told)
         assert self._fault is not None
         self._store.add("heard", 1)
         if self._holds_store:
@@ -272,7 +311,9 @@ class Peers:
             raise self.without_store(error) from error
 
     def without_store(self, error: RuntimeError) -> GroupFailure:
-        """TR-503: nothing can be heard of the other ranks."""
+        """TR-503: nothing can be heard of the other ranks. What was heard before explains it."""
+        if self._told is not None:
+            return self._adopted(self._told)
         self._fault = GroupFailure(
             "the store of the process group cannot be reached: the process that holds it, rank "
             f"0 or torchrun, has ended ({str(error).splitlines()[0]})",
@@ -297,7 +338,7 @@ class _Looks:
     def __init__(self, peers: Peers, awaited: Awaited) -> None:
         self._peers = peers
         self._awaited = awaited
-        self._longer = time.monotonic()
+        self._began = self._longer = time.monotonic()
         self._gone: tuple[float, RuntimeError] | None = None
 
     def look(self) -> None:
@@ -305,7 +346,8 @@ class _Looks:
         now = time.monotonic()
         if self._gone is None:
             try:
-                self._peers.look()
+                # Not the call in which it was started, which is over: this one waits for it.
+                self._peers.look(self._peers.call, self._began)
                 if now - self._longer > _SEEN_WAITING:
                     self._peers.look_longer(self._awaited)
                     self._longer = now
