@@ -234,6 +234,39 @@ def test_an_error_in_the_middle_of_the_step_of_one_rank_is_told_to_the_others(la
     assert ranks[1].value == (None, True)
 
 
+def raises_at_an_index():
+    """An index that is out of range is found before a call begins among the ranks."""
+    torch.manual_seed(0)
+    net = nn.Embedding(8, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(x):
+        assert (x < 8).all(), "no such word"
+        net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step = treadle.compile(step, model=net, optimizer=optimizer, parallel=treadle.DataParallel())
+    x = torch.arange(8)
+    for _ in range(2):
+        step(x)
+    if dist.get_rank() == 1:
+        with pytest.raises(AssertionError, match="no such word"):
+            step(x + 1)
+        time.sleep(3)
+        return None
+    return failing(step, net, optimizer, x)
+
+
+def test_an_error_before_the_first_collective_is_one_of_the_call_that_it_ends(launch):
+    ranks = launch(2, raises_at_an_index, check=False, patience=25)
+    code, text, seconds, unchanged = ranks[0].value or pytest.fail(told(ranks))
+    assert code == "TR-505", told(ranks)
+    assert "rank 1 failed in call 4: AssertionError: no such word" in text
+    assert seconds < 3
+    assert unchanged
+
+
 def comes_late(seconds):
     net, optimizer, step = trained()
     for x in batches(2):

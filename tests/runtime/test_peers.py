@@ -208,6 +208,27 @@ def test_a_death_is_a_fault_of_the_call_in_which_it_was_found(ranks, monkeypatch
     assert message == "rank 5 has ended: all_reduce, collective 1 of call 3 cannot end"
 
 
+@pytest.mark.parametrize(("ended", "call"), [(False, 3), (True, 4)])
+def test_an_error_between_two_calls_is_one_of_the_next(ranks, ended, call):
+    one, other = ranks
+    for each in ranks:
+        in_call(each, 3)
+    if ended:
+        other.end()
+    other.raised(AssertionError("not finite"))
+    if ended:
+        one.wait(Work(4), one.started("all_reduce"))
+        in_call(one, 4)
+    assert error_of(one.wait, Work(NEVER), one.started("all_reduce"))[1] == FAILED.format(call)
+
+
+def test_an_error_before_any_call_is_one_of_the_first(ranks):
+    one, other = ranks
+    other.raised(AssertionError("not finite"))
+    in_call(one, 1)
+    assert error_of(one.wait, Work(NEVER), one.started("all_reduce"))[1] == FAILED.format(1)
+
+
 # Votes: of call 3, in which the other rank has voted and failed in ``failed``.
 
 

@@ -88,7 +88,8 @@ class Peers:
         store = store_of(group)
         self.ranks = ranks_of(group)
         self.rank = distributed.get_rank()
-        self.call = 0
+        self.call = 0  # the last one that began
+        self._within = False  # whether it goes on
         self._store = distributed.PrefixStore("treadle", store)
         self._holds_store = self.rank == 0 and bool(host_of(store))
         self._timeout = timeout_of(group, device)
@@ -106,6 +107,7 @@ class Peers:
         collective of it, unless all run the same."""
         self._go_on()
         self.call += 1
+        self._within = True
         self._number = 0
         if variant.digest == self._agreed.digest:
             return
@@ -113,6 +115,10 @@ class Peers:
             self._store.set("asked", str(self.call))
             self._vote(self.call, variant)
         self._agreed = variant
+
+    def end(self) -> None:
+        """This rank has done its part of the call: an error from here on is one of the next."""
+        self._within = False
 
     def started(self, what: str) -> Awaited:
         """Note a collective that begins now."""
@@ -136,10 +142,11 @@ class Peers:
         """This rank leaves the call by an error of its own: the others need not wait for it."""
         if self._fault is not None or isinstance(error, GroupFailure):
             return
-        text = f"rank {self.rank} failed in call {self.call}: {_in_words(error)}"
+        call = self.call if self._within else self.call + 1
+        text = f"rank {self.rank} failed in call {call}: {_in_words(error)}"
         fault = GroupFailure(text, code="TR-505", remedy=f"see its output; {_RESTART}")
         try:
-            self._broken(fault, self.call)
+            self._broken(fault, call)
         except RuntimeError:
             return  # nobody can be told: the error at hand is what is raised
 

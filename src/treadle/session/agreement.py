@@ -134,13 +134,15 @@ def agree_on_start(models: Mapping[str, nn.Module], group: RankGroup) -> None:
         return
     lines = [f"{name}: {short_dtype(each.dtype)}{list(each.shape)}" for name, each in held]
     text = VariantText(("start with:", *lines), ("",) * (len(lines) + 1))
-    peers_of(group_named(group.name), held[0][1].device).begin(text)
+    peers = peers_of(group_named(group.name), held[0][1].device)
+    peers.begin(text)
+    peers.end()
 
 
 @final
 class RankCall:
     """One call of a variant among the ranks of its groups; of one that does not communicate,
-    nothing. ``begin``, and ``failed`` if the call fails afterwards."""
+    nothing. ``begin``, then ``end``, or ``failed`` if the call fails."""
 
     def __init__(self, compiled: Compiled) -> None:
         self._compiled = compiled
@@ -153,6 +155,11 @@ class RankCall:
             self._peers = peers_in(self._compiled)
             for each in self._peers:
                 each.begin(common)
+
+    def end(self) -> None:
+        """This rank has done its part."""
+        for each in self._peers:
+            each.end()
 
     def failed(self, error: BaseException) -> None:
         """The others need not wait for this rank."""

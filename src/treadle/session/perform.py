@@ -44,5 +44,6 @@ def perform(
             code="TR-406",
             remedy="load the last checkpoint before going on; then give the step less memory",
         ) from error
+    call.end()
     compiled.has_run = True
     return results
