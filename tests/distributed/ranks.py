@@ -13,14 +13,17 @@
 
 import inspect
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from forks import Forks
+from treadle.compat.process_groups import store_of
 
 PROGRAM = Path(__file__).parent / "supervise.py"
 PATIENCE = 1.0
@@ -92,6 +95,19 @@ class Launcher:
         if check:
             assert all(each.code == 0 for each in found), told(found)
         return found
+
+
+def say_over() -> None:
+    """In a rank: what the test is about has happened here."""
+    store_of(dist.group.WORLD).set(f"test/over/{dist.get_rank()}", "")
+
+
+def stay_until_over(*ranks: int, seconds: float) -> None:
+    """In a rank: be there until all of ``ranks`` say so, and for so long at most."""
+    store = store_of(dist.group.WORLD)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not store.check([f"test/over/{each}" for each in ranks]):
+        time.sleep(0.01)
 
 
 def told(ranks: list[RankResult]) -> str:

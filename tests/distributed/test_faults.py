@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import treadle
-from distributed.ranks import told
+from distributed.ranks import say_over, stay_until_over, told
 from treadle.util.errors import GroupFailure
 
 EACH = {"TREADLE_BUCKETS": "0"}
@@ -66,6 +66,13 @@ def failing(step, net, optimizer, *batch):
         seconds = time.monotonic() - began
         return error.code, str(error), seconds, is_same(before, state(net, optimizer))
     return None
+
+
+def failing_and_over(*given):
+    """``failing``; a rank that stays until it has happened may go."""
+    found = failing(*given)
+    say_over()
+    return found
 
 
 def agrees(count):
@@ -219,9 +226,10 @@ def raises_inside():
         before = state(net, optimizer)
         with pytest.raises(AssertionError, match="not finite"):
             step(x)
-        time.sleep(3)  # its process goes on: nothing but what it said ends the others
+        # Its process goes on: nothing but what it said ends the others.
+        stay_until_over(0, seconds=6)
         return None, is_same(before, state(net, optimizer))
-    return failing(step, net, optimizer, x)
+    return failing_and_over(step, net, optimizer, x)
 
 
 def test_an_error_in_the_middle_of_the_step_of_one_rank_is_told_to_the_others(launch):
@@ -253,9 +261,9 @@ def raises_at_an_index():
     if dist.get_rank() == 1:
         with pytest.raises(AssertionError, match="no such word"):
             step(x + 1)
-        time.sleep(3)
+        stay_until_over(0, seconds=6)
         return None
-    return failing(step, net, optimizer, x)
+    return failing_and_over(step, net, optimizer, x)
 
 
 def test_an_error_before_the_first_collective_is_one_of_the_call_that_it_ends(launch):
@@ -272,9 +280,9 @@ def comes_late(seconds):
     for x in batches(2):
         step(x)
     if dist.get_rank() == 2:
-        time.sleep(seconds)
+        stay_until_over(0, 1, 3, seconds=seconds)
         return None
-    return failing(step, net, optimizer, batches(1)[0])
+    return failing_and_over(step, net, optimizer, batches(1)[0])
 
 
 def test_a_rank_that_does_not_come_is_named_when_the_time_is_out(launch):
