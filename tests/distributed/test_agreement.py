@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distributed.ranks import told
+from distributed.ranks import say_over, stay_until_over, told
 from treadle.runtime.peers import peers_of
 from treadle.runtime.votes import VariantText
 from treadle.util.errors import GroupFailure
@@ -206,9 +206,11 @@ def test_a_group_that_is_made_anew_begins_anew(launch, tmp_path):
 
 def one_never_comes():
     if dist.get_rank() == 2:
-        time.sleep(8)
+        stay_until_over(0, 1, 3, seconds=8)
         return None
-    return error_of(call, ONE)
+    found = error_of(call, ONE)
+    say_over()
+    return found
 
 
 def test_a_rank_that_never_votes_is_named_when_time_is_out(launch):
@@ -241,13 +243,19 @@ def test_a_rank_that_ends_while_others_vote_is_named_soon(launch):
 def waits_for_a_stopped_rank():
     """A rank that exists and does nothing, as in a debugger, is not said to have ended."""
     call(ONE)
+    numbers = [None, None]
+    dist.all_gather_object(numbers, os.getpid())
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
-    return error_of(call, ONE)
+    found = error_of(call, ONE)
+    os.kill(numbers[1], signal.SIGKILL)
+    return found
 
 
 def test_a_rank_that_is_stopped_has_not_ended(launch):
-    ranks = launch(2, waits_for_a_stopped_rank, check=False, timeout=12, group_timeout=4)
+    ranks = launch(
+        2, waits_for_a_stopped_rank, check=False, timeout=12, patience=8, group_timeout=4
+    )
     code, message, _ = ranks[0].value or pytest.fail(told(ranks))
     assert code == "TR-504"
     assert "did not arrive: rank 1, which is there" in message
