@@ -1,11 +1,13 @@
 """A small training step as Triton modules under the interpreter, compared with eager.
 
 ``test_triton_step.py`` runs this file in a process of its own, since ``TRITON_INTERPRET`` must be
-set before triton is imported. Arguments: a folder for modules, and ``float32`` or ``bfloat16``.
+set before triton is imported. Arguments: a folder for modules, ``float32`` or ``bfloat16``, and
+``chosen`` or ``large``: with the loops that such small sizes get, or with those of large ones.
 """
 
 import copy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +17,8 @@ from torch.nn import functional as F
 from treadle.capture.step import capture
 from treadle.codegen.host import artifact_of
 from treadle.compiler.cleaning import clean
+from treadle.loop.kernel import Kernel, KernelKind, KernelSchedule, LoopForm
+from treadle.loop.nest import running_sums
 from treadle.lower.graph import lower
 from treadle.runtime.artifact import Launch
 from treadle.runtime.build import Build, build
@@ -23,7 +27,8 @@ from treadle.runtime.execute import Executable
 from treadle.runtime.triton_launch import TritonLauncher
 from treadle.schedule.launches import launches_of
 from treadle.schedule.plan import schedule
-from treadle.schedule.workers import PROGRAMS
+from treadle.schedule.programs import choose
+from treadle.schedule.workers import PROGRAMS, Workers
 from treadle.session.bind import apply_outputs, read_inputs
 
 
@@ -71,7 +76,18 @@ def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.d
     return step
 
 
-def main(folder: Path, dtype: torch.dtype) -> None:
+def of_large_sizes(kernel: Kernel) -> KernelSchedule:
+    """Rows in tiles, their largest and its sum in one pass; rows and columns at once anyway."""
+    running = tuple(running_sums(kernel))
+    if not running or kernel.kind is not KernelKind.ROWS:
+        return choose(kernel)
+    return KernelSchedule(LoopForm.LOOPED, 1, 8, running=running, warps=4)
+
+
+LARGE = replace(PROGRAMS, choose=of_large_sizes, sweeps=lambda rows, cols, sums: rows > 1)
+
+
+def main(folder: Path, dtype: torch.dtype, workers: Workers) -> None:
     model = Net()
     twin = copy.deepcopy(model)
     # A small eps would turn gradients that are zero but for rounding into whole steps.
@@ -86,7 +102,10 @@ def main(folder: Path, dtype: torch.dtype) -> None:
         args=batches[0],
         kwargs={},
     )
-    plan = schedule(lower(clean(captured.step), device="cpu"), workers=PROGRAMS)
+    plan = schedule(lower(clean(captured.step), device="cpu"), workers=workers)
+    kernels = [each for each in plan.steps if isinstance(each, Kernel)]
+    assert any(each.kind is KernelKind.BOTH for each in kernels) == (workers is LARGE)
+    assert any(each.scheduled.running for each in kernels) == (workers is LARGE)
     artifact = artifact_of(plan, launches_of(plan), device="cpu", language="triton")
     machine = build(Cache(folder), device="cpu")  # the compiler is for the draws
     loaders = {**machine.loaders, "triton": TritonLauncher(folder)}
@@ -104,4 +123,6 @@ def main(folder: Path, dtype: torch.dtype) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), {"float32": torch.float32, "bfloat16": torch.bfloat16}[sys.argv[2]])
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    loops = {"chosen": PROGRAMS, "large": LARGE}
+    main(Path(sys.argv[1]), dtypes[sys.argv[2]], loops[sys.argv[3]])
