@@ -15,7 +15,7 @@ from treadle.graph.parsing import parse
 from treadle.loop.expr import Array, Const, Load, Local, Reduce, ReduceKind
 from treadle.loop.index import Axis, Index
 from treadle.loop.interpret import interpret_program
-from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
+from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, LoopForm, Store
 from treadle.loop.parsing import same_array
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Origin, Program, TensorRef
 from treadle.loop.program_parsing import parse_kernel, parse_program
@@ -142,6 +142,26 @@ def test_a_kernel():
         from ['n'], where "train.py:7: loss = 'f(x)'", phase 'forward'
         from ['a', 'b']
         scratch s0, s1""")
+
+
+def test_a_kernel_of_both_and_its_schedule():
+    r, c = Axis(4), Axis(8)
+    body = (
+        Definition("a", Load("x", r * 8 + c, F32), (r, c)),
+        Definition("m", Reduce(ReduceKind.MAX, (c,), Local("a", F32)), (r,)),
+        Definition("s", Reduce(ReduceKind.SUM, (r,), Local("a", F32)), (c,)),
+        Store("y", Index.of(c), Local("s", F32), (c,)),
+    )
+    how = KernelSchedule(LoopForm.SWEPT, 1, 8, parts=2, running=("s",), warps=4)
+    kernel = Kernel("k0", KernelKind.BOTH, r, c, body, (HERE,), how, ("s0",))
+    sizes = {"x": 32, "y": 8, "s0": 16}
+    kinds = BufferKind.TEMPORARY
+    check_kernel(kernel, {k: Buffer(k, F32, (n,), (1,), kinds) for k, n in sizes.items()})
+    lines = exact_kernel(kernel).splitlines()
+    assert lines[0] == "both kernel k0"
+    (line,) = (each for each in lines if each.startswith("schedule"))
+    assert line.startswith("schedule form 'swept', rows 1, cols 8, parts 2, ")
+    assert "running ('s',), " in line
 
 
 def test_sizes_that_the_call_decides():

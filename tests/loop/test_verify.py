@@ -8,6 +8,7 @@ import torch
 from treadle.loop.expr import Apply, Array, Const, Load, Local, Position, Reduce, ReduceKind
 from treadle.loop.index import Axis, Index
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
+from treadle.loop.nest import after_rows
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Origin, Program, TensorRef
 from treadle.loop.traverse import value_index
 from treadle.loop.verify import verify_array, verify_kernel, verify_program
@@ -123,6 +124,36 @@ def test_accepts_kernels():
     verify_kernel(kernel(LOAD_A, SUM_B, store), BUFFERS)
     column = Definition("b", Reduce(ReduceKind.MAX, (P,), A), (Q,))
     verify_kernel(kernel(LOAD_A, column, kind=KernelKind.COLUMNS), BUFFERS)
+
+
+COLUMN = Definition("c", Reduce(ReduceKind.SUM, (P,), A), (Q,))
+LATE = Local("c", F32)
+OF_COLUMN = Definition("d", Apply("neg", (LATE,), F32), (Q,))
+TWICE = Definition("e", Apply("add", (A, Local("d", F32)), F32), (P, Q))
+
+
+def test_accepts_kernels_of_both():
+    stores = Store("y", P * 6 + Q, A, (P, Q)), Store("y", Index.of(Q), Local("d", F32), (Q,))
+    body = (LOAD_A, SUM_B, COLUMN, OF_COLUMN, *stores)
+    verify_kernel(kernel(*body, kind=KernelKind.BOTH), BUFFERS)
+    found = after_rows(kernel(*body, kind=KernelKind.BOTH))
+    assert found == {"c", "d"}
+    assert not after_rows(kernel(LOAD_A, SUM_B))
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        TWICE,
+        Definition("e", Reduce(ReduceKind.SUM, (Q,), Local("d", F32)), ()),
+        Definition(
+            "e", Reduce(ReduceKind.SUM, (P,), Apply("mul", (A, Local("c", F32)), F32)), (Q,)
+        ),
+    ],
+)
+def test_a_row_finds_nothing_of_what_is_there_after_the_last(last):
+    with pytest.raises(VerifyError, match="which are there after the last row only"):
+        verify_kernel(kernel(LOAD_A, COLUMN, OF_COLUMN, last, kind=KernelKind.BOTH), BUFFERS)
 
 
 BELOW = Apply("neg", (Reduce(ReduceKind.SUM, (Q,), A),), F32)
