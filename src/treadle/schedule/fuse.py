@@ -224,21 +224,22 @@ class Fuser:
             return None
         return _union(a, b, nest, placed, flow)
 
-    def joins(self, a: Group, b: Group, nest: LoopNest) -> bool:
-        """Make one group of two that stand in ``nest`` as they are; not where they must stay apart,
-        or where a row needs what is there after the last row only."""
+    def join(self, a: Group, b: Group, nest: LoopNest) -> Group | None:
+        """Make one group of two that stand in ``nest`` as they are; ``None`` where they must stay
+        apart, or where a row needs what is there after the last row only."""
         many = len(a.members) + len(b.members) > _MAX_MEMBERS
         too_big = many or len(a.buffers | b.buffers) > MAX_BUFFERS
         earlier, later = sorted((a, b), key=lambda each: each.members[0])
         near = self._near(earlier, later)
         if too_big or not near or self._between(a, b) or self._between(b, a):
-            return False
+            return None
         placed = tuple(sorted((*a.placed, *b.placed), key=lambda each: each.step))
         flow = flow_of(placed, nest, self._facts)
         if flow is None or not _columns_are_last(placed, nest):
-            return False
-        self._replace(a, b, _union(a, b, nest, placed, flow))
-        return True
+            return None
+        joined = _union(a, b, nest, placed, flow)
+        self._replace(a, b, joined)
+        return joined
 
     def _at_home(self, a: Group, b: Group, nest: LoopNest) -> bool:
         """No member is drawn into a reducing kernel other than the one that wants it."""

@@ -10,7 +10,7 @@ few, at once; it goes through its part of the rows and adds up their columns (``
 What is summed over the rows is there at the end: only values of columns may be made of it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from treadle.loop.expr import Reduce
@@ -30,40 +30,43 @@ def reduce_both_ways(fuser: Fuser, buffers: Mapping[str, Buffer], sweeps: Sweeps
     """The groups, those of columns together with those of rows where a kernel ``sweeps`` so many
     rows, columns and sums over the rows."""
     sizes = {name: sample_of(each.nbytes) for name, each in buffers.items()}
-    for columns in [each for each in fuser.groups if _is(each, KernelKind.COLUMNS)]:
-        _join(fuser, columns, sizes, sweeps)
+    of_rows: dict[LoopNest, list[Group]] = {}  # by the nest of both, in which they stand as well
+    groups = fuser.groups
+    for each in groups:
+        if each.nest is not None and _is(each, KernelKind.ROWS):
+            of_rows.setdefault(_both(each.nest), []).append(each)
+    for columns in groups:
+        if columns.nest is None or not _is(columns, KernelKind.COLUMNS):
+            continue
+        nest = _both(columns.nest)
+        others = of_rows.get(nest, [])
+        for other in _by_share(columns, others, sizes, sweeps):
+            joined = fuser.join(other, columns, nest)
+            if joined is not None:
+                others[others.index(other)] = joined
+                break
     return fuser.groups
 
 
-def _join(
-    fuser: Fuser,
-    columns: Group,
-    sizes: Mapping[str, int],
-    sweeps: Sweeps,
-) -> None:
-    """Join ``columns`` with the group that shares most of its bytes, of those that it can."""
+def _both(nest: LoopNest) -> LoopNest:
+    return replace(nest, kind=KernelKind.BOTH)
+
+
+def _by_share(
+    columns: Group, others: Sequence[Group], sizes: Mapping[str, int], sweeps: Sweeps
+) -> list[Group]:
+    """Those of ``others`` that one kernel may hold with ``columns``: first with which it shares
+    most bytes."""
     assert columns.nest is not None
     mine = sum(sizes[name] for name in columns.loaded)
     shared: list[tuple[int, int, Group]] = []
-    for other in _alike(fuser.groups, columns.nest):
+    for other in others:
         both = sum(sizes[name] for name in columns.buffers & other.buffers)
         sums = [*_over_rows(columns), *_over_rows(other)]
         fits = sweeps(columns.nest.rows.extent, columns.nest.cols.extent, len(sums))
         if both >= _SHARE * mine and fits and not any(map(is_position, sums)):
             shared.append((both, -other.members[0], other))
-    nest = replace(columns.nest, kind=KernelKind.BOTH)
-    for _, _, other in sorted(shared, key=lambda each: each[:2], reverse=True):
-        if fuser.joins(other, columns, nest):
-            return
-
-
-def _alike(groups: list[Group], nest: LoopNest) -> Iterator[Group]:
-    """Groups that reduce rows of the same places, in the same order."""
-    for each in groups:
-        if _is(each, KernelKind.ROWS) or _is(each, KernelKind.BOTH):
-            assert each.nest is not None
-            if replace(each.nest, kind=nest.kind) == nest:
-                yield each
+    return [other for _, _, other in sorted(shared, key=lambda each: each[:2], reverse=True)]
 
 
 def _is(group: Group, kind: KernelKind) -> bool:
