@@ -1,6 +1,7 @@
 """Which calls a fault of another rank ends: the one it was found in, and none before it."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -76,6 +77,10 @@ class GoneStore:
     def get(self, key):
         return self._store.get(key)
 
+    def add(self, key, count):
+        self.check([key])
+        return self._store.add(key, count)
+
 
 def in_call(peers, number):
     """Begin calls up to this one, none of which asks anybody."""
@@ -121,6 +126,47 @@ def test_a_fault_of_a_later_call_ends_a_wait_that_does_not_end(ranks, monkeypatc
     code, message, seconds = error_of(one.wait, Work(NEVER), one.started("all_reduce"))
     assert (code, message) == ("TR-505", FAILED.format(4))
     assert SHORT < seconds < SHORT + 2
+
+
+def heard(peers):
+    return peers._store.add("heard", 0)
+
+
+def test_each_rank_says_once_that_it_knows_of_a_fault(ranks):
+    one, other = ranks
+    in_call(one, 4)
+    fails_in(other, 4)
+    assert heard(one) == 1
+    error_of(one.wait, Work(NEVER), one.started("all_reduce"))
+    assert heard(one) == 2
+    for each in ranks:
+        each.raised(RuntimeError("something else"))
+        assert error_of(each.begin, SILENT)[0] == "TR-506"
+    assert heard(one) == 2
+
+
+def test_who_holds_the_store_stays_until_the_others_know(ranks, monkeypatch):
+    """However it heard itself: without its store another rank would only know that it is gone."""
+    monkeypatch.setattr(module, "_GRACE", 5 * SHORT)
+    one, other = ranks
+    third = Peers(dist.group.WORLD, CPU)
+    third.rank = 2
+    for each in (*ranks, third):
+        each.ranks = (0, 1, 2)
+        in_call(each, 4)
+    one._holds_store = True
+    other.raised(AssertionError("not finite"))
+
+    def hears_later():
+        time.sleep(SHORT)
+        third.wait(Work(NEVER), third.started("all_reduce"))
+
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(hears_later)
+        code, _, seconds = error_of(one.wait, Work(NEVER), one.started("all_reduce"))
+        assert isinstance(pending.exception(), GroupFailure)
+    assert code == "TR-505"
+    assert SHORT / 2 < seconds < 4 * SHORT
 
 
 def test_each_wait_has_the_grace_anew(ranks, monkeypatch):

@@ -7,6 +7,7 @@ A rank speaks to the others in the store of the group, under keys that begin wit
     vote/7/...    what the ranks said to that (``votes.py``)
     at/2          which collective rank 2 waits for, once it has waited for a second
     ended/2       the error that ended the script of rank 2
+    heard         how many ranks know of the first fault
     broken        the first fault and its call; after that, no rank goes on with this group
 
 What is looked at when: a call that runs the step of the call before asks the store nothing. A rank
@@ -23,7 +24,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import final
@@ -98,6 +99,7 @@ class Peers:
         self._voted = 0  # the last call in which this rank voted
         self._told: _Told | None = None
         self._fault: GroupFailure | None = None  # that this rank has raised
+        self._left = False  # whether it has said so
         with self._reached():
             self._store.set(f"address/{self.rank}", listening(host_of(store)).text())
         atexit.register(_note_end, weakref.ref(self))
@@ -157,7 +159,10 @@ class Peers:
         that ends the wait; answer one that asks what this rank runs."""
         told = self._heard()
         if told is not None and told.ends(call, began):
-            raise self._adopted(told)
+            fault = self._adopted(told)
+            with suppress(RuntimeError):  # the store is gone: the fault is known without it
+                self._leave()
+            raise fault
         if self._store.check(["asked"]):
             asked = int(self._store.get("asked"))
             if self._voted < asked <= self.call:
@@ -296,10 +301,17 @@ class Peers:
             self._told = _Told.parse(self._store.compare_set("broken", "", text))
             self._adopted(self._told)
         assert self._fault is not None
-        self._store.add("heard", 1)
-        if self._holds_store:
-            self._stay()
+        self._leave()
         return self._fault
+
+    def _leave(self) -> None:
+        """Say, once, that this rank knows of the fault; the one whose process holds the store is
+        there until all do."""
+        if not self._left:
+            self._left = True
+            self._store.add("heard", 1)
+            if self._holds_store:
+                self._stay()
 
     def _stay(self) -> None:
         """The store ends with this process: until the others have heard, or a while."""
