@@ -242,14 +242,15 @@ def test_an_error_in_the_middle_of_the_step_of_one_rank_is_told_to_the_others(la
     assert ranks[1].value == (None, True)
 
 
-def raises_at_an_index():
+def raises_at_an_index(asserted):
     """An index that is out of range is found before a call begins among the ranks."""
     torch.manual_seed(0)
     net = nn.Embedding(8, 3)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
     def step(x):
-        assert (x < 8).all(), "no such word"
+        if asserted:
+            assert (x < 8).all(), "no such word"
         net(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -259,18 +260,26 @@ def raises_at_an_index():
     for _ in range(2):
         step(x)
     if dist.get_rank() == 1:
-        with pytest.raises(AssertionError, match="no such word"):
+        kind, text = (AssertionError, "no such word") if asserted else (IndexError, "TR-407")
+        with pytest.raises(kind, match=text):
             step(x + 1)
         stay_until_over(0, seconds=6)
         return None
     return failing_and_over(step, net, optimizer, x)
 
 
-def test_an_error_before_the_first_collective_is_one_of_the_call_that_it_ends(launch):
-    ranks = launch(2, raises_at_an_index, check=False, patience=25)
+@pytest.mark.parametrize(
+    ("asserted", "told_of"),
+    [(True, "AssertionError: no such word"), (False, "an index in batch 0 is out of range")],
+)
+def test_an_error_before_the_first_collective_is_one_of_the_call_that_it_ends(
+    launch, asserted, told_of
+):
+    ranks = launch(2, raises_at_an_index, asserted, check=False, patience=25)
     code, text, seconds, unchanged = ranks[0].value or pytest.fail(told(ranks))
     assert code == "TR-505", told(ranks)
-    assert "rank 1 failed in call 4: AssertionError: no such word" in text
+    assert "rank 1 failed in call 4: " in text
+    assert told_of in text
     assert seconds < 3
     assert unchanged
 

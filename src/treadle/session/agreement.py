@@ -118,7 +118,8 @@ def peers_in(compiled: Compiled) -> list[Peers]:
 
 
 def tell_ranks(compiled: Compiled | None, error: BaseException) -> None:
-    """A call that was to run as ``compiled`` ran eagerly on this rank, and raised ``error``."""
+    """A call that was to run as ``compiled`` raised ``error`` on this rank, before it began among
+    the ranks or as it ran eagerly."""
     for each in peers_in(compiled) if compiled is not None else ():
         each.raised(error)
 

@@ -93,6 +93,7 @@ def _undo(compiled: Compiled, inputs: Sequence[Tensor]) -> Undo:
         compiled.checks.require(inputs)
     except BadIndex as error:
         if not compiled.captured.conditions:
+            tell_ranks(compiled, error)
             raise
         forget_call(compiled.captured)  # one of them may speak of these numbers
         raise NotExpected(error.message) from None
