@@ -10,7 +10,9 @@ import triton_run
 from torch import Tensor
 from triton_run import Case, buffers_of, rendered, run_cases
 
-from treadle.loop.expr import ReduceKind
+from treadle.codegen.triton_expr import Writer
+from treadle.loop.expr import Position, ReduceKind
+from treadle.loop.index import Index
 from treadle.loop.kernel import Kernel, KernelKind, KernelSchedule, LoopForm
 from treadle.loop.nest import running_sums
 from treadle.schedule.workers import PROGRAMS
@@ -250,6 +252,16 @@ def test_the_largest_and_the_sum_behind_it_are_found_in_one_loop(
     source, _, _ = rendered(cases[0].kernels, buffers_of(cases[0].tensors))
     assert source.text.count(f"for q in {loop}(0, 192, 64") == 2
     run_cases(cases, tmp_path)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_place_that_is_one_number_is_compared_as_such(wide):
+    """Of an axis of one element nothing but its place is left."""
+    same = make.fn("eq", make.load("n", 0, torch.int64), Position(Index.of(0)))
+    writer = Writer({}, {"n": "b0"}, {}, frozenset(), wide=wide)
+    writer.evaluate(same)
+    here = "tl.full((), 0, tl.int32)" if wide else "(0)"
+    assert writer.lines[-1].endswith(f"= {here} == x1")
 
 
 def test_same_structure_shares_one_function():

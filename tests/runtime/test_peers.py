@@ -104,6 +104,13 @@ def error_of(action, *given):
 FAILED = "rank 1 failed in call {}: AssertionError: not finite"
 
 
+def waits_until_the_fault_of(call, peers):
+    """The seconds that a collective takes which does not end by itself."""
+    code, message, seconds = error_of(peers.wait, Work(NEVER), peers.started("all_reduce"))
+    assert (code, message) == ("TR-505", FAILED.format(call))
+    return seconds
+
+
 def test_a_fault_of_a_later_call_does_not_end_a_wait_that_ends(ranks):
     one, other = ranks
     in_call(one, 3)
@@ -113,8 +120,7 @@ def test_a_fault_of_a_later_call_does_not_end_a_wait_that_ends(ranks):
     one.wait(work, awaited)
     assert work.asked == 5
     in_call(one, 4)
-    code, message, seconds = error_of(one.wait, Work(NEVER), one.started("all_reduce"))
-    assert (code, message) == ("TR-505", FAILED.format(4))
+    seconds = waits_until_the_fault_of(4, one)
     assert seconds < 1
 
 
@@ -123,8 +129,7 @@ def test_a_fault_of_a_later_call_ends_a_wait_that_does_not_end(ranks, monkeypatc
     one, other = ranks
     in_call(one, 3)
     fails_in(other, 4)
-    code, message, seconds = error_of(one.wait, Work(NEVER), one.started("all_reduce"))
-    assert (code, message) == ("TR-505", FAILED.format(4))
+    seconds = waits_until_the_fault_of(4, one)
     assert SHORT < seconds < SHORT + 2
 
 
@@ -219,8 +224,7 @@ def test_a_fault_that_was_seen_outlives_the_store(ranks):
     one.wait(Work(2), one.started("all_reduce"))
     in_call(one, 4)
     one._store = GoneStore(one._store, 0)
-    code, message, seconds = error_of(one.wait, Work(NEVER), one.started("all_reduce"))
-    assert (code, message) == ("TR-505", FAILED.format(4))
+    seconds = waits_until_the_fault_of(4, one)
     assert seconds < 1
 
 
@@ -230,8 +234,7 @@ def test_a_store_that_goes_in_the_grace_does_not_hide_the_fault(ranks, monkeypat
     in_call(one, 3)
     fails_in(other, 4)
     one._store = GoneStore(one._store, 2)
-    code, message, seconds = error_of(one.wait, Work(NEVER), one.started("all_reduce"))
-    assert (code, message) == ("TR-505", FAILED.format(4))
+    seconds = waits_until_the_fault_of(4, one)
     assert SHORT < seconds < 2 * SHORT + 2
 
 

@@ -169,7 +169,7 @@ class Writer:
                 return Named(self.name(constant(expr.value, expr.dtype)))
             case Position():
                 index = self.index(expr.index, done)
-                return Named(self.name(_as_int64(index.text)), index.axes)
+                return Named(self.name(_as_type(index.text, "tl.int64")), index.axes)
             case Local():
                 require(expr.name in self.locals, VerifyError, f"%{expr.name} is not defined here")
                 return self.locals[expr.name]
@@ -192,7 +192,7 @@ class Writer:
         text = value.text
         known = f"({text} >= 0) & ({text} <= {2**31 - 1})"
         narrow = self.name(f"tl.where({known}, {text}, -1).to(tl.int32)")
-        here = f"({at.text}).to(tl.int32)" if self.wide else f"({at.text})"
+        here = _as_type(at.text, "tl.int32") if self.wide else f"({at.text})"
         return Named(self.name(f"{here} == {narrow}"), at.axes | value.axes)
 
     def _load(self, load: Load, index: Named, mask: Named | None) -> Named:
@@ -299,10 +299,10 @@ def _places(expr: Apply) -> int | None:
     return value.bit_length() - 1 if value > 0 and value & (value - 1) == 0 else None
 
 
-def _as_int64(text: str) -> str:
-    return (
-        f"({text}).to(tl.int64)" if re.search("[a-z]", text) else f"tl.full((), {text}, tl.int64)"
-    )
+def _as_type(place: str, kind: str) -> str:
+    """An offset as a tensor; one that is a number alone has no dtype to convert."""
+    is_variable = re.search("[a-z]", place)
+    return f"({place}).to({kind})" if is_variable else f"tl.full((), {place}, {kind})"
 
 
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:

@@ -87,11 +87,15 @@ def scatter(
     """scratch[part, p] = this part's value"""
     tile = shape.tile(shape.block_q)
     value = collapse(body.writer, as_reduce(item), partial, tile)
-    mask = body.writer.masks.get(shape.other)
+    leave(body.writer, value, scratch, f"part * {shape.parallel} + {shape.other}", shape.other)
+
+
+def leave(writer: Writer, value: Partial, scratch: Sequence[str], place: str, axis: str) -> None:
+    """scratch[place] = value, along ``axis``"""
+    mask = writer.masks.get(axis)
     guard = f", mask={mask}" if mask else ""
     for pointer, text in zip(scratch, value.parts, strict=True):
-        offset = f"part * {shape.parallel} + {shape.other}"
-        body.writer.line(f"tl.store({pointer} + ({offset}), {text}{guard})")
+        writer.line(f"tl.store({pointer} + ({place}), {text}{guard})")
 
 
 def gather(body: Body, shape: Shape, item: Definition, scratch: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from treadle.codegen.triton_shape import (
     Shape,
     as_reduce,
     gather,
+    leave,
     parallel_positions,
     reducing_writer,
 )
@@ -75,13 +76,19 @@ class _Sweep:
         writer.locals, writer.known, writer.masks, writer.indent = outside
         for item in items:
             if isinstance(item, Definition) and item.name in sums:
-                self._leave(writer, item, sums[item.name], down)
+                value = sums[item.name]
+                if down.keep:
+                    value = collapse(writer, as_reduce(item), value, down)
+                place = f"program * {shape.reduced} + c"
+                leave(writer, value, self.scratch[item.name], place, "c")
         return GridFunction(tuple(writer.lines), shape.splits, 0, shape.how)
 
     def columns(self) -> GridFunction:
         """One program for a few columns of all parts."""
         few = min(_COLUMNS, self.shape.block_q)
-        shape = Shape(self.shape.how, "r", self.shape.reduced, self.shape.parallel, few, 2)
+        cols, rows = self.shape.reduced, self.shape.parallel
+        parts = 2  # or any number above one: the parts of a column are a block beside its columns
+        shape = Shape(self.shape.how, "r", cols, rows, few, parts)
         body = Body(self.kernel, reducing_writer(self.kernel, self.buffers, shape))
         parallel_positions(body.writer, shape, "program")
         for item in self._of_columns():
@@ -179,16 +186,6 @@ class _Sweep:
             elif item.name not in writer.locals:
                 body.define(item, across)
         body.stores(stores if body.in_place else [])
-
-    def _leave(self, writer: Writer, item: Definition, partial: Partial, down: Tile) -> None:
-        """scratch[part, c] = what this part adds up to"""
-        if down.keep:
-            partial = collapse(writer, as_reduce(item), partial, down)
-        mask = writer.masks.get("c")
-        guard = f", mask={mask}" if mask else ""
-        for pointer, text in zip(self.scratch[item.name], partial.parts, strict=True):
-            place = f"program * {self.shape.reduced} + c"
-            writer.line(f"tl.store({pointer} + ({place}), {text}{guard})")
 
 
 def _is_over_rows(item: Definition, kernel: Kernel) -> bool:

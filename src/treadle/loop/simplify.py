@@ -13,7 +13,7 @@ A second run changes nothing.
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -35,7 +35,7 @@ from treadle.loop.expr import (
 from treadle.loop.index import Axis, Index, Value, replace_values
 from treadle.loop.interpret import apply_function
 from treadle.loop.program import Compute, Program, Step
-from treadle.loop.traverse import HashConsing, axes_of, map_expr
+from treadle.loop.traverse import HashConsing, axes_of, conjuncts, map_expr
 from treadle.util.extents import Size, same, surely_less
 
 _EXACT_STEPS = (
@@ -178,7 +178,7 @@ def _one_term(node: Reduce) -> Expr | None:
     if isinstance(axis.extent, Size) or body.fn != "where":
         return None
     condition, value, rest = body.operands
-    parts = list(_conjuncts(condition))
+    parts = list(conjuncts(condition))
     places = [(each, place) for each in parts if (place := _equals(each, axis)) is not None]
     if rest != _literal(0, node.dtype) or len(places) != 1 or axis in axes_of(value):
         return None
@@ -196,15 +196,6 @@ def _one_term(node: Reduce) -> Expr | None:
 
 def _both(left: Expr, right: Expr) -> Expr:
     return Apply("and", (left, right), torch.bool)
-
-
-def _conjuncts(condition: Expr) -> Iterator[Expr]:
-    match condition:
-        case Apply(fn="and", operands=operands):
-            for each in operands:
-                yield from _conjuncts(each)
-        case _:
-            yield condition
 
 
 def _equals(condition: Expr, axis: Axis) -> Expr | None:

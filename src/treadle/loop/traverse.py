@@ -157,6 +157,15 @@ def substitute(expr: Expr, mapping: Mapping[Axis, IndexLike]) -> Expr:
     return new[id(expr)]
 
 
+def conjuncts(condition: Expr) -> Iterator[Expr]:
+    """The conditions that hold together where ``condition`` does: ``a and (b and c)``."""
+    if isinstance(condition, Apply) and condition.fn == "and":
+        for each in condition.operands:
+            yield from conjuncts(each)
+    else:
+        yield condition
+
+
 def loads(expr: Expr) -> tuple[Load, ...]:
     """The distinct loads, those in masks and indices included, in the order of ``walk``."""
     if not isinstance(expr, Inner):

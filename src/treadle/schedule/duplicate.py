@@ -6,7 +6,8 @@
     after:   p = dy * (x - mean);   dx = f(rows of p)
              q = dy * (x - mean);                        dw = sum over rows of q
 
-A rows kernel and a columns kernel cannot be one; with ``p`` in both, neither stores it.
+With ``p`` in both, neither kernel stores it. Where one may reduce both ways (``sweeps.py``) the two
+become one, in which equal formulas are one again.
 """
 
 from collections.abc import Mapping

@@ -333,7 +333,7 @@ def _after_loads(kernel: Kernel, stores: list[Store]) -> list[Store]:
     reading = [
         place
         for place, item in enumerate(kernel.body)
-        if isinstance(item, Definition) and any(True for _ in loads(item.expr))
+        if isinstance(item, Definition) and loads(item.expr)
     ]
     return [each for each in stores if kernel.body.index(each) > max(reading, default=-1)]
 

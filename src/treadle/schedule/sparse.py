@@ -8,7 +8,7 @@
 The cross-entropy of a language model picks one log-probability of each row of the vocabulary.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import torch
@@ -17,7 +17,7 @@ from treadle.loop.expr import Apply, Array, Const, Expr, Load, Position, Reduce,
 from treadle.loop.index import Axis, Index
 from treadle.loop.program import Buffer, BufferKind, Compute, Step, TensorRef
 from treadle.loop.simplify import simplify
-from treadle.loop.traverse import loads, map_expr, substitute, substitute_index, walk
+from treadle.loop.traverse import conjuncts, loads, map_expr, substitute, substitute_index, walk
 from treadle.schedule.depend import read_buffers, written_buffers
 from treadle.util.extents import same, sample_of
 
@@ -144,7 +144,7 @@ def _narrowed(mask: Expr | None) -> tuple[Mapping[Axis, Index], Mapping[Axis, In
     i < 4 and i >= 1, of i < 8:    i -> a + 1, a -> i - 1, with a < 3
     """
     limits: dict[Axis, tuple[int, int]] = {}
-    for part in _conjuncts(mask) if mask is not None else ():
+    for part in conjuncts(mask) if mask is not None else ():
         match part:
             case Apply(("lt" | "ge") as relation, (Position(index), Const(int(bound), _))):
                 (axis, factor), *others = index.terms or ((None, 0),)
@@ -161,15 +161,6 @@ def _narrowed(mask: Expr | None) -> tuple[Mapping[Axis, Index], Mapping[Axis, In
         narrow = Axis(max(high - low, 0))
         inside[axis], outside[narrow] = narrow + low, axis - low
     return inside, outside
-
-
-def _conjuncts(mask: Expr) -> Iterator[Expr]:
-    match mask:
-        case Apply("and", operands):
-            for each in operands:
-                yield from _conjuncts(each)
-        case _:
-            yield mask
 
 
 def _masked(expr: Expr, mask: Expr) -> Expr:
