@@ -450,3 +450,38 @@ def fails_a_check(shard):
 def test_a_check_that_fails_on_one_rank_is_an_error_on_all(launch, shard):
     found = [rank.value for rank in launch(2, fails_a_check, shard, closes=False)]
     assert found == ["TR-505", "ValueError"]
+
+
+def starts_within_backward(shard):
+    """For each way: the operations of the graph from the first product of the backward pass on."""
+    made = {}
+    for way in ("wrapper", "plain"):
+        torch.manual_seed(0)
+        net = nn.Sequential(*[nn.Linear(6, 6) for _ in range(3)])
+        parallel = treadle.DataParallel(shard=shard) if way == "plain" else None
+        if way == "wrapper":
+            net = DistributedDataParallel(net)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+
+        def step(x, net=net, optimizer=optimizer):
+            net(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step = treadle.compile(step, model=net, optimizer=optimizer, parallel=parallel)
+        step(torch.randn(4, 6))
+        lines = step.compiled.log.texts["planned"].splitlines()
+        made[way] = [line.partition(" = ")[2] for line in lines]
+    return made
+
+
+@pytest.mark.parametrize("shard", [None, "optimizer"])
+def test_a_gradient_is_sent_while_others_are_computed(launch, shard):
+    for rank in launch(2, starts_within_backward, shard, environment=EACH):
+        for way, lines in rank.value.items():
+            starts = ("_c10d_functional.all_reduce", "_c10d_functional.reduce_scatter_tensor")
+            sent = [at for at, line in enumerate(lines) if line.startswith(starts)]
+            products = [at for at, line in enumerate(lines) if line.startswith("mm(")]
+            assert len(sent) == 6
+            ahead = [sum(at < product for at in sent) for product in products]
+            assert ahead[-1] >= 4, f"{way}: two layers are sent when the last product begins"

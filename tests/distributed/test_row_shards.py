@@ -118,6 +118,14 @@ def test_updates_of_rows_are_those_of_whole_parameters(launch, world, name):
         assert difference is None
 
 
+def test_what_is_sent_of_rows_is_joined(launch):
+    for rank in launch(3, trains, "adamw", False):
+        loss, apart, state, sent, _, difference = rank.value
+        assert max(loss, apart, state) < CLOSE
+        assert sent == [1, 1, 1]
+        assert difference is None
+
+
 @pytest.mark.parametrize("name", ["adamw", "momentum"])
 def test_clipping_sees_whole_gradients(launch, name):
     for rank in launch(2, trains, name, True, environment=EACH):

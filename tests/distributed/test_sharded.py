@@ -259,8 +259,13 @@ def sent():
 
 
 def test_a_parameter_is_gathered_once_for_several_forwards(launch):
-    for rank in launch(2, sent):
+    for rank in launch(2, sent, environment={"TREADLE_BUCKETS": "0"}):
         assert rank.value == [4, 8, 12]
+
+
+def test_what_is_sent_of_parts_is_joined(launch):
+    for rank in launch(2, sent):
+        assert rank.value == [1, 1, 2]
 
 
 def replicas():

@@ -45,7 +45,7 @@ class GradientSync:
         self.everywhere = everywhere
         self._leaves: dict[int, Tensor] = {}
         self._expected: dict[int, RankGroup] = {}  # by what is traced in the parameter's place
-        self._local: set[int] = set()  # gradients with something that only this rank has
+        self._local: dict[int, None] = {}  # with something of this rank alone; the last added last
         self._averages = False
         self._forwarded: set[int] = set()  # wrappers, by identity
 
@@ -59,7 +59,7 @@ class GradientSync:
         """Take note when something is added to ``leaf.grad``; before any hook of the user's. The
         handle of the hook that does, where one is needed."""
         if has_gradient:
-            self._local.add(id(leaf))
+            self._added(leaf)
         if not (leaf.is_leaf and (leaf.is_floating_point() or leaf.is_complex())):
             return None
         self._leaves[id(leaf)] = leaf
@@ -78,11 +78,12 @@ class GradientSync:
                 self._expected[id(leaf)] = group
 
     def _added(self, leaf: Tensor) -> None:
-        self._local.add(id(leaf))
+        self._local.pop(id(leaf), None)
+        self._local[id(leaf)] = None
 
     def after_backward(self) -> None:
-        """What a wrapper averages."""
-        for key in [key for key in self._leaves if key in self._local and key in self._expected]:
+        """What a wrapper averages, in the order in which it became final."""
+        for key in [key for key in self._local if key in self._leaves and key in self._expected]:
             self._average(self._leaves[key], self._expected[key])
 
     def looked_at(self, leaf: Tensor) -> None:
@@ -93,7 +94,7 @@ class GradientSync:
     def was_set(self, leaf: Tensor) -> None:
         """The step has put something in ``leaf.grad``, or cleared it."""
         if not self._averages and id(leaf) in self._leaves:
-            self._local.add(id(leaf))
+            self._added(leaf)
 
     @contextmanager
     def unlooked(self) -> Iterator[None]:
@@ -104,17 +105,21 @@ class GradientSync:
         finally:
             self._averages = before
 
-    def is_local(self, leaf: Tensor) -> bool:
-        """Whether ``leaf.grad`` is not a mean yet, and has to become one."""
-        return self.everywhere is not None and id(leaf) in self._local
+    def unreduced(self, leaves: Iterable[Tensor]) -> list[Tensor]:
+        """Those whose ``.grad`` is not a mean yet and has to become one, in the order in which it
+        became final: what is sent first need not wait for the rest of the backward pass."""
+        if self.everywhere is None:
+            return []
+        wanted = {id(leaf): leaf for leaf in leaves}
+        return [wanted[key] for key in self._local if key in wanted]
 
     def finish(self) -> None:
         """The step ends, and no optimizer of its steps: whoever does finds averages."""
-        for leaf in self._leaves.values():
+        for leaf in self.unreduced(self._leaves.values()):
             self.looked_at(leaf)
 
     def _average(self, leaf: Tensor, group: RankGroup) -> None:
-        self._local.discard(id(leaf))
+        self._local.pop(id(leaf), None)
         with self.unlooked(), torch.no_grad():
             if leaf.grad is not None and leaf.grad.requires_grad:
                 raise _differentiated()

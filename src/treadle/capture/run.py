@@ -258,6 +258,7 @@ class Run:
             for _, each in sources
             if isinstance(each, State) and each.shards is not None
         }
+        self._means: dict[int, Tensor] = {}  # of this rank's rows, by their parameters
         self.sync = GradientSync(group if update else None)
         self.trace = Trace(TraceRecorder(models, self.sync))
         self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
@@ -639,9 +640,10 @@ class Run:
                 if self._updates and reason is not None:
                     self._hand_over(optimizer, reason)
                 elif self._updates:
-                    for cluster in self.clusters:
-                        if cluster.optimizer is optimizer:
-                            self._update(form_of(optimizer), cluster)
+                    clusters = [each for each in self.clusters if each.optimizer is optimizer]
+                    self._reduce_gradients(clusters)
+                    for cluster in clusters:
+                        self._update(form_of(optimizer), cluster)
             self.trace.update.append((start, traced_nodes()))
 
         return step
@@ -671,13 +673,28 @@ class Run:
         sources = [source for _, source in self.sources]
         return [each.parameter for each in sources if isinstance(each, Parameter)]
 
+    def _reduce_gradients(self, clusters: Sequence[ParamGroup]) -> None:
+        """What of an optimizer's gradients is not a mean over ranks yet becomes one. All of them
+        are sent ahead of the first update, whose parameters ranks may have to send."""
+        owner = {
+            id(self._stand_ins[id(parameter)]): id(parameter)
+            for cluster in clusters
+            for parameter in cluster.parameters
+        }
+        for leaf in self.sync.unreduced(self._stand_ins[key] for key in owner.values()):
+            shards = self._divided.get(owner[id(leaf)])
+            if shards is None:
+                self.sync.looked_at(leaf)
+                continue
+            with self.sync.unlooked():
+                grad = leaf.grad
+            if grad is not None:
+                self._means[owner[id(leaf)]] = shards.mean(grad)
+
     def _update(self, form: OptimizerUpdate, cluster: ParamGroup) -> None:
         """A step of those that have gradients. In each call each of them counts its own."""
         with self.sync.unlooked():
             with_grad = [p for p in cluster.parameters if self._stand_ins[id(p)].grad is not None]
-        for parameter in with_grad:
-            if id(parameter) not in self._divided:
-                self.sync.looked_at(self._stand_ins[id(parameter)])
         if not with_grad:
             return
         self._refuse_changed(cluster)
@@ -729,11 +746,14 @@ class Run:
         if shards is None:
             yield _parts_here(leaf)
             return
-        with self.sync.unlooked():
-            grad, is_local = leaf.grad, self.sync.is_local(leaf)
-        assert grad is not None
+        mean = self._means.pop(id(parameter), None)
+        if mean is None:
+            with self.sync.unlooked():
+                grad = leaf.grad
+            assert grad is not None
+            mean = shards.own(grad)
         own = shards.own(leaf.detach()).clone()
-        yield own, shards.mean(grad) if is_local else shards.own(grad)
+        yield own, mean
         leaf.detach().copy_(shards.whole(own, leaf.shape[0]))
 
     def _update_one(

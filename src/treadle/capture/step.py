@@ -39,7 +39,7 @@ from treadle.capture.sources import (
 )
 from treadle.compat.draw_operators import TRACED_AS
 from treadle.compat.fake import alone
-from treadle.compat.sharded_tensors import layout_of
+from treadle.compat.sharded_tensors import is_sharded, layout_of
 from treadle.compat.tracing import trace
 from treadle.compat.views import SPLITS
 from treadle.graph.grouped import GROUPED
@@ -205,7 +205,8 @@ def _sources(
         for name, parameter in model.named_parameters():
             if id(parameter) not in names:
                 names[id(parameter)] = full = f"{prefix}.{name}".lstrip(".")
-                found.append((Input(Role.PARAMETER, full), Parameter(parameter)))
+                given = Input(Role.PARAMETER, full, is_sharded(parameter))
+                found.append((given, Parameter(parameter)))
     seen: set[int] = set()
     for prefix, model in models.items():
         for path, owner in model.named_modules():
@@ -213,7 +214,8 @@ def _sources(
                 if buffer is not None and id(buffer) not in seen:
                     seen.add(id(buffer))
                     full = f"{prefix}.{path}.{key}".strip(".").replace("..", ".")
-                    found.append((Input(Role.BUFFER, full), BufferSlot(owner, key)))
+                    given = Input(Role.BUFFER, full, is_sharded(buffer))
+                    found.append((given, BufferSlot(owner, key)))
     for at, cluster in enumerate(clusters):
         form, group = form_of(cluster.optimizer), cluster.group
         for parameter in cluster.parameters:
@@ -221,7 +223,8 @@ def _sources(
                 label = f"{cluster.label}.{key}[{names[id(parameter)]}]"
                 shards = divisions.of(parameter, form)
                 source = State(cluster.optimizer, parameter, key, start, shards)
-                found.append((Input(Role.STATE, label), source))
+                sharded = shards is not None or is_sharded(parameter)
+                found.append((Input(Role.STATE, label, sharded), source))
         for key in cluster.scalar_names():
             label = f"{cluster.label}.{key}.{at}"
             found.append((Input(Role.SCALAR, label), Scalar(cluster, key, device)))
@@ -230,11 +233,12 @@ def _sources(
             if parameter.grad is not None:
                 label = f"grad of {names[id(parameter)]}"
                 source = Grad(parameter, layout_of(parameter.grad))
-                found.append((Input(Role.GRADIENT, label), source))
+                given = Input(Role.GRADIENT, label, is_sharded(parameter.grad))
+                found.append((given, source))
     leaves, _ = flatten((args, kwargs))
     for at, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
-            found.append((Input(Role.BATCH, f"batch {at}"), Batch(at)))
+            found.append((Input(Role.BATCH, f"batch {at}", is_sharded(leaf)), Batch(at)))
     return found
 
 

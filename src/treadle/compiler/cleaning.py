@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treadle.graph.collectives import is_of_whole_values
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.rewrite import Rewrite
 from treadle.graph.signature import StepGraph
@@ -87,7 +86,7 @@ def _communication(options: Options) -> tuple[GraphPass, ...]:
     """Collectives in their places, where the timeline of the step is not to decide that; nothing
     to do for a step without any."""
     most = options.bucket_bytes
-    if options.overlap or most == 0:
+    if options.overlap:
         return ()
     return communication_passes(FIRST_BUCKET if most is None else min(FIRST_BUCKET, most), most)
 
@@ -121,9 +120,7 @@ def extended(step: StepGraph, options: Options, watcher: Watcher | None = None) 
 
 def settled(step: StepGraph, options: Options, watcher: Watcher | None = None) -> StepGraph:
     """A cleaned copy, ready to be planned, in which what checkpointing asks for is decided: its
-    wishes give way to a budget. Collectives of parts stay where they are."""
-    if not is_of_whole_values(step.graph):
-        options = replace(options, buckets=0)
+    wishes give way to a budget."""
     return rewritten(step, cleaning_of(options), watcher)
 
 

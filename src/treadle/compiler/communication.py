@@ -8,7 +8,7 @@ from torch import distributed
 from treadle.compat.collectives import group_named
 from treadle.compiler.cleaning import FIRST_BUCKET, rewritten, settled
 from treadle.compiler.compiled import Compiled
-from treadle.graph.collectives import collectives_in
+from treadle.graph.collectives import collectives_in, is_same_on_all_ranks
 from treadle.graph.dynamic import dims_of_graph
 from treadle.graph.parsing import parse
 from treadle.graph.passes import GraphPass
@@ -56,12 +56,14 @@ def overlapped(
     watcher: Watcher,
 ) -> StepGraph:
     """The step in the order that hides most of its communication, in buckets of the size that
-    makes it shortest, both by its timeline."""
+    makes it shortest, both by its timeline; in the usual buckets where ranks differ, whose
+    timelines do too."""
 
-    def passes_for(cap: int) -> Sequence[GraphPass]:
-        return communication_passes(min(FIRST_BUCKET, cap), cap)
+    def passes_for(cap: int | None) -> Sequence[GraphPass]:
+        return communication_passes(FIRST_BUCKET if cap is None else min(FIRST_BUCKET, cap), cap)
 
-    cap = choose_bucket_bytes(step, costs, hardware, passes_for)
+    alike = is_same_on_all_ranks(step)
+    cap = choose_bucket_bytes(step, costs, hardware, passes_for) if alike else None
     return rewritten(step, (*passes_for(cap), OverlapCommunication(costs, hardware)), watcher)
 
 

@@ -35,7 +35,6 @@ from treadle.compiler.regions import with_regions
 from treadle.compiler.request import CompileRequest, Target, build_for, key_of, request_of
 from treadle.compiler.specialization import require_unspecialized
 from treadle.compiler.tune import tuned
-from treadle.graph.collectives import is_of_whole_values
 from treadle.graph.dynamic import dims_of_graph, guards_of
 from treadle.graph.lookups import IndexCheck
 from treadle.graph.signature import Role, StepGraph
@@ -239,8 +238,7 @@ def _graph_to_graph(
     watcher.made("captured", step)
     with clock.stage("clean"):
         step = settled(step, target.options, watcher)
-        alike = target.communication is not None and is_of_whole_values(step.graph)
-        if target.options.overlap and target.communication is not None and alike:
+        if target.options.overlap and target.communication is not None:
             step = overlapped(step, target.communication, target.hardware, watcher)
     watcher.made("clean", step)
     with clock.stage("plan memory"):

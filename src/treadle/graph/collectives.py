@@ -23,6 +23,7 @@ from treadle.compat.operator_facts import Effect
 from treadle.compat.operators import OpOverload
 from treadle.graph.node_info import value_of
 from treadle.graph.operators import arguments, effects_of
+from treadle.graph.signature import StepGraph
 from treadle.util.extents import size_key
 
 _WAIT = "wait_tensor"
@@ -95,15 +96,18 @@ def communicates_otherwise(node: fx.Node) -> bool:
     return bool(effects_of(node) & (Effect.COMMUNICATES | Effect.UNKNOWN))
 
 
-WHOLE = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST})
+_WHOLE = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST})
 """After these all ranks have the same; after others each has a part, or had one before."""
 
 
-def is_of_whole_values(graph: fx.Graph) -> bool:
-    """Whether all that the graph sends are whole values. Where ranks send parts, which may be
-    uneven, their graphs differ: one pads what another sends as it is. What follows from the places
-    of nodes is then not the same on all ranks, above all the order of collectives."""
-    return all(each.kind in WHOLE for each in collectives_in(graph))
+def is_same_on_all_ranks(step: StepGraph) -> bool:
+    """Whether ranks have one graph: no input is a part of a DTensor, and all that is sent are whole
+    values. Otherwise parts may be uneven, and one rank pads what another sends as it is. What
+    follows from the places of nodes, or from which values are equal, is then a rank's own; all that
+    they have in common is which collectives depend on which, and their order as captured."""
+    if any(each.sharded for each in step.signature.inputs):
+        return False
+    return all(each.kind in _WHOLE for each in collectives_in(step.graph))
 
 
 def is_wait(node: fx.Node) -> bool:
@@ -165,13 +169,12 @@ def _name_of(node: fx.Node) -> str:
 
 
 __all__ = [
-    "WHOLE",
     "Collective",
     "CollectiveKind",
     "collective_of",
     "collectives_in",
     "communicates_otherwise",
-    "is_of_whole_values",
+    "is_same_on_all_ranks",
     "is_wait",
     "started_by",
 ]

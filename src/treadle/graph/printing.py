@@ -57,7 +57,7 @@ def show(step: StepGraph, *, exact: bool = False) -> str:
 def _show_exact(step: StepGraph) -> str:
     names = _name_values(step.graph)
     lines = [
-        f"{names[node]}: {exact_type(value_of(node))}  # {role.role}"
+        f"{names[node]}: {exact_type(value_of(node))}  # {_role_text(role)}"
         + (f" {name_text(role.name)}" if role.name != names[node] else "")
         for node, role in step.inputs()
     ]
@@ -127,7 +127,11 @@ def _name_values(graph: fx.Graph) -> Names:
 
 def _input_line(node: fx.Node, role: Input, names: Names) -> str:
     user_name = f" {role.name}" if role.name != names[node] else ""
-    return f"{_typed(node, names)}  # {role.role}{user_name}"
+    return f"{_typed(node, names)}  # {_role_text(role)}{user_name}"
+
+
+def _role_text(given: Input) -> str:
+    return f"sharded {given.role}" if given.sharded else str(given.role)
 
 
 def _line(node: fx.Node, names: Names) -> str:

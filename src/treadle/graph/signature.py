@@ -22,10 +22,12 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One placeholder. ``name`` is the user's: ``wte.weight``, ``adamw.exp_avg[wte.weight]``."""
+    """One placeholder. ``name`` is the user's: ``wte.weight``, ``adamw.exp_avg[wte.weight]``.
+    ``sharded``: whether it is what this rank has of a DTensor."""
 
     role: Role
     name: str
+    sharded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from treadle.capture.gradient_sync import RankGroup
-from treadle.compat.collectives import group_named
+from treadle.compat.collectives import collective_op, group_named
 from treadle.compat.operator_facts import Effect, facts_by_name
 from treadle.compiler.compiled import Compiled
-from treadle.graph.collectives import WHOLE, collective_of, collectives_in
+from treadle.graph.collectives import collective_of, collectives_in, is_same_on_all_ranks
 from treadle.graph.node_info import info
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
@@ -40,13 +40,11 @@ def groups_of(step: StepGraph) -> tuple[str, ...]:
     return tuple([name for name in names if group_named(name).size() > 1])
 
 
-def common_text(step: StepGraph, artifact: Artifact, *, alike: bool = True) -> VariantText:
-    """What all ranks have to have in common of a step. Only what they send, where each holds a
-    part of its own, whose sizes and offsets are in its graph: the models say so by ``alike=False``,
-    and a step that gathers or scatters by itself."""
-    found = collectives_in(step.graph)
-    alike = alike and all(each.kind in WHOLE for each in found)
-    names = dict.fromkeys(each.group for each in found)
+def common_text(step: StepGraph, artifact: Artifact) -> VariantText:
+    """What all ranks have to have in common of a step: its graph, and what runs. Only what they
+    send, where each holds a part of its own, whose sizes and offsets are in its graph."""
+    alike = is_same_on_all_ranks(step)
+    names = dict.fromkeys(each.group for each in collectives_in(step.graph))
     numbers = {name: f"group {at}" for at, name in enumerate(names)}  # names are a rank's own
     inputs = [f"{entry.role} {entry.name}" for entry in step.signature.inputs]
     texts = show(step).splitlines() if alike else inputs  # sizes differ where ranks have parts
@@ -56,7 +54,7 @@ def common_text(step: StepGraph, artifact: Artifact, *, alike: bool = True) -> V
     sent = [
         (_step_line(each, numbers), each.origin)
         for each in artifact.steps
-        if isinstance(each, CallStep) and _communicates(each)
+        if isinstance(each, CallStep) and _communicates(each) and (alike or not _waits(each))
     ]
     lines += [f"communication {at}: {text}" for at, (text, _) in enumerate(sent, 1)]
     return VariantText(tuple(lines), tuple(wheres + [where for _, where in sent]))
@@ -98,6 +96,11 @@ def _attribute(owner: nn.Module, path: str) -> object:
 
 def _communicates(step: CallStep) -> bool:
     return Effect.COMMUNICATES in facts_by_name(step.op).effects
+
+
+def _waits(step: CallStep) -> bool:
+    """Whether it waits: when a rank does that is its own matter."""
+    return step.op == str(collective_op("wait_tensor"))
 
 
 def _step_line(step: CallStep, groups: Mapping[str, str]) -> str:

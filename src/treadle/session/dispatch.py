@@ -1,13 +1,11 @@
 """Which variant serves a call: one that is known, one of many sizes, or one compiled for it."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from treadle.capture.dynamic import Dims
 from treadle.capture.given import GivenCall
 from treadle.capture.object_graph import Location, argument_place
 from treadle.capture.step import capture
-from treadle.compat.sharded_tensors import layout_of
 from treadle.compiler.compiled import Compiled
 from treadle.compiler.pipeline import compile_graph
 from treadle.options import Options
@@ -136,12 +134,6 @@ class Dispatcher:
             lambda dims: self._compile(args, kwargs, dims, update=update),
         )
 
-    def _alike(self) -> bool:
-        """Whether all ranks hold the same of the models, and none a part of its own."""
-        models = self._step.models.values()
-        held = [each for model in models for each in (*model.parameters(), *model.buffers())]
-        return all(layout_of(each) is None for each in held)
-
     def _compile(
         self,
         args: tuple[object, ...],
@@ -167,16 +159,13 @@ class Dispatcher:
                     numbers=tuple(self._numbers),
                     group=self._step.group,
                 )
-            options = self._options
-            if not self._alike():  # nor are the graphs of ranks: collectives stay where they are
-                options = replace(options, buckets=0, overlap=False)
-            compiled = compile_graph(captured, options, cache=self._cache, clock=clock)
+            compiled = compile_graph(captured, self._options, cache=self._cache, clock=clock)
         finally:
             watcher.closes()
         for each in compiled.programs:
             each.groups = groups_of(each.step)
             if each.groups:
-                each.common = common_text(each.step, each.artifact, alike=self._alike())
+                each.common = common_text(each.step, each.artifact)
         compiled.groups = groups_of(captured.step)
         why = self._saved.difference(compiled.facts) if self._saved else ""
         self.recompiles += [why] if why else []

@@ -52,8 +52,8 @@ def test_gradients_are_one_collective_with_views_of_its_result():
             wait_tensor: f32[18] = wait_tensor(all_reduce)
             slice: f32[12] = slice.Tensor(wait_tensor, 0, 0, 12)
             view.1: f32[4, 3] = view(slice, [4, 3])
-            relu: f32[4, 3] = relu(view.1)
             slice.1: f32[6] = slice.Tensor(wait_tensor, 0, 12, 18)
+            relu: f32[4, 3] = relu(view.1)
             relu.1: f32[6] = relu(slice.1)
             return [relu, relu.1]
         """,

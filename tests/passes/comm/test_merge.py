@@ -7,7 +7,6 @@ from passes.comm.communicating import (
     broadcast,
     check_comm,
     count,
-    reduce_scatter,
     wait,
 )
 from testing import trace
@@ -52,9 +51,20 @@ def test_equal_collectives_and_their_waits_are_one():
 
 def test_those_of_what_was_merged_merge_in_the_same_run():
     def program(x):
-        first = wait(all_gather(wait(reduce_scatter(x))))
-        second = wait(all_gather(wait(reduce_scatter(x))))
+        first = wait(all_reduce(wait(broadcast(x)), "max"))
+        second = wait(all_reduce(wait(broadcast(x)), "max"))
         return first.view(-1).sin() + second.view(-1).cos()
+
+    step = check_comm(MERGE, program, (X,))
+    assert count(step) == waits(step) == 2
+
+
+def test_where_ranks_send_parts_only_waits_are_merged():
+    """A rank that holds nothing of two parameters sends two equal paddings, the others do not."""
+
+    def program(x):
+        first, second = all_gather(x), all_gather(x)
+        return wait(first).sin() + wait(first).cos() + wait(second)
 
     step = check_comm(MERGE, program, (X,))
     assert count(step) == waits(step) == 2

@@ -201,10 +201,10 @@ def test_no_more_is_in_flight_than_its_bound():
 
 
 def test_an_order_that_cannot_keep_the_bound_is_not_taken():
-    """The gather could start first, and the sum would have to while it is on its way."""
+    """One sum could start first, and the other would have to while it is on its way."""
 
     def program(x, a, b):
-        return all_reduced(x @ b) @ gathered(a)
+        return all_reduced(x @ b) @ all_reduced(a)
 
     assert not kept(program, X, A, B)
     assert kept(program, X, A, B, in_flight_bytes=NBYTES)

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import final
 
 import torch
@@ -9,6 +10,7 @@ from torch import fx
 
 from treadle.compat.collectives import collective_op
 from treadle.graph.alias import storages
+from treadle.graph.collectives import is_same_on_all_ranks
 from treadle.graph.node_info import value_of
 from treadle.graph.operators import OpOverload, arguments
 from treadle.graph.order import Earlier, restore_order
@@ -17,7 +19,7 @@ from treadle.graph.signature import StepGraph
 from treadle.graph.values import inherit, refresh
 from treadle.passes.comm.blocks import is_view, readers_of
 from treadle.passes.comm.candidates import JoinCandidate, candidates_in
-from treadle.passes.comm.dependence import Dependence
+from treadle.passes.comm.dependence import Dependence, joined_sequence
 from treadle.passes.comm.hoist import HoistCollectives
 from treadle.passes.comm.kept_order import kept_order
 from treadle.passes.comm.layout import packed, unpacked
@@ -51,8 +53,11 @@ class BucketCollectives(GraphPass):
 
     The one collective starts where the last of them did, and the wait stands where the first behind
     that did. Readers that stood ahead of it move behind it; what draws, checks or is a user's
-    operator keeps its order, and no collective passes a user's operator (``kept_order.py``). Which
-    are joined depends on the graph alone, and is the same on all ranks if that is.
+    operator keeps its order, and no collective passes a user's operator (``kept_order.py``).
+
+    Which are joined, and in which order the buckets start, is the same on all ranks: it depends on
+    the graph, or, where the graphs of ranks differ, on nothing but the order of collectives, their
+    bytes, and which of them need which.
 
     Memory: all inputs are together in one buffer from the last of them on, and all results in
     another, which lives until the last reader of any of them. A result that the caller gets, or
@@ -75,6 +80,9 @@ class BucketCollectives(GraphPass):
         if not buckets:
             return 0
         earlier = kept_order(step.graph)
+        sequence: list[fx.Node] = []
+        if not is_same_on_all_ranks(step):
+            sequence = joined_sequence(step.graph, [[m.start for m in b] for b in buckets], earlier)
         caller = _Caller(step)
         moved: dict[fx.Node, fx.Node] = {}
         results: list[fx.Node] = []
@@ -82,7 +90,10 @@ class BucketCollectives(GraphPass):
             start, wait, made = _join(each, caller)
             moved |= {old.start: start for old in each} | {old.wait: wait for old in each}
             results += made
-        restore_order(step.graph, _renamed(earlier, moved))
+        earlier = _renamed(earlier, moved)
+        for before, node in pairwise([moved.get(each, each) for each in sequence]):
+            earlier.setdefault(node, []).append(before)
+        restore_order(step.graph, earlier)
         refresh(step.graph, results)
         return sum(map(len, buckets))
 
@@ -220,7 +231,7 @@ def _place_of_wait(members: Sequence[JoinCandidate]) -> fx.Node:
     return node
 
 
-def _renamed(earlier: Earlier, moved: dict[fx.Node, fx.Node]) -> Earlier:
+def _renamed(earlier: Earlier, moved: dict[fx.Node, fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     """``earlier`` in the words of the nodes that stand for others now."""
     renamed: dict[fx.Node, list[fx.Node]] = {}
     for node, others in earlier.items():

@@ -13,11 +13,12 @@ together. ``a, b`` are joined already: ``c, d`` may not be if ``c`` depends on `
 Each start and each wait has a bit, and each set of nodes is one whole number.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import final
 
 from torch import fx
 
+from treadle.graph.collectives import collectives_in
 from treadle.graph.order import Earlier
 
 
@@ -71,9 +72,47 @@ class Dependence:
         return bool(found & together)
 
 
+def joined_sequence(
+    graph: fx.Graph, joined: Iterable[Sequence[fx.Node]], earlier: Earlier
+) -> list[fx.Node]:
+    """An order for the collectives of a graph, after some are joined: each before those that need
+    it, and of others first whose last member starts first. The last member stands for a group.
+
+    ::
+
+        a; b; c = f(wait(b)); d           joined: a and d        ->  b, c, d
+
+    ``joined``: the starts of each group, in the graph's order; no group may need itself. What comes
+    of it depends on the order of collectives and on which of them need which, and on no other node.
+    """
+    starts = [each.node for each in collectives_in(graph)]
+    place = {node: at for at, node in enumerate(starts)}
+    last = {at: at for at in range(len(starts))}  # the last member of the group of each
+    last |= {place[each]: place[group[-1]] for group in joined for each in group}
+    behind: dict[fx.Node, int] = {}
+    needs: dict[int, set[int]] = {}  # what all of a group need, by last members
+    for node in graph.nodes:
+        found = 0
+        for each in (*node.all_input_nodes, *earlier.get(node, ())):
+            found |= behind[each]
+        behind[node] = found
+        if node in place:
+            group = last[place[node]]
+            needs.setdefault(group, set()).update(last[at] for at in _bits_of(found))
+            behind[node] |= 1 << place[node]
+    order: list[fx.Node] = []
+    while needs:
+        first = min(group for group, others in needs.items() if not others - {group})
+        order.append(starts[first])
+        del needs[first]
+        for others in needs.values():
+            others.discard(first)
+    return order
+
+
 def _bits_of(number: int) -> list[int]:
     """``0b1010`` -> ``[1, 3]``."""
     return [at for at in range(number.bit_length()) if number >> at & 1]
 
 
-__all__ = ["Dependence"]
+__all__ = ["Dependence", "joined_sequence"]

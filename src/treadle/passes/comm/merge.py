@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from torch import fx
 
 from treadle.graph.alias import leaves_step
-from treadle.graph.collectives import collective_of, is_wait, started_by
+from treadle.graph.collectives import (
+    collective_of,
+    is_same_on_all_ranks,
+    is_wait,
+    started_by,
+)
 from treadle.graph.node_info import info
 from treadle.graph.operators import is_item
 from treadle.graph.passes import Contract, GraphPass
@@ -24,7 +29,9 @@ class MergeEqualCollectives(GraphPass):
 
     The first stays. Collectives of different phases or regions stay apart: a parameter that is
     gathered again for the backward pass is gathered again so that it need not be kept. So do two
-    whose results are both returned: the caller gets two tensors.
+    whose results are both returned: the caller gets two tensors. Where the graphs of ranks differ
+    only waits are merged: a rank that has nothing of two parameters would send two equal paddings,
+    and others two values.
     Memory: the first result lives until the last reader of both.
     """
 
@@ -34,7 +41,10 @@ class MergeEqualCollectives(GraphPass):
         first: dict[Hashable, fx.Node] = {}
         kept_nodes: dict[fx.Node, None] = {}
         merged = 0
+        alike = is_same_on_all_ranks(step)
         for node in list(step.graph.nodes):
+            if not alike and collective_of(node) is not None:
+                continue
             kept = _equal_before(node, first)
             if kept is None or not _may_be(node, kept):
                 continue

@@ -6,9 +6,11 @@ the first node that computes with it. Results of an operation with several stand
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
 from treadle.compat.operator_facts import Effect
+from treadle.graph.collectives import is_same_on_all_ranks
 from treadle.graph.operators import effects_of, is_item
 from treadle.passes.comm.simulate import Work
 from treadle.passes.memory.cost import Kind
@@ -123,8 +125,11 @@ def _makers(work: Work) -> dict[int, int]:
 
 def _by_effect(work: Work, placed: Iterable[int]) -> list[tuple[int, int]]:
     """Pairs that keep their order: of draws, checks and users' operators; and of collectives with
-    what may be one that nobody knows of: all ranks must meet in one order."""
+    what may be one that nobody knows of: all ranks must meet in one order. Where their graphs
+    differ, of collectives with each other."""
     pairs: list[tuple[int, int]] = []
+    if not is_same_on_all_ranks(work.facts.step):
+        pairs += pairwise([i for i in placed if i in work.starts])
     ordered: int | None = None
     foreign: int | None = None
     starts: list[int] = []
