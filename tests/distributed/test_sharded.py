@@ -15,6 +15,8 @@ from distributed.sharded_models import FULLY_SHARDED, ON_A_PLANE, TENSOR_PARALLE
 from treadle.runtime.artifact import CallStep
 
 CALLS = 4
+EACH = {"TREADLE_BUCKETS": "0"}
+"""Every collective by itself, to count them."""
 
 
 def whole(value):
@@ -259,13 +261,82 @@ def sent():
 
 
 def test_a_parameter_is_gathered_once_for_several_forwards(launch):
-    for rank in launch(2, sent, environment={"TREADLE_BUCKETS": "0"}):
+    for rank in launch(2, sent, environment=EACH):
         assert rank.value == [4, 8, 12]
 
 
 def test_what_is_sent_of_parts_is_joined(launch):
+    """The first layer is dropped after its forward, and the backward does not read its weight."""
     for rank in launch(2, sent):
-        assert rank.value == [1, 1, 2]
+        assert rank.value == [2, 1, 3]
+
+
+def dropped(again):
+    """A stack of layers, each gathered for itself: how often it gathers, its peak, and the largest
+    difference of a weight from eager's after three steps."""
+    after = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*[mlp(64, 96, 64) for _ in range(8)])
+        fully(model, *model, reshard_after_forward=again)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
+
+        def step(x, y, model=model, optimizer=optimizer):
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step = treadle.compile(step, model=model, optimizer=optimizer) if compiled else step
+        torch.manual_seed(1 + dist.get_rank())
+        for _ in range(3):
+            step(torch.randn(4, 64), torch.randn(4, 64))
+        after.append([whole(each) for each in model.parameters()])
+    calls = [each.out for each in step.compiled.artifact.steps if isinstance(each, CallStep)]
+    gathers = calls.count("treadle_c10d.all_gather_into_tensor.out")
+    far = max((a - b).abs().max().item() for a, b in zip(*after, strict=True))
+    return gathers, step.compiled.artifact.peak_bytes, far
+
+
+def test_what_is_dropped_after_a_forward_is_gathered_again(launch):
+    """Each weight of each layer, but the last, which is still there when the backward begins, and
+    the very first, which the backward does not read."""
+    found = [launch(2, dropped, again, environment=EACH) for again in (True, False)]
+    for again, kept in zip(*found, strict=True):
+        (gathers, peak, far), (once, whole_peak, same_far) = again.value, kept.value
+        assert max(far, same_far) < 4e-6
+        assert [gathers, once] == [32 + 13, 32]
+        layer = 2 * 64 * 96 * 4
+        assert peak < whole_peak - 2 * layer
+
+
+def told_between():
+    """``reshard_after_forward`` set between calls: how often each variant gathers, and why."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[mlp(8, 8, 8) for _ in range(3)])
+    fully(model, *model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def step(x):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step = treadle.compile(step, model=model, optimizer=optimizer)
+    found = []
+    for drops in (None, False, True):
+        if drops is not None:
+            model.set_reshard_after_forward(drops)
+        step(torch.randn(4, 8))
+        calls = [each.out for each in step.compiled.artifact.steps if isinstance(each, CallStep)]
+        found.append(calls.count("treadle_c10d.all_gather_into_tensor.out"))
+    return found, step.recompiles
+
+
+def test_dropping_may_be_set_between_calls(launch):
+    for rank in launch(2, told_between):
+        gathers, why = rank.value
+        assert gathers == [5, 1, 5]
+        assert set(why) == {"what fully_shard is to do was set to something else"}
 
 
 def replicas():

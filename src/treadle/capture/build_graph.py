@@ -241,6 +241,7 @@ def _annotate(graph: fx.Graph, seen: Trace) -> None:
     _name_generators(graph, watch.generators)
     asked = iter(watch.conditions.asked)
     marks = {at: policy.name.lower() for span, policy in watch.marks for at in range(*span)}
+    gathers = {at: group for span, group in watch.gathers for at in range(*span)}
     for at, node in enumerate(graph.nodes):
         if any(start <= at < end for start, end in watch.backward):
             phase = "backward"
@@ -257,6 +258,7 @@ def _annotate(graph: fx.Graph, seen: Trace) -> None:
             asked_at=next(asked) if node.target is expect else None,
             draw=draw.of(at, node),
             lost=at in seen.lost,
+            gathered=gathers.get(at),
         )
         describe(node, known_value(node), known)
     draw.finish()

@@ -12,8 +12,8 @@ and where the gradient of ``w`` is final::
     p.grad += convert(s[:own rows])
 
 (Zhao et al., 2023; Rajbhandari et al., 2020, stage 3.) After a forward the module holds its parts
-again; ``w`` lives until the backward has used it, whatever ``reshard_after_forward`` says, since
-what sends is never computed again.
+again. What is gathered anew for the backward pass (``reshard_after_forward``) is decided on the
+graph, by ``passes/comm/gather_again.py``; here it is noted where each group is gathered.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,9 +38,12 @@ from treadle.compat.fully_sharded import (
     to_dtype,
 )
 from treadle.compat.sharded_tensors import layout_of, local_of, placed_as
+from treadle.compat.tracing import traced_nodes
 from treadle.targets.registry import target_for
 from treadle.util.errors import CaptureError
 
+GatherSpan = tuple[tuple[int, int], int]
+"""From which node of a trace to which a group of parameters is gathered, and its number."""
 _EXACT = (torch.float32, torch.bfloat16)
 """Dtypes in which a sum over ranks does not overflow before it is divided."""
 
@@ -169,12 +172,15 @@ class _Made:
 @final
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A parameter of a group while a step is traced. ``part``: what is traced in its place;
+    """A parameter of a group while a step is traced. ``number``: of the group; ``part``: what is
+    traced in its place; ``spans``: where those that are dropped after a forward are gathered.
     ``kept``: the gradient of the whole, where a backward was not to reduce it."""
 
     plan: ShardedParameterPlan
     group: ShardedGroupPlan
+    number: int
     part: Tensor
+    spans: list[GatherSpan]
     made: _Made | None = None
     kept: Tensor | None = None
 
@@ -183,7 +189,10 @@ class _Held:
         wanted = self.part.requires_grad and torch.is_grad_enabled()
         now = self.part._version, local_of(self.part)._version, wanted
         if self.made is None or self.made.of != now:
+            start = traced_nodes()
             self.made = _Made(_Gathered.apply(self.part, self), now)
+            if self.group.drops:
+                self.spans.append(((start, traced_nodes()), self.number))
         self._put(self.made.whole)
 
     def show(self) -> None:
@@ -206,8 +215,11 @@ class _Forward:
 
     def __init__(self, plan: ShardedStatePlan, model: "_ShardedModel") -> None:
         self.held = [
-            _Held(each, group, _now(each)) for group in plan.groups for each in group.parameters
+            _Held(each, group, number, _now(each), model.spans)
+            for number, group in enumerate(plan.groups, model.groups)
+            for each in group.parameters
         ]
+        model.groups += len(plan.groups)
         self._plan = plan
         self._model = model
         self._left: set[int] = set()  # modules that have to run before it drops what it gathered
@@ -247,10 +259,14 @@ class _Forward:
 
 @final
 class _ShardedModel:
-    """All states of the models of a step. ``outer``: the one whose forward runs, around others."""
+    """All states of the models of a step. ``groups``: how many they have so far; ``outer``: the one
+    whose forward runs, around others; ``spans``: where what is dropped after a forward is gathered.
+    """
 
-    def __init__(self, plans: Iterable[ShardedStatePlan]) -> None:
+    def __init__(self, plans: Iterable[ShardedStatePlan], spans: list[GatherSpan]) -> None:
+        self.groups = 0
         self.outer: _Forward | None = None
+        self.spans = spans
         self.states = {id(plan.state): _Forward(plan, self) for plan in plans}
 
     def drop(self) -> None:
@@ -274,12 +290,14 @@ class _ShardedModel:
 
 
 @contextmanager
-def fully_sharded(models: Mapping[str, nn.Module]) -> Iterator[Callable[[bool], None]]:
+def fully_sharded(
+    models: Mapping[str, nn.Module], spans: list[GatherSpan]
+) -> Iterator[Callable[[bool], None]]:
     """While inside, modules that were given to ``fully_shard`` do what is said above. Gives what is
     to hear when a checkpointed region begins and ends to run again. The modules hold what is traced
-    already."""
+    already. ``spans`` gets where parameters are gathered that are dropped after a forward."""
     plans = plans_of(models.values())
-    sharded = _ShardedModel(plans)
+    sharded = _ShardedModel(plans, spans)
     with ExitStack() as undo:
         for plan in plans:
             forward = sharded.states[id(plan.state)]
@@ -358,6 +376,7 @@ def _accumulates() -> CaptureError:
 
 
 __all__ = [
+    "GatherSpan",
     "Reduction",
     "fully_sharded",
     "nothing",

@@ -32,6 +32,7 @@ from treadle.capture.explain_errors import Line, here, looks_at_value, running_l
 from treadle.capture.flatten import flatten_containers, unflatten
 from treadle.capture.frames import Whose, whose
 from treadle.capture.fully_sharded import (
+    GatherSpan,
     fully_sharded,
     nothing,
     refuse_draws,
@@ -288,7 +289,7 @@ def swapped(
                 _put(undo, vars(optimizer), "state", _NoState(optimizer.state))
         stranger = _traced_only(_refuse_stranger, _nothing)
         _put(undo, global_step_hooks(), OURS, stranger)
-        watch.runs_again = undo.enter_context(fully_sharded(models))
+        watch.runs_again = undo.enter_context(fully_sharded(models, watch.gathers))
         watch.mode = functools.partial(TensorPatcher, table, watch, layers)
         mode = watch.mode()
         for owner, name in tensor_entries():
@@ -390,6 +391,7 @@ class TraceRecorder:
         self.draws: list[tuple[int, bool, int]] = []  # node, whether the state is put back, which
         self.again: list[Span] = []  # a checkpointed region runs again
         self.marks: list[tuple[Span, CheckpointPolicy]] = []  # what a policy says of nodes
+        self.gathers: list[GatherSpan] = []  # of what modules drop after a forward
         self._began: int | None = None
         self._made: dict[GradientNode, tuple[Line, str]] = {}
         self.listen: Callable[[], None] = lambda: None  # in a thread of the engine's

@@ -43,7 +43,7 @@ class ShardedGroupPlan:
     """Parameters that are gathered and reduced together. ``gathers``: the process group along which
     each has a part; ``copies``: that of those who hold the same parts; ``None`` for no such.
     ``param_dtype``: of what is gathered; ``reduce_dtype``: of what is summed; ``None`` for those
-    that they have."""
+    that they have. ``drops``: whether modules hold parts from the forward to the backward pass."""
 
     group: Any
     parameters: tuple[ShardedParameterPlan, ...]
@@ -51,6 +51,7 @@ class ShardedGroupPlan:
     copies: Any
     param_dtype: torch.dtype | None
     reduce_dtype: torch.dtype | None
+    drops: bool
 
     @property
     def name(self) -> str:
@@ -115,13 +116,7 @@ def is_fully_sharded(module: nn.Module) -> bool:
 
 def plans_of(models: Iterable[nn.Module]) -> list[ShardedStatePlan]:
     """Of all calls of ``fully_shard`` on modules of these models, outer ones first."""
-    found: dict[int, ShardedStatePlan] = {}
-    for model in models:
-        for module in model.modules():
-            state = _state_of(module)
-            if state is not None and id(state) not in found:
-                found[id(state)] = _plan(state)
-    return list(found.values())
+    return [_plan(state, is_outer=is_outer) for state, is_outer in _states_within(models)]
 
 
 @final
@@ -131,7 +126,8 @@ class GatheredModules:
     is: the next eager forward would compute with values of before."""
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
-        self._groups = _groups_within(models)
+        states = _states_within(models) if _MODULE in sys.modules else []
+        self._groups = [group for state, _ in states for group in _groups(state)]
 
     def drop(self) -> None:
         """All of them hold their parts again."""
@@ -144,12 +140,17 @@ def sharded_facts(models: Iterable[nn.Module]) -> tuple[object, ...]:
     """What of the plans decides a graph, and may be set at any time."""
     if _MODULE not in sys.modules:
         return ()
-    return tuple(map(_facts, _groups_within(models)))
+    return tuple(
+        _facts(group, drops=_drops(state, group, is_outer=is_outer))
+        for state, is_outer in _states_within(models)
+        for group in _groups(state)
+    )
 
 
-def _facts(group: Any) -> tuple[object, ...]:
+def _facts(group: Any, *, drops: bool) -> tuple[object, ...]:
     kept = vars(group)
     return (
+        drops,
         kept["reduce_grads"],
         kept["all_reduce_grads"],
         kept["gradient_divide_factor"],
@@ -199,11 +200,32 @@ def _state_of(module: nn.Module) -> Any:
     return _get_module_fsdp_state(module)
 
 
-def _groups_within(models: Iterable[nn.Module]) -> list[Any]:
-    """Of all states of the models."""
-    states = [_state_of(module) for model in models for module in model.modules()]
-    unique = {id(each): each for each in states if each is not None}
-    return [group for each in unique.values() for group in _groups(each)]
+def _states_within(models: Iterable[nn.Module]) -> list[tuple[Any, bool]]:
+    """All states of the models, outer ones first, and whether each is the outermost."""
+    found: dict[int, tuple[Any, bool]] = {}
+    seen: set[int] = set()
+
+    def visit(module: nn.Module, *, is_outer: bool) -> None:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        state = _state_of(module)
+        if state is not None:
+            found.setdefault(id(state), (state, is_outer))
+        for child in module.children():
+            visit(child, is_outer=is_outer and state is None)
+
+    for model in models:
+        visit(model, is_outer=True)
+    return list(found.values())
+
+
+def _drops(state: Any, group: Any, *, is_outer: bool) -> bool:
+    """Whether parameters of ``group`` are not kept from the forward to the backward pass. Unless it
+    was told, the outermost module keeps its own: it is the first to need them again."""
+    if is_outer and state._auto_reshard_after_forward:
+        return False
+    return group.post_forward_mesh_info is not None
 
 
 def _groups(state: Any) -> list[Any]:
@@ -214,19 +236,20 @@ def _groups(state: Any) -> list[Any]:
     return [each for each in found if each is not None]
 
 
-def _plan(state: Any) -> ShardedStatePlan:
+def _plan(state: Any, *, is_outer: bool) -> ShardedStatePlan:
     policy = state._mp_policy
+    groups = _groups(state)
     return ShardedStatePlan(
         state,
         tuple(state._modules),
-        tuple(map(_group_plan, _groups(state))),
+        tuple([_group_plan(each, drops=_drops(state, each, is_outer=is_outer)) for each in groups]),
         torch.device(state._device),
         policy.param_dtype if policy.cast_forward_inputs else None,
         policy.output_dtype,
     )
 
 
-def _group_plan(group: Any) -> ShardedGroupPlan:
+def _group_plan(group: Any, *, drops: bool) -> ShardedGroupPlan:
     mesh, policy = vars(group.mesh_info), group.mp_policy
     return ShardedGroupPlan(
         group,
@@ -235,6 +258,7 @@ def _group_plan(group: Any) -> ShardedGroupPlan:
         mesh.get("replicate_process_group"),
         policy.param_dtype,
         policy.reduce_dtype,
+        drops,
     )
 
 

@@ -103,6 +103,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     ),
     "DTensor": ("_local_tensor", "_spec"),
     "FSDPState": (
+        "_auto_reshard_after_forward",
         "_device",
         "_modules",
         "_mp_policy",

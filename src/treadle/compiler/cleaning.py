@@ -12,6 +12,7 @@ from treadle.passes.attention_masks import ProveAttentionMasks
 from treadle.passes.batching import BatchProducts
 from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
 from treadle.passes.comm import communication_passes
+from treadle.passes.comm.gather_again import GatherAgain
 from treadle.passes.constructors import CountConstants
 from treadle.passes.counter_based_rng import UseCounterBasedRng
 from treadle.passes.cse import RemoveCommonSubexpressions
@@ -75,6 +76,7 @@ def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
         *(FUSE if options.numerics == "default" else ()),
         ProveAttentionMasks(options.numerics == "eager"),  # after: of fused calls too
         RemoveDeadCode(),  # what made the masks
+        GatherAgain(),  # ahead of those that decide where collectives stand
         *_communication(options),  # after no-ops: what the caller gets is copied out of a bucket
         *registered("clean"),  # users' own, on a clean graph
         RecomputeMarked(budgeted),  # last: what it adds must not be merged with what it repeats

@@ -38,6 +38,8 @@ class NodeInfo:
     ``lost``: whether it stands for what code outside of the graph leaves in a parameter.
     ``chunk``: of the rows that it is computed for, where others of the same kind are computed for
     other rows before and after.
+    ``gathered``: which parameters it gathers, by number, of those that their modules drop after a
+    forward (``fully_shard``).
     ``eager``: the reason why it runs as PyTorch's kernel whatever rules there are; empty if none
     was given.
     """
@@ -54,6 +56,7 @@ class NodeInfo:
     draw: int = -1
     lost: bool = False
     chunk: int | None = None
+    gathered: int | None = None
     eager: str = ""
 
 
@@ -82,6 +85,7 @@ def belong(node: fx.Node, root: fx.Node) -> None:
         checkpoint=old.checkpoint,
         asked=old.asked,
         chunk=old.chunk,
+        gathered=old.gathered,
         eager=old.eager,
     )
 

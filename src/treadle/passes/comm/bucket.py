@@ -11,7 +11,7 @@ from torch import fx
 from treadle.compat.collectives import collective_op
 from treadle.graph.alias import storages
 from treadle.graph.collectives import is_same_on_all_ranks
-from treadle.graph.node_info import value_of
+from treadle.graph.node_info import info, value_of
 from treadle.graph.operators import OpOverload, arguments
 from treadle.graph.order import Earlier, restore_order
 from treadle.graph.passes import Contract, GraphPass, until_settled
@@ -47,7 +47,8 @@ class BucketCollectives(GraphPass):
     Joined are collectives of one kind, group, reduction, dtype, device, phase and region whose
     results are first read in the same phase, in the order of the graph: a bucket is full when the
     next one would make it larger than its cap, or depends on one that is in it. The first of each
-    kind is full at ``first_bucket_bytes``, so that communication begins early, others at
+    kind is full at ``first_bucket_bytes``, so that communication begins early (but for parameters
+    that are gathered for a while, each of whose groups is a kind of its own), others at
     ``bucket_bytes``: by default an eighth of all that is sent, from 1 to 25 MiB, so that most of it
     has something to hide behind. What is larger by itself is left, and so is what stays alone.
 
@@ -123,7 +124,8 @@ class BucketCollectives(GraphPass):
                 bucket.nbytes += each.collective.nbytes
                 continue
             choice.reasons[each.start] = reason
-            cap = self.first_bucket_bytes if bucket is None else later
+            is_early = bucket is None and info(each.start).gathered is None
+            cap = self.first_bucket_bytes if is_early else later
             open_buckets[key] = _Open(at, cap, each.collective.nbytes, [each])
             choice.buckets.append(open_buckets[key].members)
         return choice

@@ -43,7 +43,7 @@ class JoinCandidate:
             "dtype": type_.dtype,
             "device": type_.device,
             "phase": known.phase,
-            "region": (known.region, known.checkpoint, known.asked, known.chunk),
+            "region": (known.region, known.checkpoint, known.asked, known.chunk, known.gathered),
             "phase of the first reader": _first_phase(self.wait),
         }
 

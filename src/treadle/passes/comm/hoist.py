@@ -6,6 +6,7 @@ from typing import final
 from torch import fx
 
 from treadle.graph.collectives import collective_of, collectives_in, is_same_on_all_ranks
+from treadle.graph.node_info import info
 from treadle.graph.order import arrange
 from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.signature import StepGraph
@@ -28,7 +29,8 @@ class HoistCollectives(GraphPass):
 
     What is computed element by element, and for collectives alone, goes with them, and so do views
     of an input. Of several that are ready at the same place, the first stays the first; where the
-    graphs of ranks differ, all keep their order, which is all that ranks have in common. None
+    graphs of ranks differ, all keep their order, which is all that ranks have in common. Parameters
+    that are gathered for a while (``gather_again.py``) are gathered where they were. None
     passes a user's operator, or communication that is no functional collective: see
     ``kept_order.py``. ``in_flight_bytes``: a collective starts no earlier than what is under way
     with it allows; what was more than that before stays as it is.
@@ -77,6 +79,8 @@ class _Hoisted:
             self._place[node] = at, 0, at
             if node in self._companions:
                 self._ready[node] = self._ready_for(node)
+            elif info(node).gathered is not None:
+                last = at if collective_of(node) is not None else last
             elif collective_of(node) is not None:
                 start = int(self._flight.start_early(node, self._ready_for(node) + 0.5))
                 last = max(last, start) if self._keeps_order else start

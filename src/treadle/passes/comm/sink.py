@@ -5,7 +5,7 @@ from math import ceil
 
 from torch import fx
 
-from treadle.graph.collectives import collectives_in, is_wait
+from treadle.graph.collectives import Collective, CollectiveKind, collectives_in, is_wait
 from treadle.graph.order import arrange
 from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.signature import StepGraph
@@ -32,6 +32,8 @@ class SinkWaits(GraphPass):
     Memory: the input of a collective, or the bucket that it sends, lives until the wait, since
     nothing says earlier that it has been sent. So it lives longer, by as much as the wait moves:
     that is what ``in_flight_bytes`` bounds. The result has its memory since the start, either way.
+    A reduce-scatter sends more than it gives: it is waited for at the latest where the next one of
+    its group has started, which cannot begin to send before. So no more than two are there at once.
     """
 
     contract = Contract()
@@ -51,6 +53,8 @@ class SinkWaits(GraphPass):
     def _order(self, graph: fx.Graph) -> list[fx.Node]:
         """All nodes; by place, and ahead of what stays at a place those that move there."""
         wanted = _wanted(graph)
+        for wait, limit in _behind_the_next(graph).items():
+            wanted[wait] = min(limit, wanted.get(wait, limit))
         place: dict[fx.Node, _Place] = {node: (at, 1, 0) for at, node in enumerate(graph.nodes)}
         for node, (at, _, _) in list(place.items()):
             if node in wanted and wanted[node] > at:
@@ -72,6 +76,19 @@ class SinkWaits(GraphPass):
                 if _spot(place[wait]) > allowed:
                     at, limit = position[wait], ceil(allowed)
                     place[wait] = (limit, 0, at) if limit > at else (at, 1, 0)
+
+
+def _behind_the_next(graph: fx.Graph) -> dict[fx.Node, int]:
+    """For each wait for a reduce-scatter: where the next one of its group has started."""
+    found: dict[fx.Node, int] = {}
+    latest: dict[str, Collective] = {}
+    position = {node: at for at, node in enumerate(graph.nodes)}
+    for each in collectives_in(graph):
+        if each.kind is CollectiveKind.REDUCE_SCATTER:
+            before = latest.get(each.group)
+            found |= dict.fromkeys(before.waits if before else (), position[each.node] + 1)
+            latest[each.group] = each
+    return found
 
 
 def _spot(place: _Place) -> float:
