@@ -485,3 +485,85 @@ def test_a_gradient_is_sent_while_others_are_computed(launch, shard):
             assert len(sent) == 6
             ahead = [sum(at < product for at in sent) for product in products]
             assert ahead[-1] >= 4, f"{way}: two layers are sent when the last product begins"
+
+
+def plainly(net, grads):
+    with torch.no_grad():
+        for each, grad in zip(net.parameters(), grads, strict=True):
+            each.sub_(0.1 * grad)
+
+
+def through_a_norm(net, grads):
+    """Every gradient is scaled by what the rank's own gradients are together."""
+    norm = torch.stack([each.norm() for each in grads]).norm()
+    with torch.no_grad():
+        for each in net.parameters():
+            each.mul_(1 - 0.1 / (1 + norm))
+
+
+def of_one(net, grads):
+    with torch.no_grad():
+        net[-1].bias.copy_(net[-1].bias - grads[-1])
+
+
+def reduced_by_hand(net, grads):
+    for each in grads:
+        dist.all_reduce(each)
+    plainly(net, [each / dist.get_world_size() for each in grads])
+
+
+def of_no_batch(net, grads):
+    penalty = sum(each.square().sum() for each in net.parameters())
+    plainly(net, torch.autograd.grad(penalty, list(net.parameters())))
+
+
+BY_HAND = {each.__name__: each for each in (
+    plainly, through_a_norm, of_one, reduced_by_hand, of_no_batch,
+)}  # fmt: skip
+
+
+def by_hand(name):
+    """A step that gives gradients to parameters by a way of its own: how far ranks are apart after
+    it, or the error."""
+    torch.manual_seed(0)
+    net = network(nn.LayerNorm(12))
+
+    def step(x, y, rate):
+        loss = F.cross_entropy(net(x), y) * rate
+        grads = torch.autograd.grad(loss, list(net.parameters()))
+        BY_HAND[name](net, grads)
+        return loss.detach()
+
+    step = treadle.compile(step, model=net, parallel=treadle.DataParallel())
+    try:
+        for x, y in batches(2):
+            step(x, y, torch.tensor(0.5))
+    except treadle.TreadleError as error:
+        return error.code, str(error)
+    apart = [each.detach().clone() for each in net.parameters()]
+    for each in apart:
+        dist.broadcast(each, 0)
+    pairs = zip(apart, net.parameters(), strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs), ""
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("plainly", "each.sub_(0.1 * grad)"),
+        ("through_a_norm", "each.mul_(1 - 0.1 / (1 + norm))"),
+        ("of_one", "net[-1].bias.copy_(net[-1].bias - grads[-1])"),
+    ],
+)
+def test_gradients_that_nothing_averages_are_refused(launch, name, line):
+    for rank in launch(2, by_hand, name):
+        code, text = rank.value
+        assert code == "TR-516"
+        assert "would become another one on each rank" in text
+        assert f": {line}" in text
+
+
+@pytest.mark.parametrize("name", ["reduced_by_hand", "of_no_batch"])
+def test_gradients_that_ranks_share_are_not(launch, name):
+    for rank in launch(2, by_hand, name):
+        assert rank.value == (0.0, "")

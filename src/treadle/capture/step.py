@@ -19,6 +19,7 @@ from treadle.capture.flatten import Given, flatten
 from treadle.capture.gradient_sync import RankGroup
 from treadle.capture.object_graph import Location
 from treadle.capture.optimizers.registry import form_of
+from treadle.capture.own_gradients import refuse_own_gradients
 from treadle.capture.place import autocast_on, check_values, described
 from treadle.capture.recurrent import weights_in_place
 from treadle.capture.refuse import check_models, device_of
@@ -121,6 +122,7 @@ def capture(
             raise_told(error)
     _refuse_shared(captured, leaves)
     if group is not None:
+        refuse_own_gradients(captured.step, group)
         send_written_buffers(captured.step, group)
     if symbolic is not None:
         take_samples(captured, symbolic)
