@@ -1,4 +1,5 @@
-"""A step on several ranks: eager ``DistributedDataParallel`` beside treadle, in turns in one run.
+"""A step on several ranks: eager ``DistributedDataParallel`` and ``fully_shard`` beside treadle, in
+turns in one run.
 
 ::
 
@@ -20,6 +21,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import treadle
@@ -52,14 +54,18 @@ def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[...
 def ways(net: nn.Module) -> dict[str, Callable[..., torch.Tensor]]:
     """Each with a model and an optimizer of its own."""
 
-    def made(*, wrapped: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
-        own = copy.deepcopy(net)
-        model = DistributedDataParallel(own) if wrapped else own
+    def made(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = copy.deepcopy(net)
+        if kind == "wrapped":
+            model = DistributedDataParallel(model)
+        if kind == "sharded":
+            for module in (*model, model):
+                fully_shard(module)
         return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    def compiled(*, wrapped: bool = False, shard: str | None = None, **given: object):
-        model, optimizer = made(wrapped=wrapped)
-        parallel = None if wrapped else treadle.DataParallel(shard=shard)
+    def compiled(kind: str = "plain", shard: str | None = None, **given: object):
+        model, optimizer = made(kind)
+        parallel = treadle.DataParallel(shard=shard) if kind == "plain" else None
         options = treadle.Options(**given)
         return treadle.compile(
             training(model, optimizer),
@@ -70,12 +76,14 @@ def ways(net: nn.Module) -> dict[str, Callable[..., torch.Tensor]]:
         )
 
     return {
-        "eager, DistributedDataParallel": training(*made(wrapped=True)),
-        "treadle, DistributedDataParallel": compiled(wrapped=True),
+        "eager, DistributedDataParallel": training(*made("wrapped")),
+        "treadle, DistributedDataParallel": compiled("wrapped"),
         "treadle, DataParallel": compiled(),
         "treadle, each collective by itself": compiled(buckets=0),
         "treadle, overlap=True": compiled(overlap=True),
         'treadle, shard="optimizer"': compiled(shard="optimizer"),
+        "eager, fully_shard": training(*made("sharded")),
+        "treadle, fully_shard": compiled("sharded"),
     }
 
 

@@ -237,7 +237,7 @@ class Options:
     ``carry``: updates that run inside of the next call, one ``Carry`` or several
     (``docs/howto/carry.md``).
     ``buckets``: how much several collectives that become one may hold, the first of a kind 1 MiB
-    at most; 0 leaves each by itself where it is, and by default it is an eighth of what is sent,
+    at most; 0 leaves each by itself, and by default it is an eighth of what is sent,
     from 1 to 25 MiB. ``overlap``: choose that by the timeline of the step, and the order that
     hides most communication, for ranks that are alike (``docs/howto/communication.md``).
     """

@@ -121,6 +121,19 @@ def test_what_the_caller_gets_is_kept():
     assert calls(step).count("all_gather_into_tensor") == 2
 
 
+def test_a_rank_that_is_alone_gathers_nothing():
+    def program(x, a):
+        u = a.clone()
+        return (x @ u).sin() @ u.t()
+
+    step = trace(program, X, torch.randn(4, 4))
+    for node in step.graph.nodes:
+        late = node.name in ("sin", "t", "mm_1")
+        phase, gathered = ("backward", None) if late else ("forward", 0)
+        with_info(node, phase=phase, gathered=gathered if node.name == "clone" else None)
+    assert AGAIN.run(step) == 0
+
+
 def test_none_passes_a_users_operator():
     def program(x, a, b):
         u = wait(all_gather(a))

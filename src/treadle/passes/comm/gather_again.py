@@ -161,7 +161,7 @@ class _Runs:
 
 
 def _groups_of(graph: fx.Graph) -> list[_Group]:
-    """Without those of which the caller gets something."""
+    """Without those of which the caller gets something, or that nobody else has a part of."""
     found: dict[_Key, dict[fx.Node, None]] = {}
     key_of: dict[fx.Node, _Key] = {}
     for node in graph.nodes:
@@ -170,7 +170,8 @@ def _groups_of(graph: fx.Graph) -> list[_Group]:
             key_of[node] = key
             found.setdefault(key, {})[node] = None
     returned = {key_of.get(node) for node in graph.output_node().all_input_nodes}
-    return [_group(nodes) for key, nodes in found.items() if key not in returned]
+    groups = [_group(nodes) for key, nodes in found.items() if key not in returned]
+    return [each for each in groups if each.sent]
 
 
 def _key_of(node: fx.Node, key_of: Mapping[fx.Node, _Key]) -> _Key | None:
