@@ -9,13 +9,16 @@ from passes.comm.communicating import all_gather, all_reduce, names, reduce_scat
 from passes.comm.lockstep import run_ranks
 from testing import trace
 from treadle.compat.collectives import collective_op
+from treadle.compat.tracing import traced_nodes
 from treadle.compiler.cleaning import CLEAN
 from treadle.graph.collectives import collective_of, is_same_on_all_ranks
+from treadle.graph.node_info import with_info
 from treadle.graph.passes import run_passes
 from treadle.graph.signature import Input, Role, Signature
 from treadle.passes.comm import communication_passes
 from treadle.passes.comm.cost import unmeasured
 from treadle.passes.comm.dependence import joined_sequence
+from treadle.passes.comm.gather_again import GatherAgain
 from treadle.passes.comm.hoist import HoistCollectives
 from treadle.passes.comm.overlap import OverlapCommunication
 from treadle.targets.registry import model_for
@@ -58,13 +61,16 @@ def scatter(whole, rank):
     return Part(found.narrow(0, 0, end - begin), rows, rank)
 
 
-def program_of(instructions, sizes, rank):
-    """A step of one rank on its parts, of so many rows in all, and on a batch."""
+def program_of(instructions, sizes, rank, spans):
+    """A step of one rank on its parts, of so many rows in all, and on a batch. ``spans`` gets the
+    nodes of each instruction, and the part that they gather, if they do."""
 
     def program(batch, a, b, c):
+        spans.clear()
         parts = [Part(each, rows, rank) for each, rows in zip((a, b, c), sizes, strict=True)]
         wholes = [batch]
         for name, i, j in instructions:
+            begin = traced_nodes()
             part, whole = parts[i % len(parts)], wholes[j % len(wholes)]
             match name:
                 case "gather":
@@ -82,12 +88,23 @@ def program_of(instructions, sizes, rank):
                     wholes.append(whole * torch.tanh(wait(all_reduce(part.own.sum().view(1, 1)))))
                 case _:
                     wholes.append(torch.tanh(wait(all_reduce(whole))))
+            spans.append((begin, traced_nodes(), i % len(parts) if name == "gather" else None))
         return (*[each.own for each in parts[-3:]], *wholes[-3:])
 
     return program
 
 
-def steps_of(instructions, sizes):
+def mark(step, spans, forward):
+    """Which nodes gather a part that is dropped behind the ``forward`` first instructions, and
+    which are behind those."""
+    nodes = list(step.graph.nodes)
+    for at, (begin, end, part) in enumerate(spans):
+        phase = "forward" if at < forward else "backward"
+        for node in nodes[begin:end]:
+            with_info(node, phase=phase, gathered=part if at < forward else None)
+
+
+def steps_of(instructions, sizes, forward):
     torch.manual_seed(0)
     wholes = [torch.randn(rows, WIDTH) for rows in sizes]
     inputs, steps = [], []
@@ -95,7 +112,9 @@ def steps_of(instructions, sizes):
         own = [each[slice(*rows_of(each.shape[0], rank))].clone() for each in wholes]
         given = [torch.randn(2, WIDTH), *own]
         inputs.append(given)
-        step = trace(program_of(instructions, sizes, rank), *given)
+        spans = []
+        step = trace(program_of(instructions, sizes, rank, spans), *given)
+        mark(step, spans, forward)
         entries = step.signature.inputs
         marked = [Input(Role.PARAMETER, each.name, sharded=True) for each in entries[1:]]
         step.signature = Signature((entries[0], *marked), step.signature.outputs)
@@ -126,13 +145,16 @@ def equal(one, other):
     later=caps_,
     bound=st.sampled_from((None, 100)),
     hides=st.booleans(),
+    forward=st.integers(0, 14),
 )
-def test_all_ranks_send_the_same_in_the_same_order(instructions, sizes, first, later, bound, hides):
-    steps, inputs = steps_of(instructions, sizes)
+def test_all_ranks_send_the_same_in_the_same_order(
+    instructions, sizes, first, later, bound, hides, forward
+):
+    steps, inputs = steps_of(instructions, sizes, forward)
     before = run_ranks(steps, inputs, GROUPS)
     device = model_for("h200")
     costs = unmeasured({"0": RANKS}, device)
-    passes = (*CLEAN, *communication_passes(first, later, bound))
+    passes = (*CLEAN, GatherAgain(), *communication_passes(first, later, bound))
     passes += (OverlapCommunication(costs, device),) if hides else ()
     for step in steps:
         assert is_same_on_all_ranks(step) == (RANKS == 1)
