@@ -9,7 +9,7 @@ Each group is gathered while the one before it computes. (Rajbhandari et al., 20
 al., 2023, section 3.3.)
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias, final
@@ -125,7 +125,7 @@ class _Runs:
         """The gathers of a first run, which stand where they were captured, ahead of the run before
         it; how many of them moved."""
         sent = [node for node in self.runs[at].group.nodes if node in self.runs[at].group.sent]
-        place = self._place(at, sent[0])
+        place = self._place(at, next(node for node in sent if collective_of(node) is not None))
         moved = [node for node in sent if self._position[node] > self._position[place]]
         for node in moved:
             place.prepend(node)
@@ -164,23 +164,39 @@ def _groups_of(graph: fx.Graph) -> list[_Group]:
     """Without those of which the caller gets something, or that nobody else has a part of."""
     found: dict[_Key, dict[fx.Node, None]] = {}
     key_of: dict[fx.Node, _Key] = {}
+    sent = _sent(graph)
     for node in graph.nodes:
-        key = _key_of(node, key_of)
+        key = _key_of(node, key_of, sent)
         if key is not None:
             key_of[node] = key
             found.setdefault(key, {})[node] = None
     returned = {key_of.get(node) for node in graph.output_node().all_input_nodes}
-    groups = [_group(nodes) for key, nodes in found.items() if key not in returned]
+    groups = [
+        _Group(nodes, frozenset(sent.intersection(nodes)), {})
+        for key, nodes in found.items()
+        if key not in returned
+    ]
     return [each for each in groups if each.sent]
 
 
-def _key_of(node: fx.Node, key_of: Mapping[fx.Node, _Key]) -> _Key | None:
-    """The group that gathers ``node``, or that alone it is made of."""
+def _sent(graph: fx.Graph) -> set[fx.Node]:
+    """Collectives that gather parameters, and how these become what is sent."""
+    sent: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if info(node).gathered is None:
+            continue
+        if collective_of(node) is not None or not sent.isdisjoint(node.users):
+            sent.add(node)
+    return sent
+
+
+def _key_of(node: fx.Node, key_of: Mapping[fx.Node, _Key], sent: Set[fx.Node]) -> _Key | None:
+    """The group that gathers ``node``, or of whose results alone it is made."""
     known = info(node)
     if known.gathered is not None:
         return known.gathered, known.phase
     keys = {key_of.get(each) for each in node.all_input_nodes}
-    if len(keys) != 1 or not _is_remade(node):
+    if len(keys) != 1 or not sent.isdisjoint(node.all_input_nodes) or not _is_remade(node):
         return None
     (key,) = keys
     return key if key is not None and key[1] == known.phase else None
@@ -193,17 +209,11 @@ def _is_remade(node: fx.Node) -> bool:
     return is_view(node) or rearranges(node) or kind_of(node) is Kind.POINTWISE
 
 
-def _group(nodes: dict[fx.Node, None]) -> _Group:
-    sent: set[fx.Node] = set()
-    for node in reversed(nodes):
-        if collective_of(node) is not None or not sent.isdisjoint(node.users):
-            sent.add(node)
-    return _Group(nodes, frozenset(sent), {})
-
-
 def _runs_of(group: _Group, position: Mapping[fx.Node, int]) -> Iterator[_Run]:
-    """Readers of one phase, until one of another phase comes."""
-    readers = {user for node in group.nodes for user in node.users if user not in group.nodes}
+    """Readers of one phase, until one of another phase comes. Who reads what is sent does not
+    count: that is another value on each rank."""
+    received = [node for node in group.nodes if node not in group.sent]
+    readers = {user for node in received for user in node.users if user not in group.nodes}
     ordered = sorted(readers, key=position.__getitem__)
     for _, run in groupby(ordered, key=lambda node: info(node).phase):
         yield _Run(group, list(run))
