@@ -9,7 +9,7 @@ Each group is gathered while the one before it computes. (Rajbhandari et al., 20
 al., 2023, section 3.3.)
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias, final
@@ -17,6 +17,7 @@ from typing import TypeAlias, final
 from torch import fx
 
 from treadle.graph.collectives import collective_of, is_wait
+from treadle.graph.dataflow import ancestors
 from treadle.graph.node_info import copy_notes, info, set_value, value_of, with_info
 from treadle.graph.order import restore_order
 from treadle.graph.passes import Contract, GraphPass
@@ -75,6 +76,13 @@ class _Group:
     sent: frozenset[fx.Node]
     there: dict[fx.Node, fx.Node]
 
+    def needed_for(self, readers: Iterable[fx.Node]) -> list[fx.Node]:
+        """Of its nodes those that ``readers`` read, and what these are made of: as captured, which
+        is the order that ranks have in common."""
+        read = {node for reader in readers for node in reader.all_input_nodes}
+        needed = ancestors(read.intersection(self.nodes), self.nodes.__contains__)
+        return [node for node in self.nodes if node in needed]
+
     def drop_unread(self) -> None:
         """Views and casts that were made again, and not for the first run."""
         for node in reversed(self.nodes):
@@ -109,10 +117,12 @@ class _Runs:
         if anew:
             group.there.clear()
         early = self._place(at, run.readers[0])
+        for node in group.needed_for(run.readers):
+            self._copy(node, run, early)
         for reader in run.readers:
             for node in reader.all_input_nodes:
                 if node in group.nodes:
-                    reader.replace_input_with(node, self._copy(node, run, early))
+                    reader.replace_input_with(node, group.there[node])
         return sum(collective_of(each) is not None for each in group.there.values()) if anew else 0
 
     def _is_still_there(self, at: int) -> bool:
@@ -143,21 +153,17 @@ class _Runs:
             place = node if is_fence(node.prev) else place
         return place
 
-    def _copy(self, node: fx.Node, run: _Run, early: fx.Node) -> fx.Node:
-        """What stands for ``node`` in a later run, made if need be."""
-        group = run.group
-        if node not in group.nodes:
-            return node
-        if node in group.there:
-            return group.there[node]
-        given = {each: self._copy(each, run, early) for each in node.all_input_nodes}
-        with node.graph.inserting_before(early if node in group.sent else run.readers[0]):
-            made = node.graph.node_copy(node, given.__getitem__)
+    def _copy(self, node: fx.Node, run: _Run, early: fx.Node) -> None:
+        """Something stands for ``node`` in a later run, if nothing does yet."""
+        there = run.group.there
+        if node in there:
+            return
+        with node.graph.inserting_before(early if node in run.group.sent else run.readers[0]):
+            made = node.graph.node_copy(node, lambda each: there.get(each, each))
         copy_notes(made, node)
         with_info(made, phase=info(run.readers[0]).phase)
         set_value(made, compute(made) if is_view(node) else like(value_of(node)))
-        group.there[node] = made
-        return made
+        there[node] = made
 
 
 def _groups_of(graph: fx.Graph) -> list[_Group]:
