@@ -22,6 +22,7 @@ from treadle.compat.collectives import collective_op
 from treadle.graph.collectives import collectives_in
 from treadle.graph.operators import operation_name
 from treadle.graph.passes import GraphPass, run_passes
+from treadle.graph.signature import Role
 from treadle.graph.values import inherit
 from treadle.graph.verify import verify
 from treadle.passes.comm.bucket_bytes import SMALLEST, choose_bucket_bytes
@@ -424,3 +425,19 @@ def test_buckets_are_small_where_messages_are_free_and_large_where_they_are_not(
 def test_one_collective_has_the_smallest_bucket():
     step = trace(lambda x: all_reduced(x), X)
     assert choose_bucket_bytes(step, costs(), CPU_MODEL, lambda cap: []) == SMALLEST
+
+
+def test_updates_hide_no_collective():
+    """They are computed behind the last wait, where they are written."""
+
+    def program(x, a, b):
+        g, h = all_reduced(x @ a), all_reduced(x @ b)
+        return a - g, b - h, torch.tanh(x @ x)
+
+    roles = {"a": Role.PARAMETER, "b": Role.PARAMETER}
+    step = trace(program, X, A, B, writes={0: 1, 1: 2}, roles=roles)
+    overlap().run(step)
+    order = [node.name for node in step.graph.nodes]
+    last = max(order.index("wait_tensor"), order.index("wait_tensor_1"))
+    assert last < min(order.index("sub"), order.index("sub_1"))
+    assert order.index("tanh") < last

@@ -1,9 +1,17 @@
 import pytest
 import torch
 
-from passes.comm.communicating import all_reduce, check_comm, names, user_operator, wait
+from passes.comm.communicating import (
+    all_reduce,
+    check_comm,
+    names,
+    reduce_scatter,
+    user_operator,
+    wait,
+)
 from testing import trace
 from treadle.compat.collectives import collective_op
+from treadle.graph.signature import Role
 from treadle.passes.comm.sink import SinkWaits
 
 X, Y = torch.randn(4, 3), torch.randn(4, 3)
@@ -134,3 +142,42 @@ def test_with_several_results_the_last_wait_counts():
     assert order.index("sin") == order.index("wait_tensor") + 1
     order = names(check_comm(SinkWaits(2 * ONE), program, (X, Y)))
     assert order.index("wait_tensor_1") < order.index("all_reduce")
+
+
+def test_a_reduce_scatter_is_waited_for_where_the_next_of_its_group_has_started():
+    """What it sends has its bytes until then, and is more than what it gives."""
+
+    def program(x, y):
+        first = wait(reduce_scatter(x))
+        second = wait(reduce_scatter(y))
+        other = wait(reduce_scatter(x, "1"))
+        a = y.sin()
+        third = wait(reduce_scatter(x.cos()))
+        return first + second + third, other, a
+
+    step = check_comm(SINK, program, (X, Y))
+    assert names(step) == [
+        "reduce_scatter_tensor", "reduce_scatter_tensor_1", "wait_tensor",
+        "reduce_scatter_tensor_2", "sin", "cos", "reduce_scatter_tensor_3", "wait_tensor_1",
+        "add", "wait_tensor_3", "add_1", "wait_tensor_2",
+    ]  # fmt: skip
+
+
+def updated(x, w, v):
+    """Two parameters, each updated with a sum of its own."""
+    g = wait(all_reduce(x * 2))
+    h = wait(all_reduce(x * 3))
+    w_new = w - g
+    v_new = v - h
+    return x.sin(), w_new, v_new
+
+
+def test_none_passes_the_first_update():
+    """Nothing is written before the last wait: what stands between two of them hides nothing."""
+    roles = {"w": Role.PARAMETER, "v": Role.PARAMETER}
+    step = trace(updated, X, X, X, writes={1: 1, 2: 2}, roles=roles)
+    check_comm(SINK, updated, (X, X, X), given=step)
+    assert names(step) == [
+        "mul", "all_reduce", "mul_1", "all_reduce_1", "wait_tensor", "wait_tensor_1", "sub",
+        "sub_1", "sin",
+    ]  # fmt: skip

@@ -17,6 +17,7 @@ from torch import fx
 from treadle.graph.collectives import collective_of, communicates_otherwise, is_wait
 from treadle.graph.operators import has_effect, is_in_order, is_mutable
 from treadle.graph.order import Earlier
+from treadle.graph.signature import Role, StepGraph
 
 
 def is_fence(node: fx.Node) -> bool:
@@ -52,4 +53,18 @@ def kept_order(graph: fx.Graph) -> Earlier:
     return dict(earlier)
 
 
-__all__ = ["communicates", "is_fence", "kept_order"]
+def updates_in(step: StepGraph) -> list[fx.Node]:
+    """New values of parameters and of their state, in order. Nothing is written before the last
+    wait of a call, so that a dead rank leaves nothing half-done: each is computed behind it, where
+    it is written."""
+    written = {
+        node
+        for node, output in step.outputs()
+        if node is not None
+        and output.writes is not None
+        and step.signature.inputs[output.writes].role in (Role.PARAMETER, Role.STATE)
+    }
+    return [node for node in step.graph.nodes if node in written and node.op == "call_function"]
+
+
+__all__ = ["communicates", "is_fence", "kept_order", "updates_in"]

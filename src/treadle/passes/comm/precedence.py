@@ -12,6 +12,7 @@ from typing import final
 from treadle.compat.operator_facts import Effect
 from treadle.graph.collectives import is_same_on_all_ranks
 from treadle.graph.operators import effects_of, is_item
+from treadle.passes.comm.kept_order import updates_in
 from treadle.passes.comm.simulate import Work
 from treadle.passes.memory.cost import Kind
 
@@ -72,6 +73,7 @@ def precedence_of(work: Work) -> Precedence:
     placed = [i for i in range(len(nodes)) if i not in apart]
     for earlier, later in _by_effect(work, placed):
         needs[later].before.add(earlier)
+    _keep_updates(work, placed, needs)
     for i in placed:
         effects = effects_of(nodes[i])
         if effects & (_FOREIGN | Effect.WRITES) and i not in work.starts:
@@ -145,6 +147,19 @@ def _by_effect(work: Work, placed: Iterable[int]) -> list[tuple[int, int]]:
             pairs += [(each, i) for each in (*starts, foreign) if each is not None]
             foreign, starts = i, []
     return pairs
+
+
+def _keep_updates(work: Work, placed: list[int], needs: list[_Needs]) -> None:
+    """Updates come when the collectives are over that start ahead of the first of them: see
+    ``updates_in``."""
+    updates = {*updates_in(work.facts.step)}
+    places = [i for i in placed if work.facts.nodes[i] in updates]
+    early = {i for i in work.starts if places and i < places[0]}
+    waits = {wait for wait, start in work.awaits.items() if start in early}
+    for i in places:
+        needs[i].shown |= waits
+        needs[i].before |= early
+        needs[i].awaited |= early
 
 
 def _keep_waits(i: int, late: list[int], needs: list[_Needs]) -> None:

@@ -11,7 +11,7 @@ from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.passes.comm.blocks import is_view
 from treadle.passes.comm.in_flight import InFlight
-from treadle.passes.comm.kept_order import is_fence
+from treadle.passes.comm.kept_order import is_fence, updates_in
 
 _Place = tuple[int, int, int]
 
@@ -34,6 +34,7 @@ class SinkWaits(GraphPass):
     that is what ``in_flight_bytes`` bounds. The result has its memory since the start, either way.
     A reduce-scatter sends more than it gives: it is waited for at the latest where the next one of
     its group has started, which cannot begin to send before. So no more than two are there at once.
+    And no wait stands behind the first update, which is computed behind all of them anyway.
     """
 
     contract = Contract()
@@ -42,7 +43,7 @@ class SinkWaits(GraphPass):
 
     def run(self, step: StepGraph) -> int:
         nodes = list(step.graph.nodes)
-        order = self._order(step.graph)
+        order = self._order(step)
         if order == nodes:
             return 0
         was = {node: at for at, node in enumerate(nodes)}
@@ -50,11 +51,13 @@ class SinkWaits(GraphPass):
         arrange(nodes, order)
         return sum(node in moved and at > was[node] for at, node in enumerate(order))
 
-    def _order(self, graph: fx.Graph) -> list[fx.Node]:
+    def _order(self, step: StepGraph) -> list[fx.Node]:
         """All nodes; by place, and ahead of what stays at a place those that move there."""
+        graph = step.graph
         wanted = _wanted(graph)
-        for wait, limit in _behind_the_next(graph).items():
-            wanted[wait] = min(limit, wanted.get(wait, limit))
+        for limits in (_behind_the_next(graph), _ahead_of_updates(step)):
+            for wait in wanted.keys() & limits.keys():
+                wanted[wait] = min(limits[wait], wanted[wait])
         place: dict[fx.Node, _Place] = {node: (at, 1, 0) for at, node in enumerate(graph.nodes)}
         for node, (at, _, _) in list(place.items()):
             if node in wanted and wanted[node] > at:
@@ -89,6 +92,17 @@ def _behind_the_next(graph: fx.Graph) -> dict[fx.Node, int]:
             found |= dict.fromkeys(before.waits if before else (), position[each.node] + 1)
             latest[each.group] = each
     return found
+
+
+def _ahead_of_updates(step: StepGraph) -> dict[fx.Node, int]:
+    """For each wait for what is under way there: where the first update stands."""
+    position = {node: at for at, node in enumerate(step.graph.nodes)}
+    updates = updates_in(step)
+    if not updates:
+        return {}
+    first = position[updates[0]]
+    early = [each for each in collectives_in(step.graph) if position[each.node] < first]
+    return {wait: first for each in early for wait in each.waits}
 
 
 def _spot(place: _Place) -> float:
