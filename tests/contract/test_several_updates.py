@@ -267,3 +267,44 @@ def test_an_inner_step_by_functional_gradients():
         return step, model, optimizer
 
     beside_eager(make, batch, options=LIBRARY)
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_parameter_that_joins_at_a_later_step_is_updated_once(name, cleared):
+    """The second layer has no gradient at the first step of each call, or the first one of none."""
+    makes = {
+        "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1),
+        "adam": lambda ps: torch.optim.Adam(ps, lr=0.01),
+    }
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    twin = copy.deepcopy(net)
+
+    def step_of(model, optimizer):
+        first, second = model
+
+        def step(x, y):
+            loss = (first(x) - y).square().mean()
+            loss.backward()
+            if cleared:
+                first.bias.grad = None
+            optimizer.step()
+            loss = loss + (second(first(x)) - y).square().mean()
+            (second(first(x)) - y).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    ours, theirs = makes[name](net.parameters()), makes[name](twin.parameters())
+    step, eager = (
+        treadle.compile(step_of(net, ours), model=net, optimizer=ours),
+        step_of(twin, theirs),
+    )
+    for _ in range(3):
+        x, y = torch.randn(5, 4), torch.randn(5, 4)
+        torch.testing.assert_close(step(x, y), eager(x, y), rtol=1e-6, atol=1e-6)
+    for a, b in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

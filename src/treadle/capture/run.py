@@ -720,8 +720,9 @@ class Run:
         if not cluster.taken:
             cluster.active.clear()
         cluster.active.extend(p for p in with_grad if id(p) not in cluster.taken)
-        for nth in sorted({cluster.taken.get(id(p), 0) for p in with_grad}):
-            some = [p for p in with_grad if cluster.taken.get(id(p), 0) == nth]
+        taken = {id(p): cluster.taken.get(id(p), 0) for p in with_grad}  # before this step
+        for nth in sorted({*taken.values()}):
+            some = [p for p in with_grad if taken[id(p)] == nth]
             scalars = {name: self._scalar(cluster, name, nth) for name in cluster.scalar_names()}
             shared = form.prepare(scalars, group)
             updates = UpdatesOfGroup() if owner_of(type(form)) is Whose.OURS else None
