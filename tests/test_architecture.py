@@ -1,6 +1,7 @@
 """The shape of the code, checked like any other promise."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,17 @@ def rooms_imported(tree: ast.Module) -> set[str]:
     return {parts[1] for parts in modules if parts[0] == "treadle" and len(parts) > 1}
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
+    """Read by most tests here, and by nobody after them."""
     return ast.parse(path.read_text())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forgotten():
+    yield
+    for each in (parse, ours, classes):
+        each.cache_clear()
 
 
 def name_of(path: Path) -> str:
@@ -110,7 +120,12 @@ def made_here(tree: ast.Module) -> set[str]:
     return found
 
 
-OURS = set().union(*(made_here(ast.parse(path.read_text())) for path in MODULES))
+@functools.cache
+def ours() -> set[str]:
+    """What any of the modules makes."""
+    return set().union(*(made_here(parse(path)) for path in MODULES))
+
+
 OPERATORS = ("aten.", "torch.ops.aten.")
 """What they are called is a part of every saved graph, whatever the name begins with."""
 OF_OTHERS = {"sys._getframe", "functools._lru_cache_wrapper", "np.random.mtrand._rand"}
@@ -121,7 +136,7 @@ def private_attributes(tree: ast.Module) -> set[str]:
     texts = {
         ast.unparse(node)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in OURS
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in ours()
     }
     return {text for text in texts if not text.startswith(OPERATORS)} - OF_OTHERS
 
@@ -361,12 +376,15 @@ def names_of_bases(node):
         yield each.id if isinstance(each, ast.Name) else each.attr
 
 
-CLASSES = {
-    node.name: node
-    for path in MODULES
-    for node in ast.walk(parse(path))
-    if isinstance(node, ast.ClassDef)
-}
+@functools.cache
+def classes() -> dict[str, ast.ClassDef]:
+    """All of them by name: where they stand twice, the last."""
+    return {
+        node.name: node
+        for path in MODULES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ClassDef)
+    }
 
 
 def all_bases(node):
@@ -374,9 +392,9 @@ def all_bases(node):
     for name in names_of_bases(node):
         if name in ("Generic", "Protocol", "StrEnum", "Exception"):
             continue
-        yield CLASSES.get(name)
-        if name in CLASSES:
-            yield from all_bases(CLASSES[name])
+        yield classes().get(name)
+        if name in classes():
+            yield from all_bases(classes()[name])
 
 
 def says_elsewhere(owner, name):
