@@ -200,6 +200,8 @@ class ExternalState:
             for name, each in before.items():
                 if part.entries and not is_plain(name):
                     found.append((name, part.where(name)))
+                if is_plain(each) or id(each) in self._seen:
+                    continue
                 if not named or self._is_named(name):
                     found.append((each, part.where(name)))
                 else:

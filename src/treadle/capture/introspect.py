@@ -2,27 +2,50 @@
 
 Everything that asks what an object holds asks here: what a run may have changed is a difference
 between two readings of parts, what a later call must find unchanged is a reading of parts.
+Classes are imported by name: what is read of a module that a step uses is noted, at each look.
 """
 
-import abc
-import array
-import contextvars
 import copyreg
-import functools
 import gc
 import itertools
 import struct
-import threading
-import types
-import weakref
 from _abc import _get_dump as get_dump  # pyright: ignore
+from abc import ABCMeta
+from array import array
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import ItemsView, Iterable, KeysView, ValuesView
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import _lru_cache_wrapper as _LruCached
+from functools import lru_cache, partial
+from threading import local
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    ClassMethodDescriptorType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    GenericAlias,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    SimpleNamespace,
+    TracebackType,
+    UnionType,
+    WrapperDescriptorType,
+)
 from typing import Any, cast
+from weakref import ReferenceType
 
 import numpy as np
 import torch
+from numpy import ndarray
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -49,20 +72,20 @@ from treadle.capture.parts import (
 from treadle.capture.plain_values import is_plain, plain_fact
 
 _NUMBERS = (bool, int, float, complex, str, bytes)
-_MUTABLE_BYTES = (bytearray, np.ndarray, memoryview, array.array)
+_MUTABLE_BYTES = (bytearray, ndarray, memoryview, array)
 _SEALED = (
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-    types.ClassMethodDescriptorType,
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    types.CodeType,
-    types.FrameType,
-    types.TracebackType,
-    types.GenericAlias,
-    types.UnionType,
+    BuiltinFunctionType,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+    MethodWrapperType,
+    ClassMethodDescriptorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    CodeType,
+    FrameType,
+    TracebackType,
+    GenericAlias,
+    UnionType,
     np.ufunc,
     np.dtype,
 )
@@ -83,40 +106,40 @@ def parts_of(value: object, label: str) -> Made:
     match value:
         case Tensor():
             return Made((Attributes(label, vars(value)),))
-        case types.FunctionType():
+        case FunctionType():
             return Made((OfFunction(label, value), OwnAttributes(label, value)))
-        case types.CellType():
+        case CellType():
             return Made((Variable(label, value),))
-        case types.MethodType():
+        case MethodType():
             return Made((Fixed(label, {"self": value.__self__, "func": value.__func__}),))
-        case functools.partial():
+        case partial():
             held: Reading = {"func": value.func, "args": value.args, "keywords": value.keywords}
             return Made((Fixed(label, held), Attributes(label, value.__dict__)))
-        case functools._lru_cache_wrapper():
+        case _LruCached():
             wrapped = Fixed(label, {"func": value.__wrapped__})
             return Made((wrapped, Computed(label, lambda: value.cache_info()[1:])))
-        case types.ModuleType():
+        case ModuleType():
             return Made((Attributes(label, value.__dict__),))
         case type():
             found: tuple[Part, ...] = (OfClass(label, value),)
-            if isinstance(value, abc.ABCMeta) and is_heap(value):
-                found += (Registered(label, functools.partial(_registered, value)),)
+            if isinstance(value, ABCMeta) and is_heap(value):
+                found += (Registered(label, partial(_registered, value)),)
             return Made(found)
         case property():
             return Made((Accessors(label, value),))
         case staticmethod() | classmethod():
             return Made((Fixed(label, {"func": value.__func__}),))
-        case types.MappingProxyType():
+        case MappingProxyType():
             return Made((Listed(label, lambda: dict(value)),))
         case KeysView() | ValuesView() | ItemsView() if not is_heap(type(value)):
             view = cast("Iterable[object]", value)
             return Made((Listed(label, lambda: dict(enumerate(view))),))
-        case weakref.ReferenceType():
+        case ReferenceType():
             return Made((Got(label, value),))
-        case contextvars.ContextVar():
+        case ContextVar():
             return Made((InContext(label, value),))
-        case types.GeneratorType():
-            return Made((Computed(label, functools.partial(_advanced, value)),), opaque=True)
+        case GeneratorType():
+            return Made((Computed(label, partial(_advanced, value)),), opaque=True)
         case torch.Generator():
             return Made()  # its state is that of a generator: read and restored as such
         case torch.Tag() | torch.finfo() | torch.iinfo():
@@ -127,13 +150,13 @@ def parts_of(value: object, label: str) -> Made:
             return _of_object(value, label)
 
 
-def _advanced(generator: "types.GeneratorType[object, object, object]") -> int | None:
+def _advanced(generator: "GeneratorType[object, object, object]") -> int | None:
     """How far it is."""
     frame = generator.gi_frame
     return None if frame is None else frame.f_lasti
 
 
-def _registered(kind: abc.ABCMeta) -> frozenset[int]:
+def _registered(kind: ABCMeta) -> frozenset[int]:
     """The virtual subclasses of an abstract class."""
     return frozenset(id(each()) for each in get_dump(kind)[0])
 
@@ -162,25 +185,25 @@ def _of_object(value: object, label: str) -> Made:
     if members:
         found.append(Slots(label, value, members))
     base = _made_in_c(type(value))
-    if base in _OPEN or issubclass(base, np.ndarray | BaseException) or has_buffer(value):
+    if base in _OPEN or issubclass(base, ndarray | BaseException) or has_buffer(value):
         return Made(tuple(found))
     if _reduced(value) is None:
         return Made(tuple(found), opaque=True)
-    found.append(Computed(label, functools.partial(_reduced, value)))
-    found.append(Listed(label, functools.partial(_referents, value)))
+    found.append(Computed(label, partial(_reduced, value)))
+    found.append(Listed(label, partial(_referents, value)))
     return Made(tuple(found))
 
 
 _OPEN = frozenset(
     {
         object, dict, list, tuple, deque, set, frozenset, OrderedDict, defaultdict, bytearray,
-        memoryview, types.SimpleNamespace, threading.local, array.array, *_NUMBERS,
+        memoryview, SimpleNamespace, local, array, *_NUMBERS,
     }
 )  # fmt: skip
 """Classes made in C of which the parts say all."""
 
 
-@functools.lru_cache(maxsize=1 << 12)
+@lru_cache(maxsize=1 << 12)
 def _made_in_c(kind: type) -> type:
     """The nearest class of its bases that no Python code made: it may hold what cannot be seen."""
     return next(each for each in kind.__mro__ if each in _OPEN or not _made_in_python(each))
@@ -192,7 +215,7 @@ def _made_in_python(kind: type) -> bool:
     if not kind.__flags__ & _HEAP or kind.__flags__ & _IMMUTABLE or kind.__base__ is None:
         return False
     own = vars(kind)
-    places = sum(isinstance(each, types.MemberDescriptorType) for each in own.values())
+    places = sum(isinstance(each, MemberDescriptorType) for each in own.values())
     known = places * ("__slots__" in own) + ("__dict__" in own) + ("__weakref__" in own)
     return kind.__basicsize__ - kind.__base__.__basicsize__ <= _POINTER * known
 
@@ -208,7 +231,7 @@ _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of a type: made by Python code; seal
 
 def attributes_of(value: object) -> dict[str, Any] | None:
     """``vars(value)``, past what its class may have put in the way; ``None`` if there is none."""
-    own: Any = threading.local if isinstance(value, threading.local) else object
+    own: Any = local if isinstance(value, local) else object
     try:
         found: object = own.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -216,24 +239,24 @@ def attributes_of(value: object) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-@functools.lru_cache(maxsize=1 << 12)
-def slots_of(kind: type) -> dict[str, types.MemberDescriptorType]:
+@lru_cache(maxsize=1 << 12)
+def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
     """By name, the slots of a class and its bases."""
-    found: dict[str, types.MemberDescriptorType] = {}
+    found: dict[str, MemberDescriptorType] = {}
     for each in reversed(kind.__mro__):
         for name, value in vars(each).items():
-            if isinstance(value, types.MemberDescriptorType) and "__slots__" in vars(each):
+            if isinstance(value, MemberDescriptorType) and "__slots__" in vars(each):
                 found[name] = value
     return found
 
 
 def _of_array(value: object, label: str) -> Part:
     """The numbers of an array; objects in one are entries."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, ndarray):
         return _of_ndarray(value, label)
     if isinstance(value, bytearray):
         return _of_bytes(value, label)
-    if isinstance(value, array.array):
+    if isinstance(value, array):
         return Computed(label, value.tobytes)
     return _of_buffer(value, label)
 
@@ -322,7 +345,7 @@ def _frozen(value: object, depth: int) -> object:
     if type(value) is dict and depth < 8:
         pairs = value.items()
         return dict, tuple((_frozen(k, depth + 1), _frozen(v, depth + 1)) for k, v in pairs)
-    if isinstance(value, type | types.BuiltinFunctionType):
+    if isinstance(value, type | BuiltinFunctionType):
         return value
     if not is_heap(type(value)) and depth < 8 and not callable(value):
         found = _reduced(value)

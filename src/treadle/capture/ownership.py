@@ -16,6 +16,7 @@ _REGISTERED = logging.root.manager.loggerDict
 """All loggers. Those that a step is the first to ask for stay: others may have them."""
 _OF_LOGS = (logging.Filterer, logging.PlaceHolder)
 _LOGGER = logging.Logger  # of the module itself, reading is noted
+_LRU_CACHED = functools._lru_cache_wrapper  # likewise
 LOADED = sys.modules
 _BUILT_IN = frozenset(sys.builtin_module_names)
 """What of the library is used while its modules are watched."""
@@ -67,7 +68,7 @@ def is_machinery(value: object) -> bool:
         return True  # what of them is named is looked at by its name
     if isinstance(value, type):
         return is_machinery_class(value)
-    if isinstance(value, functools._lru_cache_wrapper):
+    if isinstance(value, _LRU_CACHED):
         wrapped = value.__wrapped__
         users = isinstance(wrapped, FunctionType) and whose(wrapped.__code__.co_filename)
         return users is not Whose.USER

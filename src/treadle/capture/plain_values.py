@@ -10,6 +10,8 @@ PLAIN = frozenset(
     }
 )  # fmt: skip
 """Types whose values are what they are."""
+_GENERIC = np.generic  # of the module itself, reading is noted
+_OTHERS = (np.generic, slice)
 
 PlainFact = tuple[type, object]
 """What a plain value is: its type, and what tells it from others of that type."""
@@ -18,13 +20,13 @@ PlainFact = tuple[type, object]
 def is_plain(value: object) -> bool:
     """A value that says everything about itself, and cannot be changed."""
     kind = type(value)
-    return kind in PLAIN or issubclass(kind, np.generic | slice)
+    return kind in PLAIN or issubclass(kind, _OTHERS)
 
 
 def plain_fact(value: object) -> PlainFact:
     """Equal for plain values that are the same: ``1`` is not ``True``, ``0.0`` is not ``-0.0``."""
     kind = type(value)
-    if isinstance(value, np.generic):
+    if isinstance(value, _GENERIC):
         return kind, value.tobytes()
     if kind in (float, complex):
         return kind, repr(value)

@@ -27,6 +27,10 @@ _DEEP = 4  # containers within containers
 _PYTHON_S: object = random.seed.__self__  # type: ignore[attr-defined]
 _NUMPY_S: object = np.random.mtrand._rand
 
+# Of the modules themselves, reading is noted.
+_SYSTEM_S, _RANDOM = random.SystemRandom, random.Random
+_RANDOM_STATE, _NUMPY_GENERATOR = np.random.RandomState, np.random.Generator
+
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
@@ -159,13 +163,13 @@ class PythonRngGuard:
 
     def meet(self, each: object, name: str) -> None:
         """Another object that the step can reach, with the user's name for it."""
-        if each is _PYTHON_S or each is _NUMPY_S or isinstance(each, random.SystemRandom):
+        if each is _PYTHON_S or each is _NUMPY_S or isinstance(each, _SYSTEM_S):
             return  # the global ones, which are looked after already; what has no state
-        if isinstance(each, random.Random):
+        if isinstance(each, _RANDOM):
             self._keep(name, each.getstate, each.setstate)
-        elif isinstance(each, np.random.RandomState):
+        elif isinstance(each, _RANDOM_STATE):
             self._keep(name, each.get_state, each.set_state)
-        elif isinstance(each, np.random.Generator):
+        elif isinstance(each, _NUMPY_GENERATOR):
             self._keep(name, *_state_of(each))
 
     def _keep(self, name: str, get: Callable[[], object], put: Callable[[Any], None]) -> None:
