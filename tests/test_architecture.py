@@ -77,18 +77,19 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_module_stands_on_a_floor(path):
-    assert any(room(path) in floor for floor in FLOORS), f"{room(path)} has no floor"
-    assert path.parent != PACKAGE or room(path) in OUTSIDE, f"{path.name} stands in no room"
+def test_modules_stand_on_a_floor():
+    for path in MODULES:
+        assert any(room(path) in floor for floor in FLOORS), f"{room(path)} has no floor"
+        assert path.parent != PACKAGE or room(path) in OUTSIDE, f"{path.name} stands in no room"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_module_keeps_to_its_floor(path):
-    own = room(path)
-    for other in rooms_imported(parse(path)) - {own, "__version__"}:
-        assert level(other) < level(own), f"{own} must not know {other}"
-        assert other not in FORBIDDEN.get(own, set()), f"{own} must not know {other}"
+def test_modules_keep_to_their_floors():
+    for path in MODULES:
+        own = room(path)
+        for other in rooms_imported(parse(path)) - {own, "__version__"}:
+            words = f"{name_of(path)}: {own} must not know {other}"
+            assert level(other) < level(own), words
+            assert other not in FORBIDDEN.get(own, set()), words
 
 
 def is_private(name: str) -> bool:
@@ -141,13 +142,13 @@ def private_attributes(tree: ast.Module) -> set[str]:
     return {text for text in texts if not text.startswith(OPERATORS)} - OF_OTHERS
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_private_torch_is_named_in_one_room(path):
+def test_private_torch_is_named_in_one_room():
     """There ``tests/compat`` looks at it."""
-    if room(path) == "compat":
-        return
-    tree = parse(path)
-    assert not private_modules(tree) | private_attributes(tree), "move it to compat"
+    for path in MODULES:
+        if room(path) != "compat":
+            tree = parse(path)
+            private = private_modules(tree) | private_attributes(tree)
+            assert not private, f"{name_of(path)}: move it to compat"
 
 
 def module_name(path: Path) -> str:
@@ -232,10 +233,10 @@ def ambient_reads(tree: ast.Module) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", STAGE_MODULES, ids=name_of)
-def test_stages_see_nothing_but_what_they_are_given(path):
+def test_stages_see_nothing_but_what_they_are_given():
     """Otherwise the key of the cache would not tell: see ``compiler/request.py``."""
-    assert not ambient_reads(parse(path))
+    for path in STAGE_MODULES:
+        assert not ambient_reads(parse(path)), name_of(path)
 
 
 def test_the_fence_sees_ambient_reads():
@@ -279,10 +280,11 @@ def asks_operators(tree: ast.Module) -> set[str]:
     return attributes & {"tags", "is_mutable", "is_write", "alias_info", "nondeterministic_seeded"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_facts_about_operators_stand_in_one_table(path):
-    if name_of(path) not in TABLE:
-        assert not asks_operators(parse(path)) - MAKES.get(name_of(path), set()), "ask facts_of"
+def test_facts_about_operators_stand_in_one_table():
+    for path in MODULES:
+        name = name_of(path)
+        if name not in TABLE:
+            assert not asks_operators(parse(path)) - MAKES.get(name, set()), f"{name}: ask facts_of"
 
 
 def test_the_fence_sees_questions_about_operators():
@@ -300,18 +302,20 @@ def asks_notes(tree: ast.Module) -> bool:
     return any(isinstance(node, ast.Attribute) and node.attr == "meta" for node in ast.walk(tree))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_what_is_noted_of_a_node_is_one_record(path):
-    assert name_of(path) in NOTES or not asks_notes(parse(path)), "ask graph/node_info.py"
+def test_what_is_noted_of_a_node_is_one_record():
+    for path in MODULES:
+        name = name_of(path)
+        assert name in NOTES or not asks_notes(parse(path)), f"{name}: ask graph/node_info.py"
 
 
 WALKS = {"map_arg", "map_aggregate"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_nested_arguments_have_one_map(path):
-    names = {each.rpartition(".")[2] for each in imported_modules(parse(path))}
-    assert name_of(path) == "graph/arguments.py" or not names & WALKS, "ask graph/arguments.py"
+def test_nested_arguments_have_one_map():
+    for path in MODULES:
+        names = {each.rpartition(".")[2] for each in imported_modules(parse(path))}
+        own = name_of(path) == "graph/arguments.py"
+        assert own or not names & WALKS, f"{name_of(path)}: ask graph/arguments.py"
 
 
 def test_the_fence_sees_notes_of_nodes():
@@ -320,10 +324,10 @@ def test_the_fence_sees_notes_of_nodes():
     assert not asks_notes(ast.parse("value_of(node)"))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_are_absolute(path):
-    relative = [node for node in ast.walk(parse(path)) if isinstance(node, ast.ImportFrom)]
-    assert all(node.level == 0 for node in relative)
+def test_imports_are_absolute():
+    for path in MODULES:
+        relative = [node for node in ast.walk(parse(path)) if isinstance(node, ast.ImportFrom)]
+        assert all(node.level == 0 for node in relative), name_of(path)
 
 
 @pytest.mark.parametrize(
@@ -356,13 +360,12 @@ def asks_for_a_device(node: ast.AST) -> bool:
             return False
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_only_targets_asks_what_a_device_is_called(path):
-    if room(path) == "targets":
-        return
-    asked = [node for node in ast.walk(parse(path)) if asks_for_a_device(node)]
-    lines = [f"{name_of(path)}:{node.lineno}" for node in asked if isinstance(node, ast.expr)]
-    assert not asked, f"{lines}: ask the target's record"
+def test_only_targets_asks_what_a_device_is_called():
+    for path in MODULES:
+        if room(path) != "targets":
+            asked = [node for node in ast.walk(parse(path)) if asks_for_a_device(node)]
+            lines = [f"{name_of(path)}:{n.lineno}" for n in asked if isinstance(n, ast.expr)]
+            assert not asked, f"{lines}: ask the target's record"
 
 
 def test_the_fence_sees_names_of_devices():
@@ -417,9 +420,9 @@ def silent(body, owner=None):
             yield from silent(node.body, node)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_what_is_public_says_what_it_is(path):
-    assert not [*silent(parse(path).body)]
+def test_what_is_public_says_what_it_is():
+    for path in MODULES:
+        assert not [*silent(parse(path).body)], name_of(path)
 
 
 def rooms_of_classes():
