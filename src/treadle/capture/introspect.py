@@ -44,10 +44,9 @@ from typing import Any, cast
 from weakref import ReferenceType
 
 import numpy as np
-import torch
 from numpy import ndarray
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Generator, Tag, Tensor, finfo, iinfo
 
 from treadle.capture.parts import (
     Accessors,
@@ -140,9 +139,9 @@ def parts_of(value: object, label: str) -> Made:
             return Made((InContext(label, value),))
         case GeneratorType():
             return Made((Computed(label, partial(_advanced, value)),), opaque=True)
-        case torch.Generator():
+        case Generator():
             return Made()  # its state is that of a generator: read and restored as such
-        case torch.Tag() | torch.finfo() | torch.iinfo():
+        case Tag() | finfo() | iinfo():
             return Made()
         case _ if isinstance(value, _SEALED):
             return Made()
