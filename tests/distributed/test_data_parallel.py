@@ -487,6 +487,10 @@ def test_a_gradient_is_sent_while_others_are_computed(launch, shard):
             assert ahead[-1] >= 4, f"{way}: two layers are sent when the last product begins"
 
 
+OTHER = []
+"""A group of the same ranks, by another name."""
+
+
 def plainly(net, grads):
     with torch.no_grad():
         for each, grad in zip(net.parameters(), grads, strict=True):
@@ -512,13 +516,19 @@ def reduced_by_hand(net, grads):
     plainly(net, [each / dist.get_world_size() for each in grads])
 
 
-def of_no_batch(net, grads):
-    penalty = sum(each.square().sum() for each in net.parameters())
+def reduced_in_another_group(net, grads):
+    for each in grads:
+        dist.all_reduce(each, group=OTHER[0])
+    plainly(net, [each / dist.get_world_size() for each in grads])
+
+
+def of_no_batch(net, grads, scale=1.0):
+    penalty = sum(each.square().sum() for each in net.parameters()) * scale
     plainly(net, torch.autograd.grad(penalty, list(net.parameters())))
 
 
 BY_HAND = {each.__name__: each for each in (
-    plainly, through_a_norm, of_one, reduced_by_hand, of_no_batch,
+    plainly, through_a_norm, of_one, reduced_by_hand, reduced_in_another_group, of_no_batch,
 )}  # fmt: skip
 
 
@@ -527,11 +537,13 @@ def by_hand(name):
     it, or the error."""
     torch.manual_seed(0)
     net = network(nn.LayerNorm(12))
+    OTHER[:] = [dist.new_group([0, 1])]
+    given = {"scale": 0.5} if name == "of_no_batch" else {}
 
     def step(x, y, rate):
         loss = F.cross_entropy(net(x), y) * rate
         grads = torch.autograd.grad(loss, list(net.parameters()))
-        BY_HAND[name](net, grads)
+        BY_HAND[name](net, grads, **{key: rate * value for key, value in given.items()})
         return loss.detach()
 
     step = treadle.compile(step, model=net, parallel=treadle.DataParallel())

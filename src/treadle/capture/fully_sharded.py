@@ -43,7 +43,8 @@ from treadle.targets.registry import target_for
 from treadle.util.errors import CaptureError
 
 GatherSpan = tuple[tuple[int, int], int]
-"""From which node of a trace to which a group of parameters is gathered, and its number."""
+"""From which node of a trace to which a parameter is gathered, and a number that those of its group
+share that are gathered for the same forward."""
 _EXACT = (torch.float32, torch.bfloat16)
 """Dtypes in which a sum over ranks does not overflow before it is divided."""
 
@@ -173,14 +174,16 @@ class _Made:
 @dataclass(slots=True, eq=False)
 class _Held:
     """A parameter of a group while a step is traced. ``number``: of the group; ``part``: what is
-    traced in its place; ``spans``: where those that are dropped after a forward are gathered.
-    ``kept``: the gradient of the whole, where a backward was not to reduce it."""
+    traced in its place; ``note``: hears where one that is dropped after a forward is gathered;
+    ``times``: how often it was. ``kept``: the gradient of the whole, where a backward was not to
+    reduce it."""
 
     plan: ShardedParameterPlan
     group: ShardedGroupPlan
     number: int
     part: Tensor
-    spans: list[GatherSpan]
+    note: Callable[[tuple[int, int], int, int], None]
+    times: int = 0
     made: _Made | None = None
     kept: Tensor | None = None
 
@@ -192,7 +195,8 @@ class _Held:
             start = traced_nodes()
             self.made = _Made(_Gathered.apply(self.part, self), now)
             if self.group.drops:
-                self.spans.append(((start, traced_nodes()), self.number))
+                self.note((start, traced_nodes()), self.number, self.times)
+            self.times += 1
         self._put(self.made.whole)
 
     def show(self) -> None:
@@ -215,7 +219,7 @@ class _Forward:
 
     def __init__(self, plan: ShardedStatePlan, model: "_ShardedModel") -> None:
         self.held = [
-            _Held(each, group, number, _now(each), model.spans)
+            _Held(each, group, number, _now(each), model.note)
             for number, group in enumerate(plan.groups, model.groups)
             for each in group.parameters
         ]
@@ -266,8 +270,14 @@ class _ShardedModel:
     def __init__(self, plans: Iterable[ShardedStatePlan], spans: list[GatherSpan]) -> None:
         self.groups = 0
         self.outer: _Forward | None = None
-        self.spans = spans
+        self._spans = spans
+        self._numbers: dict[tuple[int, int], int] = {}
         self.states = {id(plan.state): _Forward(plan, self) for plan in plans}
+
+    def note(self, span: tuple[int, int], group: int, times: int) -> None:
+        """A parameter of ``group`` is gathered after it was so many ``times``."""
+        number = self._numbers.setdefault((group, times), len(self._numbers))
+        self._spans.append((span, number))
 
     def drop(self) -> None:
         """All modules hold parts."""

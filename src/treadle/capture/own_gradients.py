@@ -11,12 +11,13 @@ way to a parameter would be applied as each rank has it. So what is written is f
 where it comes from, whatever way it took.
 """
 
-from torch import fx
+from torch import distributed, fx
 
 from treadle.capture.gradient_sync import RankGroup
+from treadle.compat.collectives import group_named
 from treadle.graph.collectives import collective_of
 from treadle.graph.dataflow import operands
-from treadle.graph.node_info import info
+from treadle.graph.node_info import info, tensor_of
 from treadle.graph.signature import Role, StepGraph
 from treadle.util.errors import CaptureError
 
@@ -45,12 +46,17 @@ def refuse_own_gradients(step: StepGraph, group: RankGroup) -> None:
 
 def _own_gradients(step: StepGraph, group: RankGroup) -> set[fx.Node]:
     """What depends on gradients that this rank alone has."""
-    of_batch = {node for node, given in step.inputs() if given.role is Role.BATCH}
+    of_batch = {
+        node
+        for node, given in step.inputs()
+        if given.role is Role.BATCH and tensor_of(node).dim()  # a number may be that of all ranks
+    }
+    ranks = _ranks(group.name)
     own: set[fx.Node] = set()
     for node in step.graph.nodes:
         collective = collective_of(node)
-        if collective is not None and collective.group == group.name:
-            continue  # its result is that of all ranks, or this rank's part of it
+        if collective is not None and len(ranks & _ranks(collective.group)) > 1:
+            continue  # its result is that of several, or this rank's part of it
         given = operands(node)
         if not of_batch.isdisjoint(given):
             of_batch.add(node)
@@ -58,6 +64,10 @@ def _own_gradients(step: StepGraph, group: RankGroup) -> set[fx.Node]:
         if is_gradient or not own.isdisjoint(given):
             own.add(node)
     return own
+
+
+def _ranks(group: str) -> frozenset[int]:
+    return frozenset(distributed.get_process_group_ranks(group_named(group)))
 
 
 __all__ = ["refuse_own_gradients"]

@@ -202,22 +202,16 @@ def _state_of(module: nn.Module) -> Any:
 
 def _states_within(models: Iterable[nn.Module]) -> list[tuple[Any, bool]]:
     """All states of the models, outer ones first, and whether each is the outermost."""
-    found: dict[int, tuple[Any, bool]] = {}
-    seen: set[int] = set()
-
-    def visit(module: nn.Module, *, is_outer: bool) -> None:
-        if id(module) in seen:
-            return
-        seen.add(id(module))
+    found: dict[int, Any] = {}
+    within: set[int] = set()  # states of modules inside of others that have one
+    for module in {each: None for model in models for each in model.modules()}:
         state = _state_of(module)
-        if state is not None:
-            found.setdefault(id(state), (state, is_outer))
-        for child in module.children():
-            visit(child, is_outer=is_outer and state is None)
-
-    for model in models:
-        visit(model, is_outer=True)
-    return list(found.values())
+        if state is None:
+            continue
+        found.setdefault(id(state), state)
+        inner = map(_state_of, module.modules())
+        within |= {id(each) for each in inner if each is not None and each is not state}
+    return [(state, key not in within) for key, state in found.items()]
 
 
 def _drops(state: Any, group: Any, *, is_outer: bool) -> bool:

@@ -38,8 +38,8 @@ class NodeInfo:
     ``lost``: whether it stands for what code outside of the graph leaves in a parameter.
     ``chunk``: of the rows that it is computed for, where others of the same kind are computed for
     other rows before and after.
-    ``gathered``: which parameters it gathers, by number, of those that their modules drop after a
-    forward (``fully_shard``).
+    ``gathered``: of a node that gathers parameters which their modules drop after a forward
+    (``fully_shard``): a number, equal for those that are gathered together.
     ``eager``: the reason why it runs as PyTorch's kernel whatever rules there are; empty if none
     was given.
     """

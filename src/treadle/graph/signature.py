@@ -23,7 +23,7 @@ class Role(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Input:
     """One placeholder. ``name`` is the user's: ``wte.weight``, ``adamw.exp_avg[wte.weight]``.
-    ``sharded``: whether it is what this rank has of a DTensor."""
+    ``sharded``: whether it is what this rank has of a DTensor, or its rows of divided state."""
 
     role: Role
     name: str

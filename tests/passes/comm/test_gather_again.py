@@ -181,3 +181,25 @@ def test_several_forwards_and_backwards(times):
     check_ranks(given, step, (X, *PARTS))
     run = run_ranks(step, [(X, *PARTS)] * 2, GROUPS)
     assert len(run.started[0]) == 3 + times * 2 + (times - 1) * 2
+
+
+def test_what_nobody_reads_any_more_is_not_sent():
+    """The second parameter of a group is read by the backward alone."""
+
+    def program(x, a, b, c):
+        u, o = wait(all_gather(a)), wait(all_gather(b))
+        h1 = x @ u
+        v = wait(all_gather(c))
+        g = (h1 @ v).sin()
+        return ((g @ v.t()) @ u.t()) @ o
+
+    step = marked(trace(program, X, *PARTS))
+    for node in step.graph.nodes:
+        if info(node).gathered == 1:
+            with_info(node, gathered=0)
+    given = step.copy()
+    AGAIN.run(step)
+    assert all(node.users for node in step.graph.nodes if node.op == "call_function")
+    assert calls(step).count("all_gather_into_tensor") == 2 + 2
+    check_ranks(given, step, (X, *PARTS))
+    assert AGAIN.run(step) == 0

@@ -13,6 +13,7 @@ together. ``a, b`` are joined already: ``c, d`` may not be if ``c`` depends on `
 Each start and each wait has a bit, and each set of nodes is one whole number.
 """
 
+import heapq
 from collections.abc import Iterable, Sequence
 from typing import final
 
@@ -100,13 +101,21 @@ def joined_sequence(
             group = last[place[node]]
             needs.setdefault(group, set()).update(last[at] for at in _bits_of(found))
             behind[node] |= 1 << place[node]
+    missing = {group: len(others - {group}) for group, others in needs.items()}
+    behind_of: dict[int, list[int]] = {group: [] for group in needs}
+    for group, others in needs.items():
+        for each in others - {group}:
+            behind_of[each].append(group)
+    ready = [group for group, count in missing.items() if not count]
+    heapq.heapify(ready)
     order: list[fx.Node] = []
-    while needs:
-        first = min(group for group, others in needs.items() if not others - {group})
+    while ready:
+        first = heapq.heappop(ready)
         order.append(starts[first])
-        del needs[first]
-        for others in needs.values():
-            others.discard(first)
+        for group in behind_of[first]:
+            missing[group] -= 1
+            if not missing[group]:
+                heapq.heappush(ready, group)
     return order
 
 

@@ -40,7 +40,7 @@ class GatherAgain(GraphPass):
     after:   a = all_gather(p); w = wait(a); h = mm(x, w); ...
              a' = all_gather(p); ...; w' = wait(a'); g = mm(d, w')
 
-    Parameters of one group (``NodeInfo.gathered``) are read in runs: by operations of one phase,
+    What is gathered together (``NodeInfo.gathered``) is read in runs: by operations of one phase,
     one behind the other. Each run has its own gather; one between which and the run before no other
     group is read has that one's. A gather starts ahead of the first operation that reads the group
     of the run before, so that it can be hidden, and no other group is there meanwhile. Views and
@@ -84,9 +84,9 @@ class _Group:
         return [node for node in self.nodes if node in needed]
 
     def drop_unread(self) -> None:
-        """Views and casts that were made again, and not for the first run."""
+        """What was made again, and is not for the first run."""
         for node in reversed(self.nodes):
-            if not node.users and node not in self.sent and not is_wait(node):
+            if not node.users:
                 node.graph.erase_node(node)
 
 
@@ -134,23 +134,32 @@ class _Runs:
     def _start_early(self, at: int) -> int:
         """The gathers of a first run, which stand where they were captured, ahead of the run before
         it; how many of them moved."""
-        sent = [node for node in self.runs[at].group.nodes if node in self.runs[at].group.sent]
-        place = self._place(at, next(node for node in sent if collective_of(node) is not None))
-        moved = [node for node in sent if self._position[node] > self._position[place]]
-        for node in moved:
-            place.prepend(node)
-        return sum(collective_of(node) is not None for node in moved)
+        if not at:
+            return 0
+        position, group = self._position, self.runs[at].group
+        before = position[self.runs[at - 1].readers[0]]
+        late = [node for node in group.nodes if node in group.sent and position[node] > before]
+        starts = [node for node in late if collective_of(node) is not None]
+        if not starts:
+            return 0
+        place = self._place(at, starts[0])
+        behind = {*_until(place, starts[-1])}
+        last, moved = place.prev, 0
+        for node in late:
+            if node not in behind:
+                continue
+            if last.next is not node:
+                last.append(node)
+                moved += collective_of(node) is not None
+            last = node
+        return moved
 
     def _place(self, at: int, end: fx.Node) -> fx.Node:
         """Ahead of which node what is sent for a run starts: the first reader of the run before, or
-        what stands behind the last user's operator from there to ``end``; ``end`` at the latest."""
-        first = self.runs[at - 1].readers[0] if at else end
-        if self._position[first] > self._position[end]:
-            return end
-        place = node = first
-        while node is not end:
-            node = node.next
-            place = node if is_fence(node.prev) else place
+        what stands behind the last user's operator from there to ``end``."""
+        place = self.runs[at - 1].readers[0]
+        for node in _until(place, end):
+            place = node.next if node is not end and is_fence(node) else place
         return place
 
     def _copy(self, node: fx.Node, run: _Run, early: fx.Node) -> None:
@@ -164,6 +173,15 @@ class _Runs:
         with_info(made, phase=info(run.readers[0]).phase)
         set_value(made, compute(made) if is_view(node) else like(value_of(node)))
         there[node] = made
+
+
+def _until(first: fx.Node, last: fx.Node) -> Iterator[fx.Node]:
+    """The nodes from ``first`` to ``last``, both among them."""
+    node = first
+    while node is not last:
+        yield node
+        node = node.next
+    yield last
 
 
 def _groups_of(graph: fx.Graph) -> list[_Group]:
