@@ -241,7 +241,7 @@ def _annotate(graph: fx.Graph, seen: Trace) -> None:
     _name_generators(graph, watch.generators)
     asked = iter(watch.conditions.asked)
     marks = {at: policy.name.lower() for span, policy in watch.marks for at in range(*span)}
-    gathers = {at: group for span, group in watch.gathers for at in range(*span)}
+    gathers = {at: number for span, number in watch.gathers for at in range(*span)}
     for at, node in enumerate(graph.nodes):
         if any(start <= at < end for start, end in watch.backward):
             phase = "backward"

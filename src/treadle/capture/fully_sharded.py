@@ -173,16 +173,14 @@ class _Made:
 @final
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A parameter of a group while a step is traced. ``number``: of the group; ``part``: what is
-    traced in its place; ``note``: hears where one that is dropped after a forward is gathered;
-    ``times``: how often it was. ``kept``: the gradient of the whole, where a backward was not to
-    reduce it."""
+    """A parameter of a group while a step is traced. ``part``: what is traced in its place;
+    ``note`` hears where one that is dropped after a forward is gathered; ``times``: how often it
+    was. ``kept``: the gradient of the whole, where a backward was not to reduce it."""
 
     plan: ShardedParameterPlan
     group: ShardedGroupPlan
-    number: int
     part: Tensor
-    note: Callable[[tuple[int, int], int, int], None]
+    note: "Callable[[tuple[int, int], _Held], None]"
     times: int = 0
     made: _Made | None = None
     kept: Tensor | None = None
@@ -195,7 +193,7 @@ class _Held:
             start = traced_nodes()
             self.made = _Made(_Gathered.apply(self.part, self), now)
             if self.group.drops:
-                self.note((start, traced_nodes()), self.number, self.times)
+                self.note((start, traced_nodes()), self)
             self.times += 1
         self._put(self.made.whole)
 
@@ -219,11 +217,10 @@ class _Forward:
 
     def __init__(self, plan: ShardedStatePlan, model: "_ShardedModel") -> None:
         self.held = [
-            _Held(each, group, number, _now(each), model.note)
-            for number, group in enumerate(plan.groups, model.groups)
+            _Held(each, group, _now(each), model.note)
+            for group in plan.groups
             for each in group.parameters
         ]
-        model.groups += len(plan.groups)
         self._plan = plan
         self._model = model
         self._left: set[int] = set()  # modules that have to run before it drops what it gathered
@@ -263,20 +260,18 @@ class _Forward:
 
 @final
 class _ShardedModel:
-    """All states of the models of a step. ``groups``: how many they have so far; ``outer``: the one
-    whose forward runs, around others; ``spans``: where what is dropped after a forward is gathered.
-    """
+    """All states of the models of a step. ``outer``: the one whose forward runs, around others;
+    ``spans`` gets where what is dropped after a forward is gathered."""
 
     def __init__(self, plans: Iterable[ShardedStatePlan], spans: list[GatherSpan]) -> None:
-        self.groups = 0
         self.outer: _Forward | None = None
         self._spans = spans
-        self._numbers: dict[tuple[int, int], int] = {}
+        self._numbers: dict[tuple[ShardedGroupPlan, int], int] = {}
         self.states = {id(plan.state): _Forward(plan, self) for plan in plans}
 
-    def note(self, span: tuple[int, int], group: int, times: int) -> None:
-        """A parameter of ``group`` is gathered after it was so many ``times``."""
-        number = self._numbers.setdefault((group, times), len(self._numbers))
+    def note(self, span: tuple[int, int], held: _Held) -> None:
+        """The nodes of ``span`` gather a parameter."""
+        number = self._numbers.setdefault((held.group, held.times), len(self._numbers))
         self._spans.append((span, number))
 
     def drop(self) -> None:

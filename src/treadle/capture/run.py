@@ -258,7 +258,6 @@ class Run:
             for _, each in sources
             if isinstance(each, State) and each.shards is not None
         }
-        self._means: dict[int, Tensor] = {}  # of this rank's rows, by their parameters
         self.sync = GradientSync(group if update else None)
         self.trace = Trace(TraceRecorder(models, self.sync))
         self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
@@ -641,9 +640,9 @@ class Run:
                     self._hand_over(optimizer, reason)
                 elif self._updates:
                     clusters = [each for each in self.clusters if each.optimizer is optimizer]
-                    self._reduce_gradients(clusters)
+                    means = self._reduce_gradients(clusters)
                     for cluster in clusters:
-                        self._update(form_of(optimizer), cluster)
+                        self._update(form_of(optimizer), cluster, means)
             self.trace.update.append((start, traced_nodes()))
 
         return step
@@ -673,9 +672,11 @@ class Run:
         sources = [source for _, source in self.sources]
         return [each.parameter for each in sources if isinstance(each, Parameter)]
 
-    def _reduce_gradients(self, clusters: Sequence[ParamGroup]) -> None:
-        """What of an optimizer's gradients is not a mean over ranks yet becomes one. All of them
-        are sent ahead of the first update, whose parameters ranks may have to send."""
+    def _reduce_gradients(self, clusters: Sequence[ParamGroup]) -> dict[int, Tensor]:
+        """What of an optimizer's gradients is not a mean over ranks yet becomes one; where ranks
+        divide an update, the rows of this rank, by their parameter. All of them are sent ahead of
+        the first update, whose parameters ranks may have to send."""
+        means: dict[int, Tensor] = {}
         owner = {
             id(self._stand_ins[id(parameter)]): id(parameter)
             for cluster in clusters
@@ -689,9 +690,12 @@ class Run:
             with self.sync.unlooked():
                 grad = leaf.grad
             if grad is not None:
-                self._means[owner[id(leaf)]] = shards.mean(grad)
+                means[owner[id(leaf)]] = shards.mean(grad)
+        return means
 
-    def _update(self, form: OptimizerUpdate, cluster: ParamGroup) -> None:
+    def _update(
+        self, form: OptimizerUpdate, cluster: ParamGroup, means: Mapping[int, Tensor]
+    ) -> None:
         """A step of those that have gradients. In each call each of them counts its own."""
         with self.sync.unlooked():
             with_grad = [p for p in cluster.parameters if self._stand_ins[id(p)].grad is not None]
@@ -701,7 +705,7 @@ class Run:
         self.trace.watch.note_line()
         self.trace.uses.ours = True
         try:
-            self._aside(form, self._step)(form, cluster, with_grad)
+            self._aside(form, self._step)(form, cluster, with_grad, means)
         finally:
             self.trace.uses.ours = False
 
@@ -713,7 +717,11 @@ class Run:
         return external.unseen(without_functions(function))
 
     def _step(
-        self, form: OptimizerUpdate, cluster: ParamGroup, with_grad: list[nn.Parameter]
+        self,
+        form: OptimizerUpdate,
+        cluster: ParamGroup,
+        with_grad: list[nn.Parameter],
+        means: Mapping[int, Tensor],
     ) -> None:
         group = self._groups[id(cluster)]
         self.trace.stepped.add(self.clusters.index(cluster))
@@ -729,7 +737,7 @@ class Run:
             for parameter in some:
                 names = form.states(parameter, group)
                 state = {key: self._values[id(parameter), key] for key in names}
-                with self._rows_of(parameter) as (leaf, grad):
+                with self._rows_of(parameter, means) as (leaf, grad):
                     update = functools.partial(
                         self._update_one, form, group, leaf, grad, state, shared
                     )
@@ -740,14 +748,16 @@ class Run:
                 cluster.taken[id(parameter)] = nth + 1
 
     @contextlib.contextmanager
-    def _rows_of(self, parameter: nn.Parameter) -> Iterator[tuple[Tensor, Tensor]]:
-        """What this rank updates of a parameter, with the mean gradient of it; afterwards the
-        parameter is whole."""
+    def _rows_of(
+        self, parameter: nn.Parameter, means: Mapping[int, Tensor]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """What this rank updates of a parameter, with the mean gradient of it, in ``means`` or
+        whole in ``.grad``; afterwards the parameter is whole."""
         leaf, shards = self._stand_ins[id(parameter)], self._divided.get(id(parameter))
         if shards is None:
             yield _parts_here(leaf)
             return
-        mean = self._means.pop(id(parameter), None)
+        mean = means.get(id(parameter))
         if mean is None:
             with self.sync.unlooked():
                 grad = leaf.grad

@@ -115,7 +115,7 @@ def is_fully_sharded(module: nn.Module) -> bool:
 
 
 def plans_of(models: Iterable[nn.Module]) -> list[ShardedStatePlan]:
-    """Of all calls of ``fully_shard`` on modules of these models, outer ones first."""
+    """Of all calls of ``fully_shard`` on modules of these models; of one model outer ones first."""
     return [_plan(state, is_outer=is_outer) for state, is_outer in _states_within(models)]
 
 
@@ -126,8 +126,7 @@ class GatheredModules:
     is: the next eager forward would compute with values of before."""
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
-        states = _states_within(models) if _MODULE in sys.modules else []
-        self._groups = [group for state, _ in states for group in _groups(state)]
+        self._groups = [group for state, _ in _states_within(models) for group in _groups(state)]
 
     def drop(self) -> None:
         """All of them hold their parts again."""
@@ -201,17 +200,25 @@ def _state_of(module: nn.Module) -> Any:
 
 
 def _states_within(models: Iterable[nn.Module]) -> list[tuple[Any, bool]]:
-    """All states of the models, outer ones first, and whether each is the outermost."""
+    """All states of the models, in the order of their modules, and whether each is an outermost
+    one: inside of no other, in any of the models."""
     found: dict[int, Any] = {}
-    within: set[int] = set()  # states of modules inside of others that have one
-    for module in {each: None for model in models for each in model.modules()}:
-        state = _state_of(module)
-        if state is None:
+    inner: set[int] = set()
+    seen: set[tuple[int, bool]] = set()
+    pending = [(model, None) for model in reversed(list(models))]
+    while pending:
+        module, around = pending.pop()
+        if (id(module), around is None) in seen:
             continue
-        found.setdefault(id(state), state)
-        inner = map(_state_of, module.modules())
-        within |= {id(each) for each in inner if each is not None and each is not state}
-    return [(state, key not in within) for key, state in found.items()]
+        seen.add((id(module), around is None))
+        state = _state_of(module)
+        if state is not None:
+            found.setdefault(id(state), state)
+            if around is not None and around is not state:
+                inner.add(id(state))
+        outermost = state if around is None else around
+        pending += [(child, outermost) for child in reversed(list(module.children()))]
+    return [(state, key not in inner) for key, state in found.items()]
 
 
 def _drops(state: Any, group: Any, *, is_outer: bool) -> bool:

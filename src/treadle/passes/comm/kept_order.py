@@ -55,8 +55,8 @@ def kept_order(graph: fx.Graph) -> Earlier:
 
 def updates_in(step: StepGraph) -> list[fx.Node]:
     """New values of parameters and of their state, in order. Nothing is written before the last
-    wait of a call, so that a dead rank leaves nothing half-done: each is computed behind it, where
-    it is written."""
+    wait of a call, so that a dead rank leaves nothing half-done (``lower/write_back.py``). What is
+    computed element by element is computed where it is written, behind that wait."""
     written = {
         node
         for node, output in step.outputs()
