@@ -1,5 +1,6 @@
 """Cheap values that are read in another order: they are computed there, and not stored."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from treadle.schedule.depend import written_buffers
 from treadle.schedule.elsewhere import compute_where_read
 from treadle.schedule.loop_nest import LoopNests
 from treadle.schedule.normalize import normalize
-from treadle.schedule.plan import schedule
+from treadle.schedule.plan import plan_reads, plan_writes, schedule
 
 SHAPE = (2, 5, 3, 8)  # batch, time, heads, width
 
@@ -109,6 +110,37 @@ def test_a_second_run_changes_nothing():
     b, result = rotary()
     once = resolved(b.program(result))
     assert resolved(once).steps == once.steps
+
+
+def test_a_rotary_embedding_of_rows_with_a_weight_that_changes_later_is_one_kernel():
+    """Heads that are normalised, and scaled by a weight that the optimizer writes to."""
+    b = Builder()
+    product, weight = b.input(*SHAPE), b.input(SHAPE[3])
+    squares = b.reduce(ReduceKind.SUM, b.pointwise("mul", product, product), [3], keepdim=True)
+    scaled = b.pointwise("mul", b.pointwise("mul", product, squares), weight)
+    x = permuted(scaled, (0, 2, 1, 3))
+    sine = b.input(SHAPE[1], SHAPE[3])
+    turned = joined(b, b.pointwise("neg", part(x, 4, 8)), part(x, 0, 4))
+    result = b.pointwise("add", x, b.pointwise("mul", turned, sine), strides=(120, 8, 24, 1))
+    b.pointwise("mul", weight, 0.5, into=weight)
+    program = b.program(result)
+    changed, inputs = resolved(program), inputs_of(program)
+    assert scaled.buffer not in read_by(changed, result) - {x.buffer}
+    plan = schedule(program)
+    (reading,) = [each for each in kernels_of(plan) if product.buffer in plan_reads(each)]
+    assert result.buffer in plan_writes(reading)
+    for ours, theirs in zip(run(changed, inputs), run(program, inputs), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_of_formulas_that_get_too_long_none_is_cut_where_more_would_be_stored():
+    """The narrow value is stored; what it is made of is as wide as the reader."""
+    b = Builder()
+    wide = [b.pointwise("neg", b.input(6, 4)) for _ in range(13)]
+    value = functools.reduce(lambda x, y: b.pointwise("add", x, y), wide)
+    narrow = b.compute((6, 4), lambda *axes: Apply("cast", (at(value, *axes),), torch.bfloat16))
+    reader = b.pointwise("neg", permuted(narrow, (1, 0)))
+    assert read_by(resolved(b.program(reader)), reader) == {narrow.buffer}
 
 
 def transposed_reader(b: Builder, value: TensorRef) -> TensorRef:
@@ -211,7 +243,7 @@ def test_a_small_value_that_many_elements_read_is_computed_once():
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99), st.integers(0, 99)), max_size=9))
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 99), st.integers(0, 99)), max_size=9))
 def test_random_orders_keep_every_bit(moves):
     b = Builder()
     made = [b.input(2, 3, 4), b.input(4, 2, 3)]
@@ -229,6 +261,9 @@ def test_random_orders_keep_every_bit(moves):
             case 2:
                 alike = [each for each in made if each.shape == x.shape]
                 made.append(b.pointwise("sub", x, alike[other % len(alike)]))
+            case 3:
+                x = made[other % 2]
+                b.pointwise("mul", x, 1.5, into=x)  # an input changes, as an optimizer changes it
             case _:
                 made.append(b.pointwise("mul", x, 1.5))
     results = [each for each in made[2:] if each.buffer.startswith("t")][-2:]

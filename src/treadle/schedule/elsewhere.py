@@ -57,12 +57,12 @@ class _Mover:
         self._nests = nests
         self._stored = set(results)  # whatever is done here
         self._source: dict[str, int] = {}
-        self._writes: dict[str, int] = {}
+        self._writes: dict[str, list[int]] = {}
         self._readers: dict[str, list[int]] = {}
         for i, step in enumerate(steps):
             for name in written_buffers(step):
                 self._source[name] = i
-                self._writes[name] = self._writes.get(name, 0) + 1
+                self._writes.setdefault(name, []).append(i)
             for name in read_buffers(step):
                 self._readers.setdefault(name, []).append(i)
             if isinstance(step, Call):
@@ -80,8 +80,11 @@ class _Mover:
         return tuple(self._steps)
 
     def _resolved(self, i: int, step: Compute) -> Compute:
+        """The reader with formulas in the place of loads: of all depths one that has the fewest
+        bytes stored for it. Where formulas get too long, operands of theirs may be larger."""
         if isinstance(step.template.body, Reduce):
             return step
+        best, least = step, self._stored_for(i, step)
         for _ in range(_MAX_DEPTH):
             names = {name for name in step.reads if self._is_elsewhere(i, step, name)}
             found = [each for each in loads(step.array.body) if each.buffer in names]
@@ -93,7 +96,15 @@ class _Mover:
             body = map_expr(array.body, _asked_once)
             smaller = simplify_array(Array(array.axes, body))
             step = Compute(step.output, smaller, step.origin)
-        return step
+            stored = self._stored_for(i, step)
+            if stored <= least:
+                best, least = step, stored
+        return best
+
+    def _stored_for(self, i: int, reader: Compute) -> int:
+        """Bytes of the cheap values that the reader wants in another order."""
+        wanted = (each for each in reader.reads if self._is_elsewhere(i, reader, each))
+        return sum(sample_of(self._buffers[each].nbytes) for each in wanted)
 
     def _formula(self, load: Load) -> Expr:
         source = self._steps[self._source[load.buffer]]
@@ -101,11 +112,15 @@ class _Mover:
         return formula_at(source, load.index, load.mask)
 
     def _is_elsewhere(self, i: int, reader: Compute, name: str) -> bool:
-        """Whether the value is cheap, and the reader does not find it at its own place."""
+        """Whether the value is cheap, its operands are still what they were, and the reader does
+        not find it at its own place."""
         if name not in self._cheap:
             return False
-        source = self._steps[self._source[name]]
+        made = self._source[name]
+        source = self._steps[made]
         assert isinstance(source, Compute)
+        if any(made < at <= i for each in source.reads for at in self._writes.get(each, ())):
+            return False
         elements = reader.output.numel
         if not same(elements, source.output.numel):
             return sample_of(elements) <= _SMALL * sample_of(source.output.numel)
@@ -136,7 +151,12 @@ class _Mover:
     def _is_passing(self, i: int, name: str) -> bool:
         """Whether a value is a temporary that few pointwise steps close by read, and no other."""
         ours = self._buffers[name].kind is BufferKind.TEMPORARY
-        if not ours or self._writes[name] != 1 or name in self._stored or self._is_late(i, name):
+        if (
+            not ours
+            or len(self._writes[name]) != 1
+            or name in self._stored
+            or self._is_late(i, name)
+        ):
             return False
         readers = [self._steps[at] for at in self._readers.get(name, ())]
         pointwise = all(
@@ -151,10 +171,11 @@ class _Mover:
         return last - i > _NEAR or self._steps[last].origin.phase != self._steps[i].origin.phase
 
     def _is_at_hand(self, i: int, name: str, operand: str) -> bool:
-        """Whether an operand has one value all through the step, and is in memory anyway, or small,
-        or cheap itself."""
-        ours = self._buffers[operand].kind is BufferKind.TEMPORARY
-        if self._writes.get(operand, 0) != int(ours):
+        """Whether an operand is in memory anyway, or small, or cheap itself. What an input is may
+        change until the reader; a temporary that is written in parts is none of these."""
+        if self._buffers[operand].kind is not BufferKind.TEMPORARY:
+            return True
+        if len(self._writes.get(operand, ())) != 1:
             return False
         made = self._source.get(operand)
         if made is None or operand in self._stored or operand in self._cheap:
