@@ -193,21 +193,52 @@ _CONDITIONS: Mapping[str, str] = {
 # Costs.
 
 _POINTWISE = _named("""
-    arange clone constant_pad_nd copy embedding empty empty_like fill full full_like gather index
-    index_select new_full new_ones new_zeros one_hot ones ones_like scalar_tensor select_backward
-    slice_backward tril triu zeros zeros_like _to_copy lift_fresh_copy
+    __and__ __or__ _efficientzerotensor _to_copy _unsafe_index arange as_strided_copy
+    as_strided_scatter cat clone constant_pad_nd contiguous copy diagonal_backward diagonal_scatter
+    embedding empty empty_like empty_strided eye fill flip floor_divide full full_like gather
+    hardshrink_backward hardswish hardtanh_backward index index_select leaky_relu_backward
+    lift_fresh_copy linspace log_sigmoid_backward log_sigmoid_forward masked_fill mse_loss_backward
+    new_empty new_empty_strided new_full new_ones new_zeros one_hot ones ones_like repeat reshape
+    roll rsub scalar_tensor select_backward select_scatter slice_backward slice_scatter
+    softplus_backward softshrink_backward stack to tril tril_indices triu triu_indices
+    upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d
+    upsample_nearest3d upsample_trilinear3d _upsample_nearest_exact1d _upsample_nearest_exact2d
+    _upsample_nearest_exact3d where zero zeros zeros_like
 """)
 """One pass over the result, like pointwise operators, though PyTorch does not tag them so."""
 
 _REDUCTIONS = _named("""
-    _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data all amax amin any argmax
-    argmin linalg_vector_norm logsumexp max mean min native_layer_norm native_layer_norm_backward
-    nll_loss_forward nll_loss_backward norm sum var var_mean
+    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d
+    _adaptive_avg_pool3d_backward _foreach_max _foreach_norm _fused_rms_norm
+    _fused_rms_norm_backward _log_softmax _log_softmax_backward_data
+    _native_batch_norm_legit _native_batch_norm_legit_functional
+    _native_batch_norm_legit_no_training _safe_softmax _softmax _softmax_backward_data
+    _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward
+    _upsample_nearest_exact3d_backward _weight_norm_interface_backward adaptive_max_pool2d
+    adaptive_max_pool2d_backward adaptive_max_pool3d adaptive_max_pool3d_backward all amax amin any
+    argmax argmin avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward linalg_vector_norm
+    logsumexp max max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
+    max_pool3d_with_indices_backward mean min mse_loss native_batch_norm native_batch_norm_backward
+    native_group_norm native_layer_norm native_layer_norm_backward nll_loss2d_backward
+    nll_loss2d_forward nll_loss_backward nll_loss_forward norm replication_pad1d_backward
+    replication_pad2d_backward replication_pad3d_backward sum upsample_bicubic2d_backward
+    upsample_bilinear2d_backward upsample_linear1d_backward upsample_nearest1d_backward
+    upsample_nearest2d_backward upsample_nearest3d_backward upsample_trilinear3d_backward var
+    var_mean
 """)
-"""One pass over the rows of an operand; PyTorch tags some of them since 2.12."""
+"""One pass over the rows of an operand, or over windows or samples of it; PyTorch tags some of them
+since 2.12."""
 
-_PRODUCTS = _named("linear matmul _weight_int8pack_mm")
+_PRODUCTS = _named("""
+    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
+    _weight_int8pack_mm linear matmul
+""")
 """Besides those that PyTorch has, or was given, a formula of floating-point operations for."""
+
+_PRODUCTS_OF_PARTS = _named("_cudnn_rnn _grouped_mm _scaled_grouped_mm mkldnn_rnn_layer") | _named(
+    "cudnn_rnn grouped_mm", "treadle"
+)
+"""Products of parts of an operand, which other operands may say the ends of."""
 
 _SLOW_ELEMENTS = _named("""
     _log_softmax _softmax cos erf exp gelu log logsumexp pow sigmoid silu sin softplus tanh
@@ -485,11 +516,12 @@ def _allocates(op: OpOverload) -> bool:
 
 def _cost_of(op: OpOverload) -> CostClass:
     name = schema_of(op).name
-    if op.overloadpacket in flop_registry or name in _PRODUCTS:
+    if op.overloadpacket in flop_registry or name in _PRODUCTS | _PRODUCTS_OF_PARTS:
         return CostClass.PRODUCT
     if torch.Tag.reduction in op.tags or name in _REDUCTIONS:
         return CostClass.REDUCTION
-    if torch.Tag.pointwise in op.tags or name in _POINTWISE:
+    listwise = name.startswith("aten::_foreach_")
+    if torch.Tag.pointwise in op.tags or name in _POINTWISE or listwise:
         return CostClass.POINTWISE
     return CostClass.LIBRARY
 
@@ -503,8 +535,9 @@ def _is_arithmetic(op: OpOverload) -> bool:
     """Whether any numbers are as good as any others for ``op``."""
     if op.namespace != "aten" or not _DATA_TAGS.isdisjoint(op.tags) or not schema_of(op).returns:
         return False
-    known = torch.Tag.core in op.tags or _cost_of(op) is not CostClass.LIBRARY
-    return known or schema_of(op).name in _MEASURABLE
+    name = schema_of(op).name
+    known = _cost_of(op) is not CostClass.LIBRARY and name not in _PRODUCTS_OF_PARTS
+    return torch.Tag.core in op.tags or known or name in _MEASURABLE
 
 
 __all__ = [
