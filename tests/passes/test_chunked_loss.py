@@ -553,7 +553,7 @@ def test_products_of_16_bits_give_32_where_the_library_can():
     output.args = (tuple(output.args[0]),)
     inputs = tuple(Input(Role.BATCH, name) for name in ("h", "w", "y"))
     step = StepGraph(graph, Signature(inputs, tuple(Output(f"out{i}") for i in range(3))))
-    run_passes(step, [RemoveNoOps(), ChunkLoss(7 * V * 2)])
+    run_passes(step, [RemoveNoOps(), ChunkLoss(7 * V * 2, wide_products=True)])
     products = [n for n in step.graph.nodes if "out_dtype" in n.kwargs]
     more = aten.addmm.dtype if knows_sums_of_products() else aten.mm.dtype
     assert [n.target for n in products] == [aten.mm.dtype, more, more]
@@ -570,7 +570,8 @@ def test_versions_of_a_step():
     step, target = step_of(memory=0.5)
     first, *smaller = versions_of(step, target)
     assert first.first == ()
-    assert [each.first for each in smaller] == [(ChunkLoss(16 * 4 * LARGE),)]
+    quarter = 32 * 4 * LARGE
+    assert [each.first for each in smaller] == [(ChunkLoss(quarter),)], "a sixteenth has 8 rows"
     step, target = step_of(memory=0.5, numerics="eager", chunk_logits=1)
     assert [each.first for each in versions_of(step, target)] == [()], "eager's own sums"
 

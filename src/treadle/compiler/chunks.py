@@ -17,7 +17,7 @@ _OVERHEAD = 1 / 60
 themselves lose more in short pieces: on an H200 in bfloat16 19 % in four of 4,096 rows (768 wide,
 50,257 classes), 2.7 % in four of 8,192 rows (2,048 wide, 128,256 classes; PyTorch 2.11,
 ``benchmarks/loss_products.py``)."""
-_PIECES = (8, 32)
+_PIECES = (4, 16)
 """In how many chunks a budget may want the logits, besides what is chosen without one."""
 _LEAST_ROWS = 16
 """Rows that a chunk has at least where a budget wants it small."""
@@ -30,13 +30,13 @@ def versions_of(step: StepGraph, target: Target) -> tuple[Version, ...]:
     if options.chunk_bytes == 0 or options.numerics == "eager":  # eager rounds sums of all rows
         return (plain,)
     if options.chunk_bytes is not None:
-        return (_cut(step, options.chunk_bytes),)
+        return (_cut(step, options.chunk_bytes, target),)
     logits = largest_logits(step)
     if logits is None:
         return (plain,)
     most = fastest_chunk(logits, target.hardware)
     smaller = _smaller(logits, most) if options.budget is not None else ()
-    return tuple(_cut(step, each) for each in (most, *smaller))
+    return tuple(_cut(step, each, target) for each in (most, *smaller))
 
 
 def fastest_chunk(logits: Logits, device: DeviceModel) -> int:
@@ -59,9 +59,9 @@ def _smaller(logits: Logits, most: int) -> tuple[int, ...]:
     return tuple(size for size in sizes if least <= size < min(most, logits.nbytes))
 
 
-def _cut(step: StepGraph, most: int) -> Version:
+def _cut(step: StepGraph, most: int, target: Target) -> Version:
     """The step with chunks of at most that many bytes; itself where none is needed."""
-    cut = ChunkLoss(most)
+    cut = ChunkLoss(most, target.record.wide_products)
     made = rewritten(step, (cut,))
     changed = len(made.graph.nodes) != len(step.graph.nodes)
     return Version(made, (cut,)) if changed else Version(step)

@@ -20,7 +20,8 @@ from treadle.passes.memory.search import frontier
 from treadle.runtime.cache import Cache
 from treadle.runtime.machine import machine
 from treadle.runtime.workspace import Workspaces
-from treadle.targets.cpu import CPU_MODEL
+from treadle.targets.cpu import CPU, CPU_MODEL
+from treadle.targets.cuda import CUDA
 from treadle.targets.model import DeviceModel
 from treadle.targets.registry import model_for
 from treadle.util.errors import PlanError
@@ -92,7 +93,8 @@ def plan(
     captured = capture(
         function, models=models, optimizers=optimizers, args=batch, kwargs={}, place=place
     )
-    target = Target(captured.device, replace(from_environment(), memory=None), like=name)
+    at = _device_of(hardware, captured.device)
+    target = Target(at, replace(from_environment(), memory=None), like=name)
     target = replace(target, kept=captured.kept_bytes)
     if here.type == place.type and not any(_is_described(each) for each in models.values()):
         cache = Cache(target.options.cache_dir)  # the step could run here: what it would be
@@ -143,6 +145,13 @@ def _place(hardware: DeviceModel) -> torch.device:
     """Where to capture: a GPU's graph needs a GPU; without one the CPU's stands for it."""
     on_gpu = hardware is not CPU_MODEL and torch.cuda.is_available()
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
+def _device_of(hardware: DeviceModel, captured: str) -> str:
+    """Where the step is planned to run, of one that was captured ``captured``: its kernels are
+    those of the hardware's kind of device, there or not."""
+    kind = CPU.device if hardware is CPU_MODEL else CUDA.device
+    return captured if torch.device(captured).type == kind else kind
 
 
 def _is_described(model: nn.Module) -> bool:

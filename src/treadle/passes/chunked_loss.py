@@ -36,15 +36,17 @@ class ChunkLoss(GraphPass):
     after:   for each chunk of rows:  x' = mm(h', w); l += loss(x', t'); g' = loss_backward(x', t')
                                       d' = mm(g', v); e += mm(t(g'), h')
 
-    ``most``: bytes of the logits of a chunk. The loss is not known by name: everything computed
-    from the logits must work row by row, or sum over rows, and nothing that sums over rows may be
-    needed row by row again. Equal to rounding: sums are added up in another order, those of 16
-    bits in 32. ``explain`` says what is in the way.
+    ``most``: bytes of the logits of a chunk. ``wide_products``: a library adds products of 16-bit
+    factors up into 32 bits, so that nothing has to be converted for it. The loss is not known by
+    name: everything computed from the logits must work row by row, or sum over rows, and nothing
+    that sums over rows may be needed row by row again. Equal to rounding: sums are added up in
+    another order, those of 16 bits in 32. ``explain`` says what is in the way.
     """
 
     contract = Contract()
 
     most: int
+    wide_products: bool = False
 
     def run(self, step: StepGraph) -> int:
         changed = 0
@@ -53,7 +55,7 @@ class ChunkLoss(GraphPass):
             found = next(fitting, None)
             if found is None or found.region is None:
                 return changed
-            write_chunks(step, found.region, found.boxes)
+            write_chunks(step, found.region, found.boxes, self.wide_products)
             changed += 1
 
 

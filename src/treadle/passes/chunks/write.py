@@ -39,20 +39,23 @@ from treadle.passes.chunks.rows import (
     Total,
     TotalWeight,
 )
-from treadle.targets.registry import target_for
 
 aten = torch.ops.aten
 
 
-def write_chunks(step: StepGraph, region: LossRegion, boxes: Sequence[Box]) -> None:
-    """Put the chunks of ``boxes`` in the place of the region's nodes."""
-    _Writer(step, region).write(boxes)
+def write_chunks(
+    step: StepGraph, region: LossRegion, boxes: Sequence[Box], wide_products: bool
+) -> None:
+    """Put the chunks of ``boxes`` in the place of the region's nodes. ``wide_products``: whether
+    there are products of 16-bit factors into 32 bits."""
+    _Writer(step, region, wide_products).write(boxes)
 
 
 @dataclass
 class _Writer:
     step: StepGraph
     region: LossRegion
+    wide_products: bool
     parts: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
     renewed: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
     outside: dict[Outside, fx.Node] = field(default_factory=dict[Outside, fx.Node])
@@ -230,7 +233,7 @@ class _Writer:
         dtype, kept = type_of(left).dtype, wide_dtype(type_of(left).dtype)
         named: dict[str, Any] = {}
         one, more = aten.mm.default, aten.addmm.default
-        if kept != dtype and target_for(type_of(left).device).wide_products:
+        if kept != dtype and self.wide_products:
             one, more, named = aten.mm.dtype, aten.addmm.dtype, {"out_dtype": kept}
         elif kept != dtype:
             left, right = (
