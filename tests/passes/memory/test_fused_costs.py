@@ -127,6 +127,18 @@ def test_an_operand_that_is_expanded_is_read_as_it_lies_in_memory():
     assert again(step, "exp") == LAUNCH + 4 * 8 + 4 * 64
 
 
+def test_a_kernel_that_waits_for_the_call_cannot_write_its_operand():
+    """As of attention's operands: the kernel of their gradient reads what they were made of."""
+
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        hidden = x @ w
+        active = hidden * hidden
+        return F.scaled_dot_product_attention(*active.view(3, 1, 2, 4, 8)).sin().sum()
+
+    step = traced(loss, [torch.randn(8, 8)], [torch.randn(24, 8)])
+    assert again(step, "mul") == LAUNCH + (4 + 4) * 24 * 8
+
+
 def test_a_second_product_is_launched():
     step = product(lambda w: w)
     assert again(step, "mm") == LAUNCH + 4 * (4 * 8 + 8 * 8 + 4 * 8)

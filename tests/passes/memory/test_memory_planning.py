@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from passes.memory.traced_steps import perceptron, traced, transformer
 from testing import trace
 from treadle.graph.execute import run_step
-from treadle.graph.node_info import info, with_info
+from treadle.graph.grouped import grouped_mm
+from treadle.graph.node_info import info, set_value, with_info
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph
 from treadle.passes.memory.choose import fastest_plan, plan_memory
@@ -26,7 +27,7 @@ from treadle.passes.memory.masks import with_byte_masks
 from treadle.passes.memory.order import as_traced, facts_of
 from treadle.passes.memory.rematerialise import build, recompute, rematerialise
 from treadle.passes.memory.reorder import update_early
-from treadle.passes.memory.search import _Planner, candidates, frontier
+from treadle.passes.memory.search import Candidate, _Planner, candidates, convex, frontier
 from treadle.passes.memory.simulate import Model, simulate, timeline
 from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.cuda import H200
@@ -83,6 +84,35 @@ def test_kinds_flops_and_devices(blocks):
     assert model_for("cuda:1") is H200
     with pytest.raises(PlanError, match="abacus"):
         model_for("abacus")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_costs_its_products_on_every_device(dtype):
+    def loss(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v).float().sum()
+
+    step = traced(loss, [torch.randn(2, 3, 5, 8, dtype=dtype) for _ in range(3)], [])
+    calls = [n for n in step.graph.nodes if "attention" in str(n.target)]
+    assert [kind_of(each) for each in calls] == [Kind.PRODUCT] * 2
+    assert [flops_of(each) for each in calls] == [2 * 6 * 5 * 5 * 2 * 8, 2 * 6 * 5 * 5 * 5 * 8]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "flops"),
+    [
+        ((12, 8), (3, 8, 16), 2 * 12 * 8 * 16),
+        ((8, 12), (12, 16), 2 * 8 * 12 * 16),
+        ((3, 4, 8), (3, 8, 16), 2 * 3 * 4 * 8 * 16),
+        ((3, 4, 8), (8, 24), 2 * 4 * 8 * 24),
+    ],
+    ids=["rows in groups", "sums in groups", "all in groups", "columns in groups"],
+)
+def test_products_in_groups_cost_what_each_does(left, right, flops):
+    graph = fx.Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    for node, shape in ((a, left), (b, right)):
+        set_value(node, torch.empty(shape, device="meta"))
+    assert flops_of(graph.call_function(grouped_mm, (a, b, None))) == flops
 
 
 # -- simulator -----------------------------------------------------------------------------------
@@ -319,6 +349,18 @@ def test_the_frontier_goes_down_and_every_point_is_right(blocks):
     for each in points[:: max(1, len(points) // 4)]:
         assert simulate(each.step).peak_bytes == each.predicted_peak
         assert_same(step, each.step, inputs)
+
+
+def test_mixtures_are_made_of_plans_that_no_mixture_beats():
+    def point(seconds: float, peak: int) -> Candidate:
+        return Candidate(1.0, None, frozenset(), peak, seconds)  # no order is asked for
+
+    straight = [point(1, 100), point(2, 60), point(4, 40)]
+    above = [point(1.5, 95), point(3, 55), point(3.9, 50)]
+    found = sorted(straight + above, key=lambda each: each.seconds)
+    assert convex(found) == straight
+    assert convex(found[:1]) == found[:1]
+    assert convex([]) == []
 
 
 def test_plans_keep_their_budget_and_a_smaller_budget_never_has_a_larger_peak(blocks):

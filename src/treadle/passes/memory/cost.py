@@ -64,13 +64,18 @@ def flops_of(node: fx.Node) -> float:
     """Floating-point operations of a product; 0 for everything else."""
     if not isinstance(node.target, OpOverload):
         return 0.0
+    name = schema_of(node.target).name
     formula = flop_registry.get(node.target.overloadpacket)
-    if formula is None:
+    if formula is None and facts_of(node.target).cost is not CostClass.PRODUCT:
         return 0.0
     given = arguments(node)
     if {"query", "key", "value"} <= given.keys() and type_of(given["query"]).ndim == 4:
-        heads_first = schema_of(node.target).name.startswith("aten::_scaled_dot_product")
+        heads_first = name.startswith("aten::_scaled_dot_product")
         return _attention_flops(given, -2 if heads_first else -3)
+    if name.endswith("grouped_mm"):
+        return _grouped_flops(given)
+    if formula is None:
+        return 0.0
     args, kwargs = given_of(node, value_of)
     return float(formula(*args, **kwargs, out_val=value_of(node)))
 
@@ -84,6 +89,13 @@ def _attention_flops(given: Mapping[str, Any], tokens: int) -> float:
     backward = not {"grad_out", "grad_out_"}.isdisjoint(given)
     products = 3 * head + 2 * values[-1] if backward else head + values[-1]
     return 2.0 * prod(rows) * keys[tokens] * products
+
+
+def _grouped_flops(given: Mapping[str, Any]) -> float:
+    """Of products whose groups share the rows, the columns, or what is summed."""
+    left, right = (type_of(each).shape for each in list(given.values())[:2])
+    columns_divided = len(left) > len(right)
+    return 2.0 * prod(left[columns_divided:]) * right[-1]
 
 
 def bytes_of(node: fx.Node) -> int:

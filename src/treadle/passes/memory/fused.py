@@ -5,20 +5,25 @@ to keep it writes and reads bytes that would not have moved. A value in memory a
 library call or a later kernel reads it, costs one read to keep.
 
 Where a call reads the second computation too, it has to be written. A kernel of the backward pass
-that reads its operands anyway can do so, and the call finds in the cache what it would have read
-from memory. Without one it takes a kernel of its own: a launch, the operands, and the result. So a
-float32 weight is cast once for the products of both passes.
+that reads its operands anyway can do so, if it does not wait for that call, and the call finds in
+the cache what it would have read from memory. Without one it takes a kernel of its own: a launch,
+the operands, and the result. So a float32 weight is cast once for the products of both passes, and
+what attention was given is kept: the kernel of what it was computed from needs its gradient.
 
 ::
 
     stage(v)  = how many library calls lie on the longest way to v
     stored(v) = v is a call's operand or result, or someone reads it at a later stage
     alone(v)  = a call reads v after the forward pass, and no formula there reads what v is made of
+                without waiting for that call
     again(v)  = arithmetic + operands in memory that no formula of the backward pass reads
+                + the other operands        if alone(v)
                 + bytes of v       if alone(v), or if several stages read it
                 + a launch         if alone(v)
 """
 
+import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,6 +36,8 @@ from treadle.targets.model import DeviceModel
 _LITTLE = 64  # times the bytes of its operands make a value one that is made from little
 _READS = 0.05
 """Share of a pass over a value that computing it again costs at least, inside another kernel."""
+_ALL = -1
+"""All bits."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,8 @@ def traffic(facts: Facts, device: DeviceModel) -> RecomputeCost:
     for i, kind in enumerate(facts.kinds):
         size = facts.held_bytes(i) / device.bandwidth
         if kind is Kind.POINTWISE:
-            reads = sources.bytes_read(i) / device.bandwidth
-            by_itself = late[i] and not sources.shared[i]
+            by_itself = late[i] and bool(sources.waits[i] & sources.calls[i])
+            reads = sources.bytes_read(i, by_itself=by_itself) / device.bandwidth
             written = by_itself or spread[i]
             moved = reads + size if written else max(reads, _READS * size)
             launch = device.launch if by_itself else 0.0
@@ -71,38 +78,43 @@ def traffic(facts: Facts, device: DeviceModel) -> RecomputeCost:
 class _Sources:
     """What a second computation reads. By position: ``there``, whether the value is in memory
     whatever is kept; ``read``, whether a formula of the backward pass reads it as well, or of the
-    head of the forward pass; ``shared``, whether a formula starts from something that such a one
-    reads, and can be in its kernel."""
+    head of the forward pass. In bits, one for each later call: ``calls`` that read the value;
+    ``waits``, those that each formula waits for that reads what the value is made of, and whose
+    kernel could make it too: all bits if there is none."""
 
     facts: Facts
     there: tuple[bool, ...]
     read: tuple[bool, ...]
-    shared: tuple[bool, ...]
+    calls: tuple[int, ...]
+    waits: tuple[int, ...]
 
     @staticmethod
     def of(facts: Facts, stored: Sequence[bool]) -> "_Sources":
         """``stored``: whether the forward pass has a value in memory."""
-        read = _read_by_backward(facts)
+        calls, after = _late_readers(facts)
         there: list[bool] = []
-        shared: list[bool] = []
+        waits: list[int] = []
         for i, operands in enumerate(facts.operands):
             if facts.views[i]:
                 there.append(there[operands[0]])
-                shared.append(shared[operands[0]])
+                waits.append(waits[operands[0]])
                 continue
             made = facts.kinds[i] is Kind.INPUT or facts.phases[i] > 0  # a new weight, for one
             there.append(stored[i] or made)
-            shared.append(any(read[each] if there[each] else shared[each] for each in operands))
-        return _Sources(facts, tuple(there), read, tuple(shared))
+            at_hand = (after[each] if there[each] else waits[each] for each in operands)
+            waits.append(functools.reduce(operator.and_, at_hand, _ALL))
+        read = tuple(each != _ALL for each in after)
+        return _Sources(facts, tuple(there), read, calls, tuple(waits))
 
-    def bytes_read(self, i: int) -> int:
-        """Bytes of the operands of formula ``i`` that nothing reads if not this; of one that is
-        larger than the result, at most an element of it for each of the result's."""
+    def bytes_read(self, i: int, *, by_itself: bool) -> int:
+        """Bytes of the operands of formula ``i`` that nothing reads if not this, or, in a kernel of
+        its own, of all; of one that is larger than the result, at most an element of it for each of
+        the result's."""
         elements = sum(each.numel() for each in tensors_in(value_of(self.facts.nodes[i])))
         return sum(
             min(self.facts.held_bytes(each), elements * self._width(each))
             for each in set(self.facts.operands[i])
-            if self.there[each] and not self.read[each]
+            if self.there[each] and (by_itself or not self.read[each])
         )
 
     def _width(self, i: int) -> int:
@@ -110,16 +122,36 @@ class _Sources:
         return sum(each.dtype.itemsize for each in tensors_in(value_of(self.facts.nodes[i])))
 
 
-def _read_by_backward(facts: Facts) -> tuple[bool, ...]:
-    """Whether a formula of the backward pass reads each value, itself or through views; the head
-    of the forward pass counts as part of it."""
-    read = [False] * len(facts.nodes)
+def _late_readers(facts: Facts) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """In bits, one for each call after the forward pass: which of them read each value, itself or
+    through views, and which all formulas of the backward pass wait for that do so, all bits if
+    there is none. The head of the forward pass counts as part of the backward pass."""
+    own, behind = _later_calls(facts)
+    calls, after = [0] * len(facts.nodes), [_ALL] * len(facts.nodes)
     for i in range(len(facts.nodes) - 1, -1, -1):
         late = facts.phases[i] == PHASES["backward"] or (facts.phases[i] == 0 and i >= facts.head)
-        if (late and facts.fusible[i]) or (facts.views[i] and read[i]):
-            for operand in facts.operands[i]:
-                read[operand] = True
-    return tuple(read)
+        if facts.views[i]:
+            reads, waits = calls[i], after[i]
+        elif facts.kinds[i] in CALLS:
+            reads, waits = own[i], _ALL
+        else:
+            reads, waits = 0, (behind[i] if late and facts.fusible[i] else _ALL)
+        for operand in facts.operands[i]:
+            calls[operand] |= reads
+            after[operand] &= waits
+    return tuple(calls), tuple(after)
+
+
+def _later_calls(facts: Facts) -> tuple[list[int], list[int]]:
+    """The bit of each call after the forward pass, and those of all that each value waits for."""
+    own: list[int] = []
+    behind: list[int] = []
+    bit = 1
+    for kind, phase, operands in zip(facts.kinds, facts.phases, facts.operands, strict=True):
+        own.append(bit if phase and kind in CALLS else 0)
+        bit <<= bool(own[-1])
+        behind.append(functools.reduce(operator.or_, (behind[each] for each in operands), own[-1]))
+    return own, behind
 
 
 def stored_anyway(facts: Facts) -> tuple[bool, ...]:

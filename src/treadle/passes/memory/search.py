@@ -18,7 +18,9 @@ from treadle.passes.memory.reorder import update_early
 from treadle.passes.memory.simulate import LiveBytes, timeline
 from treadle.targets.model import DeviceModel
 
-_LAMBDAS = tuple(2.0**exponent for exponent in range(5, -9, -1))
+_LAMBDAS = (*(2.0 ** (-half / 2) for half in range(9)), *(2.0**-whole for whole in range(5, 9)))
+"""Bytes kept rather than to move one when computing again, from 1, which is the fastest; closer to
+each other where budgets usually are."""
 _SHOWN = 6  # points that ``frontier`` gives
 _GAP = 0.03  # frontier points closer than this share of the peak are not told apart
 _WORK = 150_000  # operations simulated by the local search, which bounds its time
@@ -91,7 +93,7 @@ class _Planner:
         """One cut per price, first with products kept, then with products priced as well."""
         for products in (False, True):
             for price in _LAMBDAS:
-                prices = [price * each * self.bandwidth for each in self.cost]
+                prices = [price * each * self.bandwidth for each in self.fused.again]
                 yield self.candidate(price, self._cut(prices, products=products))
 
     def between(self, fast: Candidate, small: Candidate) -> Iterator[Candidate]:
@@ -152,6 +154,24 @@ def pareto(found: Iterable[Candidate]) -> list[Candidate]:
     return kept
 
 
+def convex(points: Iterable[Candidate]) -> list[Candidate]:
+    """Of the points of a frontier those that are on no line between two others, or below it. A plan
+    that does what one does in some layers and another in the rest is about on their line, so a
+    point above it is worse than such a mixture."""
+    kept: list[Candidate] = []
+    for each in points:
+        while len(kept) > 1 and _slope(kept[-2], each) <= _slope(kept[-2], kept[-1]):
+            kept.pop()
+        kept.append(each)
+    return kept
+
+
+def _slope(fast: Candidate, small: Candidate) -> float:
+    """Peak that a second more changes."""
+    seconds = max(small.seconds - fast.seconds, 1e-12)
+    return (small.predicted_peak - fast.predicted_peak) / seconds
+
+
 def candidates(step: StepGraph, device: DeviceModel) -> Iterator[Candidate]:
     """The simulated frontier, from keeping everything to the smallest peak found."""
     planner = _Planner(step, device)
@@ -159,7 +179,7 @@ def candidates(step: StepGraph, device: DeviceModel) -> Iterator[Candidate]:
     points = pareto([first, planner.fastest(), *planner.hull()])
     trials = max(2, _WORK // max(len(planner.facts.nodes), 1))
     points = pareto([*points, *planner.improved(points[-1], trials)])
-    for fast, small in itertools.pairwise(points):
+    for fast, small in itertools.pairwise(convex(points)):
         if fast.predicted_peak - small.predicted_peak > _GAP * first.predicted_peak:
             points = [*points, *planner.between(fast, small)]
     yield from _thinned(pareto(points), _GAP / 3 * first.predicted_peak)
