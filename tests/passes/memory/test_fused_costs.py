@@ -144,6 +144,20 @@ def test_a_second_product_is_launched():
     assert again(step, "mm") == LAUNCH + 4 * (4 * 8 + 8 * 8 + 4 * 8)
 
 
+def test_formulas_read_once_a_stage_and_write_what_others_read():
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        hidden = x @ w
+        return (hidden * hidden.view(32).view(4, 8)).sum()
+
+    step = traced(loss, [torch.randn(8, 8)], [torch.randn(4, 8)])
+    small, wide = 4 * 32, 4 * 64
+    products = 2 * (small + small + wide)
+    forward = small + 4  # the product is read, and the loss is returned
+    backward = 4 + small + small  # the product again, and its gradient for a product
+    update = 3 * wide  # the weight, its gradient, and the new weight
+    assert traffic(facts_of(step), BYTES).once == products + forward + backward + update
+
+
 # -- plans -------------------------------------------------------------------------------------
 
 

@@ -43,11 +43,13 @@ _ALL = -1
 @dataclass(frozen=True)
 class RecomputeCost:
     """By position: ``stored``, whether the forward pass has the value in memory whoever keeps it;
-    ``again``, seconds to compute it once more; ``keep``, seconds that keeping it adds."""
+    ``again``, seconds to compute it once more; ``keep``, seconds that keeping it adds. ``once``:
+    seconds of the step that computes each value once."""
 
     stored: tuple[bool, ...]
     again: tuple[float, ...]
     keep: tuple[float, ...]
+    once: float
 
 
 def traffic(facts: Facts, device: DeviceModel) -> RecomputeCost:
@@ -71,7 +73,36 @@ def traffic(facts: Facts, device: DeviceModel) -> RecomputeCost:
         else:
             again.append(alone[i] + (device.launch if kind in CALLS else 0.0))
         keep.append(0.0 if stored[i] or kind not in FUSIBLE else size)
-    return RecomputeCost(stored, tuple(again), tuple(keep))
+    calls = sum(seconds for seconds, kind in zip(alone, facts.kinds, strict=True) if kind in CALLS)
+    once = calls + _bytes_of_formulas(facts, stages) / device.bandwidth
+    return RecomputeCost(stored, tuple(again), tuple(keep), once)
+
+
+def _bytes_of_formulas(facts: Facts, stages: Sequence[int]) -> int:
+    """Bytes that formulas read and write. Those of one phase, stage and chunk of rows are as one
+    kernel: it reads a value once, and writes what a call, another kernel or the user reads."""
+    kernels = tuple(zip(facts.phases, stages, facts.chunks, strict=True))
+    shown = list(range(len(facts.nodes)))  # what each node is a view of
+    readers: dict[int, set[tuple[int, int, int]]] = {}
+    written = {i for i in facts.returned if i is not None}
+    for i, operands in enumerate(facts.operands):
+        if facts.views[i]:
+            shown[i] = shown[operands[0]]
+            continue
+        for each in (shown[operand] for operand in operands):
+            if facts.kinds[i] in CALLS:
+                written.add(each)
+            else:
+                readers.setdefault(each, set()).add(kernels[i])
+                if kernels[i] != kernels[each]:
+                    written.add(each)
+    written = {shown[each] for each in written}
+    moved = 0
+    for i, kind in enumerate(facts.kinds):
+        formula, there = kind in FUSIBLE, i in written or kind is Kind.INPUT or kind in CALLS
+        times = (formula and i in written) + (len(readers.get(i, ())) if there else 0)
+        moved += times * facts.held_bytes(i)
+    return moved
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,8 @@ class _Planner:
         self.traced = as_traced(plain)
         self.facts: Facts = plain if masked is step else facts_of(masked)
         self.claims: SaveCandidates = classify(self.facts)
-        self.cost = self.facts.seconds(device)
         self.fused = traffic(self.facts, device)
         self.bandwidth = device.bandwidth
-        self.base = sum(self.cost)
         self.seen: dict[frozenset[int], Candidate] = {}
 
     def keep_all(self) -> Candidate:
@@ -80,7 +78,7 @@ class _Planner:
     def _seconds(self, order: Order, saved: frozenset[int]) -> float:
         """Estimated time: every operation once, what happens again, what is kept only to be."""
         again = extra_seconds(order, self.fused.again)
-        return self.base + again + sum(self.fused.keep[i] for i in saved)
+        return self.fused.once + again + sum(self.fused.keep[i] for i in saved)
 
     def candidate(self, price: float, saved: frozenset[int]) -> Candidate:
         if saved not in self.seen:
