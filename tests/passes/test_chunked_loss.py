@@ -31,6 +31,8 @@ from treadle.passes import chunked_loss
 from treadle.passes.chunked_loss import ChunkLoss, Logits, explain, largest_logits
 from treadle.passes.chunks.rows import Grid, RowRange, boxes_of
 from treadle.passes.memory.cost import flops_of, work_of
+from treadle.passes.memory.fused import traffic
+from treadle.passes.memory.order import facts_of
 from treadle.passes.noops import RemoveNoOps
 from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.cuda import H200
@@ -574,6 +576,15 @@ def test_versions_of_a_step():
     assert [each.first for each in smaller] == [(ChunkLoss(quarter),)], "a sixteenth has 8 rows"
     step, target = step_of(memory=0.5, numerics="eager", chunk_logits=1)
     assert [each.first for each in versions_of(step, target)] == [()], "eager's own sums"
+
+
+def test_each_chunk_is_estimated_to_read_the_weights_again():
+    times = []
+    for rows in (128, 64, 32):
+        step, _ = step_of()
+        ChunkLoss(rows * 4 * LARGE).run(step)
+        times.append(traffic(facts_of(step), H200).once)
+    assert times[0] < times[1] < times[2]
 
 
 def test_the_fastest_chunk_is_a_matter_of_the_device():

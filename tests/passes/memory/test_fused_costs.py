@@ -152,10 +152,9 @@ def test_formulas_read_once_a_stage_and_write_what_others_read():
     step = traced(loss, [torch.randn(8, 8)], [torch.randn(4, 8)])
     small, wide = 4 * 32, 4 * 64
     products = 2 * (small + small + wide)
-    forward = small + 4  # the product is read, and the loss is returned
-    backward = 4 + small + small  # the product again, and its gradient for a product
+    formulas = small + 4 + small  # the product, the loss, and the gradient of the product
     update = 3 * wide  # the weight, its gradient, and the new weight
-    assert traffic(facts_of(step), BYTES).once == products + forward + backward + update
+    assert traffic(facts_of(step), BYTES).once == products + formulas + update
 
 
 # -- plans -------------------------------------------------------------------------------------

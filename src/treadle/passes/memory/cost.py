@@ -14,7 +14,7 @@ from treadle.compat.operator_facts import MATTERS, CostClass, Effect, facts_of
 from treadle.compat.operators import schema_of
 from treadle.graph.alias import storages
 from treadle.graph.arguments import given_of
-from treadle.graph.node_info import value_of
+from treadle.graph.node_info import info, value_of
 from treadle.graph.operators import OpOverload, arguments, effects_of
 from treadle.graph.types import tensors_in, type_of
 from treadle.targets.model import DeviceModel
@@ -114,14 +114,27 @@ def work_of(node: fx.Node) -> tuple[float, int, torch.dtype | None]:
 
 def seconds_of(node: fx.Node, kind: Kind, device: DeviceModel) -> float:
     """Roofline: ``max(flops / rate, bytes / bandwidth)``. Fusible work pays for one pass over
-    its result, since its operands are read by neighbours as well; views are free."""
+    its result, since its operands are read by neighbours as well; views are free. What each chunk
+    of rows reads and writes again is not hidden: products of few rows have little to hide it."""
     if kind in (Kind.INPUT, Kind.VIEW):
         return 0.0
     if kind in FUSIBLE:
         work = max(bytes_of(node), _row_bytes(node, kind)) / device.bandwidth
         return max(work, slow_seconds(node, device))
     flops, moved, dtype = work_of(node)
-    return max(flops / device.rate(dtype or torch.float32), moved / device.bandwidth)
+    roofline = max(flops / device.rate(dtype or torch.float32), moved / device.bandwidth)
+    return roofline + _bytes_of_every_chunk(node) / device.bandwidth
+
+
+def _bytes_of_every_chunk(node: fx.Node) -> int:
+    """What a call of a chunk of rows reads of other chunks and of what all share: weights, and the
+    sum so far, which it writes again."""
+    chunk = info(node).chunk
+    if chunk is None:
+        return 0
+    shared = [each for each in node.all_input_nodes if info(each).chunk != chunk]
+    adds = any(type_of(each).shape == type_of(node).shape for each in shared)
+    return sum(map(bytes_of, shared)) + adds * bytes_of(node)
 
 
 def _row_bytes(node: fx.Node, kind: Kind) -> int:

@@ -80,8 +80,10 @@ def traffic(facts: Facts, device: DeviceModel) -> RecomputeCost:
 
 def _bytes_of_formulas(facts: Facts, stages: Sequence[int]) -> int:
     """Bytes that formulas read and write. Those of one phase, stage and chunk of rows are as one
-    kernel: it reads a value once, and writes what a call, another kernel or the user reads."""
-    kernels = tuple(zip(facts.phases, stages, facts.chunks, strict=True))
+    kernel: it reads a value once, and writes what a call, another kernel or the user reads. The
+    head of the forward pass counts as part of the backward pass."""
+    phases = [max(phase, int(i >= facts.head)) for i, phase in enumerate(facts.phases)]
+    kernels = tuple(zip(phases, stages, facts.chunks, strict=True))
     shown = list(range(len(facts.nodes)))  # what each node is a view of
     readers: dict[int, set[tuple[int, int, int]]] = {}
     written = {i for i in facts.returned if i is not None}
@@ -92,15 +94,13 @@ def _bytes_of_formulas(facts: Facts, stages: Sequence[int]) -> int:
         for each in (shown[operand] for operand in operands):
             if facts.kinds[i] in CALLS:
                 written.add(each)
-            else:
+            elif facts.kinds[each] not in FUSIBLE or kernels[i] != kernels[each]:
+                written.add(each)
                 readers.setdefault(each, set()).add(kernels[i])
-                if kernels[i] != kernels[each]:
-                    written.add(each)
     written = {shown[each] for each in written}
     moved = 0
     for i, kind in enumerate(facts.kinds):
-        formula, there = kind in FUSIBLE, i in written or kind is Kind.INPUT or kind in CALLS
-        times = (formula and i in written) + (len(readers.get(i, ())) if there else 0)
+        times = len(readers.get(i, ())) + (kind in FUSIBLE and i in written)
         moved += times * facts.held_bytes(i)
     return moved
 
