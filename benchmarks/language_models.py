@@ -4,7 +4,7 @@
 
     python benchmarks/language_models.py [--model gpt2] [--batch 16] [--length 1024] [--steps 20]
         [--timed 30] [--budget 7GiB] [--only eager,compile,treadle,budget] [--graphs]
-        [--dropout 0.1] [--tune] [--profile] [--skip GroupHeads,...] [--chunks 4]
+        [--dropout 0.1] [--tune] [--profile] [--skip GroupHeads,...] [--chunks 4] [--plan h200]
 
 ``--model``: ``gpt2`` (124M), ``llama-271m``, ``llama-1.2b`` or ``qwen3``: those of
 ``transformers`` with random weights, and a batch of their own unless another is given.
@@ -15,6 +15,9 @@ is the peak that PyTorch's allocator reports over the timed steps. Prints a tabl
 ``language_models.json`` into ``$OUT`` (or the current folder).
 
 ``--dropout``: of embeddings and residuals; attention has none, so that its kernel stays the same.
+``--plan h200`` runs nothing: it prints what ``treadle.plan`` says of the step on that device,
+there or not.
+
 ``--only counter`` is treadle with ``rng="counter"``. ``compile`` and ``counter`` draw other masks.
 """
 
@@ -275,6 +278,16 @@ def _distance(ours: list[float], reference: list[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(ours, reference, strict=True))
 
 
+def planned(args: argparse.Namespace) -> str:
+    """The frontier of the step on the device ``args.plan``, of a model that is not allocated."""
+    with torch.device("meta"):
+        model = PRESETS[args.model].make(args).train()
+        ids = torch.empty(args.batch, args.length, dtype=torch.int64)
+    optimizer = make_optimizer(model, fused=False)
+    step = make_step(model, optimizer, model)
+    return treadle.plan(step, ids, model=model, optimizer=optimizer, device=args.plan).table()
+
+
 def show(results: list[Result]) -> str:
     lines = [
         f"{'variant':<18} {'median ms':>10} {'p10..p90 ms':>18} {'peak GiB':>9} "
@@ -318,6 +331,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tune", action="store_true", help="try other schedules")
     parser.add_argument("--skip", default="", help="rewrites that treadle leaves out")
     parser.add_argument("--chunks", type=int, help="in how many the logits are computed")
+    parser.add_argument("--plan", help="predict the step on this device, and run nothing")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--cache", default="/tmp/treadle-benchmark")
     args = parser.parse_args()
@@ -330,6 +344,9 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     args = parse()
+    if args.plan:
+        print(planned(args))
+        return 0
     torch.set_float32_matmul_precision("high")
     start = make_model(args)
     results: list[Result] = []

@@ -11,10 +11,11 @@ way to a parameter would be applied as each rank has it. So what is written is f
 where it comes from, whatever way it took.
 """
 
-from torch import distributed, fx
+from torch import fx
 
 from treadle.capture.gradient_sync import RankGroup
 from treadle.compat.collectives import group_named
+from treadle.compat.process_groups import ranks_of
 from treadle.graph.collectives import collective_of
 from treadle.graph.dataflow import operands
 from treadle.graph.node_info import info, tensor_of
@@ -67,7 +68,7 @@ def _own_gradients(step: StepGraph, group: RankGroup) -> set[fx.Node]:
 
 
 def _ranks(group: str) -> frozenset[int]:
-    return frozenset(distributed.get_process_group_ranks(group_named(group)))
+    return frozenset(ranks_of(group_named(group)))
 
 
 __all__ = ["refuse_own_gradients"]

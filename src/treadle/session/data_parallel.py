@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from treadle.capture.gradient_sync import GradientSync, RankGroup, from_first_rank
 from treadle.compat.collectives import everyone, group_named, name_of_group
+from treadle.compat.process_groups import ranks_of
 from treadle.compat.sharded_tensors import gathered, is_sharded, layout_of, local_of, placed_like
 from treadle.options import DataParallel
 from treadle.util.errors import TreadleError
@@ -41,7 +42,7 @@ def rank_group(parallel: DataParallel) -> RankGroup:
 
 def refuse_other_parts(models: Mapping[str, nn.Module], group: RankGroup) -> None:
     """TR-514 where ranks of ``group`` hold other parts of a parameter, whose mean is nothing."""
-    ranks = {*distributed.get_process_group_ranks(group_named(group.name))}
+    ranks = {*ranks_of(group_named(group.name))}
     others = ranks - {distributed.get_rank()}
     for model in models.values():
         for name, each in model.named_parameters():
