@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 import treadle
+from treadle.compiler import planning
 from treadle.options import Options
 
 
@@ -81,6 +82,21 @@ def test_a_budget_chooses_the_fastest_plan_within_it():
     assert not result.fits
     assert result.peak_bytes == points[-1].peak_bytes
     assert result.table().startswith("does not fit 1.00 KiB on cpu")
+
+
+@pytest.mark.parametrize(("device", "workers"), [("h200", "programs"), ("cpu", "threads")])
+def test_hardware_that_is_not_there_is_planned_with_its_own_kernels(monkeypatch, device, workers):
+    monkeypatch.setenv("TREADLE_TARGET", "cpu")
+    seen = set()
+
+    def watched(step, target, known=None):
+        seen.add(target.record.workers)
+        return exact(step, target, known)
+
+    exact = planning.planned
+    monkeypatch.setattr(planning, "planned", watched)
+    planned(make(), batch(), device=device)
+    assert seen == {workers}
 
 
 def test_planning_changes_nothing():

@@ -94,7 +94,9 @@ def plan(
         function, models=models, optimizers=optimizers, args=batch, kwargs={}, place=place
     )
     at = _device_of(hardware, captured.device)
-    target = Target(at, replace(from_environment(), memory=None), like=name)
+    options = from_environment()
+    chosen = options.target if at == captured.device else ""  # one for this machine's device
+    target = Target(at, replace(options, memory=None, target=chosen), like=name)
     target = replace(target, kept=captured.kept_bytes)
     if here.type == place.type and not any(_is_described(each) for each in models.values()):
         cache = Cache(target.options.cache_dir)  # the step could run here: what it would be

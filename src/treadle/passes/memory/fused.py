@@ -73,8 +73,10 @@ def traffic(facts: Facts, device: DeviceModel) -> RecomputeCost:
         else:
             again.append(alone[i] + (device.launch if kind in CALLS else 0.0))
         keep.append(0.0 if stored[i] or kind not in FUSIBLE else size)
-    calls = sum(seconds for seconds, kind in zip(alone, facts.kinds, strict=True) if kind in CALLS)
-    once = calls + _bytes_of_formulas(facts, stages) / device.bandwidth
+    once = _bytes_of_formulas(facts, stages) / device.bandwidth
+    for i, kind in enumerate(facts.kinds):
+        slow = slow_seconds(facts.nodes[i], device) - facts.held_bytes(i) / device.bandwidth
+        once += alone[i] if kind in CALLS else max(slow, 0.0)  # beside a pass over the result
     return RecomputeCost(stored, tuple(again), tuple(keep), once)
 
 
