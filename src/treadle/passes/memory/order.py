@@ -22,6 +22,10 @@ PHASE = 1 << 20
 """So much stands between the levels of two phases, which never meet."""
 
 
+_NUMBER = 8
+"""Bytes of one."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """What planning needs of a step. Lists are by position in the graph, the output left out.
@@ -102,6 +106,15 @@ class Facts:
     def fusible(self) -> tuple[bool, ...]:
         """Whether each node is a formula that may be computed where it is read."""
         return tuple(kind in FUSIBLE for kind in self.kinds)
+
+    @functools.cached_property
+    def condensed(self) -> tuple[bool, ...]:
+        """Whether each node sums everything up to a number: that is there from then on, and what it
+        was made of need not wait for its readers."""
+        return tuple(
+            kind is Kind.REDUCTION and self.new_bytes(i) <= _NUMBER
+            for i, kind in enumerate(self.kinds)
+        )
 
     @functools.cached_property
     def filled(self) -> tuple[tuple[int, ...], ...]:

@@ -8,7 +8,8 @@ Two rules stand for what scheduling does later, each with a switch in ``Model``:
 - *fusion*: a fusible value is never stored if everything that reads it is fusible, in its own
   phase, and on one **level**: the number of unfusible operations on the longest path to it.
   The head of the forward pass, after its last unfusible operation, belongs to the backward pass.
-  It is then computed where it is read, so its operands live until there.
+  It is then computed where it is read, so its operands live until there. A sum of everything
+  is there once it is computed.
 - *in place*: a result that is written back takes the bytes of its input, if nothing reads the
   old value later.
 """
@@ -95,7 +96,7 @@ def _fuse(order: Order) -> tuple[list[int], list[bool]]:
     """
     origin, count = order.origin, len(order.origin)
     levels = _levels(order)
-    views, fusible = order.facts.views, order.facts.fusible
+    views, fusible, condensed = order.facts.views, order.facts.fusible, order.facts.condensed
     low, high, last = [_FAR] * count, [-1] * count, list(range(count))
     for result in order.returned:
         if result is not None:
@@ -107,7 +108,8 @@ def _fuse(order: Order) -> tuple[list[int], list[bool]]:
             reader, reader_high, end = low[k], high[k], last[k]
         elif fusible[i]:
             reader = levels[k]
-            if low[k] == high[k] and low[k] // PHASE == reader // PHASE:
+            alike = low[k] == high[k] and low[k] // PHASE == reader // PHASE
+            if alike and not condensed[i]:
                 place[k], stored[k], reader = last[k], False, low[k]
             reader_high, end = reader, place[k]
         else:
