@@ -15,10 +15,10 @@ is the peak that PyTorch's allocator reports over the timed steps. Prints a tabl
 ``language_models.json`` into ``$OUT`` (or the current folder).
 
 ``--dropout``: of embeddings and residuals; attention has none, so that its kernel stays the same.
+``--only counter`` is treadle with ``rng="counter"``. ``compile`` and ``counter`` draw other masks.
+
 ``--plan h200`` runs nothing: it prints what ``treadle.plan`` says of the step on that device,
 there or not.
-
-``--only counter`` is treadle with ``rng="counter"``. ``compile`` and ``counter`` draw other masks.
 """
 
 import argparse
@@ -281,7 +281,7 @@ def _distance(ours: list[float], reference: list[float]) -> float:
 def planned(args: argparse.Namespace) -> str:
     """The frontier of the step on the device ``args.plan``, of a model that is not allocated."""
     with torch.device("meta"):
-        model = PRESETS[args.model].make(args).train()
+        model = make_model(args).train()
         ids = torch.empty(args.batch, args.length, dtype=torch.int64)
     optimizer = make_optimizer(model, fused=False)
     step = make_step(model, optimizer, model)

@@ -125,7 +125,6 @@ def test_a_rotary_embedding_of_rows_with_a_weight_that_changes_later_is_one_kern
     b.pointwise("mul", weight, 0.5, into=weight)
     program = b.program(result)
     changed, inputs = resolved(program), inputs_of(program)
-    assert scaled.buffer not in read_by(changed, result) - {x.buffer}
     plan = schedule(program)
     (reading,) = [each for each in kernels_of(plan) if product.buffer in plan_reads(each)]
     assert result.buffer in plan_writes(reading)

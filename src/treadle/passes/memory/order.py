@@ -20,8 +20,6 @@ from treadle.targets.model import DeviceModel
 PHASES: Mapping[str, int] = {"forward": 0, "backward": 1, "optimizer": 2}
 PHASE = 1 << 20
 """So much stands between the levels of two phases, which never meet."""
-
-
 _NUMBER = 8
 """Bytes of one."""
 

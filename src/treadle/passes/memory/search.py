@@ -153,9 +153,9 @@ def pareto(found: Iterable[Candidate]) -> list[Candidate]:
 
 
 def convex(points: Iterable[Candidate]) -> list[Candidate]:
-    """Of the points of a frontier those that are on no line between two others, or below it. A plan
-    that does what one does in some layers and another in the rest is about on their line, so a
-    point above it is worse than such a mixture."""
+    """Of the points of a frontier those that are below every line between two others. A plan that
+    does what one does in some layers and another in the rest is about on their line, so a point
+    above it is worse than such a mixture."""
     kept: list[Candidate] = []
     for each in points:
         while len(kept) > 1 and _slope(kept[-2], each) <= _slope(kept[-2], kept[-1]):
