@@ -1,4 +1,8 @@
-"""On a real GPU: steps that check values, recorded in parts around the one look at them."""
+"""On a real GPU: steps that check values, recorded in parts around the one look at them;
+indices that are looked at by the device."""
+
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -80,3 +84,45 @@ def test_an_index_that_the_step_checks_does_not_reach_the_device():
                 step(tokens)
         else:
             torch.testing.assert_close(step(tokens), look(tokens))
+
+
+BAD_LABEL = """
+import copy, sys
+import torch
+from torch import nn
+from torch.nn import functional as F
+import treadle
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 5)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step(x, y):
+    loss = F.cross_entropy(model(x), F.pad(y, (1, 0), value=-100)[1:])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+step = treadle.compile(step, model=model, optimizer=optimizer)
+good = [torch.randint(n, (6,), device="cuda") for n in (11, 5)]
+for _ in range(int(sys.argv[1])):
+    print(float(step(*good)), flush=True)
+print("recorded" if "as one CUDA graph" in step.explain() else "launched", flush=True)
+bad = [each.clone() for each in good]
+bad[sys.argv[2] == "label"][3] = 12
+step(*bad)
+torch.cuda.synchronize()
+print("went on")
+"""
+
+
+@pytest.mark.parametrize("which", ["token", "label"])
+@pytest.mark.parametrize(("calls", "how"), [(1, "launched"), (7, "recorded")])
+def test_a_bad_index_stops_the_device(calls, how, which):
+    run = [sys.executable, "-c", BAD_LABEL, str(calls), which]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=200, check=False)
+    said = done.stdout.split()
+    assert said[-1] == how, done.stderr
+    assert "TR-407" in done.stderr, "the assertion of the device says so"
+    assert done.returncode

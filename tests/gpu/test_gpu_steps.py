@@ -3,10 +3,12 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import treadle
 from treadle.graph.node_info import info
+from treadle.runtime.artifact import CallStep
 
 FORMS = {
     "plain": lambda block, x: block(x),
@@ -77,3 +79,34 @@ def test_gradients_have_the_lines_of_what_they_are_gradients_of():
     gradient = next(node for node in nodes if "tanh_backward" in str(node.target))
     assert "FORMS[self.form](block, x)" not in info(gradient).where  # the block's own
     assert info(gradient).module.startswith("blocks.")
+
+
+@pytest.mark.parametrize("memory", [None, 0.5])
+def test_a_loss_in_chunks_adds_its_gradient_up_in_the_product(memory, tmp_path):
+    """Of 16-bit factors, into 32 bits: a product that begins with what is there already."""
+
+    def both():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(96, 64), nn.Tanh(), nn.Linear(64, 5003, bias=False)).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, y):
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = F.cross_entropy(model(x).float(), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return model, optimizer, step
+
+    (model, optimizer, function), (twin, _, eager) = both(), both()
+    options = treadle.Options(memory=memory, chunk_logits=1024 * 2 * 5003, cache_dir=tmp_path)
+    step = treadle.compile(function, model=model, optimizer=optimizer, options=options)
+    for _ in range(6):
+        x, y = torch.randn(4096, 96, device="cuda"), torch.randint(5003, (4096,), device="cuda")
+        torch.testing.assert_close(step(x, y), eager(x, y), rtol=1e-4, atol=1e-4)
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
+    calls = [each for each in step.compiled.artifact.steps if isinstance(each, CallStep)]
+    assert sum(each.op == "aten.addmm.dtype" for each in calls) == 3

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from treadle.capture.watching import watch_tensors
 from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Storage, View
 from treadle.runtime.build import Build
 from treadle.runtime.execute import Executable
@@ -72,15 +73,21 @@ class Again:
     state: tuple[Tensor, ...] = ()
 
 
-def made(recorder: Again, *, written=frozenset({1}), room=1 << 20) -> Executable:
-    terms = Terms(frozenset({0}), written, room, lambda: None)
-    return Executable(step(), PLAIN, terms=terms, recorder=recorder)
+def made(
+    recorder: Again, *, written=frozenset({1}), room=1 << 20, layouts=None, **options
+) -> Executable:
+    terms = Terms(frozenset({0}), written, room, lambda: None, layouts)
+    return Executable(step(), PLAIN, terms=terms, recorder=recorder, **options)
 
 
-def test_later_calls_are_replayed_with_moving_batches_and_fresh_results():
+WATCHED = pytest.mark.parametrize("layouts", [None, watch_tensors], ids=["asked", "watched"])
+
+
+@WATCHED
+def test_later_calls_are_replayed_with_moving_batches_and_fresh_results(layouts):
     recorder, w = Again(), torch.randn(4)
     recorder.state = (w,)
-    executable = made(recorder)
+    executable = made(recorder, layouts=layouts)
     results = []
     for number in range(8):
         x, before = torch.randn(4), w.clone()
@@ -96,11 +103,17 @@ def test_later_calls_are_replayed_with_moving_batches_and_fresh_results():
     assert executable.replay.note.endswith("replayed as one CUDA graph")
 
 
-def test_a_parameter_that_moved_is_launched_as_usual_and_recorded_again():
+@WATCHED
+@pytest.mark.parametrize("by", ["another tensor", "its data"])
+def test_a_parameter_that_moved_is_launched_as_usual_and_recorded_again(layouts, by):
     recorder, w = Again(), torch.randn(4)
-    executable = made(recorder)
+    executable = made(recorder, layouts=layouts)
     for number in range(10):
-        if number == 6:
+        if number == 6 and by == "its data":
+            kept = w.data  # so that its memory is not given to the new one
+            w.data = w.clone()
+            assert w.data_ptr() != kept.data_ptr()
+        elif number == 6:
             w = w.clone()
         recorder.state = (w,)
         x, before = torch.randn(4), w.clone()
@@ -111,9 +124,10 @@ def test_a_parameter_that_moved_is_launched_as_usual_and_recorded_again():
     assert recorder.replays == 2 + 2
 
 
-def test_what_moves_on_and_on_is_not_recorded_for_ever():
+@WATCHED
+def test_what_moves_on_and_on_is_not_recorded_for_ever(layouts):
     recorder = Again()
-    executable = made(recorder)
+    executable = made(recorder, layouts=layouts)
     kept = []
     for _ in range(30):
         w = torch.randn(4)
@@ -124,6 +138,27 @@ def test_what_moves_on_and_on_is_not_recorded_for_ever():
     assert recorder.recordings <= 4
     assert executable.replay is not None
     assert "move from call to call" in executable.replay.note
+
+
+def test_what_comes_first_is_recorded_with_the_rest():
+    recorder, w = Again(), torch.randn(4)
+    recorder.state = (w,)
+    seen: list[tuple[int, Tensor]] = []
+
+    def first(inputs):
+        seen.append((inputs[0].data_ptr(), inputs[0].clone()))
+        assert torch.equal(inputs[1], w)
+
+    executable = made(recorder, first=first)
+    given = []
+    for number in range(8):
+        given.append(torch.randn(4))
+        executable.run([given[-1], w])
+        if number == 3:  # runs, and is recorded
+            assert torch.equal(seen.pop()[1], given[-1])
+    assert [torch.equal(x, each) for x, (_, each) in zip(given, seen, strict=True)] == [True] * 8
+    places = {place for place, _ in seen[3:]}
+    assert len(places) == 1, "replays look at the place that the batch is copied to"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from treadle.loop.kernel import Kernel
 from treadle.loop.nest import reductions_of
 from treadle.loop.traverse import loads, value_index, walk
 from treadle.schedule.normalize import normalize
-from treadle.schedule.plan import plan_writes, schedule
+from treadle.schedule.plan import plan_reads, plan_writes, schedule
 from treadle.schedule.sparse import compute_where_picked
+from treadle.schedule.workers import PROGRAMS, THREADS
 
 LABELS, CLASSES = 1031, 37
 
@@ -169,3 +170,48 @@ def test_a_sum_over_what_is_written_again_stays():
     changed = compute_where_picked((*steps, steps[0]), buffers)
     (step,) = (each for each in changed if each.output.buffer == total.buffer)
     assert any(isinstance(node, Reduce) for node in walk(step.array.body))
+
+
+def mean_loss(rows: int, classes: int):
+    """``p = log_softmax(x);  loss = -sum(p[n, label[n]]) / count;  g = (exp(p) - 1) / count`` where
+    ``count`` is that of the labels that are not -1."""
+    b = Builder()
+    raw = b.input(rows, classes)
+    label = b.input(rows, dtype=torch.int64)
+    x = b.pointwise("mul", raw, 2.0)
+    y = b.pointwise("sub", x, b.reduce(ReduceKind.MAX, x, [1], True))
+    total = b.reduce(ReduceKind.SUM, b.pointwise("exp", y), [1], True)
+    p = b.pointwise("sub", y, b.pointwise("log", total))
+
+    def pick(n: Axis) -> Expr:
+        column = value_index(at(label, n), 0, classes - 1)
+        return Load(p.buffer, linear((n, column), p.strides), p.dtype)
+
+    def counts(n: Axis) -> Expr:
+        there = Apply("ne", (at(label, n), Const(-1, torch.int64)), torch.bool)
+        return Apply("cast", (there,), torch.float32)
+
+    picked = b.reduce(ReduceKind.SUM, b.compute((rows,), pick), [0], True)
+    count = b.reduce(ReduceKind.SUM, b.compute((rows,), counts), [0], True)
+    loss = b.pointwise("div", picked, count)
+    slope = b.pointwise("div", b.pointwise("sub", b.pointwise("exp", p), 1.0), count)
+    return b.program(loss, slope)
+
+
+@pytest.mark.parametrize("workers", [THREADS, PROGRAMS], ids=["threads", "programs"])
+def test_a_count_does_not_come_between_a_loss_and_its_gradient(workers):
+    program = mean_loss(257, 1031)
+    plan = schedule(program, workers=workers)
+    readers = [step.name for step in plan.steps if "in0" in plan_reads(step)]
+    assert len(readers) == 1, "the gradient's kernel needs the count, and has the rows"
+    made = torch.randn(257, 1031), torch.randint(1031, (257,))
+    loss, slope = run(program, made)
+    again = run_artifact(artifact(plan), made) if workers is THREADS else ()
+    for mine, right in zip(again, (loss, slope), strict=False):
+        torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-6)
+
+
+def test_a_small_count_may_be_summed_with_the_loss():
+    program = mean_loss(7, 11)
+    sums = [each for each in schedule(program).steps if isinstance(each, Kernel)]
+    assert len(sums) == 3, "rows; both sums and the loss; the gradient"

@@ -1,10 +1,11 @@
 """Whether objects are what they were: themselves, or others that are equal all the way down."""
 
+import operator
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import CellType, MappingProxyType, MethodType, ModuleType
-from typing import cast
+from typing import cast, final
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -92,7 +93,7 @@ class Match:
         if values is None:
             return self._other_names(watched, now)
         for (name, entry), value in zip(watched.held.items(), values, strict=True):
-            if self._entry(entry, value):
+            if self.is_alike(entry, value):
                 continue
             label = watched.part.where(name) if type(watched.part) is not Part else node.label
             self.words = self.words or f"{label}: {words_of(entry)} became {words_of_value(value)}"
@@ -141,7 +142,8 @@ class Match:
         self.words = f"{label} is in another order"
         return False
 
-    def _entry(self, entry: Entry, value: object) -> bool:
+    def is_alike(self, entry: Entry, value: object) -> bool:
+        """Whether a value is what an entry says."""
         match entry:
             case ReadValue(fact):
                 return is_plain(value) and plain_fact(value) == fact
@@ -184,6 +186,37 @@ class Match:
             )
             for at, (part, each) in enumerate(zip(parts, node.watched, strict=False))
         )
+
+
+@final
+class AlikePart:
+    """A part with what comes and goes (a module's dict of buffers), as it is now: whether all else
+    in it is still the very same, and what comes is like what went."""
+
+    def __init__(self, nodes: Mapping[int, Node], watched: Watched) -> None:
+        self._nodes, self._watched = nodes, watched
+        now = watched.now()
+        self._names = tuple(watched.held)
+        pairs = list(enumerate(zip(watched.held.values(), now.values(), strict=False)))
+        self._raw = [(at, value) for at, (entry, value) in pairs if not comes_and_goes(entry)]
+        self._others = [(at, entry) for at, (entry, _) in pairs if comes_and_goes(entry)]
+
+    def is_now_same(self) -> bool:
+        """Of what is there."""
+        now = self._watched.now()
+        if len(now) != len(self._names) or not all(map(operator.is_, now, self._names)):
+            return False
+        values = list(now.values())
+        if not all(values[at] is value for at, value in self._raw):
+            return False
+        match = Match(self._nodes)
+        alike = all(match.is_alike(entry, values[at]) for at, entry in self._others)
+        return alike and not match.held()
+
+
+def comes_and_goes(entry: Entry) -> bool:
+    """Whether what stands there may be another object at every call."""
+    return isinstance(entry, Fact | OfKind) or (isinstance(entry, Node) and entry.is_found_anew)
 
 
 def _are_one(one: object, other: object) -> bool:

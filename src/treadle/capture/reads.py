@@ -46,7 +46,7 @@ from treadle.capture.object_graph import (
     words_of,
     words_of_value,
 )
-from treadle.capture.object_match import ONLY_ITSELF, Match
+from treadle.capture.object_match import ONLY_ITSELF, AlikePart, Match, comes_and_goes
 from treadle.capture.parts import (
     Computed,
     Got,
@@ -246,11 +246,7 @@ class Reads:
         self._arrange()
 
     def _raw(self, node: Node, watched: Watched) -> tuple[object, ...] | None:
-        there = watched.held.values()
-        if node.loose or node.getter is not None or any(
-            isinstance(each, Fact | OfKind) or (isinstance(each, Node) and each.is_found_anew)
-            for each in there
-        ):  # fmt: skip
+        if node.is_found_anew or any(map(comes_and_goes, watched.held.values())):
             return None
         return tuple(watched.now().values())
 
@@ -304,14 +300,19 @@ class Reads:
         return True
 
     def join(self, watches: Watches) -> bool:
-        """All of it, while the very same objects are there; whether that can be said."""
+        """All of it, while the very same objects are there, but for what is found anew at every
+        call; whether that can be said."""
         if self._given:
             return False
-        swept = [node.watched[at] for node, at in self._swept]
-        if any(each.raw is None and not isinstance(each.part, Computed) for each in swept):
+        parts: list[Watched | AlikePart] = []
+        for node, at in self._swept:
+            watched = node.watched[at]
+            by_raw = watched.raw is not None or isinstance(watched.part, Computed)
+            parts.append(watched if by_raw else AlikePart(self._nodes, watched))
+        if not all(each.is_now_same() for each in parts):
             return False
         self._sweep.join(watches)
-        watches.asked += [each.is_now_same for each in swept]
+        watches.asked += [each.is_now_same for each in parts]
         watches.asked += [self._are_facts_same] if self._facts else []
         return True
 

@@ -23,6 +23,8 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from treadle.compat.sharded_tensors import local_of
 from treadle.util.extents import Size
 
+aten = torch.ops.aten
+
 UNSUPPORTED = (DynamicOutputShapeException, UnsupportedOperatorException, NotImplementedError)
 """What fake tensors raise where nobody knows the type of a result."""
 
@@ -122,14 +124,26 @@ def is_of_values(symbol: Any) -> bool:
     return symbol_is_type(symbol, SymT.UNBACKED_INT)
 
 
+def fake_result(
+    operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """``operation(*args, **kwargs)`` of fake tensors, in whatever mode is on: also where this
+    PyTorch has a kernel and cannot say what it gives."""
+    if operation is aten.addmm.dtype and not _types_sums_of_products():
+        _, left, right, *rest = args
+        wide = rest[0] if rest else kwargs["out_dtype"]
+        return aten.mm.dtype(left, right, wide)
+    return operation(*args, **kwargs)
+
+
 @functools.cache
-def knows_sums_of_products() -> bool:
+def _types_sums_of_products() -> bool:
     """Whether the type of ``addmm.dtype`` can be asked for: PyTorch 2.11 takes the dtype that it is
     given for a factor."""
     with without_words(), FakeTensorMode():
         x = torch.empty(1, 1, dtype=torch.bfloat16)
         try:
-            torch.ops.aten.addmm.dtype(x.float(), x, x, torch.float32)
+            aten.addmm.dtype(x.float(), x, x, torch.float32)
         except TypeError:
             return False
     return True
@@ -146,6 +160,7 @@ __all__ = [
     "fake_like",
     "fake_mode_of",
     "fake_operations_heard",
+    "fake_result",
     "is_fake",
     "is_of_values",
     "is_traced",

@@ -281,7 +281,9 @@ _NEVER_WAIT = _named("""
     mm addmm bmm baddbmm mv addmv dot addbmm _int_mm _weight_int8pack_mm convolution
     convolution_backward
     cudnn_convolution _cudnn_rnn _cudnn_rnn_backward _fft_r2c _fft_c2r _fft_c2c view_as_real
-    view_as_complex _conj _neg_view zeros ones empty arange zeros_like ones_like full_like
+    view_as_complex _conj _neg_view alias as_strided detach diagonal expand lift_fresh permute
+    select slice split split_with_sizes squeeze t transpose unbind unfold unsqueeze view
+    zeros ones empty arange zeros_like ones_like full_like
     empty_like new_zeros new_ones new_full new_empty new_empty_strided empty_strided fill linspace
     eye slice_scatter select_scatter as_strided_scatter diagonal_scatter slice_backward
     select_backward repeat flip roll cat stack tril triu gather index_select constant_pad_nd im2col

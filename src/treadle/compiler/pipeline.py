@@ -129,7 +129,9 @@ def compile_step(
     artifact, log = with_lines(*found, lines)
     with clock.stage("build"):
         terms = _terms(step, artifact, options)
-        executable = Executable(artifact, build_, generators=generators, terms=terms)
+        executable = Executable(
+            artifact, build_, generators=generators, first=checks.launch, terms=terms
+        )
     if not from_cache and not foreign:
         cache.put(key, entry)
     return Built(

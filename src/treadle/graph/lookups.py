@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from treadle.compat.operator_facts import may_wait
 from treadle.graph.arguments import Argument, map_argument, map_nodes
 from treadle.graph.dynamic import layout_of
 from treadle.graph.node_info import info, known_value, tensor_of, value_of
@@ -185,24 +186,19 @@ class _Made:
         values[self.node] = self.target(*args, **map_nodes(values.__getitem__, self.kwargs))
 
 
-class IndexCheck:
-    """The checks of a step, ready to run on its inputs. ``sizes``: those of dynamic dims."""
+class _Part:
+    """Some of the checks of a step, and what computes their values. ``waits``: whether each is
+    waited for."""
 
-    def __init__(self, step: StepGraph, sizes: Sizes | None = None) -> None:
-        self._step = step
-        self._sizes: Sizes = sizes or {}
-        self._take(lookups_in(step.graph))
-
-    def _take(self, lookups: Sequence[Lookup]) -> None:
-        """These are the checks from now on."""
-        self._lookups = lookups
-        early = frozenset(_asked_before(self._step.graph, lookups))
-        self._waits = [each in early or _is_on_host(each.value) for each in lookups]
+    def __init__(
+        self, step: StepGraph, lookups: Sequence[Lookup], waits: Sequence[bool], sizes: Sizes
+    ) -> None:
+        self._step, self._sizes = step, sizes
+        self._lookups, self._waits = lookups, waits
         needed = {node for each in lookups for node in _cone(each.value)}
-        self._inputs = {n: at for at, n in enumerate(self._step.placeholders) if n in needed}
-        self._fixed = any(self._is_fixed(each) for each in lookups)
+        self._inputs = {n: at for at, n in enumerate(step.placeholders) if n in needed}
         self._made: list[_Made] = []
-        for node in self._step.graph.nodes:
+        for node in step.graph.nodes if lookups else ():
             if node in needed and node.op == "call_function":
                 assert callable(node.target), node
                 args, kwargs = map_argument(self._at_sizes, (node.args, node.kwargs))
@@ -211,28 +207,11 @@ class IndexCheck:
     def _at_sizes(self, leaf: Argument) -> Argument:
         return at(leaf, self._sizes) if isinstance(leaf, Size) else leaf
 
-    def _is_fixed(self, each: Lookup) -> bool:
-        """Whether no input has a say: a range of positions, as long as the shapes make it."""
-        return self._inputs.keys().isdisjoint(_cone(each.value))
-
-    def require_fixed(self) -> None:
-        """Check what only the shapes decide, once and for all."""
-        fixed = [each for each in self._lookups if self._is_fixed(each)]
-        others = [each for each in self._lookups if not self._is_fixed(each)]
-        self._take(fixed)
-        self._check({})
-        self._take(others)
-
-    def require(self, inputs: Sequence[Tensor]) -> None:
-        """``BadIndex`` TR-407 if an input points outside what it indexes. On a GPU nothing waits:
-        there a bad index stops the device before anything is written, as it does in eager. Only
-        an index that the step itself checks is waited for."""
-        if self._fixed:
-            self.require_fixed()
-        if self._lookups:
-            self._check({node: inputs[at] for node, at in self._inputs.items()})
-
-    def _check(self, values: dict[fx.Node, Tensor]) -> None:
+    def check(self, inputs: Sequence[Tensor]) -> None:
+        """``BadIndex`` TR-407 if one that is waited for does not hold."""
+        if not self._lookups:
+            return
+        values = {node: inputs[at] for node, at in self._inputs.items()}
         with torch.no_grad():
             for each in self._made:
                 each.run(values)
@@ -260,6 +239,65 @@ class IndexCheck:
             where=each.origin,
             remedy="correct the batch; nothing was changed, and the step can go on with the next",
         )
+
+
+class IndexCheck:
+    """The checks of a step, ready to run on its inputs. ``sizes``: those of dynamic dims."""
+
+    def __init__(self, step: StepGraph, sizes: Sizes | None = None) -> None:
+        lookups = lookups_in(step.graph)
+        early = frozenset(_asked_before(step.graph, lookups))
+        kinds: dict[str, list[Lookup]] = {"fixed": [], "before": [], "launched": []}
+        for each in lookups:
+            waits = each in early or _is_on_host(each.value)
+            apart = waits or not _can_be_launched(each.value)
+            kinds["fixed" if _is_fixed(each) else "before" if apart else "launched"].append(each)
+
+        def part(kind: str) -> _Part:
+            found = kinds[kind]
+            waits = [each in early or _is_on_host(each.value) for each in found]
+            return _Part(step, found, waits, sizes or {})
+
+        self._fixed: _Part | None = part("fixed")
+        self._before, self._launched = part("before"), part("launched")
+
+    def require_fixed(self) -> None:
+        """Check what only the shapes decide, once and for all."""
+        fixed, self._fixed = self._fixed, None
+        if fixed is not None:
+            fixed.check(())
+
+    def require(self, inputs: Sequence[Tensor]) -> None:
+        """``BadIndex`` TR-407 if an input points outside what it indexes, and it can be known
+        before the step is launched, or the step itself looks at it first."""
+        self.require_fixed()
+        self._before.check(inputs)
+
+    def launch(self, inputs: Sequence[Tensor]) -> None:
+        """The other checks, in front of the step's own launches. On a GPU nothing waits: a bad
+        index stops the device before anything is written, as it does in eager."""
+        self._launched.check(inputs)
+
+
+def _is_fixed(each: Lookup) -> bool:
+    """Whether no input has a say: a range of positions, as long as the shapes make it."""
+    return all(node.op != "placeholder" for node in _cone(each.value))
+
+
+def _can_be_launched(value: fx.Node) -> bool:
+    """Whether what computes it is launched with what else a step launches, and can be recorded:
+    nothing of it is on the host, and nothing waits."""
+    for node in _cone(value):
+        if _is_on_host(node):
+            return False
+        target = node.target
+        if isinstance(target, OpOverload) and may_wait(str(target), masks=_reads_masks(node)):
+            return False
+    return True
+
+
+def _reads_masks(node: fx.Node) -> bool:
+    return any(tensor_of(each).dtype in (torch.bool, torch.uint8) for each in node.all_input_nodes)
 
 
 def _is_inside(value: Tensor, low: int, high: int, ignored: int | None) -> bool:

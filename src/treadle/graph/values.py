@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.compat.fake import FakeTensor, fake_like
+from treadle.compat.fake import FakeTensor, fake_like, fake_result
 from treadle.graph.alias import storages
 from treadle.graph.arguments import types_of
 from treadle.graph.dynamic import pair, twin_of, twin_result
@@ -53,7 +53,7 @@ def _sample(node: fx.Node, mode: Any) -> Any:
     if not isinstance(node.target, OpOverload):
         return node.target(*args, **kwargs)
     with torch.no_grad(), mode or _fake_mode(node.graph):
-        return node.target(*args, **kwargs)
+        return fake_result(node.target, args, kwargs)
 
 
 def _fake_mode(graph: fx.Graph) -> Any:

@@ -57,8 +57,8 @@ from treadle.util.nested import leaves
 __all__ = ["Build", "DeviceFunction", "Executable", "Loader", "build", "resolve"]
 
 
-def _nothing() -> None:
-    """For a caller to whom it does not matter when a call begins."""
+def _nothing(*_: object) -> None:
+    """For a caller to whom it does not matter when a call begins, or who launches nothing first."""
 
 
 _PYTHON = {"_operator": operator, "math": math, "torch": torch}
@@ -70,6 +70,7 @@ class Executable:
 
     ``like``: an executable of the same sources for other sizes, whose code, arena and generators it
     shares. ``generators``: those of the user's that the artifact's calls draw from, by number.
+    ``first``: launches what comes before the artifact's own steps, on the inputs of a call.
     ``terms``: with them, a step that is bound by launching is recorded by ``recorder`` (on a GPU
     CUDA's) and replayed.
     """
@@ -81,6 +82,7 @@ class Executable:
         *,
         like: "Executable | None" = None,
         generators: Sequence[torch.Generator] = (),
+        first: Callable[[Sequence[Tensor]], None] = _nothing,
         terms: Terms | None = None,
         recorder: Recorder | None = None,
     ) -> None:
@@ -90,6 +92,7 @@ class Executable:
         self._functions: Functions = (
             build.load(artifact.sources) if like is None else like._functions
         )
+        self._first = first
         self._lock = threading.Lock() if like is None else like._lock
         self._space = Arena() if like is None else like._space
         self.generators = generators if like is None else like.generators
@@ -150,6 +153,7 @@ class Executable:
                     self._functions.set_threads(torch.get_num_threads())
                 for spec in self._empty:
                     self._live.allocate(spec)
+                self._first(inputs)
                 if seconds is None and self.replay is not None:
                     self.replay.watch(self._perform)
                 else:
@@ -193,6 +197,7 @@ class Executable:
             self._bind_inputs(inputs)
             for spec in self._empty:
                 self._live.allocate(spec)
+            self._first(inputs)
             self._perform()
             return dict(self._live.tensors)
         finally:
@@ -207,6 +212,7 @@ class Executable:
             self._functions.set_threads(torch.get_num_threads())
         for spec in self._empty:
             self._live.allocate(spec)
+        self._first(inputs)
 
     def perform(self, steps: Sequence[int]) -> None:
         """Some steps of that call."""

@@ -15,7 +15,6 @@ of the rest (``segments``). A call whose parameters moved is launched as usual, 
 again.
 """
 
-import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from treadle.runtime.artifact import Artifact, CallStep, Launch, Storage, View, 
 from treadle.runtime.bindings import same_strides, spec_bytes
 from treadle.runtime.incoming import imported
 from treadle.runtime.segments import MOST, Segment, split
-from treadle.runtime.steady import LayoutsOf
+from treadle.runtime.steady import LayoutsOf, SteadyInputs
 from treadle.util.errors import RuntimeFailure
 from treadle.util.expected import NotExpected
 
@@ -37,8 +36,6 @@ _TIMED_CALL = 3
 _SHARE = 0.3
 """Recording pays if launching takes at least this share of a call."""
 _ATTEMPTS = 4
-
-_DTYPE = operator.attrgetter("dtype")
 
 
 Launches = Callable[[], dict[str, Tensor]]
@@ -156,7 +153,7 @@ class Replay:
         ]
         self._extra = sum(spec_bytes(spec) for spec in kept if spec.place is Storage.CALL)
         self._device = torch.device(artifact.device)
-        self._written, self._room = terms.written, terms.room
+        self._written, self._room, self._layouts = terms.written, terms.room, terms.layouts
         self._step, self._recorder = step, recorder
         self._calls = self._attempts = 0
         self._due = False
@@ -166,7 +163,9 @@ class Replay:
         self._tables: list[Tensor] = []
         self._parts: list[Callable[[], None] | None] = []  # by segment, where it was recorded
         self._addresses: list[int] = []
+        self._stays: list[bool] = []  # by input
         self._fixed: list[int] = []  # inputs that were recorded where they are
+        self._steady: SteadyInputs | None = None  # of these, those that are the same tensors
 
     @property
     def is_recorded(self) -> bool:
@@ -217,7 +216,7 @@ class Replay:
 
     def drop(self) -> None:
         """Forget the recording, and give its memory back."""
-        self._again, self._due = None, False
+        self._again, self._due, self._steady = None, False, None
         self._places, self._held, self._tables, self._parts = {}, {}, [], []
 
     def _observe(self, inputs: Sequence[Tensor]) -> None:
@@ -234,13 +233,19 @@ class Replay:
         moved."""
         if not all(self._is_alike(inputs[at], at) for at in self._places):
             return False
-        now, types = list(map(Tensor.data_ptr, inputs)), list(map(_DTYPE, inputs))
+        fixed = self._fixed
+        if self._steady is not None:
+            others = frozenset(self._steady.others(inputs))
+            fixed = fixed if len(others) == len(inputs) else [at for at in fixed if at in others]
         moved = {
             at
-            for at in self._fixed
-            if now[at] != self._addresses[at] or types[at] is not self._specs[at].dtype
+            for at in fixed
+            if inputs[at].data_ptr() != self._addresses[at]
+            or inputs[at].dtype is not self._specs[at].dtype
         }
         self._moving |= moved - self._written
+        if not moved and self._steady is not None:
+            self._steady.learn(inputs, self._stays)
         return not moved
 
     def _fill(self, inputs: Sequence[Tensor]) -> None:
@@ -264,10 +269,7 @@ class Replay:
 
     def _record(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
         """This call, launched on the fixed places, and then the same launches recorded."""
-        self._places = {at: self._place(at) for at in sorted(self._moving)}
-        self._addresses = [each.data_ptr() for each in inputs]
-        self._fixed = sorted(self._placeable - self._places.keys())
-        self._fill(inputs)
+        self._settle_places(inputs)
         bound, imported = self._bound(inputs)
         results = self._step.results(inputs, self._step.launch(bound, imported))
         self._recorder.start()
@@ -284,6 +286,16 @@ class Replay:
         self.note = f"{self.note.split(';')[0]}; replayed as one CUDA graph"
         return results
 
+    def _settle_places(self, inputs: Sequence[Tensor]) -> None:
+        """From now on what moves has a place, which has these numbers, and the rest stays."""
+        self._places = {at: self._place(at) for at in sorted(self._moving)}
+        self._addresses = [each.data_ptr() for each in inputs]
+        self._fixed = sorted(self._placeable - self._places.keys())
+        self._stays = [at in self._fixed for at in range(len(inputs))]
+        if self._layouts is not None:
+            self._steady = SteadyInputs(len(inputs), frozenset(self._places), self._layouts)
+        self._fill(inputs)
+
     def _bound(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, Tensor]]:
         """The inputs with places for those that move, and the places of those from the host."""
         imported = {at: each for at, each in self._places.items() if self._specs[at].device}
@@ -294,10 +306,7 @@ class Replay:
 
     def _record_parts(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
         """This call, segment by segment: what can be recorded is, and is replayed at once."""
-        self._places = {at: self._place(at) for at in sorted(self._moving)}
-        self._addresses = [each.data_ptr() for each in inputs]
-        self._fixed = sorted(self._placeable - self._places.keys())
-        self._fill(inputs)
+        self._settle_places(inputs)
         failure = ""
         self._recorder.start()
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from treadle.loop.index import Index
 from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
-from treadle.schedule.depend import Dependencies
+from treadle.schedule.depend import Dependencies, read_buffers, written_buffers
 from treadle.schedule.loop_nest import Level, LoopNest, LoopNests, ScheduledOp
 from treadle.util.extents import sample_of
 
@@ -24,6 +24,8 @@ _MAX_MEMBERS = 96
 _WINDOW = 64
 _SIBLINGS = 4
 _TURN = 12  # steps around the loss, where the forward meets the backward
+_LITTLE = 1 << 18  # bytes that are read twice where larger ones are not, for that
+_FOLLOWED = 32  # steps that are looked at for it
 
 
 @dataclass(slots=True, eq=False)
@@ -166,7 +168,7 @@ class Fuser:
         for other in self._candidates(i, recent):
             mine = self._group_of[i]
             theirs = self._group_of[other]
-            if theirs is not mine and self._near(theirs, mine):
+            if theirs is not mine and self._near(theirs, mine.members[0]):
                 merged = self._merged(theirs, mine)
                 if merged is not None:
                     self._replace(theirs, mine, merged)
@@ -188,18 +190,18 @@ class Fuser:
                     score[sibling] = score.get(sibling, 0) + size
         return sorted(score, key=lambda other: (-score[other], -other))
 
-    def _near(self, earlier: Group, later: Group) -> bool:
+    def _near(self, earlier: Group, later: int) -> bool:
         """Whether running the two together keeps nothing alive for long: no rows of one chunk until
         those of another.
 
         A backward step that needs forward values alone would otherwise run in the forward, and
         its result wait for the backward.
         """
-        chunks = {self._steps[m].origin.chunk for m in (earlier.members[0], later.members[0])}
+        chunks = {self._steps[m].origin.chunk for m in (earlier.members[0], later)}
         if len(chunks) > 1:
             return False
-        distance = later.members[0] - earlier.members[-1]
-        phases = {self._steps[m].origin.phase for m in (earlier.members[-1], later.members[0])}
+        distance = later - earlier.members[-1]
+        phases = {self._steps[m].origin.phase for m in (earlier.members[-1], later)}
         if phases == {"optimizer"}:
             return True
         return distance <= (_TURN if len(phases) > 1 and "forward" in phases else _WINDOW)
@@ -220,9 +222,64 @@ class Fuser:
         members = tuple(sorted((*a.members, *b.members)))
         placed = self._place_all(members, nest, {**_by_step(a), **_by_step(b)}, a, b)
         flow = None if placed is None else self._flow(placed, nest, a)
-        if placed is None or flow is None:
+        if placed is None or flow is None or self._comes_between(a, b):
             return None
         return _union(a, b, nest, placed, flow)
+
+    def _comes_between(self, a: Group, b: Group) -> bool:
+        """Whether one kernel of both would stand between larger ones that could meet: it waits for
+        one of them on behalf of ``a``, and the other waits for it on behalf of ``b``.
+
+        ::
+
+            before:  p = log_softmax(x);  s = sum(pick(p));  n = count(y);  g = f(p, n)
+            n + s:   p;  s, n;  g(p, n)        p is stored and read again
+            apart:   n;  p, g(p, n);  s
+        """
+        shared = sum(self._sizes[name] for name in a.buffers & b.buffers)
+        if shared >= _LITTLE:
+            return False
+        for early, late in ((a, b), (b, a)):
+            above = late.above & ~(early.above | early.mask)
+            if above and any(self._meets(each, above) for each in self._waiting(early, late)):
+                return True
+        return False
+
+    def _waiting(self, group: Group, other: Group) -> Iterator[int]:
+        """The steps that read what ``group`` makes, or what is made of that and is small; but for
+        those of both groups."""
+        seen: set[int] = set()
+        pending = list(group.members)
+        while pending and len(seen) < _FOLLOWED:
+            for name in written_buffers(self._steps[pending.pop()]):
+                small = self._sizes[name] < _LITTLE
+                for reader in self._facts.readers.get(name, ()) if small else ():
+                    ours = (group.mask | other.mask) >> reader & 1
+                    if reader not in seen and not ours and self._is_compute(reader):
+                        seen.add(reader)
+                        pending.append(reader)
+                        yield reader
+
+    def _is_compute(self, i: int) -> bool:
+        return isinstance(self._steps[i], Compute)
+
+    def _meets(self, reader: int, above: int) -> bool:
+        """Whether a step could be in one kernel with one of ``above``, itself or through steps that
+        are yet to come, and there is much that it would not read again."""
+        seen: set[int] = set()
+        pending = [reader]
+        while pending and len(seen) < _FOLLOWED:
+            names = read_buffers(self._steps[pending.pop()])
+            large = [name for name in names if self._sizes[name] >= _LITTLE]
+            for each in {w for name in large for w in self._facts.writers.get(name, ())} - seen:
+                seen.add(each)
+                if not self._is_compute(each):
+                    continue
+                if each >= len(self._group_of):
+                    pending.append(each)
+                elif above >> each & 1 and self._near(self._group_of[each], reader):
+                    return True
+        return False
 
     def join(self, a: Group, b: Group, nest: LoopNest) -> Group | None:
         """Make one group of two that stand in ``nest`` as they are; ``None`` where they must stay
@@ -230,7 +287,7 @@ class Fuser:
         many = len(a.members) + len(b.members) > _MAX_MEMBERS
         too_big = many or len(a.buffers | b.buffers) > MAX_BUFFERS
         earlier, later = sorted((a, b), key=lambda each: each.members[0])
-        near = self._near(earlier, later)
+        near = self._near(earlier, later.members[0])
         if too_big or not near or self._between(a, b) or self._between(b, a):
             return None
         placed = tuple(sorted((*a.placed, *b.placed), key=lambda each: each.step))

@@ -113,12 +113,13 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _instance(pattern: Compiled, found: Found) -> Compiled:
     artifact = pattern.artifact.at_sizes(found.sizes)
     build = Build.without_compiler()  # unused: the code is the pattern's
-    executable = Executable(artifact, build, like=pattern.executable)
+    checks = IndexCheck(pattern.captured.step, found.sizes)
+    executable = Executable(artifact, build, like=pattern.executable, first=checks.launch)
     return replace(
         pattern,
         artifact=artifact,
         executable=executable,
-        checks=IndexCheck(pattern.captured.step, found.sizes),
+        checks=checks,
         pattern=pattern.artifact,
         has_run=False,
     )

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.compat.fake import knows_sums_of_products
 from treadle.graph.arguments import map_argument
 from treadle.graph.node_info import belong, info, set_value, tensor_of, with_info
 from treadle.graph.operators import is_item
@@ -241,9 +240,6 @@ class _Writer:
             )
         if before is None:
             return self._call(root, one, left, right, **named)
-        if more is aten.addmm.dtype and not knows_sums_of_products():
-            product = self._call(root, one, left, right, **named)
-            return self._call(root, aten.add.Tensor, before, product)
         return self._call(root, more, before, left, right, **named)
 
     def _joined(self, member: Member, found: Sequence[fx.Node]) -> fx.Node:

@@ -1,0 +1,113 @@
+"""Checks of indices: what is waited for before a step runs, and what is launched with it."""
+
+import pytest
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from treadle.compat.operator_facts import may_wait
+from treadle.graph.lookups import IndexCheck
+from treadle.graph.node_info import with_info
+from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.util.errors import BadIndex
+
+aten = torch.ops.aten
+
+
+class Heard(TorchDispatchMode):
+    """The operators that run, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "aten":
+            self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def step_of(program, *inputs: torch.Tensor) -> StepGraph:
+    graph: fx.Graph = make_fx(program)(*inputs).graph
+    for node in graph.nodes:
+        with_info(node, phase="forward")
+    (output,) = graph.find_nodes(op="output")
+    output.args = ((output.args[0],),)
+    named = tuple(Input(Role.BATCH, f"in{at}") for at in range(len(inputs)))
+    return StepGraph(graph, Signature(named, (Output("out"),)))
+
+
+def heard(program, *devices: str) -> tuple[list[str], list[str]]:
+    """Operators of the checks that come before, and of those that are launched. The table is on the
+    first device, indices are on the others."""
+    mode = FakeTensorMode()
+    with mode:
+        table, *others = devices
+        inputs = [torch.empty(7, 3, device=table)]
+        inputs += [torch.zeros(5, device=each, dtype=torch.int64) for each in others]
+        check = IndexCheck(step_of(program, *inputs))
+    found = []
+    for run in (check.require, check.launch):
+        with mode, Heard() as names:
+            run(inputs)
+        found.append(names.names)
+    return found[0], found[1]
+
+
+def shifted(table, index):
+    return aten.embedding(table, aten.add.Tensor(aten.slice.Tensor(index, 0, 1), 1))
+
+
+def test_on_a_device_everything_is_launched():
+    before, launched = heard(shifted, "cuda", "cuda")
+    assert before == []
+    assert launched == ["slice", "add", "ge", "le", "bitwise_and", "all", "_assert_async"]
+
+
+def test_what_comes_from_the_host_is_launched_apart():
+    def program(table, index):
+        return aten.embedding(table, aten.add.Tensor(aten._to_copy(index, device="cuda"), 1))
+
+    before, launched = heard(program, "cuda", "cpu")
+    assert before[0] == "_to_copy"
+    assert before[-1] == "_assert_async"
+    assert launched == [], "a recording would copy the first call's index for ever"
+
+
+def test_what_may_wait_is_launched_apart():
+    def program(table, index):
+        return aten.embedding(table, aten.put.default(index, index, index))
+
+    assert may_wait("aten.put.default", masks=False)
+    before, launched = heard(program, "cuda", "cuda")
+    assert (before[0], before[-1]) == ("put", "_assert_async")
+    assert launched == []
+
+
+def test_what_is_drawn_is_not_checked():
+    def program(table, index):
+        return aten.embedding(table, aten.randint(5, [5], device=table.device) + index)
+
+    assert heard(program, "cuda", "cuda") == ([], [])
+
+
+def test_each_is_checked_where_it_can_be():
+    def program(table, near, far):
+        return aten.embedding(table, near) + aten.embedding(table, far + 1)
+
+    before, launched = heard(program, "cuda", "cuda", "cuda")
+    assert before == []
+    assert launched.count("_assert_async") == 2
+
+
+def test_on_the_host_all_are_waited_for():
+    index = torch.tensor([0, 1, 4, 2])
+    table = torch.randn(6, 3)
+    check = IndexCheck(step_of(shifted, table, index))
+    check.require([table, index])
+    bad = [table, index + 1]
+    with pytest.raises(BadIndex, match="takes 0 to 5, and was given 3 to 6"):
+        check.require(bad)
+    check.launch(bad)
