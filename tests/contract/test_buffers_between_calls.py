@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import treadle
+from contract.contract_help import training
 from treadle.capture.reads import Reads
 
 OPTIONS = treadle.Options(codegen=False)
@@ -67,14 +68,7 @@ CHANGES: dict[str, Callable[[Tables], object]] = {
 def made() -> tuple[Tables, treadle.Step]:
     model = Tables()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-
-    def step(x):
-        loss = model(x).square().sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
+    step = training(lambda x: model(x).square().sum(), optimizer)
     return model, treadle.compile(step, model=model, optimizer=optimizer, options=OPTIONS)
 
 

@@ -246,17 +246,16 @@ class IndexCheck:
 
     def __init__(self, step: StepGraph, sizes: Sizes | None = None) -> None:
         lookups = lookups_in(step.graph)
-        early = frozenset(_asked_before(step.graph, lookups))
+        waited = {each for each in lookups if _is_on_host(each.value)}
+        waited |= set(_asked_before(step.graph, lookups))
         kinds: dict[str, list[Lookup]] = {"fixed": [], "before": [], "launched": []}
         for each in lookups:
-            waits = each in early or _is_on_host(each.value)
-            apart = waits or not _can_be_launched(each.value)
+            apart = each in waited or not _can_be_launched(each.value)
             kinds["fixed" if _is_fixed(each) else "before" if apart else "launched"].append(each)
 
         def part(kind: str) -> _Part:
-            found = kinds[kind]
-            waits = [each in early or _is_on_host(each.value) for each in found]
-            return _Part(step, found, waits, sizes or {})
+            waits = [each in waited for each in kinds[kind]]
+            return _Part(step, kinds[kind], waits, sizes or {})
 
         self._fixed: _Part | None = part("fixed")
         self._before, self._launched = part("before"), part("launched")

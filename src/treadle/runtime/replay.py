@@ -163,8 +163,7 @@ class Replay:
         self._tables: list[Tensor] = []
         self._parts: list[Callable[[], None] | None] = []  # by segment, where it was recorded
         self._addresses: list[int] = []
-        self._stays: list[bool] = []  # by input
-        self._fixed: list[int] = []  # inputs that were recorded where they are
+        self._stays: list[bool] = []  # by input, whether it was recorded where it is
         self._steady: SteadyInputs | None = None  # of these, those that are the same tensors
 
     @property
@@ -233,15 +232,15 @@ class Replay:
         moved."""
         if not all(self._is_alike(inputs[at], at) for at in self._places):
             return False
-        fixed = self._fixed
-        if self._steady is not None:
-            others = frozenset(self._steady.others(inputs))
-            fixed = fixed if len(others) == len(inputs) else [at for at in fixed if at in others]
+        others = range(len(inputs)) if self._steady is None else self._steady.others(inputs)
         moved = {
             at
-            for at in fixed
-            if inputs[at].data_ptr() != self._addresses[at]
-            or inputs[at].dtype is not self._specs[at].dtype
+            for at in others
+            if self._stays[at]
+            and (
+                inputs[at].data_ptr() != self._addresses[at]
+                or inputs[at].dtype is not self._specs[at].dtype
+            )
         }
         self._moving |= moved - self._written
         if not moved and self._steady is not None:
@@ -290,8 +289,8 @@ class Replay:
         """From now on what moves has a place, which has these numbers, and the rest stays."""
         self._places = {at: self._place(at) for at in sorted(self._moving)}
         self._addresses = [each.data_ptr() for each in inputs]
-        self._fixed = sorted(self._placeable - self._places.keys())
-        self._stays = [at in self._fixed for at in range(len(inputs))]
+        fixed = self._placeable - self._places.keys()
+        self._stays = [at in fixed for at in range(len(inputs))]
         if self._layouts is not None:
             self._steady = SteadyInputs(len(inputs), frozenset(self._places), self._layouts)
         self._fill(inputs)
