@@ -587,10 +587,29 @@ def test_each_chunk_is_estimated_to_read_the_weights_again():
     assert times[0] < times[1] < times[2]
 
 
+def chunks_on(device, rows, width, classes, dtype=torch.bfloat16):
+    row_bytes = classes * dtype.itemsize
+    logits = Logits(rows, row_bytes, width * classes, dtype)
+    return -(-rows * row_bytes // fastest_chunk(logits, device))
+
+
 def test_the_fastest_chunk_is_a_matter_of_the_device():
-    logits = Logits(1 << 15, 50257 * 2, torch.bfloat16)
-    assert fastest_chunk(logits, H200) > fastest_chunk(logits, CPU_MODEL)
-    assert fastest_chunk(replace(logits, row_bytes=2), H200) == 64 << 20
+    assert chunks_on(CPU_MODEL, 1 << 15, 768, 50257) > chunks_on(H200, 1 << 15, 768, 50257)
+    assert chunks_on(H200, 1 << 22, 1 << 17, 64) == 8, "no chunk is smaller than 64 MiB"
+
+
+MEASURED = replace(H200, bandwidth=2.0**42, flops={**H200.flops, torch.bfloat16: 2.0**49.75})
+"""The ceilings that an H200 itself was measured to have, on small products that stay cool."""
+
+
+@pytest.mark.parametrize("device", [H200, MEASURED], ids=["nominal", "measured"])
+def test_chunks_are_cut_where_they_cost_next_to_nothing(device):
+    """As measured: the first has 1.1 % of its products' time for four, 2.9 % for eight; two would
+    cost the others 2.6, 5 and 12 %."""
+    assert chunks_on(device, 32768, 2048, 128256) == 4
+    assert chunks_on(device, 8192, 1024, 151936) == 1
+    assert chunks_on(device, 16384, 1024, 32000) == 1
+    assert chunks_on(device, 16384, 768, 50257) == 1
 
 
 def test_a_real_vocabulary():

@@ -12,11 +12,15 @@ from treadle.targets.model import DeviceModel
 
 _WORTH = 64 << 20
 """Bytes of logits below which a chunk is not cut: of the order of what else a small step holds."""
-_OVERHEAD = 1 / 60
-"""Share of the time of a chunk's products that cutting it may cost, by bytes and rates. Products
-themselves lose more in short pieces: on an H200 in bfloat16 19 % in four of 4,096 rows (768 wide,
-50,257 classes), 2.7 % in four of 8,192 rows (2,048 wide, 128,256 classes; PyTorch 2.11,
-``benchmarks/loss_products.py``)."""
+_OVERHEAD = 1 / 40
+"""Share of the time of the products that cutting them may cost."""
+_SEEN = 0.4
+"""Share of what one more chunk reads and writes of the weights that its products do not hide: on an
+H200 in bfloat16 4 to 6 bytes an element of 12 (``benchmarks/chunked_loss.py``; 2,048 wide, 128,256
+classes and 1,024 wide, 151,936 classes; PyTorch 2.11)."""
+_KERNELS = 100
+"""Launches that one more chunk costs whatever its size: a dozen kernels, each of which ends with
+most of the device idle (the same benchmark; 0.1 to 0.3 ms where the weights are small)."""
 _PIECES = (4, 16)
 """In how many chunks a budget may want the logits, besides what is chosen without one."""
 _LEAST_ROWS = 16
@@ -42,14 +46,19 @@ def versions_of(step: StepGraph, target: Target) -> tuple[Version, ...]:
 def fastest_chunk(logits: Logits, device: DeviceModel) -> int:
     """Bytes of the smallest chunk that costs next to nothing.
 
-    Each chunk reads the weights twice again and reads and writes their gradient in 32 bits, ``24``
-    or so bytes an element of them, and has three products of ``2 * rows`` operations an element::
+    Each chunk but one reads the weights twice again and reads and writes their gradient in 32
+    bits; all have three products of ``2 * rows`` operations an element of the weights together::
 
-        (8 + 2 * itemsize) / bandwidth  <=  overhead * 6 * rows / rate
+        again = (8 + 2 * itemsize) * weights / bandwidth,  of which products hide a good part
+        (chunks - 1) * (seen * again + kernels * launch)  <=  overhead * 6 * rows * weights / rate
+
+    The number of chunks is a power of two, so that tiles of products divide their rows as before.
     """
-    traffic = (8 + 2 * logits.dtype.itemsize) / device.bandwidth
-    rows = traffic * device.rate(logits.dtype) / (6 * _OVERHEAD)
-    return max(_WORTH, round(rows) * logits.row_bytes)
+    again = (8 + 2 * logits.dtype.itemsize) * logits.weights / device.bandwidth
+    each = _SEEN * again + _KERNELS * device.launch
+    products = 6 * logits.rows * logits.weights / device.rate(logits.dtype)
+    chunks = 1 << (int(1 + _OVERHEAD * products / each).bit_length() - 1)
+    return max(_WORTH, -(-logits.rows // chunks) * logits.row_bytes)
 
 
 def _smaller(logits: Logits, most: int) -> tuple[int, ...]:

@@ -90,10 +90,11 @@ def explain(step: StepGraph, most: int) -> tuple[Finding, ...]:
 @final
 @dataclass(frozen=True)
 class Logits:
-    """The largest product that can be cut in chunks."""
+    """The largest product that can be cut in chunks. ``weights``: elements of its second factor."""
 
     rows: int
     row_bytes: int
+    weights: int
     dtype: torch.dtype
 
     @property
@@ -110,7 +111,8 @@ def largest_logits(step: StepGraph) -> Logits | None:
             region = region_of(root)
         except NoMatch:
             continue
-        found.append(Logits(region.grid.count, region.row_bytes, tensor_of(root).dtype))
+        logits, weights = tensor_of(root), _left(root).shape[1] * tensor_of(root).shape[1]
+        found.append(Logits(region.grid.count, region.row_bytes, weights, logits.dtype))
     return max(found, key=lambda each: each.nbytes, default=None)
 
 
