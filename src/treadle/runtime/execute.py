@@ -40,12 +40,13 @@ from treadle.runtime.bindings import (
 from treadle.runtime.build import Build, build
 from treadle.runtime.checks import check_layout, mismatch, wrong_count
 from treadle.runtime.collectives import IN_FLIGHT
+from treadle.runtime.cuda_graph import CudaRecorder
 from treadle.runtime.draws import FUNCTION, OPERATOR, drawer
 from treadle.runtime.functional import NAMESPACE, named
 from treadle.runtime.halves import widened
 from treadle.runtime.incoming import Incoming, imported
 from treadle.runtime.loader import DeviceFunction, Functions, Loader
-from treadle.runtime.replay import CudaRecorder, Recorder, Replay, Terms
+from treadle.runtime.replay import Recorder, Replay, Terms
 from treadle.runtime.steady import SteadyInputs
 from treadle.targets.registry import target_for
 from treadle.util.errors import GroupFailure, RuntimeFailure, require

@@ -15,10 +15,9 @@ of the rest (``segments``). A call whose parameters moved is launched as usual, 
 again.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -474,50 +473,3 @@ def touched(step: CallStep) -> Iterator[str]:
     yield from (each for each in step.outputs if each is not None)
     for view in step.views:
         yield view.buffer
-
-
-class CudaRecorder:
-    """Records with CUDA graphs. ``clear``: gives libraries' workspaces back, since those that the
-    recording uses come beside them."""
-
-    def __init__(self, device: torch.device, clear: Callable[[], None]) -> None:
-        self._device = device
-        self._clear = clear
-        self._pool: Any = None
-
-    def timed(self, run: Callable[[], None]) -> tuple[float, float]:
-        """Seconds until everything was launched, and until it was done."""
-        torch.cuda.synchronize(self._device)
-        start = time.perf_counter()
-        run()
-        launched = time.perf_counter()
-        torch.cuda.synchronize(self._device)
-        return launched - start, time.perf_counter() - start
-
-    def start(self) -> None:
-        """Begin a pool of memory for recordings, unless the caller records."""
-        if torch.cuda.is_current_stream_capturing():
-            return
-        self._clear()
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def record(self, run: Launches) -> tuple[dict[str, Tensor], Callable[[], None]]:
-        """Record ``run``: what it made, and what replays it."""
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("the caller records launches itself")
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                made = run()
-        except BaseException:
-            self._recover()
-            raise
-        return made, graph.replay
-
-    def _recover(self) -> None:
-        """After a recording that failed: another one, which ends well, so that generators and
-        allocator leave the state that they were put into."""
-        torch.cuda.synchronize(self._device)
-        empty = torch.zeros((), device=self._device)
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
-            empty.add_(0)
