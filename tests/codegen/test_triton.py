@@ -1,6 +1,7 @@
 """Generated Triton computes what the loop interpreter computes, in every form a kernel takes."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -229,13 +230,26 @@ def test_long_rows_run_in_whole_blocks_and_a_rest(tmp_path, monkeypatch):
     run_cases([softmax_case(3, 203), softmax_case(2, 208), softmax_case(3, 65)], tmp_path)
 
 
-@pytest.mark.parametrize(("stages", "loop"), [(0, "range"), (3, "tl.range")])
+LOOPS = {
+    (0, 1): ["q in range(0, 192, 64)", "q in range(192, 203, 64)"],
+    (3, 1): [
+        "q in tl.range(0, 192, 64, num_stages=3)",
+        "q in tl.range(192, 203, 64, num_stages=3)",
+    ],
+    (0, 2): ["q in range(0, 128, 128)", "q in range(128, 203, 64)"],
+    (0, 3): ["q in range(0, 192, 192)", "q in range(192, 203, 64)"],
+    (0, 4): ["q in range(0, 203, 64)"],
+}
+"""The loops of the first pass over 203 columns, by the steps ahead and by blocks at once."""
+
+
+@pytest.mark.parametrize(("stages", "unrolled"), LOOPS)
 def test_the_largest_and_the_sum_behind_it_are_found_in_one_loop(
-    stages, loop, tmp_path, monkeypatch
+    stages, unrolled, tmp_path, monkeypatch
 ):
     def choose(kernel):
-        running = tuple(running_sums(kernel))
-        return KernelSchedule(LoopForm.LOOPED, 1, 64, running=running, warps=4, stages=stages)
+        how = KernelSchedule(LoopForm.LOOPED, 1, 64, warps=4, stages=stages)
+        return replace(how, running=tuple(running_sums(kernel)), unrolled=unrolled)
 
     monkeypatch.setattr(triton_run, "PROGRAMS", replace(PROGRAMS, choose=choose))
     cases = []
@@ -250,8 +264,34 @@ def test_the_largest_and_the_sum_behind_it_are_found_in_one_loop(
         tensors = {"x": x.flatten(), "y": poison(7 * cols)}
         cases.append(Case(f"running sum {cols}", [make.softmax(7, cols)], tensors))
     source, _, _ = rendered(cases[0].kernels, buffers_of(cases[0].tensors))
-    assert source.text.count(f"for q in {loop}(0, 192, 64") == 2
+    loops = re.findall(r"for (.*):", source.text)
+    assert [each for each in loops if each.startswith("q")] == LOOPS[stages, unrolled]
+    back = f"tl.range(%d, %d, 64, num_stages={stages})" if stages else "range(%d, %d, 64)"
+    assert loops[-2:] == [f"p in {back % (192, 203)}", f"p in {back % (0, 192)}"]
     run_cases(cases, tmp_path)
+
+
+@pytest.mark.parametrize("cols", [203, 256])
+def test_a_sum_beside_a_running_one(cols, tmp_path, monkeypatch):
+    """As label smoothing has it: blocks that are read at once are added one after another."""
+    k = make.Build(5, cols)
+    x = k.define(make.load("x", k.flat))
+    top = k.reduce(ReduceKind.MAX, x)
+    total = k.reduce(ReduceKind.SUM, k.define(make.fn("exp", make.fn("sub", x, top))))
+    whole = k.reduce(ReduceKind.SUM, x)
+    value = make.fn("add", make.fn("log", total), make.fn("sub", top, whole))
+    k.store("y", k.define(value, (k.rows,)), k.rows, (k.rows,))
+    kernel = k.kernel("smoothed")
+
+    def choose(kernel):
+        how = KernelSchedule(LoopForm.LOOPED, 1, 64, warps=4, unrolled=2)
+        return replace(how, running=tuple(running_sums(kernel)))
+
+    monkeypatch.setattr(triton_run, "PROGRAMS", replace(PROGRAMS, choose=choose))
+    tensors = {"x": 3 * torch.randn(5 * cols), "y": poison(5)}
+    source, _, _ = rendered([kernel], buffers_of(tensors))
+    assert f"for q in range(0, {cols - cols % 128}, 128)" in source.text
+    run_cases([Case(f"smoothed {cols}", [kernel], tensors)], tmp_path)
 
 
 @pytest.mark.parametrize("wide", [False, True])

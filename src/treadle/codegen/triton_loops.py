@@ -11,6 +11,7 @@ from treadle.codegen.triton_body import (
     positions,
     straight,
 )
+from treadle.codegen.triton_expr import Named, Writer
 from treadle.codegen.triton_reduce import (
     Partial,
     collapse,
@@ -150,54 +151,80 @@ class Looped:
         ordered = body.in_place and not reductions and self._reads_before_it_writes(stores)
         if ordered:
             writer.line("tl.debug_barrier()")  # after what other threads read before the loop
-        for begin, end in self.shape.pieces(span):
-            outside = dict(writer.locals), dict(writer.known), dict(writer.masks)
-            writer.line(f"for q in {self._range(begin, end)}:")
-            writer.indent += 1
-            first = f"part * {span} + q" if splits > 1 else "q"
-            positions(writer, self.shape.along, first, self.shape.block_q, self.shape.both)
+        is_running = any(item.name in levels.running for item in reductions)
+        unrolled = self.shape.how.unrolled if is_running and not stores else 1
+        pieces = self.shape.pieces(span, unrolled)
+        for begin, end, blocks in reversed(pieces) if level % 2 else pieces:
+            outside = _state(writer)
+            self._head(writer, begin, end, blocks, backwards=level % 2 == 1)
             covered = math.ceil(end / self.shape.block_q) * self.shape.block_q * splits
-            if covered > self.shape.reduced:
-                bound(writer, self.shape.along, self.shape.reduced, covered)
-            self._pass(body, wanted, sums, stores, ordered=ordered)
+            new = {item.name: list[Partial]() for item in read}
+            for block in range(blocks):
+                _restore(writer, outside)
+                first = f"q + {block * self.shape.block_q}" if block else "q"
+                first = f"part * {span} + {first}" if splits > 1 else first
+                positions(writer, self.shape.along, first, self.shape.block_q, self.shape.both)
+                if covered > self.shape.reduced:
+                    bound(writer, self.shape.along, self.shape.reduced, covered)
+                self._pass(body, wanted, new, stores, ordered=ordered)
+            self._combine(writer, sums, new)
             writer.indent -= 1
-            writer.locals, writer.known, writer.masks = outside
+            _restore(writer, outside)
         return sums
 
-    def _range(self, begin: int, end: int) -> str:
-        places = f"{begin}, {end}, {self.shape.block_q}"
+    def _head(self, writer: Writer, begin: int, end: int, blocks: int, *, backwards: bool) -> None:
+        """The head of a loop; ``q``: where its block begins. Every other pass goes back, since what
+        was read last is what a cache still has."""
+        step = self.shape.block_q * blocks
+        places = f"{begin}, {end}, {step}"
         stages = self.shape.how.stages
-        return f"tl.range({places}, num_stages={stages})" if stages else f"range({places})"
+        span = f"tl.range({places}, num_stages={stages})" if stages else f"range({places})"
+        writer.line(f"for {'p' if backwards else 'q'} in {span}:")
+        writer.indent += 1
+        if backwards:
+            last = begin + (math.ceil((end - begin) / step) - 1) * step
+            writer.line(f"q = {begin + last} - p")
 
     def _pass(
         self,
         body: Body,
         wanted: Collection[str],
-        sums: Sequence[tuple[Definition, Partial]],
+        new: dict[str, list[Partial]],
         stores: Sequence[Store],
         *,
         ordered: bool,
     ) -> None:
-        """What a loop does at one block of the reduced axis."""
+        """What a loop does at one block of the reduced axis; what is to be reduced goes to ``new``,
+        by the names of its reductions."""
         writer, tile = body.writer, self.shape.tile(self.shape.block_q)
-        partials = {item.name: partial for item, partial in sums}
         for item in self.kernel.body:
             if isinstance(item, Store):
                 if item in stores and not body.in_place:
                     body.store(item)
             elif item.name in wanted:
                 body.define(item, None)
-            elif item.name in partials and item.name not in self.levels.running:
-                reduce, into = as_reduce(item), partials[item.name]
-                new = fill(writer, reduce, tile)
-                behind = [name for name, top in self.levels.running.items() if top == item.name]
-                if behind:
-                    rescale(writer, reduce, into, new, [partials[name] for name in behind])
-                combine(writer, reduce, into, new)
+            elif item.name in new:
+                new[item.name].append(fill(writer, as_reduce(item), tile))
         if ordered:
             body.store(stores[0])
         else:
             body.stores(stores if body.in_place else [])
+
+    def _combine(
+        self,
+        writer: Writer,
+        sums: Sequence[tuple[Definition, Partial]],
+        new: Mapping[str, Sequence[Partial]],
+    ) -> None:
+        """Add the blocks that were read to the accumulators."""
+        running, partials = self.levels.running, {item.name: partial for item, partial in sums}
+        for item, into in sums:
+            behind = [partials[name] for name, top in running.items() if top == item.name]
+            if behind:
+                rescale(writer, as_reduce(item), into, new[item.name], behind)
+                continue
+            for each in new.get(item.name, ()):
+                combine(writer, as_reduce(item), into, each)
 
     def _reads_before_it_writes(self, stores: Sequence[Store]) -> bool:
         """Whether each element is read once and what is written there depends on it, so that no
@@ -226,6 +253,19 @@ class Looped:
             if isinstance(item.expr, Reduce):
                 count = len(accumulators(item.expr))
                 self.scratch[item.name] = tuple(self.buffers[next(names)] for _ in range(count))
+
+
+_State = tuple[dict[str, Named], dict[str, str], dict[str, str]]
+
+
+def _state(writer: Writer) -> _State:
+    """What is known where a loop begins."""
+    return dict(writer.locals), dict(writer.known), dict(writer.masks)
+
+
+def _restore(writer: Writer, state: _State) -> None:
+    known, texts, masks = state
+    writer.locals, writer.known, writer.masks = dict(known), dict(texts), dict(masks)
 
 
 def _name(item: Definition | Store) -> str:

@@ -102,18 +102,28 @@ def combine(writer: Writer, reduce: Reduce, into: Partial, new: Partial) -> None
 
 
 def rescale(
-    writer: Writer, top: Reduce, into: Partial, new: Partial, sums: Sequence[Partial]
+    writer: Writer, top: Reduce, into: Partial, new: Sequence[Partial], sums: Sequence[Partial]
 ) -> None:
-    """Bring sums of exp(x - into) up to the maximum that ``new`` makes, and add what is new:
-    before ``into`` is."""
-    old, x = into.parts[0], new.parts[0]
-    largest = writer.name(f"{_extreme(top)}({old}, {x})")
-    zero = literal(0.0, accumulators(top)[0])
+    """Bring ``into`` up to the maximum that the ``new`` make, and sums of exp(x - into) with it,
+    and add what is new."""
+    old, xs = into.parts[0], [each.parts[0] for each in new]
+    largest = xs[0]
+    for x in (*xs[1:], old):
+        largest = writer.name(f"{_extreme(top)}({largest}, {x})")
+    dtype = accumulators(top)[0]
     nothing = f'{largest} == float("-inf")'  # so far: that is no sum, and not yet NaN
-    base = writer.name(f"tl.where({nothing}, {zero}, {largest})")
+    base = writer.name(f"tl.where({nothing}, {literal(0.0, dtype)}, {largest})")
     for each in sums:
         total = each.parts[0]
-        writer.line(f"{total} = {total} * tl.exp({old} - {base}) + tl.exp({x} - {base})")
+        added = " + ".join(_power(f"{x} - {base}", dtype) for x in xs)
+        writer.line(f"{total} = {total} * {_power(f'{old} - {base}', dtype)} + {added}")
+    writer.line(f"{old} = {largest}")
+
+
+def _power(exponent: str, dtype: torch.dtype) -> str:
+    """exp of what is at most zero, of which the largest are: numbers too small for all their bits
+    are nothing beside a sum of one."""
+    return f"{'_power' if dtype is torch.float32 else 'tl.exp'}({exponent})"
 
 
 def scaled(writer: Writer, total: Partial, lanes: Partial, top: Partial) -> Partial:

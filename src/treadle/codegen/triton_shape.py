@@ -10,8 +10,6 @@ from treadle.codegen.triton_reduce import Partial, Tile, collapse, identities
 from treadle.loop.expr import Reduce
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, Store
 
-_VECTOR = 16  # elements; of one byte, what a thread loads at once
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -54,13 +52,15 @@ class Shape:
         sizes = [self.block_p, block_q] if self.along == "c" else [block_q, self.block_p]
         return Tile(f"[{sizes[0]}, {sizes[1]}]", self.along, int(self.along == "c"), True)
 
-    def pieces(self, span: int) -> list[tuple[int, int]]:
-        """Where the loops over ``span`` elements begin and end: one, or two where only the last
-        block needs a mask. A mask that ends within a vector of elements keeps loads of all blocks
-        from being vectors."""
-        whole = span - span % self.block_q
-        ragged = self.along == "c" and self.splits == 1 and span % _VECTOR and whole
-        return [(0, whole), (whole, span)] if ragged else [(0, span)]
+    def pieces(self, span: int, unrolled: int) -> list[tuple[int, int, int]]:
+        """Where the loops over ``span`` elements begin and end, and how many blocks each takes at
+        once. Those of rows are two if blocks do not fill them: only the last blocks need a mask,
+        which costs two comparisons an element, and vectors of elements where it ends in one."""
+        taken = self.block_q * unrolled
+        whole = span - span % taken
+        if self.along == "r" or self.splits > 1 or whole in (0, span):
+            return [(0, span, unrolled if whole == span else 1)]
+        return [(0, whole, unrolled), (whole, span, 1)]
 
     @property
     def programs(self) -> int:

@@ -84,7 +84,8 @@ class KernelSchedule:
     add up. ``width``: the columns are two loops, the inner one this long; 0: one loop. ``piece``:
     sums in single precision are added up in double precision after so many elements; 0: never.
     ``kept``: values that are stored from one pass to the next and not computed again. ``running``:
-    sums of exp(x - top) that are added up in the pass that finds ``top``.
+    sums of exp(x - top) that are added up in the pass that finds ``top``; ``unrolled``: blocks that
+    this pass reads before it scales them.
     ``serial_below``: elements below which one thread does the work. ``warps``: of a program.
     ``stages``: how many steps ahead a loop loads; 0: as the language does. ``in_place``: what is
     written may lie where something is read, so that a worker reads first.
@@ -98,6 +99,7 @@ class KernelSchedule:
     piece: int = 0
     kept: tuple[str, ...] = ()
     running: tuple[str, ...] = ()
+    unrolled: int = 1
     serial_below: int = 0
     warps: int = 0
     stages: int = 0

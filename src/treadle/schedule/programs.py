@@ -41,8 +41,9 @@ _MANY_ROWS = 1024  # from which programs are enough without parts
 _FILL = 512  # programs worth having: about four per multiprocessor of a large GPU
 _SWEEPS = 1024  # programs that go through rows: eight each
 _TURNS = 8  # blocks of rows for a program, at least: as many bytes again are partial sums
-_RUNNING = 1024
-"""Elements of a looped tile with a sum that is scaled as its maximum grows (decision 14)."""
+_RUNNING, _RUNNING_WARPS, _UNROLLED = 4096, 16, 2
+"""A looped tile with a sum that is scaled as its maximum grows: elements, warps, and tiles between
+two scalings (decision 14)."""
 _AHEAD = 4  # tiles that such a loop loads ahead where rows end within a vector of a thread
 _VECTOR = 16  # elements; of one byte, what a thread loads at once
 _WIDEST = 4096  # columns of a swept kernel, and of its accumulators together
@@ -192,7 +193,9 @@ def _reducing(kernel: Kernel) -> KernelSchedule:
     how = KernelSchedule(form, *tile, parts=parts, warps=warps(across * along))
     if form is not LoopForm.LOOPED or not running:
         return how
-    return replace(how, running=running, stages=_AHEAD if reduced % _VECTOR else 0)
+    ahead = _AHEAD if reduced % _VECTOR else 0
+    how = replace(how, running=running, unrolled=_UNROLLED, stages=ahead)
+    return replace(how, warps=_RUNNING_WARPS)
 
 
 def _swept(kernel: Kernel) -> KernelSchedule:
