@@ -29,6 +29,7 @@ from treadle.options import Options, from_environment
 from treadle.passes import chunked_loss
 from treadle.passes.chunked_loss import ChunkLoss, Logits, explain, largest_logits
 from treadle.passes.chunks.rows import Grid, RowRange, boxes_of
+from treadle.passes.memory.choose import fastest_plan
 from treadle.passes.memory.cost import flops_of, work_of
 from treadle.passes.memory.fused import traffic
 from treadle.passes.memory.order import facts_of
@@ -596,6 +597,21 @@ def chunks_on(device, rows, width, classes, dtype=torch.bfloat16):
 def test_the_fastest_chunk_is_a_matter_of_the_device():
     assert chunks_on(CPU_MODEL, 1 << 15, 768, 50257) > chunks_on(H200, 1 << 15, 768, 50257)
     assert chunks_on(H200, 1 << 22, 1 << 17, 64) == 8, "no chunk is smaller than 64 MiB"
+
+
+@pytest.mark.parametrize("device", [H200, CPU_MODEL], ids=["h200", "cpu"])
+def test_weights_are_cast_once_for_all_chunks(device):
+    """Between the first product of a chunk and the second, nobody else reads them: a second cast
+    would be a kernel of its own."""
+    model = Model(vocabulary=LARGE)
+    step = captured(large_plain, model, (4, 32), half=True)
+    ChunkLoss(32 * 2 * LARGE).run(step)
+    graph = fastest_plan(step, device).step.graph
+    chunks = graph.find_nodes(op="call_function", target=aten.mm.default)
+    assert [tensor_of(n).shape for n in chunks].count((32, LARGE)) == 4, "logits of four chunks"
+    casts = graph.find_nodes(op="call_function", target=aten._to_copy.default)
+    weights = [n for n in casts if n.all_input_nodes[0].op == "placeholder"]
+    assert [tensor_of(n).shape for n in weights].count((LARGE, D)) == 1
 
 
 MEASURED = replace(H200, bandwidth=2.0**42, flops={**H200.flops, torch.bfloat16: 2.0**49.75})

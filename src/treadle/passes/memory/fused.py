@@ -134,9 +134,9 @@ class _Sources:
                 continue
             made = facts.kinds[i] is Kind.INPUT or facts.phases[i] > 0  # a new weight, for one
             there.append(stored[i] or made)
-            at_hand = (after[each] if there[each] else waits[each] for each in operands)
+            at_hand = (after.but_for(i, each) if there[each] else waits[each] for each in operands)
             waits.append(functools.reduce(operator.and_, at_hand, _ALL))
-        read = tuple(each != _ALL for each in after)
+        read = tuple(each != _ALL for each in after.all_of)
         return _Sources(facts, tuple(there), read, calls, tuple(waits))
 
     def bytes_read(self, i: int, *, by_itself: bool) -> int:
@@ -155,24 +155,45 @@ class _Sources:
         return sum(each.dtype.itemsize for each in tensors_in(value_of(self.facts.nodes[i])))
 
 
-def _late_readers(facts: Facts) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """In bits, one for each call after the forward pass: which of them read each value, itself or
-    through views, and which all formulas of the backward pass wait for that do so, all bits if
-    there is none. The head of the forward pass counts as part of the backward pass."""
+@dataclass(frozen=True, slots=True)
+class _After:
+    """In bits, one for each call after the forward pass, which of them all formulas of the backward
+    pass wait for that read a value, itself or through views; all bits if there is none.
+    ``all_of``: by value. ``own``: what each node adds to that of its operands."""
+
+    facts: Facts
+    all_of: Sequence[int]
+    own: Sequence[int]
+    readers: Sequence[Sequence[int]]
+
+    def but_for(self, i: int, operand: int) -> int:
+        """Without formula ``i``, which is no second computation of itself."""
+        if self.own[i] == _ALL:
+            return self.all_of[operand]
+        others = (self.own[each] for each in self.readers[operand] if each != i)
+        return functools.reduce(operator.and_, others, _ALL)
+
+
+def _late_readers(facts: Facts) -> tuple[tuple[int, ...], _After]:
+    """Which calls after the forward pass read each value, in bits, and what formulas wait for. The
+    head of the forward pass counts as part of the backward pass."""
     own, behind = _later_calls(facts)
-    calls, after = [0] * len(facts.nodes), [_ALL] * len(facts.nodes)
-    for i in range(len(facts.nodes) - 1, -1, -1):
+    count = len(facts.nodes)
+    calls, after, adds = [0] * count, [_ALL] * count, [_ALL] * count
+    readers: list[list[int]] = [[] for _ in range(count)]
+    for i in range(count - 1, -1, -1):
         late = facts.phases[i] == PHASES["backward"] or (facts.phases[i] == 0 and i >= facts.head)
         if facts.views[i]:
-            reads, waits = calls[i], after[i]
+            reads, adds[i] = calls[i], after[i]
         elif facts.kinds[i] in CALLS:
-            reads, waits = own[i], _ALL
+            reads = own[i]
         else:
-            reads, waits = 0, (behind[i] if late and facts.fusible[i] else _ALL)
+            reads, adds[i] = 0, (behind[i] if late and facts.fusible[i] else _ALL)
         for operand in facts.operands[i]:
             calls[operand] |= reads
-            after[operand] &= waits
-    return tuple(calls), tuple(after)
+            after[operand] &= adds[i]
+            readers[operand].append(i)
+    return tuple(calls), _After(facts, after, adds, readers)
 
 
 def _later_calls(facts: Facts) -> tuple[list[int], list[int]]:
