@@ -7,7 +7,8 @@
 
 The floor reads the logits once and writes their gradient once, both in bfloat16. Rows lie 8
 elements apart at least, as products of treadle leave them. ``--variants``: other loops beside the
-chosen one: passes over a row, elements of a tile, warps, tiles loaded ahead.
+chosen one: passes over a row, elements of a tile, warps, tiles loaded ahead, tiles between two
+scalings of a running sum.
 """
 
 import argparse
@@ -29,13 +30,15 @@ from treadle.schedule.programs import choose
 DEVICE = "cuda"
 CALLS = 5  # between two events: the host is ahead of the GPU then
 VARIANTS = (
-    (3, 2048, 4, 0),
-    (3, 2048, 4, 3),
-    (2, 2048, 4, 0),
-    (2, 2048, 8, 0),
-    (2, 1024, 4, 0),
-    (2, 1024, 4, 2),
-    (2, 1024, 4, 4),
+    (3, 2048, 4, 0, 1),
+    (2, 2048, 4, 0, 1),
+    (2, 1024, 4, 0, 1),
+    (2, 1024, 4, 4, 1),
+    (2, 2048, 8, 0, 1),
+    (2, 4096, 16, 0, 1),
+    (2, 4096, 16, 0, 2),
+    (2, 4096, 16, 4, 2),
+    (2, 2048, 16, 0, 4),
 )
 
 
@@ -64,16 +67,17 @@ def copying(x: torch.Tensor) -> float:
     return 2 * x.nbytes / milliseconds(step, x) * 1e3
 
 
-def as_a_variant(variant: tuple[int, int, int, int]) -> workers.Workers:
+def as_a_variant(variant: tuple[int, int, int, int, int]) -> workers.Workers:
     """Programs that loop over rows like this."""
-    passes, lanes, count, stages = variant
+    passes, lanes, count, stages, unrolled = variant
 
     def chosen(kernel: Kernel) -> KernelSchedule:
         how = choose(kernel)
         if how.form is not LoopForm.LOOPED:
             return how
         running = how.running if passes == 2 else ()
-        return replace(how, running=running, cols=lanes, warps=count, stages=stages)
+        how = replace(how, running=running, unrolled=unrolled)
+        return replace(how, cols=lanes, warps=count, stages=stages)
 
     return replace(workers.PROGRAMS, choose=chosen)
 
