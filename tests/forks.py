@@ -79,10 +79,12 @@ class Done:
 
 
 class Forks:
-    """``start`` a program, ``finish`` it; or both in ``run``."""
+    """``start`` a program, ``finish`` it; or both in ``run``. ``always``: the environment of all
+    programs, beside that of the tests, and of the imports before them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, always: dict[str, str] | None = None) -> None:
         self._folder = folder
+        self._always = always or {}
         self._count = 0
         self._server: subprocess.Popen[str] | None = None
 
@@ -106,7 +108,7 @@ class Forks:
             program = place / "program.py"
         job = {
             "program": str(program), "arguments": arguments, "quick": quick, "quiet": quiet,
-            "environment": {**os.environ, **(environment or {})},
+            "environment": {**os.environ, **self._always, **(environment or {})},
             "folder": str(folder or Path.cwd()), "place": str(place),
         }  # fmt: skip
         return int(self._ask(job)), place
@@ -130,7 +132,7 @@ class Forks:
 
     def _ask(self, question: dict[str, object], seconds: float = 200, child: int = 0) -> str:
         if self._server is None:
-            self._server = _serving([SRC, TESTS])
+            self._server = _serving([SRC, TESTS], self._always)
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         print(json.dumps(question), file=self._server.stdin, flush=True)
@@ -139,9 +141,9 @@ class Forks:
         return self._server.stdout.readline()
 
 
-def _serving(paths: Sequence[Path]) -> "subprocess.Popen[str]":
+def _serving(paths: Sequence[Path], always: dict[str, str]) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-c", SERVER],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+        env=os.environ | always | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip

@@ -216,18 +216,19 @@ def all_cases() -> list[Case]:
     ]
 
 
-def test_agrees_with_the_loop_interpreter(tmp_path):
+def test_agrees_with_the_loop_interpreter(tmp_path, interpreted):
     torch.manual_seed(torch.seed() % 1000)
-    run_cases(all_cases(), tmp_path)
+    run_cases(all_cases(), tmp_path, interpreted)
 
 
-def test_long_rows_run_in_whole_blocks_and_a_rest(tmp_path, monkeypatch):
+def test_long_rows_run_in_whole_blocks_and_a_rest(tmp_path, monkeypatch, interpreted):
     looped = KernelSchedule(LoopForm.LOOPED, 1, 64, warps=4)
     workers = replace(PROGRAMS, choose=lambda kernel: looped)
     monkeypatch.setattr(triton_run, "PROGRAMS", workers)
     source, _, _ = rendered([make.softmax(3, 203)], buffers_of(softmax_case(3, 203).tensors))
     assert source.text.count("range(0, 192, 64)") == source.text.count("range(192, 203, 64)") == 3
-    run_cases([softmax_case(3, 203), softmax_case(2, 208), softmax_case(3, 65)], tmp_path)
+    cases = [softmax_case(3, 203), softmax_case(2, 208), softmax_case(3, 65)]
+    run_cases(cases, tmp_path, interpreted)
 
 
 LOOPS = {
@@ -245,7 +246,7 @@ LOOPS = {
 
 @pytest.mark.parametrize(("stages", "unrolled"), LOOPS)
 def test_the_largest_and_the_sum_behind_it_are_found_in_one_loop(
-    stages, unrolled, tmp_path, monkeypatch
+    stages, unrolled, tmp_path, monkeypatch, interpreted
 ):
     def choose(kernel):
         how = KernelSchedule(LoopForm.LOOPED, 1, 64, warps=4, stages=stages)
@@ -268,11 +269,11 @@ def test_the_largest_and_the_sum_behind_it_are_found_in_one_loop(
     assert [each for each in loops if each.startswith("q")] == LOOPS[stages, unrolled]
     back = f"tl.range(%d, %d, 64, num_stages={stages})" if stages else "range(%d, %d, 64)"
     assert loops[-2:] == [f"p in {back % (192, 203)}", f"p in {back % (0, 192)}"]
-    run_cases(cases, tmp_path)
+    run_cases(cases, tmp_path, interpreted)
 
 
 @pytest.mark.parametrize("cols", [203, 256])
-def test_a_sum_beside_a_running_one(cols, tmp_path, monkeypatch):
+def test_a_sum_beside_a_running_one(cols, tmp_path, monkeypatch, interpreted):
     """As label smoothing has it: blocks that are read at once are added one after another."""
     k = make.Build(5, cols)
     x = k.define(make.load("x", k.flat))
@@ -291,7 +292,7 @@ def test_a_sum_beside_a_running_one(cols, tmp_path, monkeypatch):
     tensors = {"x": 3 * torch.randn(5 * cols), "y": poison(5)}
     source, _, _ = rendered([kernel], buffers_of(tensors))
     assert f"for q in range(0, {cols - cols % 128}, 128)" in source.text
-    run_cases([Case(f"smoothed {cols}", [kernel], tensors)], tmp_path)
+    run_cases([Case(f"smoothed {cols}", [kernel], tensors)], tmp_path, interpreted)
 
 
 @pytest.mark.parametrize("wide", [False, True])

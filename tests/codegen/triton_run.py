@@ -1,11 +1,5 @@
-"""Runs generated Triton modules under the interpreter, in a process of their own.
+"""Runs generated Triton modules under the interpreter, in a process of their own."""
 
-``TRITON_INTERPRET`` must be set before triton is imported, and other tests compile for real.
-"""
-
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from forks import Forks
 from treadle.codegen.triton import TritonPrinter
 from treadle.loop.interpret import interpret_kernel
 from treadle.loop.kernel import Kernel, KernelPlan
@@ -86,7 +81,7 @@ def scratch_tensors(
     }
 
 
-def run_cases(cases: Sequence[Case], folder: Path) -> None:
+def run_cases(cases: Sequence[Case], folder: Path, interpreted: Forks) -> None:
     """Every case's tensors after the generated code equal those after the interpreter."""
     jobs = []
     for i, case in enumerate(cases):
@@ -102,10 +97,7 @@ def run_cases(cases: Sequence[Case], folder: Path) -> None:
             }
         )
     torch.save(jobs, folder / "jobs.pt")
-    command = [sys.executable, "-c", _SCRIPT, str(folder)]
-    path = os.pathsep.join(sys.path)
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = interpreted.run(_SCRIPT, str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     for i, case in enumerate(cases):
         expected = {name: t.clone() for name, t in case.tensors.items()}

@@ -1,7 +1,7 @@
 """A small training step as Triton modules under the interpreter, compared with eager.
 
-``test_triton_step.py`` runs this file in a process of its own, since ``TRITON_INTERPRET`` must be
-set before triton is imported. Arguments: a folder for modules, ``float32`` or ``bfloat16``, and
+``test_triton_step.py`` runs this file in a process of its own, where ``TRITON_INTERPRET`` was set
+before triton was imported. Arguments: a folder for modules, ``float32`` or ``bfloat16``, and
 ``chosen`` or ``large``: with the loops that such small sizes get, or with those of large ones.
 """
 

@@ -402,7 +402,7 @@ def blocks(count, tmp_path):
 
 def test_blocks_between_foreign_operations_share_their_kernels(tmp_path):
     functions = []
-    for count in (3, 12):
+    for count in (3, 7):
         step = blocks(count, tmp_path)
         regions = step.regions()
         assert sum(each.compiler == "eager" for each in regions) == count

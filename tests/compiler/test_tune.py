@@ -1,5 +1,6 @@
 """Other schedules for one kernel: each gives the same numbers, and the fastest is remembered."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -26,7 +27,7 @@ class Norms(nn.Module):
         return F.log_softmax(torch.tanh(self.norm(x)), -1).pow(2).mean()
 
 
-def trained(tmp_path, seconds, monkeypatch, **options):
+def trained(tmp_path, seconds, **options):
     """The parameters after a step, and the schedules that were tried."""
     tried: list[KernelSchedule] = []
 
@@ -35,7 +36,7 @@ def trained(tmp_path, seconds, monkeypatch, **options):
         return seconds(kernel, real(self, kernel))
 
     real = tune.Tuner._seconds
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tune.Tuner, "_seconds", measured)
         torch.manual_seed(0)
         model = Norms()
@@ -63,20 +64,43 @@ def the_last_is_fastest():
     return lambda kernel, seconds: 1.0 / next(count)
 
 
-@pytest.mark.parametrize("seconds", [as_measured, the_last_is_fastest()], ids=["real", "last"])
-def test_another_schedule_gives_the_same_numbers(seconds, tmp_path, monkeypatch):
-    expected, none, _ = trained(tmp_path / "plain", as_measured, monkeypatch)
-    found, tried, compiled = trained(tmp_path, seconds, monkeypatch, tune=True)
-    assert not none
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    """What several tests look at: ``"plain"``, and ``"last"``, where the last schedule that is
+    tried is the fastest; and the folder of the cache that knows it."""
+
+    @functools.cache  # not a fixture's value: flags of compilers are set for each test
+    def made(name):
+        folder = tmp_path_factory.mktemp(name)
+        if name == "plain":
+            return *trained(folder, as_measured), folder
+        return *trained(folder, the_last_is_fastest(), tune=True), folder
+
+    return made
+
+
+def check_tuned(expected, found, tried, compiled):
     assert any(how.kept for how in tried)
     assert any(how.form is LoopForm.LOOPED and not how.kept for how in tried)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
     assert "tune" in compiled.compiled.seconds
 
 
-def test_what_was_found_is_remembered_on_this_machine(tmp_path, monkeypatch):
-    first, tried, one = trained(tmp_path, the_last_is_fastest(), monkeypatch, tune=True)
-    again, none, two = trained(tmp_path, as_measured, monkeypatch, tune=True, memory=1.0)
+def test_another_schedule_gives_the_same_numbers(once, tmp_path):
+    expected, none, *_ = once("plain")
+    assert not none
+    check_tuned(expected, *trained(tmp_path, as_measured, tune=True))
+
+
+def test_the_last_schedule_gives_the_same_numbers(once):
+    expected, *_ = once("plain")
+    *found, _ = once("last")
+    check_tuned(expected, *found)
+
+
+def test_what_was_found_is_remembered_on_this_machine(once):
+    first, tried, one, folder = once("last")
+    again, none, two = trained(folder, as_measured, tune=True, memory=1.0)
     assert tried
     assert not two.compiled.from_cache
     assert not none
@@ -86,5 +110,5 @@ def test_what_was_found_is_remembered_on_this_machine(tmp_path, monkeypatch):
 
 def test_small_kernels_are_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "_WORTH", 1 << 40)
-    _, tried, _ = trained(tmp_path, as_measured, monkeypatch, tune=True)
+    _, tried, _ = trained(tmp_path, as_measured, tune=True)
     assert not tried

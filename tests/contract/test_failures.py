@@ -194,9 +194,8 @@ STAGES = {
 }
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_compile_that_is_broken_off_changes_nothing(stage, error, monkeypatch, tmp_path):
+def test_a_compile_that_is_broken_off_changes_nothing(stage, monkeypatch, tmp_path):
     """At any stage, with a state that eager made; the next call is eager's next step."""
     options = treadle.Options(cache_dir=tmp_path, codegen=False)  # nothing is found, all is quick
     model, optimizer, step = made(options=options)
@@ -208,37 +207,40 @@ def test_a_compile_that_is_broken_off_changes_nothing(stage, error, monkeypatch,
     before = everything(model, optimizer)
     given = batch()
     before[-1] = torch.get_rng_state()
-
-    def broken(*_args, **_kwargs):
-        raise error("broken off")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(f"{STAGES[stage]}.{stage}", broken)
-        # a bug within the stages has a code; capture as a whole and building are no such stage
-        is_bug = stage not in ("capture", "Executable") and issubclass(error, Exception)
-        with pytest.raises(InternalError if is_bug else error, match="broken off") as caught:
-            step(*given)
-    if is_bug:
-        assert caught.value.code == "TR-900"
-        assert type(caught.value.__cause__) is error
-    assert_unchanged(before, model, optimizer)
+    for error in (RuntimeError, KeyboardInterrupt, MemoryError):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"{STAGES[stage]}.{stage}", raises(error))
+            # a bug within the stages has a code; capture as a whole and building are no such stage
+            is_bug = stage not in ("capture", "Executable") and issubclass(error, Exception)
+            with pytest.raises(InternalError if is_bug else error, match="broken off") as caught:
+                step(*given)
+        if is_bug:
+            assert caught.value.code == "TR-900"
+            assert type(caught.value.__cause__) is error
+        assert_unchanged(before, model, optimizer)
     torch.manual_seed(4)
     ours = step(*given)
     torch.manual_seed(4)
     torch.testing.assert_close(ours, make_step(twin, other)(*given))
 
 
+def raises(error):
+    def broken(*_args, **_kwargs):
+        raise error("broken off")
+
+    return broken
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("call", range(6))
-def test_code_of_the_user_s_that_raises_while_it_is_captured_changes_nothing(call, error):
+def test_code_of_the_user_s_that_raises_while_it_is_captured_changes_nothing(error):
     """In a hook of the forward or the backward pass, at one call after another."""
     model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(3)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    raises = [call]
+    fails = [-1]
 
     def hook_of(number):
         def hook(*_):
-            if raises[0] == number:
+            if fails[0] == number:
                 raise error("of the user's")
 
         return hook
@@ -252,11 +254,13 @@ def test_code_of_the_user_s_that_raises_while_it_is_captured_changes_nothing(cal
     before, x = everything(model, optimizer), torch.randn(5, 4)
     before[-1] = torch.get_rng_state()
     parameters = [*model.parameters()]
-    with pytest.raises(error, match="of the user's"):
-        step(x)
-    assert_unchanged(before, model, optimizer)
-    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
-    assert optimizer.param_groups[0]["params"][0] is parameters[0]
-    raises[0] = -1
+    for call in range(6):
+        fails[0] = call
+        with pytest.raises(error, match="of the user's"):
+            step(x)
+        assert_unchanged(before, model, optimizer)
+        assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+        assert optimizer.param_groups[0]["params"][0] is parameters[0]
+    fails[0] = -1
     assert step(x).isfinite()
     assert model(x).isfinite().all()

@@ -1,14 +1,12 @@
 """The store on disk: damage, directories that cannot be written, limits, and two processes."""
 
 import os
-import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 
 import pytest
 
+from forks import Forks
 from treadle.runtime import cache as caches
 from treadle.runtime import compilers
 from treadle.runtime.cache import Cache, content_key
@@ -173,40 +171,30 @@ def test_wrong_text_shows_what_the_compiler_said(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_two_processes_compile_the_same_text_once(tmp_path: Path) -> None:
-    script = f"""
+def test_two_processes_compile_the_same_text_once(tmp_path: Path, forks: Forks) -> None:
+    program = f"""
         import sys, time
         from pathlib import Path
         from treadle.runtime import compilers
         from treadle.runtime.cache import Cache
+        folder, ready, other = map(Path, sys.argv[1:])
         compiler, real = compilers.find_cxx(), compilers._compile
         def slow(*args):
             print("compiled", flush=True)
             time.sleep(1)
             return real(*args)
         compilers._compile = slow
-        print("ready", flush=True)
-        sys.stdin.readline()
-        print(compilers.compile_cpp([{TEXT!r}], Cache(Path({str(tmp_path)!r})), compiler)[0])
+        ready.touch()
+        while not other.exists():
+            time.sleep(0.001)
+        print(compilers.compile_cpp([{TEXT!r}], Cache(folder), compiler)[0])
     """
-    root = Path(compilers.__file__).parents[2]
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    pipe = subprocess.PIPE
-    pair = [
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
-        for _ in range(2)
-    ]
-    for process in pair:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    outputs = []
-    for process in pair:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    for process in pair:
-        outputs += process.communicate(timeout=60)[0].split()
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    cache = str(tmp_path / "cache")
+    pair = [forks.start(program, cache, *each) for each in ((one, two), (two, one))]
+    done = [forks.finish(each, 60) for each in pair]
+    assert [each.returncode for each in done] == [0, 0], done
+    outputs = " ".join(each.stdout for each in done).split()
     assert outputs.count("compiled") == 1
     assert len({line for line in outputs if line.endswith(".so")}) == 1
 
