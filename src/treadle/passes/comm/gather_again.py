@@ -106,6 +106,11 @@ class _Runs:
         self._position = {node: at for at, node in enumerate(graph.nodes)}
         runs = [run for each in groups for run in _runs_of(each, self._position)]
         self.runs = sorted(runs, key=lambda run: self._position[run.readers[0]])
+        self._before: list[int | None] = []  # the run of the same group before each
+        last: dict[_Group, int] = {}
+        for at, run in enumerate(self.runs):
+            self._before.append(last.get(run.group))
+            last[run.group] = at
 
     def gather_for(self, at: int) -> int:
         """What the readers of a run need is there; how many gathers were made or moved for it."""
@@ -127,7 +132,8 @@ class _Runs:
 
     def _is_still_there(self, at: int) -> bool:
         """Whether no other group is read since this one was."""
-        last = max(before for before in range(at) if self.runs[before].group is self.runs[at].group)
+        last = self._before[at]
+        assert last is not None, "a group is there because of a run"
         end = self._position[self.runs[last].readers[-1]]
         return all(self._position[between.readers[0]] < end for between in self.runs[last + 1 : at])
 
