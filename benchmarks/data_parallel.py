@@ -4,10 +4,12 @@ turns in one run.
 ::
 
     torchrun --nproc-per-node 2 benchmarks/data_parallel.py [--width 512] [--layers 6] [--rows 64]
-        [--rounds 30]
+        [--rounds 30] [--collectives]
 
-Prints, for the slowest rank, the median milliseconds of a step, its ratio to eager's, and the
-collectives of one step. On GPUs over NCCL, on CPUs over Gloo.
+Prints, for the slowest rank, the median milliseconds of a step, its ratio to eager's, the peak that
+treadle promises for the first rank (MiB), and the collectives of one step. ``--collectives``: and
+the milliseconds of one collective of the bytes of all gradients, with nothing beside it. On GPUs
+over NCCL, on CPUs over Gloo.
 """
 
 import argparse
@@ -96,7 +98,28 @@ def sent(step: object) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 
 
-def seconds_of(step: Callable[..., torch.Tensor], x: torch.Tensor) -> float:
+def promised(step: object) -> str:
+    """Of the variant that ran last."""
+    if not isinstance(step, treadle.Step):
+        return ""
+    return f"{step.compiled.artifact.peak_bytes / 2**20:.2f}"
+
+
+def collectives(net: nn.Module) -> dict[str, Callable[[torch.Tensor], object]]:
+    """Of as many bytes as all gradients have, each without anything beside it. The argument, which
+    steps have, is not read."""
+    world = dist.get_world_size()
+    count = sum(each.numel() for each in net.parameters())
+    part = next(net.parameters()).new_zeros(-(-count // world))
+    full = part.new_zeros(world * part.numel())
+    return {
+        "all-reduce": lambda _: dist.all_reduce(full),
+        "reduce-scatter": lambda _: dist.reduce_scatter_tensor(part, full),
+        "all-gather": lambda _: dist.all_gather_into_tensor(full, part),
+    }
+
+
+def seconds_of(step: Callable[[torch.Tensor], object], x: torch.Tensor) -> float:
     """Of the slowest rank."""
     dist.barrier()
     begin = time.perf_counter()
@@ -112,6 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, value in {"width": 512, "layers": 6, "rows": 64, "rounds": 30}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--collectives", action="store_true", help="time each alone as well")
     given = parser.parse_args()
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -123,19 +147,28 @@ def main() -> None:
     torch.manual_seed(dist.get_rank())
     x = torch.randn(given.rows, given.width, device=device)
     steps = ways(net)
+    alone = collectives(net) if given.collectives else {}
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for round_ in range(given.rounds + 3):
         for name, step in steps.items():
             found = seconds_of(step, x)
             if round_ >= 3:  # the first ones compile
                 taken[name].append(found)
+    sends = {
+        name: [seconds_of(each, x) for _ in range(given.rounds + 3)][3:]
+        for name, each in alone.items()
+    }
     if dist.get_rank() == 0:
         size = sum(each.nbytes for each in net.parameters()) / 2**20
         print(f"{dist.get_world_size()} ranks, {size:.1f} MiB of gradients, {device.type}")
         medians = {name: statistics.median(each) for name, each in taken.items()}
         first = next(iter(medians.values()))
         for name, found in medians.items():
-            print(f"{name:36} {1e3 * found:8.2f} ms  {found / first:5.2f}  {sent(steps[name])}")
+            step = steps[name]
+            words = f"{found / first:5.2f}  {promised(step):>8}  {sent(step)}"
+            print(f"{name:36} {1e3 * found:8.2f} ms  {words}".rstrip())
+        for name, each in sends.items():
+            print(f"{name + ' alone':36} {1e3 * statistics.median(each):8.2f} ms")
     dist.destroy_process_group()
 
 
