@@ -187,7 +187,7 @@ SEVERAL = {
 
 def attending(asked):
     torch.manual_seed(0)
-    model = nn.ModuleList([Block() for _ in range(3)])
+    model = nn.ModuleList([Block() for _ in range(2)])
     options = SEVERAL[asked]
 
     def forward(x):
