@@ -269,6 +269,8 @@ def test_the_largest_and_the_sum_behind_it_are_found_in_one_loop(
     assert [each for each in loops if each.startswith("q")] == LOOPS[stages, unrolled]
     back = f"tl.range(%d, %d, 64, num_stages={stages})" if stages else "range(%d, %d, 64)"
     assert loops[-2:] == [f"p in {back % (192, 203)}", f"p in {back % (0, 192)}"]
+    backwards = [line.strip() for line in source.text.splitlines() if "- p" in line]
+    assert backwards == ["q = 384 - p", "q = 128 - p"]
     run_cases(cases, tmp_path, interpreted)
 
 

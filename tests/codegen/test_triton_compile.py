@@ -88,6 +88,8 @@ def usage(built, folder: Path) -> dict[str, int]:
 CASES = {
     "softmax": [make.softmax(64, 1000)],
     "softmax, vocabulary": [make.softmax(64, 50257)],
+    "softmax, vocabulary, many rows": [make.softmax(2048, 50257)],
+    "softmax, whole vectors, many rows": [make.softmax(2048, 128256)],
     "softmax, longest row in registers": [make.softmax(64, 16384)],
     "layer norm": [make.layer_norm(16384, 768, torch.bfloat16)],
     "layer norm, short rows": [make.layer_norm(1000, 60)],

@@ -70,6 +70,9 @@ def test_one_pass_less():
     scheduled = PROGRAMS.scheduled(kernel)
     assert scheduled.scheduled.form is LoopForm.LOOPED
     assert scheduled.scheduled.running == (total,)
+    how = scheduled.scheduled
+    assert (how.rows, how.cols, how.warps, how.unrolled, how.stages) == (1, 4096, 16, 2, 0)
+    assert PROGRAMS.choose(make.softmax(2048, 50257)).stages == 4, "rows end within a vector"
     assert levels(kernel).passes == 3
     found = levels(scheduled)
     assert found.passes == 2
@@ -80,7 +83,8 @@ def test_one_pass_less():
 def test_who_rounds_each_operation_keeps_three():
     kernel = make.softmax(2048, 20000)
     exact = PROGRAMS.rounding_each()
-    assert exact.scheduled(kernel).scheduled.running == ()
+    how = exact.scheduled(kernel).scheduled
+    assert (how.running, how.unrolled) == ((), 1)
     assert not any(each.running for each in exact.alternatives(kernel))
     assert any(each.running for each in PROGRAMS.alternatives(kernel))
 

@@ -1,6 +1,7 @@
 """Memsets of a recorded graph as kernels: on a driver that keeps its graphs in Python."""
 
 import subprocess
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -14,7 +15,7 @@ import triton
 from hypothesis import given
 
 from treadle.runtime import cuda_graph
-from treadle.runtime.cuda_graph import memsets_as_kernels
+from treadle.runtime.cuda_graph import CudaRecorder, memsets_as_kernels
 
 
 class Kind(Enum):
@@ -29,30 +30,21 @@ class Node:
     name: str = ""
 
 
-@dataclass
+@dataclass(eq=False)
 class Driver:
-    """What is asked of ``cuda.bindings.driver``, of one graph. ``refusing``: a name whose call
-    fails."""
+    """What is asked of ``cuda.bindings.driver``, of one graph."""
 
     nodes: list[Node] = field(default_factory=list)
     edges: list[tuple[Node, Node, str]] = field(default_factory=list)
-    refusing: str = ""
+    version: int = 13000
     CUgraphNodeType = Kind
     CUDA_KERNEL_NODE_PARAMS = SimpleNamespace
 
     def CUgraph(self, address: int) -> int:
         return address
 
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name.startswith("cu") and name == super().__getattribute__("refusing"):
-
-            def refuse(*_: Any) -> tuple[int]:
-                return (719,)
-
-            refuse.__name__ = name
-            return refuse
-        return found
+    def cuDriverGetVersion(self):
+        return 0, self.version
 
     def cuGraphGetNodes(self, graph, count=0):
         return 0, self.nodes[:count], len(self.nodes)
@@ -92,8 +84,6 @@ class Driver:
     def cuModuleGetFunction(self, module, name):
         return 0, (module, name)
 
-    __hash__ = object.__hash__
-
 
 def memset(size: int, value: int = 0, element: int = 1, height: int = 1, first: int = 4096) -> Node:
     given = SimpleNamespace(
@@ -121,6 +111,7 @@ def words(kernel: Node) -> tuple[int, int, int]:
         (memset(12, value=0xABCD, element=2), (4096, 0xABCDABCD, 3)),
         (memset(16, value=0xDEADBEEF, element=4), (4096, 0xDEADBEEF, 4)),
         (memset(4096), (4096, 0, 1024)),
+        (memset(4, value=0xFFFFFF80), (4096, 0x80808080, 1)),
     ],
 )
 def test_a_small_memset_becomes_a_kernel(node, expected):
@@ -168,9 +159,72 @@ def test_what_waits_for_what_stays(data):
 
 
 def test_what_the_driver_refuses_is_said():
-    driver = Driver([memset(4)], refusing="cuGraphAddKernelNode")
+    def cuGraphAddKernelNode(*_):
+        return (719,)
+
+    driver = Driver([memset(4)])
+    driver.cuGraphAddKernelNode = cuGraphAddKernelNode
     with pytest.raises(RuntimeError, match="cuGraphAddKernelNode: 719"):
         memsets_as_kernels(1, driver)
+
+
+class Graph:
+    """What ``torch.cuda.CUDAGraph`` is asked for. ``log``: what was."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self.log = ["kept" if keep_graph else "not kept"]
+
+    def raw_cuda_graph(self) -> int:
+        return 1
+
+    def instantiate(self) -> None:
+        self.log.append("instantiated")
+
+    def replay(self) -> None:
+        self.log.append("replayed")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_recording_is_changed_before_it_is_first_replayed(known, monkeypatch):
+    driver = Driver([memset(4), memset(8192)])
+    monkeypatch.setattr(cuda_graph, "_driver", lambda: driver if known else None)
+    made: list[Graph] = []
+
+    def recording(graph, **_):
+        made.append(graph)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    result = {"y": torch.ones(1)}
+    found, replay = CudaRecorder(torch.device("cpu"), lambda: None).record(lambda: result)
+    replay()
+    (graph,) = made
+    assert found is result
+    kinds = sorted(node.kind.value for node in driver.nodes)
+    if known:
+        assert graph.log == ["kept", "instantiated", "replayed"]
+        assert kinds == [0, 2], "the large one stays"
+    else:
+        assert graph.log == ["not kept", "replayed"]
+        assert kinds == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("module", "known"),
+    [(Driver(), True), (Driver(version=12020), False), (None, False)],
+    ids=["there", "of edges that carry nothing", "missing"],
+)
+def test_which_driver_is_asked(module, known, monkeypatch):
+    def imported(name):
+        if module is None:
+            raise ModuleNotFoundError(f"No module named '{name}'; 'cuda' is not a package")
+        return module
+
+    monkeypatch.setattr(cuda_graph.importlib, "import_module", imported)
+    assert cuda_graph._driver.__wrapped__() is (module if known else None)
 
 
 def test_functions_of_cuda_12_that_know_edges_are_preferred():

@@ -152,7 +152,7 @@ class Looped:
         if ordered:
             writer.line("tl.debug_barrier()")  # after what other threads read before the loop
         is_running = any(item.name in levels.running for item in reductions)
-        unrolled = self.shape.how.unrolled if is_running and not stores else 1
+        unrolled = self.shape.how.unrolled if is_running else 1
         pieces = self.shape.pieces(span, unrolled)
         for begin, end, blocks in reversed(pieces) if level % 2 else pieces:
             outside = _state(writer)

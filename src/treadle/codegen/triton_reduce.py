@@ -109,7 +109,7 @@ def rescale(
     old, xs = into.parts[0], [each.parts[0] for each in new]
     largest = xs[0]
     for x in (*xs[1:], old):
-        largest = writer.name(f"{_extreme(top)}({largest}, {x})")
+        largest = writer.name(f"_top({largest}, {x})")
     dtype = accumulators(top)[0]
     nothing = f'{largest} == float("-inf")'  # so far: that is no sum, and not yet NaN
     base = writer.name(f"tl.where({nothing}, {literal(0.0, dtype)}, {largest})")

@@ -14,13 +14,12 @@ _WORTH = 64 << 20
 """Bytes of logits below which a chunk is not cut: of the order of what else a small step holds."""
 _OVERHEAD = 1 / 40
 """Share of the time of the products that cutting them may cost."""
-_SEEN = 0.4
-"""Share of what one more chunk reads and writes of the weights that its products do not hide: on an
-H200 in bfloat16 4 to 6 bytes an element of 12 (``benchmarks/chunked_loss.py``; 2,048 wide, 128,256
-classes and 1,024 wide, 151,936 classes; PyTorch 2.11)."""
 _KERNELS = 100
 """Launches that one more chunk costs whatever its size: a dozen kernels, each of which ends with
-most of the device idle (the same benchmark; 0.1 to 0.3 ms where the weights are small)."""
+most of the device idle (an H200, 2,048 wide and 128,256 classes; with small weights the first costs
+more, up to 1 ms: ``benchmarks/chunked_loss.py``)."""
+_MOST_CHUNKS = 64
+"""Chunks, each of which is a dozen kernels to compile."""
 _PIECES = (4, 16)
 """In how many chunks a budget may want the logits, besides what is chosen without one."""
 _LEAST_ROWS = 16
@@ -49,15 +48,16 @@ def fastest_chunk(logits: Logits, device: DeviceModel) -> int:
     Each chunk but one reads the weights twice again and reads and writes their gradient in 32
     bits; all have three products of ``2 * rows`` operations an element of the weights together::
 
-        again = (8 + 2 * itemsize) * weights / bandwidth,  of which products hide a good part
-        (chunks - 1) * (seen * again + kernels * launch)  <=  overhead * 6 * rows * weights / rate
+        again = (1 - hidden) * (8 + 2 * itemsize) * weights / bandwidth
+        (chunks - 1) * (again + kernels * launch)  <=  overhead * 6 * rows * weights / rate
 
-    The number of chunks is a power of two, so that tiles of products divide their rows as before.
+    The largest power of two of them, at most 64, so that tiles divide their rows as they do all;
+    fewer where chunks would be smaller than 64 MiB.
     """
-    again = (8 + 2 * logits.dtype.itemsize) * logits.weights / device.bandwidth
-    each = _SEEN * again + _KERNELS * device.launch
+    moved = (8 + 2 * logits.dtype.itemsize) * logits.weights
+    each = (1 - device.hidden) * moved / device.bandwidth + _KERNELS * device.launch
     products = 6 * logits.rows * logits.weights / device.rate(logits.dtype)
-    chunks = 1 << (int(1 + _OVERHEAD * products / each).bit_length() - 1)
+    chunks = min(1 << (int(1 + _OVERHEAD * products / each).bit_length() - 1), _MOST_CHUNKS)
     return max(_WORTH, -(-logits.rows // chunks) * logits.row_bytes)
 
 

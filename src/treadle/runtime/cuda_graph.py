@@ -9,7 +9,6 @@ small ones are made kernels before a recording is first replayed.
 import ctypes
 import functools
 import importlib
-import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +20,8 @@ from treadle.runtime.replay import Launches
 
 _MOST = 4096
 """Bytes of a memset that a kernel of one block does. Of larger ones the driver makes kernels."""
+_EDGES = 12030
+"""The driver, CUDA 12.3, from which edges of graphs carry something."""
 _WORD = 4
 _THREADS = 256
 _FILL = b"""
@@ -131,12 +132,14 @@ def _kernel_for(given: Any, driver: Any) -> Any | None:
     size, first = int(given.elementSize) * int(given.width), int(given.dst)
     if int(given.height) != 1 or size > _MOST or size % _WORD or first % _WORD:
         return None
-    repeats = {1: 0x01010101, 2: 0x00010001, 4: 1}[int(given.elementSize)]
+    element = int(given.elementSize)
+    repeats = {1: 0x01010101, 2: 0x00010001, 4: 1}[element]
+    value = (int(given.value) & ((1 << 8 * element) - 1)) * repeats
     kernel = driver.CUDA_KERNEL_NODE_PARAMS()
     kernel.func = _fill_function(driver, torch.cuda.current_device())
     kernel.gridDimX = kernel.gridDimY = kernel.gridDimZ = 1
     kernel.blockDimX, kernel.blockDimY, kernel.blockDimZ = _THREADS, 1, 1
-    values = (first, int(given.value) * repeats & 0xFFFFFFFF, size // _WORD)
+    values = (first, value, size // _WORD)
     kernel.kernelParams = (values, (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32))
     return kernel
 
@@ -164,7 +167,8 @@ def _neighbours(driver: Any, name: str, node: Any) -> tuple[list[Any], list[Any]
 
 
 def _with_edges(driver: Any, name: str) -> Callable[..., Any]:
-    """The function that knows what edges carry: of CUDA 13 the only one, of CUDA 12 the second."""
+    """The function that knows what edges carry: bindings of CUDA 13 have no other, those of CUDA 12
+    have it beside one that does not."""
     return getattr(driver, f"{name}_v2", None) or getattr(driver, name)
 
 
@@ -186,10 +190,11 @@ def _fill_function(driver: Any, device: int) -> Any:
 
 @functools.cache
 def _driver() -> Any | None:
-    """``cuda.bindings.driver``, which PyTorch requires where it is built for CUDA on Linux; without
-    it memsets stay as they are."""
-    if importlib.util.find_spec("cuda") is None:
+    """``cuda.bindings.driver``, which PyTorch requires where it is built for CUDA on Linux. Without
+    it, or with a driver that does not tell what edges carry, memsets stay as they are."""
+    try:
+        driver = importlib.import_module("cuda.bindings.driver")
+    except ImportError:
         return None
-    if importlib.util.find_spec("cuda.bindings") is None:
-        return None
-    return importlib.import_module("cuda.bindings.driver")
+    (version,) = _ask(driver.cuDriverGetVersion)
+    return driver if version >= _EDGES else None

@@ -194,8 +194,7 @@ def _reducing(kernel: Kernel) -> KernelSchedule:
     if form is not LoopForm.LOOPED or not running:
         return how
     ahead = _AHEAD if reduced % _VECTOR else 0
-    how = replace(how, running=running, unrolled=_UNROLLED, stages=ahead)
-    return replace(how, warps=_RUNNING_WARPS)
+    return replace(how, running=running, unrolled=_UNROLLED, stages=ahead, warps=_RUNNING_WARPS)
 
 
 def _swept(kernel: Kernel) -> KernelSchedule:

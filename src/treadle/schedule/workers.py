@@ -41,11 +41,15 @@ class Workers:
 
     def rounding_each(self) -> "Workers":
         """The same, where each operation rounds as it does alone: no sum is scaled."""
+
+        def apart(how: KernelSchedule) -> KernelSchedule:
+            return replace(how, running=(), unrolled=1)
+
         return replace(
             self,
-            choose=lambda kernel: replace(self.choose(kernel), running=()),
+            choose=lambda kernel: apart(self.choose(kernel)),
             alternatives=lambda kernel: tuple(
-                dict.fromkeys(replace(how, running=()) for how in self.alternatives(kernel))
+                dict.fromkeys(apart(how) for how in self.alternatives(kernel))
             ),
         )
 

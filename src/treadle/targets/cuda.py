@@ -39,6 +39,9 @@ def _rates(full: float, half: float, double: float) -> Mapping[torch.dtype, floa
     return rates | {torch.bfloat16: half, torch.float16: half}
 
 
+_HIDDEN = 0.6
+
+
 def _gpu(
     name: str,
     rates: Mapping[torch.dtype, float],
@@ -57,6 +60,7 @@ def _gpu(
         reserve=reserved,
         memory=bytes_,
         blocks=True,
+        hidden=_HIDDEN,
         link=link,
         network=network,
         host_ranks=8,

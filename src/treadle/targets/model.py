@@ -19,6 +19,8 @@ class DeviceModel:
     bytes there are; 0: unknown. ``blocks``: whether its allocator hands out whole blocks.
     ``launch``: seconds that one more kernel takes, whatever it does: a kernel of 64 elements on a
     CPU 1.1 to 1.3 us (an H200, replayed: what 225 casts took beyond their bytes, 1 us each).
+    ``hidden``: share of the bytes of one more chunk of rows that its products' operations hide: 0.6
+    on an H200, by the heads of two models (decision 11).
     ``link``: to the others of its host, ``network``: to those of other hosts, ``host_ranks``: how
     many a host has; 0: any number. They are for groups of ranks that nobody has measured.
     """
@@ -31,6 +33,7 @@ class DeviceModel:
     memory: int = 0
     blocks: bool = False
     launch: float = 1e-6
+    hidden: float = 0.0
     link: Link = LOOPBACK
     network: Link = ETHERNET
     host_ranks: int = 0

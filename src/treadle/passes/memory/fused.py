@@ -159,18 +159,17 @@ class _Sources:
 class _After:
     """In bits, one for each call after the forward pass, which of them all formulas of the backward
     pass wait for that read a value, itself or through views; all bits if there is none.
-    ``all_of``: by value. ``own``: what each node adds to that of its operands."""
+    ``all_of``: by value. ``adds``: what each node adds to that of its operands, its ``readers``."""
 
-    facts: Facts
     all_of: Sequence[int]
-    own: Sequence[int]
+    adds: Sequence[int]
     readers: Sequence[Sequence[int]]
 
     def but_for(self, i: int, operand: int) -> int:
         """Without formula ``i``, which is no second computation of itself."""
-        if self.own[i] == _ALL:
+        if self.adds[i] == _ALL:
             return self.all_of[operand]
-        others = (self.own[each] for each in self.readers[operand] if each != i)
+        others = (self.adds[each] for each in self.readers[operand] if each != i)
         return functools.reduce(operator.and_, others, _ALL)
 
 
@@ -193,7 +192,7 @@ def _late_readers(facts: Facts) -> tuple[tuple[int, ...], _After]:
             calls[operand] |= reads
             after[operand] &= adds[i]
             readers[operand].append(i)
-    return tuple(calls), _After(facts, after, adds, readers)
+    return tuple(calls), _After(after, adds, readers)
 
 
 def _later_calls(facts: Facts) -> tuple[list[int], list[int]]:
