@@ -54,9 +54,8 @@ class Shape:
 
     def pieces(self, span: int, unrolled: int) -> list[tuple[int, int, int]]:
         """Where the loops over ``span`` elements begin and end, and how many blocks each takes at
-        once. Those of rows are two if blocks do not fill them, so that whole blocks have no mask: one
-        costs two comparisons an element, and where it ends within a vector of elements loads are not
-        vectors."""
+        once. Those of rows are two if blocks do not fill them, so that whole blocks have no mask:
+        it costs two comparisons an element, and vectors of elements where it ends within one."""
         taken = self.block_q * unrolled
         whole = span - span % taken
         if self.along == "r" or self.splits > 1 or whole in (0, span):
