@@ -3,11 +3,13 @@
 ::
 
     python benchmarks/attention_written_out.py            times, on a CPU, with and without the pass
-    python benchmarks/attention_written_out.py --table    what becomes of each softmax of models
+    python benchmarks/attention_written_out.py --device cuda --batch 16 --heads 12 --dtypes bfloat16
+    python benchmarks/attention_written_out.py --table    what becomes of each softmax of models,
+                                                          with --device cuda in bf16 autocast
 
-Times are medians of the whole step (forward, backward, SGD) of one layer, batch 1: the attention
-and a product each for what goes in and what comes out; the three ways in turns. They are seconds of
-the processor and not of the clock, so that what else runs on the machine counts little; of one
+Times are medians of the whole step (forward, backward, SGD) of one layer: the attention and a
+product each for what goes in and what comes out; the three ways in turns. On a CPU they are seconds
+of the processor and not of the clock, so that what else runs on the machine counts little; of one
 thread.
 """
 
@@ -58,7 +60,8 @@ class Attention(nn.Module):
             scores = scores.masked_fill(~causal, float("-inf"))
         if self.mask == "given":
             least = torch.finfo(x.dtype).min
-            scores = scores + torch.zeros((), dtype=x.dtype).where(causal & self.kept, least)
+            zero = torch.zeros((), dtype=x.dtype, device=x.device)
+            scores = scores + zero.where(causal & self.kept, least)
         mixed = scores.softmax(-1) @ value
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
@@ -136,23 +139,38 @@ def compiled(model: nn.Module, x: Tensor, passes: tuple[FuseAttention, ...]) -> 
     return step
 
 
+def now(device: str) -> float:
+    """Seconds: of the processor, or of the clock when a GPU has done all it was given."""
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _rotated(steps: list[tuple[int, Step]], by: int) -> list[tuple[int, Step]]:
+    """The step behind eager's begins on a GPU that has waited for the host: it is each in turn."""
+    at = by % len(steps)
+    return steps[at:] + steps[:at]
+
+
 def medians(steps: list[Step], x: Tensor, rounds: int = ROUNDS) -> list[float]:
     """Seconds of each, in turns."""
     times: list[list[float]] = [[] for _ in steps]
     for number in range(rounds + 2):
-        for which, step in enumerate(steps):
-            start = time.process_time()
+        for which, step in _rotated(list(enumerate(steps)), number):
+            start = now(x.device.type)
             step(x)
             if number >= 2:
-                times[which].append(time.process_time() - start)
+                times[which].append(now(x.device.type) - start)
     return [statistics.median(each) for each in times]
 
 
-def time_one(length: int, heads: int, width: int, mask: str, dtype: torch.dtype) -> str:
+def time_one(length: int, mask: str, dtype: torch.dtype, given: argparse.Namespace) -> str:
     """A row of the table of times."""
     torch.manual_seed(0)
-    model = Attention(heads, width, mask=mask, length=length).to(dtype)
-    x = torch.randn(1, length, heads * width, dtype=dtype)
+    heads, width = given.heads, given.width
+    model = Attention(heads, width, mask=mask, length=length).to(given.device, dtype)
+    x = torch.randn(given.batch, length, heads * width, dtype=dtype, device=given.device)
     models = [copy.deepcopy(model) for _ in range(3)]
     eager = training(models[2], torch.optim.SGD(models[2].parameters(), lr=1e-3))
     fused = compiled(models[0], x, (FuseAttention(everywhere=True),))
@@ -166,7 +184,7 @@ def time_one(length: int, heads: int, width: int, mask: str, dtype: torch.dtype)
     )
 
 
-def show_times(lengths: list[int], heads: int, width: int, dtypes: list[torch.dtype]) -> None:
+def show_times(lengths: list[int], dtypes: list[torch.dtype], given: argparse.Namespace) -> None:
     """With and without the pass, and eager."""
     print(
         "| T | heads | mask | dtype | fused ms | not ms | eager ms | / not | / eager | MiB | not |"
@@ -175,7 +193,7 @@ def show_times(lengths: list[int], heads: int, width: int, dtypes: list[torch.dt
     for dtype in dtypes:
         for mask in ("", "causal", "given"):
             for length in lengths:
-                print(time_one(length, heads, width, mask, dtype), flush=True)
+                print(time_one(length, mask, dtype, given), flush=True)
 
 
 def of_transformers(
@@ -227,27 +245,34 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Step, dict[str, Tensor]]]] = {
 }
 
 
-def findings(name: str) -> tuple[AttentionFinding, ...]:
+def findings(name: str, device: str) -> tuple[AttentionFinding, ...]:
     """What becomes of each softmax of a model's training step."""
     torch.manual_seed(0)
     model, step, batch = MODELS[name]()
+    model.to(device)
+    batch = {key: each.to(device) for key, each in batch.items()}
     optimizer = next(
         cell.cell_contents
         for cell in step.__closure__ or ()
         if isinstance(cell.cell_contents, torch.optim.Optimizer)
     )
+
+    def autocast(**given: Tensor) -> Tensor:
+        with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
+            return step(**given)
+
     captured = capture(
-        step, models={"": model}, optimizers={"": optimizer}, args=(), kwargs=dict(batch)
+        autocast, models={"": model}, optimizers={"": optimizer}, args=(), kwargs=dict(batch)
     )
     return explain(cleaning.clean(captured.step), everywhere=True)
 
 
-def show_table() -> None:
+def show_table(device: str) -> None:
     """Which of the attentions of each model become calls, and why others do not."""
     print("| model | fused | refused, and why |")
     print("|---|---|---|")
     for name in MODELS:
-        found = findings(name)
+        found = findings(name, device)
         why = dict.fromkeys(each.refused for each in found if each.refused)
         fused = sum(each.fused for each in found)
         print(f"| {name} | {fused} of {len(found)} | {'; '.join(why)} |", flush=True)
@@ -257,17 +282,19 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--lengths", default="16,32,64,128,256,512")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--dtypes", default="float32")
     given = parser.parse_args()
     if given.table:
-        show_table()
+        show_table(given.device)
         return
     torch.set_num_threads(1)
     lengths = [int(each) for each in given.lengths.split(",")]
     dtypes = [getattr(torch, each) for each in given.dtypes.split(",")]
-    show_times(lengths, given.heads, given.width, dtypes)
+    show_times(lengths, dtypes, given)
 
 
 if __name__ == "__main__":

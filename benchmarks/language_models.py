@@ -5,9 +5,11 @@
     python benchmarks/language_models.py [--model gpt2] [--batch 16] [--length 1024] [--steps 20]
         [--timed 30] [--budget 7GiB] [--only eager,compile,treadle,budget] [--graphs]
         [--dropout 0.1] [--tune] [--profile] [--skip GroupHeads,...] [--chunks 4] [--plan h200]
+        [--attention eager]
 
-``--model``: ``gpt2`` (124M), ``llama-271m``, ``llama-1.2b`` or ``qwen3``: those of
-``transformers`` with random weights, and a batch of their own unless another is given.
+``--model``: ``gpt2`` (124M), ``llama-271m``, ``llama-1.2b``, ``qwen3`` or ``mistral`` (a window of
+1,024 tokens): those of ``transformers`` with random weights, and a batch of their own unless
+another is given. ``--attention eager``: written out instead of a call of PyTorch's.
 
 All variants start from the same weights and see the same batches: bf16 autocast, float32
 parameters, AdamW (fused in eager and ``torch.compile``). Losses are compared with eager's. Memory
@@ -105,10 +107,20 @@ def _qwen3(args: argparse.Namespace) -> nn.Module:
     return Qwen3ForCausalLM(Qwen3Config(use_cache=False, **heads, **sizes, **depth))
 
 
+def _mistral(args: argparse.Namespace) -> nn.Module:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 4, "sliding_window": 1024}
+    sizes = {"hidden_size": 2048, "intermediate_size": 7168, "max_position_embeddings": args.length}
+    depth = {"num_hidden_layers": args.layers, "vocab_size": args.vocabulary}
+    return MistralForCausalLM(MistralConfig(use_cache=False, **heads, **sizes, **depth))
+
+
 PRESETS = {
     "gpt2": Preset(_gpt2, batch=16, length=1024, vocabulary=50257, layers=12),
     "llama-271m": Preset(_llama_271m, batch=8, length=2048, vocabulary=32000, layers=16),
     "llama-1.2b": Preset(_llama_1b, batch=8, length=4096, vocabulary=128256, layers=16),
+    "mistral": Preset(_mistral, batch=4, length=4096, vocabulary=32000, layers=8),
     "qwen3": Preset(_qwen3, batch=4, length=2048, vocabulary=151936, layers=12),
 }
 
@@ -116,7 +128,10 @@ PRESETS = {
 def make_model(args: argparse.Namespace) -> nn.Module:
     """The model that ``args`` names, always with the same weights."""
     torch.manual_seed(0)
-    return PRESETS[args.model].make(args)
+    model = PRESETS[args.model].make(args)
+    if args.attention:
+        model.set_attn_implementation(args.attention)
+    return model
 
 
 def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, forward: Any) -> Step:
@@ -326,6 +341,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--budget", default="7GiB")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--only", default=",".join(VARIANTS))
+    parser.add_argument("--attention", help="of transformers' names, such as eager")
     parser.add_argument("--graphs", action="store_true", help="CUDA graphs in torch.compile")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--tune", action="store_true", help="try other schedules")

@@ -20,7 +20,8 @@ from treadle.runtime.artifact import CallStep
 
 def furthest(found, best):
     """The largest difference, in parts of the largest number."""
-    return (found.double() - best.double()).abs().max() / best.double().abs().max()
+    best = best.double()
+    return (found.double() - best).abs().max() / best.abs().max().clamp(min=1e-30)
 
 
 def causal(rows, device):
@@ -31,6 +32,21 @@ def causal(rows, device):
 def window(rows, device):
     i = torch.arange(rows, device=device)
     return ((i[None] <= i[:, None]) & (i[None] > i[:, None] - 17))[None, None]
+
+
+def around(rows, device):
+    i = torch.arange(rows, device=device)
+    return ((i[None] <= i[:, None] + 7) & (i[None] >= i[:, None] - 5))[None, None]
+
+
+def prefix(rows, device):
+    i = torch.arange(rows, device=device)
+    return ((i[None] <= i[:, None]) | (i[None] < 9))[None, None]
+
+
+def documents(rows, device):
+    i = torch.arange(rows, device=device)
+    return ((i[None] <= i[:, None]) & (i[None] // 16 == i[:, None] // 16))[None, None]
 
 
 def everything(rows, device):
@@ -111,6 +127,8 @@ def calls_compared(model, rows=96, dtype=torch.bfloat16, **options):
     step = treadle.compile(function, model=model, optimizer=optimizer, **options)
     x = torch.randn(3, rows, 256, device="cuda", dtype=dtype)
     for ours, theirs, best in zip(step(x), eager(x), true(x.double()), strict=True):
+        assert torch.equal(ours.isnan(), best.isnan())
+        ours, theirs, best = (each.nan_to_num() for each in (ours, theirs, best))
         mine, other = (furthest(each, best) for each in (ours, theirs))
         assert mine <= 2 * other + 4e-3
     calls = [each for each in step.compiled.artifact.steps if isinstance(each, CallStep)]
@@ -156,8 +174,9 @@ def test_heads_are_shared(heads, groups, mask):
     found = calls_compared(Attends(64, heads, groups, mask=mask))
     assert len(found) == 2
     for call, name in itertools.product(found, ("key", "value")):
-        assert named(call, name).shape[1] == groups
-        assert named(call, "query").shape[1] == heads
+        dim = 2 if "_flash_attention" in call.op else 1  # windows: tokens before heads
+        assert named(call, name).shape[dim] == groups
+        assert named(call, "query").shape[dim] == heads
 
 
 @pytest.mark.parametrize("mask", [causal, None])
@@ -188,10 +207,109 @@ def test_a_mask_of_all_true_goes():
     assert compared(Attends(64, mask=everything)) == NONE
 
 
-def test_other_masks_stay():
-    flags, masks = compared(Attends(64, mask=window))
+@pytest.mark.parametrize("mask", [prefix, documents])
+def test_other_masks_stay(mask):
+    flags, masks = compared(Attends(64, mask=mask))
     assert flags == {"False"}
     assert "None" not in masks
+
+
+@pytest.mark.parametrize("mask", [window, around])
+@pytest.mark.parametrize("head", [40, 64, 128, 256])
+@pytest.mark.parametrize("rotates", [True, False])
+@pytest.mark.parametrize("rows", [20, 96, 257])
+def test_windows_are_skipped(head, rotates, rows, mask):
+    found = calls_compared(Attends(head, mask=mask, rotates=rotates), rows)
+    assert [each.op for each in found] == [
+        "aten._flash_attention_forward.default",
+        "aten._flash_attention_backward.default",
+    ]
+    sides = {
+        tuple(named(each, f"window_size_{side}") for side in ("left", "right")) for each in found
+    }
+    assert sides == {(16, 0) if mask is window else (5, 7)}
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.5])
+def test_windows_within_a_budget(memory):
+    found = calls_compared(Attends(64, mask=window), memory=memory)
+    assert all("_flash_attention" in each.op for each in found)
+
+
+class WritesOut(nn.Module):
+    """Attention as a textbook writes it; the softmax is in single precision."""
+
+    def __init__(self, head, heads=4, groups=4, *, mask=None, fill=-torch.inf):
+        super().__init__()
+        self.head, self.heads, self.groups, self.mask, self.fill = head, heads, groups, mask, fill
+        self.q = nn.Linear(256, heads * head)
+        self.kv = nn.Linear(256, 2 * groups * head)
+        self.out = nn.Linear(heads * head, 256)
+
+    def forward(self, x):
+        batch, rows, _ = x.shape
+        q = self.q(x).view(batch, rows, self.heads, self.head).transpose(1, 2)
+        k, v = (
+            each.view(batch, rows, self.groups, self.head)
+            .transpose(1, 2)
+            .repeat_interleave(self.heads // self.groups, 1)
+            for each in self.kv(x).chunk(2, -1)
+        )
+        scores = (q @ k.transpose(-1, -2) * self.head**-0.5).to(
+            torch.promote_types(x.dtype, torch.float32)
+        )
+        if self.mask is not None:
+            scores = scores.masked_fill(~self.mask(x), self.fill)
+        y = scores.softmax(-1).to(x.dtype) @ v
+        return self.out(y.transpose(1, 2).reshape(batch, rows, -1))
+
+
+def written_causal(x):
+    return causal(x.shape[1], x.device)
+
+
+def written_window(x):
+    return window(x.shape[1], x.device)
+
+
+def padding(x):
+    """What the batch decides, for each key."""
+    return (x[:, :, 0] < 1.0)[:, None, None]
+
+
+def padding_and_causal(x):
+    """Some rows of which are empty."""
+    return padding(x) & written_causal(x)
+
+
+@pytest.mark.parametrize("head", [40, 64, 128])
+@pytest.mark.parametrize("rows", [8, 96, 197, 257])
+@pytest.mark.parametrize("mask", [None, written_causal, written_window, padding])
+def test_attention_written_out_is_a_call(head, rows, mask):
+    found = calls_compared(WritesOut(head, mask=mask), rows)
+    kernel = "flash" if mask is written_window and rows > 17 else "cudnn"
+    assert len(found) == 2
+    assert all(kernel in each.op for each in found)
+
+
+@pytest.mark.parametrize("fill", [-torch.inf, torch.finfo(torch.float32).min])
+def test_rows_that_a_mask_leaves_empty(fill):
+    found = calls_compared(WritesOut(64, mask=padding_and_causal, fill=fill))
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_written_out_with_shared_heads(groups):
+    found = calls_compared(WritesOut(64, groups=groups, mask=written_causal))
+    assert len(found) == 2
+
+
+def test_written_out_in_single_precision_stays():
+    assert not calls_compared(WritesOut(64, mask=written_causal), dtype=torch.float32)
+
+
+def test_written_out_rounded_as_in_eager_stays():
+    assert not calls_compared(WritesOut(64, mask=written_causal), numerics="eager")
 
 
 def test_eager_rounding_keeps_the_mask():

@@ -14,8 +14,10 @@ from treadle.graph.while_loops import while_loop, while_loop_backward
 from treadle.lower.workspace import workspace_of
 from treadle.runtime.meter import measure_each
 from treadle.targets.cpu import CPU
+from treadle.targets.cuda import CUDA
 
 HOST = torch.device("cpu")
+aten = torch.ops.aten
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -107,3 +109,15 @@ def test_a_loop_holds_what_one_round_does(tmp_path):
         assert found - begun <= workspace_of(while_loop, given, CPU) <= found
         bound = workspace_of(while_loop_backward, backward, CPU) + rounds * begun
         assert bound // 2 <= found_backward - results <= bound
+
+
+def test_the_flash_kernel_rounds_up_and_spreads_shared_heads():
+    query, shared = torch.empty(2, 6, 130, 40), torch.empty(2, 3, 130, 40)
+    sums = 4 * 2 * 6 * 256 * (64 + 1)
+    each = aten._scaled_dot_product_flash_attention_backward.default
+    assert workspace_of(each, (query, query, query), CUDA) == sums
+    spread = 2 * query.dtype.itemsize * query.numel()
+    assert workspace_of(each, (query, query, shared), CUDA) == sums + spread
+    turned = [each.transpose(1, 2) for each in (query, query, shared)]
+    windows = aten._flash_attention_backward.default
+    assert workspace_of(windows, turned, CUDA) == sums + spread

@@ -21,7 +21,8 @@ from treadle.graph.alias import analyse
 from treadle.graph.execute import run_step
 from treadle.graph.passes import run_passes
 from treadle.graph.signature import StepGraph
-from treadle.passes.attention.fuse import FuseAttention, explain, least_scores
+from treadle.passes.attention.fuse import FuseAttention, explain
+from treadle.passes.attention.kernels import least_scores
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 
@@ -191,6 +192,15 @@ def test_a_mask_in_the_product_and_one_that_is_a_number():
     assert finding.fused, finding.refused
     assert finding.masks == 2
     check_fused(trained(joined), operands(2, 2, 5, 7, 4))
+
+
+def test_numbers_that_the_graph_holds():
+    def attention(query, key, value):
+        zero = torch.tensor(0.0)
+        mask = zero.where(causal(query.shape[2], key.shape[2]), torch.finfo(torch.float32).min)
+        return (query @ key.mT * 0.4 + mask).softmax(-1) @ value
+
+    check_fused(trained(attention), operands(2, 2, 5, 5, 4))
 
 
 @pytest.mark.parametrize("copied", [True, False])

@@ -216,6 +216,19 @@ def test_aligned_at_the_last_key():
     assert ProveAttentionMasks().run(step) == 0
 
 
+def test_numbers_that_the_graph_holds():
+    """A literal of the step that became a tensor while it was traced."""
+    def program(q, k, v):
+        zero = torch.tensor(0.0)
+        i, j = positions(5, 5)
+        return CPU(q, k, v, attn_mask=torch.where(j <= i, zero, MIN)[None, None])[0]
+
+    step = trace(program, *operands())
+    assert step.graph.find_nodes(op="get_attr")
+    assert ProveAttentionMasks().run(step) == 1
+    assert arguments(call_in(step))["is_causal"] is True
+
+
 def test_half_precision_has_no_number_out_of_reach():
     def program(q):
         bias = additive(positions(5, 5)[1] <= positions(5, 5)[0], -65504.0, torch.float16)

@@ -1,11 +1,8 @@
 """Heads that several queries share, on kernels for GPUs: these stand in the graphs, and what runs
 here in their place is attention written out."""
 
-import math
-
 import pytest
 import torch
-from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from testing import show_plain, trace
@@ -19,6 +16,7 @@ from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.grouped_heads import KERNELS, GroupHeads, explain
 from treadle.passes.memory.cost import flops_of
 from treadle.passes.noops import RemoveNoOps
+from written_out import run
 
 aten = torch.ops.aten
 CUDNN = aten._scaled_dot_product_cudnn_attention.default
@@ -93,29 +91,8 @@ def step_of(program, inputs=None):
     return step
 
 
-def attention(q, k, v):
-    times = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(times, dim=1) for x in (k, v))
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
-
-
-class WrittenOut(fx.Interpreter):
-    """Runs a graph with attention written out in the place of kernels."""
-
-    def call_function(self, target, args, kwargs):
-        if target in KERNELS:
-            return attention(*args[:3]), *([torch.zeros(())] * 8)
-        if target in KERNELS.values():
-            q, k, v = (each.detach().requires_grad_() for each in args[1:4])
-            return torch.autograd.grad(attention(q, k, v), (q, k, v), args[0])
-        return super().call_function(target, args, kwargs)
-
-
 def results(step, inputs):
-    with torch.enable_grad():
-        return WrittenOut(fx.GraphModule({}, step.graph)).run(*inputs)
+    return run(step.graph, *inputs)
 
 
 def call_in(step, target):

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from treadle.graph import index_arithmetic, index_moves
+from treadle.graph.constants import constant_of
 from treadle.graph.index_formulas import (
     Condition,
     Element,
@@ -22,7 +23,7 @@ from treadle.graph.index_formulas import (
     variable,
 )
 from treadle.graph.index_proofs import Prover
-from treadle.graph.index_rules import WHOLE, At, joined, shape_of, stored
+from treadle.graph.index_rules import WHOLE, At, constant, joined, shape_of, stored
 from treadle.graph.operators import arguments, operation_name
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import type_of
@@ -67,6 +68,8 @@ class Reader:
         dtype = type_of(node).dtype
         self._depth += 1
         try:
+            if node.op == "get_attr":
+                return stored(_number(node), dtype)
             rule = _RULES.get(node.target)
             what = operation_name(node.target) if node.op == "call_function" else "an input"
             require(rule is not None, NoMatch, f"{node} ({what}) has no formula of its indices")
@@ -78,6 +81,15 @@ class Reader:
             return _unknown(node, at, dtype)
         finally:
             self._depth -= 1
+
+
+def _number(node: fx.Node) -> Term:
+    """The one number of a tensor that the graph has by itself."""
+    held = constant_of(node)
+    alone = held is not None and held.numel() == 1
+    require(alone, NoMatch, f"{node} (a constant) is not one number")
+    assert held is not None
+    return constant(held.item())
 
 
 def _unknown(node: fx.Node, at: At, dtype: torch.dtype) -> Term:

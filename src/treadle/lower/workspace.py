@@ -38,6 +38,22 @@ def _attention(args: Sequence[Any]) -> int:
     return 4 * (prod(query) + prod(query[:-1]))
 
 
+def _flash(args: Sequence[Any], tokens: int = -2) -> int:
+    """``tokens``: the dim of the positions, before or behind that of the heads."""
+    query, key = args[1], args[2]
+    heads = -5 - tokens
+    rows, width = -(-query.shape[tokens] // 128) * 128, -(-query.shape[-1] // 32) * 32
+    found = 4 * query.shape[0] * query.shape[heads] * rows * (width + 1)
+    if query.shape[heads] == key.shape[heads]:
+        return found
+    each = query.dtype.itemsize * prod(key.shape) // key.shape[heads] * query.shape[heads]
+    return found + 2 * each
+
+
+def _flash_tokens_first(args: Sequence[Any]) -> int:
+    return _flash(args, tokens=-3)
+
+
 def _embedding(args: Sequence[Any]) -> int:
     return 8 * 8 * prod(args[1].shape)
 
@@ -78,7 +94,8 @@ _ANYWHERE: Mapping[OpOverload, Callable[[Sequence[Any]], int]] = {
 
 _CUDNN: Mapping[OpOverload, Callable[[Sequence[Any]], int]] = {
     aten._scaled_dot_product_cudnn_attention_backward.default: _attention,
-    aten._scaled_dot_product_flash_attention_backward.default: _attention,
+    aten._scaled_dot_product_flash_attention_backward.default: _flash,
+    aten._flash_attention_backward.default: _flash_tokens_first,
     aten._scaled_dot_product_efficient_attention_backward.default: _attention,
     aten.embedding_dense_backward.default: _embedding,
 }

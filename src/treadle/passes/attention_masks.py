@@ -14,6 +14,7 @@ from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import is_tensor
+from treadle.passes.attention.windows import WindowedCall, replace, windowed
 from treadle.passes.mask_patterns import Mask, Pairs, Window, mask_of
 from treadle.util.errors import VerifyError, require
 from treadle.util.extents import size_key
@@ -25,13 +26,14 @@ aten = torch.ops.aten
 @dataclass(frozen=True, slots=True)
 class AttentionKernel:
     """A kernel of attention, forward or backward: how it calls its mask, whether it ``rounds`` in
-    another place without one, and up to which number a mask stands for ``never``. All take
-    ``query``, ``key`` and ``is_causal``."""
+    another place without one, up to which number a mask stands for ``never``, and whether the
+    kernel with ``windows`` may take its place. All take ``query``, ``key`` and ``is_causal``."""
 
     mask: str
     is_backward: bool
     rounds: bool
     never: float = -math.inf
+    windows: bool = False
 
 
 _CUDNN_NEVER = -65504.0
@@ -45,15 +47,17 @@ KERNELS: Mapping[object, AttentionKernel] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: AttentionKernel(
         "attn_mask", True, False
     ),
-    aten._scaled_dot_product_efficient_attention.default: AttentionKernel("attn_bias", False, True),
+    aten._scaled_dot_product_efficient_attention.default: AttentionKernel(
+        "attn_bias", False, True, windows=True
+    ),
     aten._scaled_dot_product_efficient_attention_backward.default: AttentionKernel(
-        "attn_bias", True, True
+        "attn_bias", True, True, windows=True
     ),
     aten._scaled_dot_product_cudnn_attention.default: AttentionKernel(
-        "attn_bias", False, True, _CUDNN_NEVER
+        "attn_bias", False, True, _CUDNN_NEVER, windows=True
     ),
     aten._scaled_dot_product_cudnn_attention_backward.default: AttentionKernel(
-        "attn_bias", True, True, _CUDNN_NEVER
+        "attn_bias", True, True, _CUDNN_NEVER, windows=True
     ),
 }
 """The calls that are looked at."""
@@ -67,11 +71,12 @@ class ProveAttentionMasks(GraphPass):
     after:   y = attention(q, k, v, is_causal=True)
 
     A mask that is proved to let every pair through goes; one that is proved to be causal, of as
-    many queries as keys, becomes the flag. The function is the same while scores are finite (and
-    smaller than half of the number that a mask adds, where that is not -inf: 32,752 is the least
-    such half, since PyTorch gives cuDNN -65504 for a mask of truth values). CPUs give the
-    same bits. On GPUs the kernel rounds in another place, so there nothing changes where rounding
-    is to be ``eager``'s.
+    many queries as keys, becomes the flag; one that is proved to be a window becomes, on GPUs, the
+    two bounds of a kernel that skips what is outside of it. The function is the same while scores
+    are finite (and smaller than half of the number that a mask adds, where that is not -inf: 32,752
+    is the least such half, since PyTorch gives cuDNN -65504 for a mask of truth values). CPUs give
+    the same bits. On GPUs the kernel rounds in another place, so there nothing changes where
+    rounding is to be ``eager``'s.
     """
 
     contract: ClassVar[Contract] = Contract()
@@ -80,10 +85,15 @@ class ProveAttentionMasks(GraphPass):
 
     def run(self, step: StepGraph) -> int:
         proved = _proved(step, self)
-        for node, window in proved.items():
+        for node, found in proved.items():
+            if isinstance(found, WindowedCall):
+                continue
             set_argument(node, KERNELS[node.target].mask, None)
-            if window.is_causal:
+            if found.is_causal:
                 set_argument(node, "is_causal", True)
+        for call in dict.fromkeys(proved.values()):
+            if isinstance(call, WindowedCall):
+                replace(call)
         return len(proved)
 
 
@@ -123,12 +133,12 @@ def _calls(step: StepGraph) -> Iterator[fx.Node]:
             yield node
 
 
-def _proved(step: StepGraph, by: ProveAttentionMasks) -> dict[fx.Node, Window]:
-    """The calls whose mask is a flag, or nothing."""
-    decisions, found = _Decisions(by.eager), dict[fx.Node, Window]()
+def _proved(step: StepGraph, by: ProveAttentionMasks) -> dict[fx.Node, Window | WindowedCall]:
+    """The calls whose mask is a flag, or nothing, or two bounds."""
+    decisions, found = _Decisions(by.eager), dict[fx.Node, Window | WindowedCall]()
     for node in _calls(step):
         try:
-            found[node] = decisions.flag(node)
+            found[node] = decisions.becomes(node)
         except NoMatch:
             continue
     return found
@@ -138,12 +148,17 @@ def _report(decisions: "_Decisions", node: fx.Node) -> MaskReport:
     mask, becomes, reason = "", "stays", ""
     try:
         mask = str(decisions.mask(node).pattern)
-        window = decisions.flag(node)
-        becomes = "is_causal" if window.is_causal else "no mask"
+        becomes = _words(decisions.becomes(node))
     except NoMatch as miss:
         reason = miss.message
     name = operation_name(node.target)
     return MaskReport(f"{node} ({name})", info(node).where, mask, becomes, reason)
+
+
+def _words(found: Window | WindowedCall) -> str:
+    if isinstance(found, WindowedCall):
+        return f"a window of {found.left} before and {found.right} after"
+    return "is_causal" if found.is_causal else "no mask"
 
 
 @dataclass(frozen=True)
@@ -171,24 +186,34 @@ class _Decisions:
             raise found
         return found
 
-    def flag(self, node: fx.Node) -> Window:
-        """The window that the kernel has a flag for; ``NoMatch`` in words."""
+    def becomes(self, node: fx.Node) -> Window | WindowedCall:
+        """The window that the kernel has a flag for, or the call of the kernel that takes its
+        bounds; ``NoMatch`` in words."""
         pattern = self.mask(node).pattern
         given = arguments(node)
-        bias = given[KERNELS[node.target].mask]
+        kernel = KERNELS[node.target]
+        bias = given[kernel.mask]
         message = f"{bias} is {pattern}: no kernel to call takes that"
         require(isinstance(pattern, Window), NoMatch, message)
         assert isinstance(pattern, Window)
-        require(pattern.is_everything or pattern.is_causal, NoMatch, message)
+        flag = pattern.is_everything or pattern.is_causal
+        require(flag or kernel.windows, NoMatch, message)
         square = pattern.is_everything or Pairs.of(given["query"], given["key"]).is_square
-        require(square, NoMatch, f"{bias} is causal, of another number of keys than queries")
-        rounds = KERNELS[node.target].rounds
+        require(square, NoMatch, f"{bias} is {pattern}, of another number of keys than queries")
+        self._check(node, bias)
+        if flag:
+            return pattern
+        forward = _forward(node)
+        return windowed(forward, _backward(forward), pattern)
+
+    def _check(self, node: fx.Node, bias: fx.Node) -> None:
+        """What must hold of a call whose mask goes."""
+        given, rounds = arguments(node), KERNELS[node.target].rounds
         require(not (rounds and self.eager), NoMatch, f"without {bias} {node} rounds elsewhere")
         drawn = f"{node} drops out: that it draws the same without {bias} is not known"
         require(not (rounds and given["dropout_p"]), NoMatch, drawn)
         for each in (node, *_backward(node)):
             require(not _wants_bias(each), NoMatch, f"{each} gives a gradient of {bias}")
-        return pattern
 
 
 def _tried(bias: fx.Node, pairs: Pairs, never: float) -> Mask | NoMatch:
@@ -200,6 +225,16 @@ def _tried(bias: fx.Node, pairs: Pairs, never: float) -> Mask | NoMatch:
         return NoMatch(fault.message)
     except RecursionError:
         return NoMatch(f"{bias} is made in too many steps")
+
+
+def _forward(node: fx.Node) -> fx.Node:
+    """The call of which ``node`` computes the gradients, or ``node`` itself."""
+    if not KERNELS[node.target].is_backward:
+        return node
+    result = arguments(node)["out"]
+    made = is_item(result) and result.args[0].target in KERNELS
+    require(made, NoMatch, f"the result whose gradients {node} computes is made elsewhere")
+    return result.args[0]
 
 
 def _backward(node: fx.Node) -> list[fx.Node]:

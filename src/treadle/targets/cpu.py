@@ -15,6 +15,9 @@ class _Host:
     def hardware(self, device: torch.device) -> str:
         return ""
 
+    def capability(self, device: torch.device) -> tuple[int, int] | None:
+        return None
+
     def memory(self, device: torch.device) -> int:
         return 0
 

@@ -21,6 +21,9 @@ class _Cuda:
             f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
         )
 
+    def capability(self, device: torch.device) -> tuple[int, int] | None:
+        return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
+
     def memory(self, device: torch.device) -> int:
         return torch.cuda.get_device_properties(device).total_memory
 

@@ -13,6 +13,11 @@ class Driver(Protocol):
         the processor of the host says it all."""
         ...
 
+    def capability(self, device: torch.device) -> tuple[int, int] | None:
+        """What the device's instructions are called by its maker, such as ``(9, 0)``; ``None``
+        where nobody numbers them, or where there is no such device to ask."""
+        ...
+
     def memory(self, device: torch.device) -> int:
         """Bytes there are; 0: unknown."""
         ...

@@ -31,12 +31,13 @@ class Additive:
     def __init__(self) -> None:
         self._known: dict[object, Added] = {}
 
-    def of(self, make: Maker, forward: Forward, rows: MaskedRows) -> Added | None:
-        """The masks of ``forward``; ``None`` if it has none."""
+    def of(
+        self, make: Maker, forward: Forward, rows: MaskedRows, dtype: torch.dtype
+    ) -> Added | None:
+        """The masks of ``forward`` as one of ``dtype``; ``None`` if it has none."""
         masks = forward.scores.masks
         if not masks:
             return None
-        dtype = _dtype_of(forward)
         key = masks, dtype, rows
         if key not in self._known:
             if rows.drops:
@@ -44,16 +45,6 @@ class Additive:
             else:
                 self._known[key] = Added(_sum(make, masks, rows, dtype), None)
         return self._known[key]
-
-
-def _dtype_of(forward: Forward) -> torch.dtype:
-    """That of the operands, where it holds the masks exactly."""
-    dtype = type_of(forward.result).dtype
-    masks = forward.scores.masks
-    added = {type_of(mask.node).dtype for mask in masks if mask.add}
-    filled = [mask.fill for mask in masks if not mask.add]
-    exact = added <= {dtype} and all(fill == -math.inf for fill in filled)
-    return dtype if exact else torch.float32
 
 
 def _sum(

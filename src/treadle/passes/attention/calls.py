@@ -11,17 +11,15 @@ from torch import fx
 from treadle.graph.operators import may_drop
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import type_of
-from treadle.passes.attention.additive import Added, Additive, filled
+from treadle.passes.attention.additive import Additive, filled
 from treadle.passes.attention.backward import Backward
 from treadle.passes.attention.forward import Forward
+from treadle.passes.attention.kernels import FusedCall, FusedKernel
 from treadle.passes.attention.maker import Maker
 from treadle.passes.attention.moves import Arrange, is_move, is_plain, moved, operand_of, plain
 from treadle.passes.attention.rows import MaskedRows
 
 aten = torch.ops.aten
-
-_FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
-_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 _View: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -34,42 +32,21 @@ class FoundAttention:
     forward: Forward
     backward: Backward | None
     rows: MaskedRows
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A forward call and its operands."""
-
-    operands: tuple[fx.Node, fx.Node, fx.Node]
-    added: Added | None
-    scale: float
-    result: fx.Node
-    logsumexp: fx.Node
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What both calls are given by name."""
-        mask = {} if self.added is None else {"attn_mask": self.added.mask}
-        return {"scale": self.scale} | mask
-
-    @property
-    def dead(self) -> fx.Node | None:
-        """Which rows are masked whole."""
-        return None if self.added is None else self.added.dead
+    kernel: FusedKernel
+    mask_dtype: torch.dtype
 
 
 def replace(found: FoundAttention, masks: Additive) -> None:
     """Let the library's calls be read instead of what was found, which goes."""
     forward, backward = found.forward, found.backward
-    call = _forward_call(found, masks)
+    call, dead = _forward_call(found, masks)
     result = call.result
-    if call.dead is not None and not found.rows.mixes:
-        result = filled(Maker(forward.result), call.dead, math.nan, result)
+    if dead is not None and not found.rows.mixes:
+        result = filled(Maker(forward.result), dead, math.nan, result)
     _put(forward.result, result, transposed=False)
     gone = [forward.result]
     if backward is not None:
-        gradients = _gradients(found, backward, call)
+        gradients = _gradients(found, backward, call, dead)
         wanted = (backward.d_query, backward.d_key, backward.d_value)
         for old, new, turned in zip(wanted, gradients, (False, True, False), strict=True):
             if old is not None:
@@ -79,7 +56,8 @@ def replace(found: FoundAttention, masks: Additive) -> None:
         _erase_dead(old)
 
 
-def _forward_call(found: FoundAttention, masks: Additive) -> _Call:
+def _forward_call(found: FoundAttention, masks: Additive) -> tuple[FusedCall, fx.Node | None]:
+    """The call, and which rows are masked whole, if there may be any."""
     forward = found.forward
     scores, (_, rows, columns, width), heads = forward.scores, forward.sizes, forward.heads
     make = Maker(forward.result)
@@ -88,16 +66,16 @@ def _forward_call(found: FoundAttention, masks: Additive) -> _Call:
         make.arranged(scores.key, Arrange((*heads, columns, width), transposed=True)),
         make.arranged(forward.value, Arrange((*heads, columns, width), transposed=False)),
     )
-    added = masks.of(make, forward, found.rows)
-    if found.rows.mixes and added is not None and added.dead is not None:
-        operands = (filled(make, added.dead, 0.0, operands[0]), *operands[1:])
-    options: dict[str, Any] = {} if added is None else {"attn_mask": added.mask}
-    call = make(_FORWARD, *operands, scale=scores.scale, **options)
-    result, logsumexp = make.items(call, 2)
-    return _Call(operands, added, scores.scale, result, logsumexp)
+    added = masks.of(make, forward, found.rows, found.mask_dtype)
+    mask, dead = (None, None) if added is None else (added.mask, added.dead)
+    if found.rows.mixes and dead is not None:
+        operands = (filled(make, dead, 0.0, operands[0]), *operands[1:])
+    return found.kernel.call(make, operands, mask, scores.scale), dead
 
 
-def _gradients(found: FoundAttention, backward: Backward, call: _Call) -> list[fx.Node]:
+def _gradients(
+    found: FoundAttention, backward: Backward, call: FusedCall, dead: fx.Node | None
+) -> list[fx.Node]:
     """The gradients of query, key and value, of four dims."""
     both = (backward.d_value, backward.d_weights)
     readers = {node for node in both if node is not None}
@@ -105,25 +83,20 @@ def _gradients(found: FoundAttention, backward: Backward, call: _Call) -> list[f
     gradient = make.arranged(
         backward.d_result, Arrange(type_of(call.result).shape, transposed=False)
     )
-    if call.dead is None:
-        return _backward_call(make, gradient, call)
+    if dead is None:
+        return found.kernel.gradients(make, gradient, call)
     if found.rows.mixes:
-        return _with_mixtures(make, found, gradient, call, call.dead)
-    return _with_nans(make, found, gradient, call, call.dead)
-
-
-def _backward_call(make: Maker, gradient: fx.Node, call: _Call) -> list[fx.Node]:
-    given = (gradient, *call.operands, call.result, call.logsumexp, 0.0, False)
-    return make.items(make(_BACKWARD, *given, **call.options), 3)
+        return _with_mixtures(make, found, gradient, call, dead)
+    return _with_nans(make, found, gradient, call, dead)
 
 
 def _with_nans(
-    make: Maker, found: FoundAttention, gradient: fx.Node, call: _Call, dead: fx.Node
+    make: Maker, found: FoundAttention, gradient: fx.Node, call: FusedCall, dead: fx.Node
 ) -> list[fx.Node]:
     """Nothing goes back through a dead row of the call, which has it as one without a mask; the NaN
     that eager has there is put in after."""
     gradient = filled(make, dead, 0.0, gradient)
-    query, key, value = _backward_call(make, gradient, call)
+    query, key, value = found.kernel.gradients(make, gradient, call)
     anywhere = make(aten.any.dim, dead, -2, True)
     value = filled(make, anywhere, math.nan, value)
     if not found.rows.zeroed:
@@ -133,7 +106,7 @@ def _with_nans(
 
 
 def _with_mixtures(
-    make: Maker, found: FoundAttention, gradient: fx.Node, call: _Call, dead: fx.Node
+    make: Maker, found: FoundAttention, gradient: fx.Node, call: FusedCall, dead: fx.Node
 ) -> list[fx.Node]:
     """A dead row has equal probabilities: so it has in the call, whose query there is zero.
 
@@ -141,7 +114,7 @@ def _with_mixtures(
 
         d_key[s] += scale / S * (value[s] - mean(value)) @ sum{t} d_result[t]^T query[t]
     """
-    query, key, value = _backward_call(make, gradient, call)
+    query, key, value = found.kernel.gradients(make, gradient, call)
     if found.rows.zeroed:
         return [filled(make, dead, 0.0, query), key, value]
     forward = found.forward

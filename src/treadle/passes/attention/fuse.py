@@ -16,6 +16,7 @@ from treadle.passes.attention.additive import Additive
 from treadle.passes.attention.backward import Backward, backward_of
 from treadle.passes.attention.calls import FoundAttention, replace
 from treadle.passes.attention.forward import Forward, forward_of
+from treadle.passes.attention.kernels import kernel_for
 from treadle.passes.attention.rows import (
     MaskedRows,
     ScoreMask,
@@ -26,7 +27,6 @@ from treadle.passes.attention.rows import (
 )
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.noops import RemoveNoOps
-from treadle.targets.registry import target_for
 from treadle.util.errors import require
 
 aten = torch.ops.aten
@@ -130,20 +130,23 @@ def _examine(
     try:
         forward = forward_of(softmax)
         backward = backward_of(forward)
-        _check_device(forward)
+        kernel = kernel_for(type_of(softmax).device)
         _check_masks(forward)
-        if not everywhere:
-            _check_cost(forward)
+        kernel.check(forward, everywhere=everywhere)
         rows = _rows(forward, backward, proofs)
+        masks = forward.scores.masks
+        dtype = kernel.mask_dtype(forward, rows) if masks else type_of(softmax).dtype
     except NoMatch as miss:
         return miss
-    return FoundAttention(forward, backward, rows)
+    return FoundAttention(forward, backward, rows, kernel, dtype)
 
 
-def _check_device(forward: Forward) -> None:
-    device = type_of(forward.softmax).device
-    on_host = target_for(device).on_host
-    require(on_host, NoMatch, f"no call is known to be right and fast on {device.type}")
+def _dtypes_behind(forward: Forward) -> set[torch.dtype]:
+    """Of the scores from their first mask on, up to the probabilities."""
+    masks = {mask.node for mask in forward.scores.masks}
+    chain = (*forward.scores.inside, forward.scores.product)  # the last first
+    first = max(i for i, node in enumerate(chain) if masks & set(node.all_input_nodes))
+    return {type_of(each).dtype for each in (forward.softmax, *chain[: first + 1])}
 
 
 def _check_masks(forward: Forward) -> None:
@@ -170,7 +173,7 @@ def _rows(
         proofs[masks] = leaves_something(masks)
     if proofs[masks]:
         return MaskedRows(proved=True)
-    inside = [type_of(each).dtype for each in (*forward.scores.inside, forward.softmax)]
+    inside = _dtypes_behind(forward)
     wide = stays_finite(torch.finfo(torch.float32).min, inside)
     if backward is None and wide and cannot_be_infinite(masks):
         return MaskedRows()
@@ -185,35 +188,4 @@ def _rows(
     return MaskedRows(drops=drops, zeroed=zeroed)
 
 
-def _check_cost(forward: Forward) -> None:
-    _, rows, columns, width = forward.sizes
-    dtype, masked = type_of(forward.result).dtype, bool(forward.scores.masks)
-    least = least_scores(dtype, width, masked=masked)
-    words = f"{rows} x {columns} scores of {dtype}: the call was measured to lose"
-    require(least is not None and rows * columns >= least, NoMatch, words)
-
-
-def least_scores(dtype: torch.dtype, width: int, *, masked: bool) -> int | None:
-    """The size of a matrix of scores from which on the call loses nothing on CPUs; ``None`` where
-    none was measured. Below it, products and one kernel of ours in the cache are faster.
-
-    A whole step with the call, as a fraction of one without, by
-    ``benchmarks/attention_written_out.py`` (without a mask, causal; PyTorch 2.13, one thread)::
-
-        f32, 64 wide     256: 1.06, 0.96    384: 1.05, 0.89    512: 0.97, 0.83    1024: 0.83, 0.71
-        f32, 128 wide                                          512: 1.10, 1.02    1024: 0.94, 0.89
-        bf16, 64 wide    256: 1.56, 1.20                       512: 1.35, 0.95    1024: 1.08, 0.78
-        f16, 64 wide                                           512: 0.41, 0.46    1024: 0.27, 0.35
-
-    Never for f32: gradients of the call are up to five times as far from the exact ones as eager's.
-    """
-    match dtype:
-        case torch.float16 if width <= 64:
-            return 512 * 512
-        case torch.bfloat16 if width <= 64 and masked:
-            return 1024 * 1024
-        case _:
-            return None
-
-
-__all__ = ["AttentionFinding", "FuseAttention", "explain", "least_scores"]
+__all__ = ["AttentionFinding", "FuseAttention", "explain"]

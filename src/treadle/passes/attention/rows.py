@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from treadle.compat.operator_facts import gives_undefined
 from treadle.compat.operators import OpOverload
 from treadle.graph.arguments import given_of
+from treadle.graph.constants import constant_of
 from treadle.graph.node_info import value_of
 from treadle.graph.operators import arguments, may_recompute
 from treadle.graph.types import tensors_in, type_of, type_of_tensor
@@ -88,6 +89,10 @@ def constant(node: object) -> Tensor | None:
     values: dict[fx.Node, Any] = {}
     with torch.no_grad():
         for each in needed:
+            held = constant_of(each)
+            if held is not None:
+                values[each] = held.cpu()
+                continue
             args, kwargs = given_of(each, values.__getitem__, _on_host)
             assert callable(each.target), each
             values[each] = each.target(*args, **kwargs)
@@ -174,6 +179,18 @@ def _in(number: float, dtype: torch.dtype) -> float:
     return torch.tensor(number, dtype=torch.float64).to(dtype).item()
 
 
+def fits(mask: ScoreMask, dtype: torch.dtype) -> bool:
+    """Whether everything that ``mask`` puts or adds is a number of ``dtype``, or hides a score."""
+    if not mask.add:
+        return mask.fill == -math.inf
+    if type_of(mask.node).dtype == dtype:
+        return True
+    value = constant(_without_expand(mask.node))
+    if value is None:
+        return False
+    return bool(((value == value.to(dtype)) | (value <= _DROWNS)).all())
+
+
 def stays_finite(number: float, dtypes: Iterable[torch.dtype]) -> bool:
     """Whether a finite number is one in all of these dtypes."""
     return all(math.isfinite(_in(number, each)) for each in dtypes)
@@ -231,6 +248,9 @@ def _constant_nodes(node: fx.Node) -> list[fx.Node] | None:
 
 
 def _may_compute(node: fx.Node) -> bool:
+    held = constant_of(node)
+    if held is not None:
+        return held.numel() <= _MOST
     if node.op != "call_function" or not may_recompute(node):
         return False
     if isinstance(node.target, OpOverload) and gives_undefined(node.target):
@@ -256,6 +276,7 @@ __all__ = [
     "cannot_be_infinite",
     "constant",
     "drops_of",
+    "fits",
     "leaves_something",
     "number",
     "stays_finite",

@@ -83,12 +83,16 @@ def flops_of(node: fx.Node) -> float:
 def _attention_flops(given: Mapping[str, Any], tokens: int) -> float:
     """Of a call of attention or of its gradients, which make the scores again; ``tokens``: the dim
     of the positions. There are as many heads as queries have: PyTorch 2.11's formulas refuse
-    fewer of keys and values."""
+    fewer of keys and values. A window that is open on one side counts as none."""
     *rows, head = type_of(given["query"]).shape
     keys, values = (type_of(given[name]).shape for name in ("key", "value"))
     backward = not {"grad_out", "grad_out_"}.isdisjoint(given)
     products = 3 * head + 2 * values[-1] if backward else head + values[-1]
-    return 2.0 * prod(rows) * keys[tokens] * products
+    left, right = (given.get(f"window_size_{side}") for side in ("left", "right"))
+    seen = keys[tokens]
+    if left is not None and right is not None and min(left, right) >= 0:
+        seen = min(seen, left + right + 1)
+    return 2.0 * prod(rows) * seen * products
 
 
 def _grouped_flops(given: Mapping[str, Any]) -> float:

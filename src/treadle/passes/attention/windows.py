@@ -1,0 +1,166 @@
+"""Attention within a window, by the kernel of PyTorch's that skips what the window hides.
+
+::
+
+    before:  y, l, ... = cudnn_attention(q, k, v, mask)                      [B, H, T, D]
+             dq, dk, dv = cudnn_attention_backward(dy, q, k, v, y, l, ..., mask)
+    after:   t = flash_attention(q^T, k^T, v^T, window_size_left=63, window_size_right=0)
+             y = t[0]^T; dq, dk, dv = flash_attention_backward(dy^T, ...)^T   [B, T, H, D]
+
+The kernel is FlashAttention-2's (Dao, 2023), whose blocks of keys outside of the window of a block
+of queries are never loaded.
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import fx
+
+from treadle.graph.operators import arguments, is_item
+from treadle.graph.rewrite import NoMatch
+from treadle.graph.types import type_of
+from treadle.passes.attention.maker import Maker
+from treadle.passes.mask_patterns import Window
+from treadle.targets.registry import target_for
+from treadle.util.errors import require
+
+aten = torch.ops.aten
+
+_HALF = (torch.float16, torch.bfloat16)
+_MOST_WIDE = 256
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WindowedCall:
+    """A call of attention and those of its gradients, all with the same window."""
+
+    forward: fx.Node
+    backward: tuple[fx.Node, ...]
+    left: int
+    right: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the kernels are given by name, forward and backward."""
+        sides = {"window_size_left": self.left, "window_size_right": self.right}
+        return {"scale": arguments(self.forward)["scale"], **sides}
+
+
+def windowed(forward: fx.Node, backward: Sequence[fx.Node], window: Window) -> WindowedCall:
+    """The call of the kernel with windows for ``forward``; ``NoMatch`` in words if it takes
+    none of these operands, or if something of the call is read that it does not have."""
+    given = arguments(forward)
+    left, right = _side(forward, window.behind), _side(forward, window.ahead)
+    _check_operands(forward, given)
+    call = WindowedCall(forward, tuple(backward), left, right)
+    _check_readers(call)
+    return call
+
+
+def replace(call: WindowedCall) -> None:
+    """Let the kernel with windows be read instead of the calls, which go."""
+    given = arguments(call.forward)
+    make = Maker(call.forward)
+    operands = [_tokens_first(make, given[name]) for name in ("query", "key", "value")]
+    rows = type_of(operands[0]).shape[1]
+    sizes = (None, None, rows, rows, 0.0, False)
+    made = make(aten._flash_attention_forward.default, *operands, *sizes, False, **call.options)
+    result, *saved = (make(operator.getitem, made, at) for at in range(4))
+    turned = _tokens_first(make, result)
+    for each in call.backward:
+        behind = Maker(each)
+        d_result = _tokens_first(behind, arguments(each)[_gradient_name(each)])
+        beside = (*operands, result, saved[0], *sizes, *saved[1:])
+        target = aten._flash_attention_backward.default
+        gradients = behind.items(behind(target, d_result, *beside, **call.options), 3)
+        _put(each, [_tokens_first(behind, one) for one in gradients])
+    _put(call.forward, [turned])
+
+
+def _side(forward: fx.Node, bound: Any) -> int:
+    """A bound of the window as the kernel has it: -1 for none."""
+    if bound is None:
+        return -1
+    known = not bound.terms
+    require(known, NoMatch, f"the window of {forward} is as wide as the call decides")
+    within = bound.constant >= 0
+    require(within, NoMatch, f"the window of {forward} leaves out a query's own position")
+    return bound.constant
+
+
+def _check_operands(forward: fx.Node, given: Mapping[str, Any]) -> None:
+    query, key, value = (type_of(given[name]) for name in ("query", "key", "value"))
+    sizes = [*query.shape, *key.shape, *value.shape]
+    fixed = all(type(size) is int for size in sizes) and all(sizes)
+    require(fixed, NoMatch, f"{forward} has sizes that the call decides, or none")
+    half = query.dtype in _HALF
+    require(half, NoMatch, f"{forward} is of {query.dtype}: windows are for 16 bits")
+    width = query.shape[3]
+    fits = width % 8 == 0 and width <= _MOST_WIDE and value.shape[3] == width
+    words = f"heads of {forward} are {width} wide: windows are for multiples of 8 up to 256"
+    require(fits, NoMatch, words)
+    shared = query.shape[1] % key.shape[1] == 0 and key.shape == value.shape
+    require(shared, NoMatch, f"keys and values of {forward} differ in their heads")
+    capability = target_for(query.device).driver.capability(query.device)
+    old = f"the kernel with windows is not for devices of compute capability {capability}"
+    require(capability is None or capability >= (8, 0), NoMatch, old)
+
+
+def _check_readers(call: WindowedCall) -> None:
+    """The result may be read by anything, all else by the gradients alone."""
+    readers = set(call.backward)
+    for item in call.forward.users:
+        others = is_item(item) and (item.args[1] in (0,) or set(item.users) <= readers)
+        require(others, NoMatch, f"{item} of {call.forward} is read by others")
+    names = ("query", "key", "value")
+    given = arguments(call.forward)
+    for each in call.backward:
+        theirs = arguments(each)
+        alike = all(theirs[name] is given[name] for name in (*names, "attn_bias"))
+        alike = alike and theirs["scale"] == given["scale"]
+        alike = alike and _is_result(theirs["out"], call.forward)
+        require(alike, NoMatch, f"{each} is not the gradient of {call.forward}")
+        known = all(is_item(item) and item.args[1] in (0, 1, 2) for item in each.users)
+        require(known, NoMatch, f"{each} gives more than three gradients")
+
+
+def _is_result(value: fx.Node, forward: fx.Node) -> bool:
+    return bool(is_item(value) and value.args == (forward, 0))
+
+
+def _gradient_name(backward: fx.Node) -> str:
+    """What a kernel calls the gradient of its result."""
+    return next(name for name in ("grad_out", "grad_out_") if name in arguments(backward))
+
+
+def _tokens_first(make: Maker, value: fx.Node) -> fx.Node:
+    """``[B, H, T, D]`` as ``[B, T, H, D]``, and back."""
+    return make(aten.transpose.int, value, 1, 2)
+
+
+def _put(call: fx.Node, results: Sequence[fx.Node]) -> None:
+    """Let ``results`` be read instead of those of ``call``, which goes with all of them."""
+    for item in list(call.users):
+        at: Any = item.args[1]
+        if item.users:
+            item.replace_all_uses_with(_as_laid_out(Maker(item), results[at], item))
+        item.graph.erase_node(item)
+    call.graph.erase_node(call)
+
+
+def _as_laid_out(make: Maker, new: fx.Node, old: fx.Node) -> fx.Node:
+    """``new`` with the strides of ``old``, which views of it were captured for."""
+    strides, sizes = type_of(old).strides, type_of(old).shape
+    pairs = zip(sizes, type_of(new).strides, strides, strict=True)
+    if all(size == 1 or mine == theirs for size, mine, theirs in pairs):
+        return new
+    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+    dense = make.dense(make(aten.permute.default, new, order))
+    return make(aten.permute.default, dense, [order.index(dim) for dim in range(len(order))])
+
+
+__all__ = ["WindowedCall", "replace", "windowed"]

@@ -1,0 +1,71 @@
+"""Kernels of attention for GPUs in graphs that run on CPUs: attention written out in their place,
+in the numbers of the operands' dtype or more."""
+
+import math
+
+import torch
+from torch import Tensor, fx
+
+from treadle.compat.operators import schema_of
+
+aten = torch.ops.aten
+CUDNN = aten._scaled_dot_product_cudnn_attention.default
+CUDNN_BACKWARD = aten._scaled_dot_product_cudnn_attention_backward.default
+EFFICIENT = aten._scaled_dot_product_efficient_attention.default
+EFFICIENT_BACKWARD = aten._scaled_dot_product_efficient_attention_backward.default
+FLASH = aten._scaled_dot_product_flash_attention.default
+FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
+WINDOWS = aten._flash_attention_forward.default
+WINDOWS_BACKWARD = aten._flash_attention_backward.default
+FORWARD = {CUDNN: 9, EFFICIENT: 4, FLASH: 9, WINDOWS: 5}
+"""How many results each has."""
+BACKWARD = {CUDNN_BACKWARD, EFFICIENT_BACKWARD, FLASH_BACKWARD, WINDOWS_BACKWARD}
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, options: dict) -> Tensor:
+    """``[B, H, T, D]``; ``options`` as the kernels have them."""
+    times = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(times, dim=1) for each in (key, value))
+    scale = options.get("scale")
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    bias = options.get("attn_bias")
+    if bias is not None:
+        scores = scores + bias
+    i, j = (torch.arange(n) for n in scores.shape[-2:])
+    apart = j[None] - i[:, None]
+    left, right = (options.get(f"window_size_{side}", -1) for side in ("left", "right"))
+    right = 0 if options.get("is_causal") else right
+    hidden = (apart > right if right >= 0 else apart > math.inf) | (
+        apart < -left if left >= 0 else apart < -math.inf
+    )
+    return scores.masked_fill(hidden, -math.inf).softmax(-1) @ value
+
+
+class WrittenOut(fx.Interpreter):
+    """Runs a graph with attention written out in the place of kernels for GPUs."""
+
+    def call_function(self, target, args, kwargs):
+        if target not in FORWARD and target not in BACKWARD:
+            return super().call_function(target, args, kwargs)
+        names = [each.name for each in schema_of(target).arguments]
+        options = dict(zip(names, args, strict=False)) | kwargs
+        assert not options.get("dropout_p")
+        operands = [options[name] for name in ("query", "key", "value")]
+        turns = target in (WINDOWS, WINDOWS_BACKWARD)
+        if turns:
+            operands = [each.transpose(1, 2) for each in operands]
+        if target in FORWARD:
+            result = attention(*operands, options)
+            rest = [torch.zeros(())] * (FORWARD[target] - 1)
+            return (result.transpose(1, 2) if turns else result, *rest)
+        operands = [each.detach().requires_grad_() for each in operands]
+        given = options["grad_out_" if target is EFFICIENT_BACKWARD else "grad_out"]
+        result = attention(*operands, options)
+        found = torch.autograd.grad(result, operands, given.transpose(1, 2) if turns else given)
+        return tuple(each.transpose(1, 2) for each in found) if turns else found
+
+
+def run(graph: fx.Graph, *inputs: Tensor) -> list[Tensor]:
+    """The results of ``graph``."""
+    with torch.enable_grad():
+        return WrittenOut(fx.GraphModule({}, graph)).run(*inputs)
