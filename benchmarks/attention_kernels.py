@@ -2,16 +2,21 @@
 
 ::
 
-    python benchmarks/attention_kernels.py
+    python benchmarks/attention_kernels.py [--windows]
 
 bf16, laid out as language models have them. ``biased`` is cuDNN's kernel with the causal mask as a
-tensor, which PyTorch picks where a model hands it one.
+tensor, which PyTorch picks where a model hands it one. ``--windows``: of queries that see as many
+keys as the table says, the flash kernel with bounds beside cuDNN's with a mask and compiled
+FlexAttention.
 """
 
+import argparse
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 aten = torch.ops.aten
 SHAPES = {
@@ -21,6 +26,13 @@ SHAPES = {
     "Qwen3": (4, 16, 2048, 128),
 }
 """Batch, heads, time, width of a head."""
+WINDOWS = {
+    (4, 32, 8, 4096, 128): (512, 1024, 2048, 3072),
+    (8, 16, 16, 2048, 64): (256, 512, 1024),
+    (4, 8, 4, 4096, 256): (512, 1024),
+    (16, 12, 12, 1024, 64): (64, 256, 512),
+}
+"""Batch, heads of queries and of keys, time, width of a head; how many keys a query sees."""
 
 
 def milliseconds(run: Callable[[], object], repeats: int = 10) -> float:
@@ -75,7 +87,72 @@ def biased(g: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Callable[[], obj
     return cudnn(g, q, k, v, bias.masked_fill_(hidden, float("-inf")))
 
 
+def windowed(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, window: int
+) -> tuple[Callable[[], object], ...]:
+    turned = [each.transpose(1, 2) for each in (g, q, k, v)]
+    time = q.shape[2]
+    sizes = (None, None, time, time, 0.0, False)
+    sides = {"window_size_left": window - 1, "window_size_right": 0}
+
+    def forward() -> tuple[Tensor, ...]:
+        return aten._flash_attention_forward(*turned[1:], *sizes, False, **sides)
+
+    out, lse, seed, unused, _ = forward()
+    backward = aten._flash_attention_backward
+    return forward, lambda: backward(*turned, out, lse, *sizes, seed, unused, **sides)
+
+
+def masked(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, window: int
+) -> tuple[Callable[[], object], ...]:
+    apart = torch.arange(q.shape[2], device=q.device)
+    apart = apart[None] - apart[:, None]
+    bias = torch.zeros(q.shape[0], 1, *apart.shape, dtype=q.dtype, device=q.device)
+    return cudnn(g, q, k, v, bias.masked_fill_((apart > 0) | (apart <= -window), -math.inf))
+
+
+def flexible(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, window: int
+) -> tuple[Callable[[], object], ...]:
+    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (j <= i) & (j > i - window)
+
+    time = q.shape[2]
+    blocks = create_block_mask(seen, None, None, time, time, device=q.device)
+    compiled = torch.compile(flex_attention, dynamic=False)
+    leaves = [each.detach().requires_grad_() for each in (q, k, v)]
+    shared = q.shape[1] != k.shape[1]
+
+    def forward() -> Tensor:
+        return compiled(*leaves, block_mask=blocks, enable_gqa=shared)
+
+    out = forward()
+    return forward, lambda: torch.autograd.grad(out, leaves, g, retain_graph=True)
+
+
+def show_windows() -> None:
+    print("| shape | window | flash with bounds | cuDNN with a mask | FlexAttention |")
+    print("|---|---|---|---|---|")
+    for (batch, heads, groups, time, width), windows in WINDOWS.items():
+        options = {"device": "cuda", "dtype": torch.bfloat16}
+        counts = (heads, heads, groups, groups)
+        tensors = [torch.randn(batch, time, n, width, **options).transpose(1, 2) for n in counts]
+        shape = f"{batch} x {heads} / {groups} x {time} x {width}"
+        for window in windows:
+            found = [
+                ", ".join(f"{milliseconds(run):.2f}" for run in kernel(*tensors, window))
+                for kernel in (windowed, masked, flexible)
+            ]
+            print(f"| {shape} | {window} | {' | '.join(found)} |", flush=True)
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--windows", action="store_true")
+    if parser.parse_args().windows:
+        show_windows()
+        return
     for name, (batch, heads, time, width) in SHAPES.items():
         options = {"device": "cuda", "dtype": torch.bfloat16}
         laid = [torch.randn(batch, time, heads, width, **options) for _ in range(4)]

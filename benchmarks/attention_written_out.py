@@ -272,7 +272,11 @@ def show_table(device: str) -> None:
     print("| model | fused | refused, and why |")
     print("|---|---|---|")
     for name in MODELS:
-        found = findings(name, device)
+        try:
+            found = findings(name, device)
+        except treadle.TreadleError as error:  # as some of its versions are written
+            print(f"| {name} | not captured | {error.message} |", flush=True)
+            continue
         why = dict.fromkeys(each.refused for each in found if each.refused)
         fused = sum(each.fused for each in found)
         print(f"| {name} | {fused} of {len(found)} | {'; '.join(why)} |", flush=True)

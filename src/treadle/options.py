@@ -29,6 +29,7 @@ OPTIONAL_PASSES = (
     "ScaleInProduct",
     "FoldWeightCast",
     "FuseAttention",
+    "CallFastestAttention",
     "GroupHeads",
     "ProveAttentionMasks",
 )

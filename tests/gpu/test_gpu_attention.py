@@ -179,6 +179,23 @@ def test_heads_are_shared(heads, groups, mask):
         assert named(call, "query").shape[dim] == heads
 
 
+@pytest.mark.parametrize("head", [40, 64, 128])
+@pytest.mark.parametrize("rotates", [True, False])
+@pytest.mark.parametrize("rows", [8, 96, 257])
+def test_a_causal_call_is_cudnns(head, rotates, rows):
+    """PyTorch calls the flash kernel for a model's own ``is_causal=True``."""
+    assert compared(Attends(head, rotates=rotates, mask=None), rows) == FLAG
+
+
+def test_a_causal_call_stays_where_results_are_to_be_deterministic():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        found = calls_compared(Attends(64, mask=None))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all("flash" in each.op for each in found)
+
+
 @pytest.mark.parametrize("mask", [causal, None])
 def test_heads_that_the_model_itself_shares(mask):
     calls_compared(Attends(64, mask=mask, repeats=False))

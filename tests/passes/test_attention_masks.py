@@ -218,6 +218,7 @@ def test_aligned_at_the_last_key():
 
 def test_numbers_that_the_graph_holds():
     """A literal of the step that became a tensor while it was traced."""
+
     def program(q, k, v):
         zero = torch.tensor(0.0)
         i, j = positions(5, 5)

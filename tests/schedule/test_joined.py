@@ -26,7 +26,7 @@ from treadle.schedule.plan import schedule
 from treadle.schedule.workers import THREADS, WORKERS
 
 aten = torch.ops.aten
-APART = replace(THREADS, joins=False)
+APART = replace(THREADS, joins=0)
 X, V, W, Y = torch.randn(6, 4), torch.randn(4, 3), torch.randn(4, 5), torch.randn(6, 2)
 SQUARE, BATCHES, MORE = torch.randn(4, 4), torch.randn(3, 6, 4), torch.randn(3, 4, 5)
 OPERANDS = (X, V, W, Y, SQUARE, BATCHES, MORE)
@@ -457,3 +457,27 @@ def test_programs_at_random(seed):
     if seed < 12:
         step = treadle.compile(program, model=nn.Linear(1, 1))
         torch.testing.assert_close(step(*inputs), program(*inputs), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(("columns", "dtype", "count"), [
+    ((4, 8), torch.float32, 2),  # rows of 48 bytes, parts from 0 and 16 on
+    ((8, 16), torch.bfloat16, 2),
+    ((4, 8), torch.bfloat16, 0),  # rows of 24 bytes
+    ((5, 3), torch.float32, 1),  # rows of 32 bytes: the part from 20 on is copied
+    ((2, 5), torch.float32, 0),
+])  # fmt: skip
+def test_rows_that_begin_where_the_target_is_fast(columns, dtype, count):
+    v, w = (torch.randn(4, n, dtype=dtype) for n in columns)
+    x = X.to(dtype)
+    before = program_of(lambda x, v, w: aten.mm.default(torch.cat([x @ v, x @ w], 1).T, x), x, v, w)
+    after = write_where_joined(before, 16)
+    assert len(parts(after)) == count
+    assert len(parts(write_where_joined(before))) == 2
+    for call in parts(after):
+        ref = call.into
+        assert ref.offset * dtype.itemsize % 16 == 0
+        assert max(ref.strides) * dtype.itemsize % 16 == 0
+
+
+def test_who_joins():
+    assert (WORKERS["threads"].joins, WORKERS["programs"].joins) == (1, 16)

@@ -152,6 +152,12 @@ def uses_onednn() -> bool:
     return torch._C._get_mkldnn_enabled()
 
 
+def uses_cudnn_attention() -> bool:
+    """Whether cuDNN's attention, which is not deterministic, may be called now."""
+    allowed = torch.backends.cuda.cudnn_sdp_enabled()
+    return allowed and not torch.are_deterministic_algorithms_enabled()
+
+
 def onednn_takes(dtype: torch.dtype) -> bool:
     """Whether oneDNN's layers run in ``dtype`` on this machine."""
     if dtype is torch.bfloat16:

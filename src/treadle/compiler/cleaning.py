@@ -8,6 +8,7 @@ from treadle.graph.rewrite import Rewrite
 from treadle.graph.signature import StepGraph
 from treadle.options import Options
 from treadle.passes.attention.fuse import FuseAttention
+from treadle.passes.attention_kernels import CallFastestAttention
 from treadle.passes.attention_masks import ProveAttentionMasks
 from treadle.passes.batching import BatchProducts
 from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
@@ -60,7 +61,8 @@ FUSE: tuple[GraphPass, ...] = (
     FoldWeightCast(),  # before products are summed: these sum in a formula
     AccumulateProducts(),  # after what is dead and what is equal: it counts readers
     FuseAttention(),  # as that
-    GroupHeads(),  # after it: of fused calls too
+    CallFastestAttention(),  # before heads are shared: whichever kernel is called then
+    GroupHeads(),  # after both: of fused calls too
 )
 """What rounds where eager does not."""
 FIRST_BUCKET = 1 << 20

@@ -14,6 +14,7 @@ from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import is_tensor
+from treadle.passes.attention.exchange import gradients_of
 from treadle.passes.attention.windows import WindowedCall, replace, windowed
 from treadle.passes.mask_patterns import Mask, Pairs, Window, mask_of
 from treadle.util.errors import VerifyError, require
@@ -237,14 +238,9 @@ def _forward(node: fx.Node) -> fx.Node:
     return result.args[0]
 
 
-def _backward(node: fx.Node) -> list[fx.Node]:
+def _backward(node: fx.Node) -> tuple[fx.Node, ...]:
     """The calls that compute the gradients of ``node``."""
-    readers = [user for item in node.users if is_item(item) for user in item.users]
-    return [
-        each
-        for each in dict.fromkeys(readers)
-        if each.target in KERNELS and KERNELS[each.target].is_backward
-    ]
+    return gradients_of(node, (each for each, kernel in KERNELS.items() if kernel.is_backward))
 
 
 def _wants_bias(node: fx.Node) -> bool:

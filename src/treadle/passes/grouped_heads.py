@@ -13,6 +13,7 @@ from treadle.graph.rewrite import NoMatch
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import refresh
+from treadle.passes.attention.exchange import gradients_of
 from treadle.passes.attention.maker import Maker
 from treadle.passes.attention.moves import is_cast, operand_of
 from treadle.util.errors import require
@@ -115,7 +116,7 @@ def _found(node: fx.Node) -> _Grouped:
     operands = {name: _repeated(given[name]) for name in _OPERANDS}
     counts = [each.shape[each.axis] for each in operands.values()]
     require(same(*counts), NoMatch, f"keys and values of {node} are repeated unlike")
-    backward = _backward(node)
+    backward = gradients_of(node, (KERNELS[node.target],))
     calls = (node, *backward)
     for name, each in operands.items():
         alone = set(each.value.users) <= set(calls)
@@ -129,12 +130,6 @@ def _found(node: fx.Node) -> _Grouped:
         for item in _items(call, _GRADIENTS[name])
     )
     return _Grouped(calls, operands, sums)
-
-
-def _backward(node: fx.Node) -> list[fx.Node]:
-    readers = [user for item in node.users if is_item(item) for user in item.users]
-    wanted = KERNELS[node.target]
-    return [each for each in dict.fromkeys(readers) if each.target is wanted]
 
 
 def _items(call: fx.Node, at: int) -> list[fx.Node]:

@@ -33,10 +33,11 @@ _RETURNED = 1 << 17
 """Bytes of a result from which not copying it repays the views of it that every call makes."""
 
 
-def write_where_joined(program: Program) -> Program:
+def write_where_joined(program: Program, aligned: int = 1) -> Program:
     """The program with products written into joins, where only the join reads them and is stored
-    in any case; the same one if there are none."""
-    return _Joiner(program).joined()
+    in any case, and their rows begin at multiples of ``aligned`` bytes there; the same one if there
+    are none."""
+    return _Joiner(program, aligned).joined()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,9 @@ class _Join:
 
 
 class _Joiner:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, aligned: int) -> None:
         self._program = program
+        self._aligned = aligned
         self._buffers = program.buffers
         self._kept = {ref.buffer for ref in program.results if ref is not None}
         self._readers: dict[str, list[int]] = {}
@@ -178,7 +180,17 @@ class _Joiner:
         if dtype is not part.dtype:
             return None
         target = _inside(self._buffers[name], index, array.axes, part)
-        return None if target is None else (self._writers[name][0], target)
+        if target is None or not self._is_aligned(target):
+            return None
+        return self._writers[name][0], target
+
+    def _is_aligned(self, part: TensorRef) -> bool:
+        """Whether every row of ``part``, or column, begins at a multiple of the bytes."""
+        if self._aligned == 1:
+            return True
+        distances = (part.offset, *(each for each in part.strides if not same(each, 1)))
+        fixed = all(type(each) is int for each in distances)
+        return fixed and all(each * part.dtype.itemsize % self._aligned == 0 for each in distances)
 
     def _rest(self, step: Compute, dim: int, run: tuple[int, int]) -> Compute:
         """The formula of the join on a stretch that no product fills."""

@@ -50,7 +50,7 @@ def schedule(
     there from the first of them on.
     """
     nests = nests or LoopNests()
-    joined = write_where_joined(program) if fuse and workers.joins else program
+    joined = write_where_joined(program, workers.joins) if fuse and workers.joins else program
     plan = _scheduled(joined, fuse, allocator, workers, nests)
     if joined is program:
         return plan

@@ -21,8 +21,9 @@ class Workers:
 
     ``prepared``: the kernels that do the work of one. ``choose``: the schedule of each.
     ``alternatives``: others that are worth trying, the chosen one among them. ``scratch_of``: what
-    a kernel needs beside its operands under a schedule. ``joins``: whether products written into a
-    part of a larger buffer were measured to take no longer (decision 0012). ``computes_again``:
+    a kernel needs beside its operands under a schedule. ``joins``: at multiples
+    of how many bytes rows of a part of a larger buffer must begin for products written into it to
+    take no longer, as measured (decision 0012); 0: anything takes longer. ``computes_again``:
     whether cheap values are computed by each kernel that has their operands at hand. ``sweeps``:
     whether one kernel may reduce so many rows and columns, with that many sums over the rows.
     """
@@ -31,7 +32,7 @@ class Workers:
     choose: Callable[[Kernel], KernelSchedule]
     alternatives: Callable[[Kernel], tuple[KernelSchedule, ...]]
     scratch_of: Callable[[Kernel, KernelSchedule], tuple[Scratch, ...]]
-    joins: bool = False
+    joins: int = 0
     computes_again: bool = False
     sweeps: Sweeps = _never
 
@@ -61,13 +62,14 @@ class Workers:
 
 
 THREADS = Workers(
-    threads.prepared, threads.choose, threads.alternatives, threads.scratch_of, joins=True
+    threads.prepared, threads.choose, threads.alternatives, threads.scratch_of, joins=1
 )
 PROGRAMS = Workers(
     programs.prepared,
     programs.choose,
     programs.alternatives,
     programs.scratch_of,
+    joins=16,
     computes_again=True,
     sweeps=programs.sweeps,
 )

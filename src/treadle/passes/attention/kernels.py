@@ -14,8 +14,9 @@ from typing import Any, final
 import torch
 from torch import fx
 
+from treadle.compat.switches import uses_cudnn_attention
 from treadle.graph.rewrite import NoMatch
-from treadle.graph.types import type_of
+from treadle.graph.types import TensorType, type_of
 from treadle.passes.attention.forward import Forward
 from treadle.passes.attention.maker import Maker
 from treadle.passes.attention.rows import MaskedRows, fits
@@ -35,9 +36,10 @@ class FusedCall:
 
     operands: tuple[fx.Node, fx.Node, fx.Node]
     mask: fx.Node | None
-    scale: float
+    scale: float | None
     result: fx.Node
     saved: tuple[Any, ...]
+    causal: bool = False
 
 
 class FusedKernel(ABC):
@@ -59,7 +61,7 @@ class FusedKernel(ABC):
         make: Maker,
         operands: tuple[fx.Node, fx.Node, fx.Node],
         mask: fx.Node | None,
-        scale: float,
+        scale: float | None,
     ) -> FusedCall:
         """The forward pass."""
 
@@ -92,7 +94,7 @@ class HostFlash(FusedKernel):
         make: Maker,
         operands: tuple[fx.Node, fx.Node, fx.Node],
         mask: fx.Node | None,
-        scale: float,
+        scale: float | None,
     ) -> FusedCall:
         options = _options(scale, mask)
         both = make(aten._scaled_dot_product_flash_attention_for_cpu.default, *operands, **options)
@@ -105,7 +107,7 @@ class HostFlash(FusedKernel):
         return make.items(make(target, *given, **_options(call.scale, call.mask)), 3)
 
 
-def _options(scale: float, mask: fx.Node | None) -> dict[str, Any]:
+def _options(scale: float | None, mask: fx.Node | None) -> dict[str, Any]:
     return {"scale": scale} if mask is None else {"scale": scale, "attn_mask": mask}
 
 
@@ -140,8 +142,14 @@ class Cudnn(FusedKernel):
     target: DeviceTarget
 
     def check(self, forward: Forward, *, everywhere: bool) -> None:
-        kind = type_of(forward.result)
-        _, rows, columns, width = forward.sizes
+        self.require_fits(type_of(forward.result), forward.sizes[1:])
+
+    def require_fits(self, kind: TensorType, sizes: tuple[int, int, int]) -> None:
+        """``NoMatch`` in words where there is no kernel for ``sizes``, queries, keys and the width
+        of a head, of a result of this ``kind``, or where PyTorch is told not to call it."""
+        rows, columns, width = sizes
+        off = "cuDNN's attention is switched off, or results are to be deterministic"
+        require(uses_cudnn_attention(), NoMatch, off)
         require(kind.dtype in _HALF, NoMatch, f"of {kind.dtype}: cuDNN's kernel is for 16 bits")
         wide = f"heads are {width} wide: cuDNN's kernel takes multiples of 8 up to 128"
         require(width % 8 == 0 and width <= 128, NoMatch, wide)
@@ -165,18 +173,20 @@ class Cudnn(FusedKernel):
         make: Maker,
         operands: tuple[fx.Node, fx.Node, fx.Node],
         mask: fx.Node | None,
-        scale: float,
+        scale: float | None,
+        *,
+        causal: bool = False,
     ) -> FusedCall:
-        given = (*operands, mask, True, 0.0, False, False)
+        given = (*operands, mask, True, 0.0, causal, False)
         results = make(aten._scaled_dot_product_cudnn_attention.default, *given, scale=scale)
         result, logsumexp, seed, offset = (
             make(operator.getitem, results, at) for at in (0, 1, 6, 7)
         )
-        return FusedCall(operands, mask, scale, result, (logsumexp, seed, offset))
+        return FusedCall(operands, mask, scale, result, (logsumexp, seed, offset), causal)
 
     def gradients(self, make: Maker, d_result: fx.Node, call: FusedCall) -> list[fx.Node]:
         rows, columns = (type_of(each).shape[2] for each in call.operands[:2])
-        beside = (call.mask, None, None, rows, columns, 0.0, False)
+        beside = (call.mask, None, None, rows, columns, 0.0, call.causal)
         given = (d_result, *call.operands, call.result, *call.saved, *beside)
         target = aten._scaled_dot_product_cudnn_attention_backward.default
         return make.items(make(target, *given, scale=call.scale), 3)

@@ -19,9 +19,10 @@ from typing import Any, final
 import torch
 from torch import fx
 
-from treadle.graph.operators import arguments, is_item
+from treadle.graph.operators import arguments
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import type_of
+from treadle.passes.attention.exchange import OPERANDS, exchange, require_exchangeable
 from treadle.passes.attention.maker import Maker
 from treadle.passes.mask_patterns import Window
 from treadle.targets.registry import target_for
@@ -56,16 +57,15 @@ def windowed(forward: fx.Node, backward: Sequence[fx.Node], window: Window) -> W
     given = arguments(forward)
     left, right = _side(forward, window.behind), _side(forward, window.ahead)
     _check_operands(forward, given)
-    call = WindowedCall(forward, tuple(backward), left, right)
-    _check_readers(call)
-    return call
+    require_exchangeable(forward, backward, ("attn_bias", "scale"))
+    return WindowedCall(forward, tuple(backward), left, right)
 
 
 def replace(call: WindowedCall) -> None:
     """Let the kernel with windows be read instead of the calls, which go."""
     given = arguments(call.forward)
     make = Maker(call.forward)
-    operands = [_tokens_first(make, given[name]) for name in ("query", "key", "value")]
+    operands = [_tokens_first(make, given[name]) for name in OPERANDS]
     rows = type_of(operands[0]).shape[1]
     sizes = (None, None, rows, rows, 0.0, False)
     made = make(aten._flash_attention_forward.default, *operands, *sizes, False, **call.options)
@@ -77,8 +77,8 @@ def replace(call: WindowedCall) -> None:
         beside = (*operands, result, saved[0], *sizes, *saved[1:])
         target = aten._flash_attention_backward.default
         gradients = behind.items(behind(target, d_result, *beside, **call.options), 3)
-        _put(each, [_tokens_first(behind, one) for one in gradients])
-    _put(call.forward, [turned])
+        exchange(each, [_tokens_first(behind, one) for one in gradients])
+    exchange(call.forward, [turned])
 
 
 def _side(forward: fx.Node, bound: Any) -> int:
@@ -93,7 +93,7 @@ def _side(forward: fx.Node, bound: Any) -> int:
 
 
 def _check_operands(forward: fx.Node, given: Mapping[str, Any]) -> None:
-    query, key, value = (type_of(given[name]) for name in ("query", "key", "value"))
+    query, key, value = (type_of(given[name]) for name in OPERANDS)
     sizes = [*query.shape, *key.shape, *value.shape]
     fixed = all(type(size) is int for size in sizes) and all(sizes)
     require(fixed, NoMatch, f"{forward} has sizes that the call decides, or none")
@@ -110,28 +110,6 @@ def _check_operands(forward: fx.Node, given: Mapping[str, Any]) -> None:
     require(capability is None or capability >= (8, 0), NoMatch, old)
 
 
-def _check_readers(call: WindowedCall) -> None:
-    """The result may be read by anything, all else by the gradients alone."""
-    readers = set(call.backward)
-    for item in call.forward.users:
-        others = is_item(item) and (item.args[1] in (0,) or set(item.users) <= readers)
-        require(others, NoMatch, f"{item} of {call.forward} is read by others")
-    names = ("query", "key", "value")
-    given = arguments(call.forward)
-    for each in call.backward:
-        theirs = arguments(each)
-        alike = all(theirs[name] is given[name] for name in (*names, "attn_bias"))
-        alike = alike and theirs["scale"] == given["scale"]
-        alike = alike and _is_result(theirs["out"], call.forward)
-        require(alike, NoMatch, f"{each} is not the gradient of {call.forward}")
-        known = all(is_item(item) and item.args[1] in (0, 1, 2) for item in each.users)
-        require(known, NoMatch, f"{each} gives more than three gradients")
-
-
-def _is_result(value: fx.Node, forward: fx.Node) -> bool:
-    return bool(is_item(value) and value.args == (forward, 0))
-
-
 def _gradient_name(backward: fx.Node) -> str:
     """What a kernel calls the gradient of its result."""
     return next(name for name in ("grad_out", "grad_out_") if name in arguments(backward))
@@ -140,27 +118,6 @@ def _gradient_name(backward: fx.Node) -> str:
 def _tokens_first(make: Maker, value: fx.Node) -> fx.Node:
     """``[B, H, T, D]`` as ``[B, T, H, D]``, and back."""
     return make(aten.transpose.int, value, 1, 2)
-
-
-def _put(call: fx.Node, results: Sequence[fx.Node]) -> None:
-    """Let ``results`` be read instead of those of ``call``, which goes with all of them."""
-    for item in list(call.users):
-        at: Any = item.args[1]
-        if item.users:
-            item.replace_all_uses_with(_as_laid_out(Maker(item), results[at], item))
-        item.graph.erase_node(item)
-    call.graph.erase_node(call)
-
-
-def _as_laid_out(make: Maker, new: fx.Node, old: fx.Node) -> fx.Node:
-    """``new`` with the strides of ``old``, which views of it were captured for."""
-    strides, sizes = type_of(old).strides, type_of(old).shape
-    pairs = zip(sizes, type_of(new).strides, strides, strict=True)
-    if all(size == 1 or mine == theirs for size, mine, theirs in pairs):
-        return new
-    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
-    dense = make.dense(make(aten.permute.default, new, order))
-    return make(aten.permute.default, dense, [order.index(dim) for dim in range(len(order))])
 
 
 __all__ = ["WindowedCall", "replace", "windowed"]

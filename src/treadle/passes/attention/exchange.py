@@ -1,0 +1,69 @@
+"""One kernel of attention in the place of another: what must hold, and how results come there."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from treadle.graph.operators import arguments, is_item
+from treadle.graph.rewrite import NoMatch
+from treadle.graph.types import type_of
+from treadle.passes.attention.maker import Maker
+from treadle.util.errors import require
+
+aten = torch.ops.aten
+
+OPERANDS = ("query", "key", "value")
+
+
+def gradients_of(forward: fx.Node, targets: Iterable[object]) -> tuple[fx.Node, ...]:
+    """The calls of ``targets`` that read a result of ``forward``, in the order of its results."""
+    known = frozenset(targets)
+    readers = [user for item in forward.users if is_item(item) for user in item.users]
+    return tuple(each for each in dict.fromkeys(readers) if each.target in known)
+
+
+def require_exchangeable(
+    forward: fx.Node, backward: Sequence[fx.Node], alike: Sequence[str]
+) -> None:
+    """``NoMatch`` in words unless of ``forward`` the result may be read by anything, and all else
+    by ``backward`` alone, which are its gradients, with equal arguments of the names ``alike``."""
+    readers = set(backward)
+    for item in forward.users:
+        known = is_item(item) and (item.args[1] in (0,) or set(item.users) <= readers)
+        require(known, NoMatch, f"{item} of {forward} is read by others")
+    given = arguments(forward)
+    for each in backward:
+        theirs = arguments(each)
+        fits = all(theirs[name] is given[name] for name in OPERANDS)
+        fits = fits and all(theirs[name] == given[name] for name in alike)
+        result = theirs["out"]
+        fits = fits and is_item(result) and result.args == (forward, 0)
+        require(bool(fits), NoMatch, f"{each} is not the gradient of {forward}")
+        three = all(is_item(item) and item.args[1] in (0, 1, 2) for item in each.users)
+        require(three, NoMatch, f"{each} gives more than three gradients")
+
+
+def exchange(call: fx.Node, results: Sequence[fx.Node]) -> None:
+    """Let ``results`` be read instead of those of ``call``, which goes with all of them."""
+    for item in list(call.users):
+        at: Any = item.args[1]
+        if item.users:
+            item.replace_all_uses_with(_as_laid_out(Maker(item), results[at], item))
+        item.graph.erase_node(item)
+    call.graph.erase_node(call)
+
+
+def _as_laid_out(make: Maker, new: fx.Node, old: fx.Node) -> fx.Node:
+    """``new`` with the strides of ``old``, which views of it were captured for."""
+    strides, sizes = type_of(old).strides, type_of(old).shape
+    pairs = zip(sizes, type_of(new).strides, strides, strict=True)
+    if all(size == 1 or mine == theirs for size, mine, theirs in pairs):
+        return new
+    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+    dense = make.dense(make(aten.permute.default, new, order))
+    return make(aten.permute.default, dense, [order.index(dim) for dim in range(len(order))])
+
+
+__all__ = ["OPERANDS", "exchange", "gradients_of", "require_exchangeable"]
