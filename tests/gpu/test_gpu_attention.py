@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import treadle
 from treadle.runtime.artifact import CallStep
@@ -251,6 +252,25 @@ def test_windows_are_skipped(head, rotates, rows, mask):
 def test_windows_within_a_budget(memory):
     found = calls_compared(Attends(64, mask=window), memory=memory)
     assert all("_flash_attention" in each.op for each in found)
+
+
+class Checkpointed(nn.Module):
+    """A module whose inside is computed again for the backward pass."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("mask", [window, causal, None])
+def test_kernels_are_exchanged_within_checkpointed_regions(mask):
+    found = calls_compared(Checkpointed(Attends(64, mask=mask)))
+    kernel = "_flash_attention" if mask is window else "cudnn"
+    assert len(found) in (2, 3)  # the forward twice, or what it gave is kept
+    assert all(kernel in each.op for each in found)
 
 
 class WritesOut(nn.Module):
