@@ -6,8 +6,8 @@
 
 bf16, laid out as language models have them. ``biased`` is cuDNN's kernel with the causal mask as a
 tensor, which PyTorch picks where a model hands it one. ``--windows``: of queries that see as many
-keys as the table says, the flash kernel with bounds beside cuDNN's with a mask and, at one window of
-each shape since each is compiled by itself, FlexAttention.
+keys as the table says, the flash kernel with bounds beside cuDNN's with a mask and, at one window
+of each shape since each is compiled by itself, FlexAttention.
 """
 
 import argparse
