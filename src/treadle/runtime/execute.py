@@ -13,8 +13,8 @@ import threading
 import time
 import weakref
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,14 +46,16 @@ from treadle.runtime.functional import NAMESPACE, named
 from treadle.runtime.halves import widened
 from treadle.runtime.incoming import Incoming, imported
 from treadle.runtime.loader import DeviceFunction, Functions, Loader
+from treadle.runtime.loops import Loop
 from treadle.runtime.replay import Recorder, Replay, Terms
-from treadle.runtime.steady import SteadyInputs
+from treadle.runtime.steady import SteadyInputs, UntouchedTensors
 from treadle.targets.registry import target_for
 from treadle.util.errors import GroupFailure, RuntimeFailure, require
 from treadle.util.expected import NotExpected, require_expected
 
 # defines operators, recurrent ones as well
 from treadle.util.nested import leaves
+from treadle.util.rounds import Function
 
 __all__ = ["Build", "DeviceFunction", "Executable", "Loader", "build", "resolve"]
 
@@ -92,6 +94,11 @@ class Executable:
         self.target = target_for(self.device)
         self._functions: Functions = (
             build.load(artifact.sources) if like is None else like._functions
+        )
+        self._bodies = (
+            {name: Executable(body, build) for name, body in artifact.bodies.items()}
+            if like is None
+            else like._bodies
         )
         self._first = first
         self._lock = threading.Lock() if like is None else like._lock
@@ -163,6 +170,32 @@ class Executable:
             finally:
                 self._clear()
 
+    @contextmanager
+    def repeated(self) -> Generator[Function]:
+        """Calls one after another, of a loop that does nothing else meanwhile: what does not change
+        between them is done once. The arena is there until the last one is over."""
+        with self._lock, torch.no_grad(), self._plain():
+            self._allocate()
+            if self._functions.set_threads is not None:
+                self._functions.set_threads(torch.get_num_threads())
+            self._steady = SteadyInputs(len(self._specs), frozenset(), UntouchedTensors)
+            try:
+                yield self._once
+            finally:
+                self._steady = None
+                self._give_back()
+
+    def _once(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        try:
+            self._bind_inputs(inputs)
+            for spec in self._empty:
+                self._live.allocate(spec)
+            self._perform()
+            found = [self._result(view) for view in self.artifact.results]
+            return [each for each in found if each is not None]
+        finally:
+            self._clear()
+
     def name_steps(self, names: Sequence[str]) -> None:
         """From now on profiles show each step of the artifact inside a range of this name; empty
         ones get none."""
@@ -180,14 +213,17 @@ class Executable:
         with self._lock:
             if self.replay is not None:
                 self.replay.drop()
-            self._arena = self._space.bytes = None
-            self._constants = {}
-            for uses in self._bindings.uses.values():
-                uses.drop()
-            self._addresses = [-1] * len(self._specs)
-            self._kept = [False] * len(self._specs)
-            if self._steady is not None:
-                self._steady.drop()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self._arena = self._space.bytes = None
+        self._constants = {}
+        for uses in self._bindings.uses.values():
+            uses.drop()
+        self._addresses = [-1] * len(self._specs)
+        self._kept = [False] * len(self._specs)
+        if self._steady is not None:
+            self._steady.drop()
 
     # For replays; see ``Recordable``.
 
@@ -326,7 +362,10 @@ class Executable:
         specs = tuple(self.artifact.buffers[o] if o is not None else None for o in step.outputs)
         if is_condition(step):
             return [functools.partial(_look, args)]
-        op = widened(step.op, resolve(step.op))
+        if step.bodies:
+            op = Loop([self._bodies[name].repeated for name in step.bodies])
+        else:
+            op = widened(step.op, resolve(step.op))
         return [_CallAllocating(op, args, kwargs, specs, self._live.define)]
 
     def _import(self, at: int) -> None:
