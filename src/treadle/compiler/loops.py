@@ -25,9 +25,8 @@ def with_rounds(
     program: Program, plans: Mapping[LoopBody, KernelPlan], allocator: Allocator
 ) -> Program:
     """The program with what each loop holds as the workspace of its call."""
-    beside = {body: beside_inputs(plan, allocator) for body, plan in plans.items()}
     steps = [
-        replace(step, workspace=_workspace(step, beside, allocator))
+        replace(step, workspace=_workspace(step, plans, allocator))
         if isinstance(step, Call) and bodies_in(step)
         else step
         for step in program.steps
@@ -35,21 +34,24 @@ def with_rounds(
     return replace(program, steps=tuple(steps))
 
 
-def beside_inputs(plan: KernelPlan, allocator: Allocator) -> int:
-    """Bytes of a run of this plan beside its inputs: results, arena, constants, what calls hold."""
-    given = sum(
+def _bytes_of(plan: KernelPlan, kind: BufferKind, allocator: Allocator) -> int:
+    return sum(
         allocator.taken(largest(each.nbytes))
         for each in plan.buffers.values()
-        if each.kind is BufferKind.INPUT and (not plan.device or each.device == plan.device)
+        if each.kind is kind and (not plan.device or each.device == plan.device)
     )
-    return plan.peak_bytes - given - allocator.reserve
 
 
-def _workspace(call: Call, beside: Mapping[LoopBody, int], allocator: Allocator) -> int:
+def _workspace(call: Call, plans: Mapping[LoopBody, KernelPlan], allocator: Allocator) -> int:
     """What a loop holds beside its operands and results: the results stand for what a round is
     given, beside what it makes, and of one that goes back also what a round began with. How many
-    rounds there are is not known: one is counted."""
-    rounds = max(beside[body] for body in bodies_in(call))
+    rounds there are is not known: one is counted. Its functions take turns in one arena, and have
+    their constants as long as it runs."""
+    own = [plans[body] for body in dict.fromkeys(bodies_in(call))]
+    constants = [_bytes_of(plan, BufferKind.CONSTANT, allocator) for plan in own]
+    given = [_bytes_of(plan, BufferKind.INPUT, allocator) + allocator.reserve for plan in own]
+    pairs = zip(own, given, constants, strict=True)
+    rounds = sum(constants) + max(plan.peak_bytes - a - b for plan, a, b in pairs)
     copies = sum(_taken(ref, allocator) for ref in call.refs if not _is_contiguous(ref))
     begins = 0
     if len(bodies_in(call)) > 2:
@@ -89,4 +91,4 @@ def _named(step: Launch | CallStep, names: Mapping[LoopBody, str]) -> Launch | C
     return replace(step, bodies=tuple(names[body] for body in found)) if found else step
 
 
-__all__ = ["beside_inputs", "bodies_in", "name_of", "with_bodies", "with_rounds"]
+__all__ = ["bodies_in", "name_of", "with_bodies", "with_rounds"]

@@ -10,7 +10,7 @@
                                                   add(sum_0, mul(grad_0, carried_0))
 
 What one round gives is what the next one takes: contiguous. Gradients of ``others`` are added to
-those of later rounds in the function itself, so that a product can do it.
+those of later rounds in the function itself, by the kernel that makes them where there is one.
 
 An index that depends on a round is known in that round only, and the step's own check of indices
 comes before all rounds: what reads or writes where such an index points stays PyTorch's kernel,

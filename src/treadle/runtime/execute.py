@@ -75,7 +75,7 @@ class Executable:
     shares. ``generators``: those of the user's that the artifact's calls draw from, by number.
     ``first``: launches what comes before the artifact's own steps, on the inputs of a call.
     ``terms``: with them, a step that is bound by launching is recorded by ``recorder`` (on a GPU
-    CUDA's) and replayed.
+    CUDA's) and replayed. ``space``: what it takes turns in with others, for its temporaries.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Executable:
         first: Callable[[Sequence[Tensor]], None] = _nothing,
         terms: Terms | None = None,
         recorder: Recorder | None = None,
+        space: Arena | None = None,
     ) -> None:
         self.artifact = artifact
         self.device = torch.device(artifact.device)
@@ -95,14 +96,15 @@ class Executable:
         self._functions: Functions = (
             build.load(artifact.sources) if like is None else like._functions
         )
-        self._bodies = (
-            {name: Executable(body, build) for name, body in artifact.bodies.items()}
-            if like is None
-            else like._bodies
-        )
+        self._bodies: Mapping[str, Executable] = {} if like is None else like._bodies
+        if like is None and artifact.bodies:
+            turns = Arena()
+            self._bodies = {
+                name: Executable(body, build, space=turns) for name, body in artifact.bodies.items()
+            }
         self._first = first
         self._lock = threading.Lock() if like is None else like._lock
-        self._space = Arena() if like is None else like._space
+        self._space = (space or Arena()) if like is None else like._space
         self.generators = generators if like is None else like.generators
         self._bindings = Bindings(artifact.buffers, self.generators)
         self._specs = tuple(artifact.buffers[name] for name in artifact.inputs)
@@ -362,10 +364,7 @@ class Executable:
         specs = tuple(self.artifact.buffers[o] if o is not None else None for o in step.outputs)
         if is_condition(step):
             return [functools.partial(_look, args)]
-        if step.bodies:
-            op = Loop([self._bodies[name].repeated for name in step.bodies])
-        else:
-            op = widened(step.op, resolve(step.op))
+        op = Loop(step.bodies, self._bodies) if step.bodies else widened(step.op, resolve(step.op))
         return [_CallAllocating(op, args, kwargs, specs, self._live.define)]
 
     def _import(self, at: int) -> None:
