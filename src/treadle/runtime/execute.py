@@ -7,6 +7,7 @@ and walks a flat list of actions.
 
 import ctypes
 import functools
+import itertools
 import math
 import operator
 import threading
@@ -116,6 +117,7 @@ class Executable:
         self._bound: Sequence[Tensor] = ()  # inputs, this call only
         self._actions: list[Callable[[], object]] = []
         self._owners: list[int] = []
+        self._given_away = _given_away(artifact)
         self._keep: list[Any] = []  # C arrays whose addresses the actions hold
         self._empty: list[BufferSpec] = []  # without elements, so that no step fills them
         self._imports: dict[int, tuple[str, bool]] = {}
@@ -181,15 +183,17 @@ class Executable:
             if self._functions.set_threads is not None:
                 self._functions.set_threads(torch.get_num_threads())
             self._steady = SteadyInputs(len(self._specs), frozenset(), UntouchedTensors)
+            rounds = itertools.count()
             try:
-                yield self._once
+                yield lambda inputs: self._once(inputs, trusted=next(rounds) > 0)
             finally:
                 self._steady = None
                 self._give_back()
 
-    def _once(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def _once(self, inputs: Sequence[Tensor], *, trusted: bool) -> list[Tensor]:
+        """One of these calls: what it is given after the first, programs of the loop made."""
         try:
-            self._bind_inputs(inputs)
+            self._bind_inputs(inputs, trusted=trusted)
             for spec in self._empty:
                 self._live.allocate(spec)
             self._perform()
@@ -412,7 +416,8 @@ class Executable:
         raw = self._arena[spec.offset : spec.offset + spec_bytes(spec)]
         return view_of(raw.view(spec.dtype), whole(spec))
 
-    def _bind_inputs(self, inputs: Sequence[Tensor]) -> None:
+    def _bind_inputs(self, inputs: Sequence[Tensor], *, trusted: bool = False) -> None:
+        """``trusted``: all of them have the types that they should have."""
         if len(inputs) != len(self._specs):
             raise wrong_count(len(inputs), len(self._specs))
         self._bound = inputs
@@ -420,15 +425,17 @@ class Executable:
         steady = self._steady
         for index in range(len(inputs)) if steady is None else steady.others(inputs):
             tensor, spec = inputs[index], self._specs[index]
-            dense = tensor.layout is torch.strided
-            if not dense or tensor.shape != spec.shape or tensor.dtype is not spec.dtype:
-                raise mismatch(tensor, spec)
+            if not trusted:
+                dense = tensor.layout is torch.strided
+                if not dense or tensor.shape != spec.shape or tensor.dtype is not spec.dtype:
+                    raise mismatch(tensor, spec)
             address = tensor.data_ptr()
             if address == addresses[index] and self._kept[index]:
                 if tensor.stride() != spec.strides and not same_strides(tensor, spec):
                     raise mismatch(tensor, spec)
                 continue
-            check_layout(tensor, spec, self.device)
+            if not trusted:
+                check_layout(tensor, spec, self.device)
             # Views stay bound from the second call at one address on: parameters and state
             # stay in place, and a batch that moves is not kept alive between calls.
             self._kept[index] = address == addresses[index]
@@ -492,9 +499,9 @@ class Executable:
     def _result(self, view: View | None) -> Tensor | None:
         if view is None:
             return None
+        if view.buffer in self._given_away:
+            return self._live.tensors[view.buffer]
         spec = self.artifact.buffers[view.buffer]
-        if spec.unsized:
-            return self._live.tensors[spec.name]
         match spec.place:
             case Storage.INPUT:
                 base = self._bound[self.artifact.inputs.index(view.buffer)]
@@ -505,9 +512,25 @@ class Executable:
             case Storage.ARENA:
                 base = self._in_arena(spec)
         if spec.place is Storage.CALL and view == whole(spec):
-            return base  # no view: autograd lets its owner write to it
+            return base
         shown = view_of(storage_of(base, spec), view)
         return shown.clone() if spec.place in (Storage.ARENA, Storage.CONSTANT) else shown
+
+
+def _given_away(artifact: Artifact) -> frozenset[str]:
+    """The buffers that are results as they are, and no views: autograd lets their owner write to
+    them."""
+    views: dict[str, list[View]] = {}
+    for view in artifact.results:
+        if view is not None:
+            views.setdefault(view.buffer, []).append(view)
+    found: set[str] = set()
+    for name, shown in views.items():
+        spec = artifact.buffers[name]
+        all_of_it = all(view == whole(spec) for view in shown)
+        if spec.unsized or (spec.place is Storage.CALL and all_of_it):
+            found.add(name)
+    return frozenset(found)
 
 
 @dataclass(frozen=True, slots=True)
