@@ -43,21 +43,20 @@ def _bytes_of(plan: KernelPlan, kind: BufferKind, allocator: Allocator) -> int:
 
 
 def _workspace(call: Call, plans: Mapping[LoopBody, KernelPlan], allocator: Allocator) -> int:
-    """What a loop holds beside its operands and results: the results stand for what a round is
-    given, beside what it makes, and of one that goes back also what a round began with. How many
-    rounds there are is not known: one is counted. Its functions take turns in one arena, and have
-    their constants as long as it runs."""
-    own = [plans[body] for body in dict.fromkeys(bodies_in(call))]
+    """What a loop holds beside its operands and results: what its functions, which take turns in
+    one arena, hold beside what they are given, and their constants as long as it runs. The results
+    stand for what a round is given. One that goes back finds the rounds first, with the values that
+    each began with and those after the last; how many there are is not known: one is counted."""
+    own = [plans[body] for body in bodies_in(call)]
     constants = [_bytes_of(plan, BufferKind.CONSTANT, allocator) for plan in own]
     given = [_bytes_of(plan, BufferKind.INPUT, allocator) + allocator.reserve for plan in own]
-    pairs = zip(own, given, constants, strict=True)
-    rounds = sum(constants) + max(plan.peak_bytes - a - b for plan, a, b in pairs)
-    copies = sum(_taken(ref, allocator) for ref in call.refs if not _is_contiguous(ref))
-    begins = 0
-    if len(bodies_in(call)) > 2:
+    triples = zip(own, given, constants, strict=True)
+    beside = [plan.peak_bytes - a - b for plan, a, b in triples]
+    if len(own) > 2:
         carried = [each for each in leaves(call.args[1]) if isinstance(each, TensorRef)]
-        begins = sum(_taken(ref, allocator) for ref in carried)
-    return rounds + copies + begins
+        beside[0] += sum(_taken(ref, allocator) for ref in carried)
+    copies = sum(_taken(ref, allocator) for ref in call.refs if not _is_contiguous(ref))
+    return max(beside) + sum(constants) + copies
 
 
 def _taken(ref: TensorRef, allocator: Allocator) -> int:
