@@ -13,3 +13,8 @@ def test_three_steps_equal_eager(dtype, loops, tmp_path, interpreted):
     script = Path(__file__).parent / "triton_whole_step.py"
     done = interpreted.run(script, str(tmp_path), dtype, loops)
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_a_loop_and_its_gradient_equal_eager(tmp_path, interpreted):
+    done = interpreted.run(Path(__file__).parent / "triton_loop.py", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-4000:]

@@ -13,11 +13,11 @@ from torch.utils.checkpoint import checkpoint
 import treadle
 from treadle.graph.parsing import parse
 from treadle.graph.printing import show
-from treadle.options import Options
+from treadle.options import Options, RegionRule, Regions
 from treadle.session.breaks import breaks_of
 from treadle.util.reasons import ReasonCode
 
-pytestmark = pytest.mark.filterwarnings("ignore:(?s).*TR-312:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:(?s).*TR-314. an index of:RuntimeWarning")
 
 
 class Net(nn.Module):
@@ -296,22 +296,48 @@ def test_autocast_in_a_body(kind, tmp_path):
         torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
 
 
-def test_regions_and_words_name_it(tmp_path):
-    step = train_with(Net(), beside_others, while_loop, tmp_path)
+def test_regions_and_words_name_what_a_round_runs(tmp_path):
+    step = train_with(Net(), beside_others, while_loop, tmp_path, strict=True)
     given = torch.randn(3, 4), torch.tensor(3)
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         step(*given)
-    assert "treadle.while_loop.default x1: TR-312" in str(heard[-1].message)
-    assert "test_while_loops.py" in str(heard[-1].message)
-    loops = [region for region in step.regions() if region.compiler == "eager"]
-    assert [region.operations for region in loops] == [1, 1]  # forward and backward
-    assert all(ReasonCode.NO_RULE in why for region in loops for why in region.reasons.values())
-    assert "lt.Tensor(carried_0, other_0)" in loops[0].text
-    assert {each.code for each in breaks_of(step.compiled.artifact)} == {ReasonCode.NO_RULE}
+    assert not breaks_of(step.compiled.artifact)
+    assert {region.compiler for region in step.regions()} == {"native"}
+    inside = [region for region in step.regions() if region.inside]
+    assert {region.inside for region in inside} == {
+        "while_loop_default",
+        "while_loop_backward_default",
+    }
+    assert "in each round of while_loop_default" in inside[0].text
+    assert "lt.Tensor(carried_0, other_0)" in inside[0].text
+    assert [region.number for region in step.regions()] == list(range(len(step.regions())))
     assert step.verify([given]) is None
-    with pytest.raises(treadle.LoweringError, match=r"TR-302(.|\n)*while_loop"):
-        train_with(Net(), beside_others, while_loop, tmp_path, strict=True)(*given)
+    assert "(each round)" in step.explain()
+    assert "treadle.while_loop.default" in step.explain()
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"codegen": False}, ReasonCode.NO_CODEGEN),
+        ({"regions": Regions(rules=(RegionRule("eager", "*while_loop*"),))}, ReasonCode.CHOSEN),
+    ],
+)
+def test_rounds_are_pytorch_s_kernels_where_that_is_asked_for(options, code, tmp_path):
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    step = train_with(model, beside_others, while_loop, tmp_path, **options)
+    eager = train_with(twin, beside_others, plain_while, tmp_path)
+    given = torch.randn(3, 4), torch.tensor(3)
+    torch.testing.assert_close(step(*given), eager(*given))
+    artifact = step.compiled.artifact
+    assert not artifact.bodies
+    reasons = {each.op: each.reason for each in artifact.fallbacks}
+    assert reasons["treadle.while_loop.default"].startswith(code)
+    assert reasons["treadle.while_loop_backward.default"].startswith(code)
+    assert not any(region.inside for region in step.regions())
 
 
 def test_it_is_one_operation_whose_text_is_all_of_it(tmp_path):

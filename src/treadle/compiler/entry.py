@@ -11,7 +11,7 @@ from treadle.graph.canonical import SourceLines
 from treadle.graph.passes import PassReport
 from treadle.passes.comm.simulate import timeline_from_data
 from treadle.passes.memory.decisions import Decision
-from treadle.report.log import CompileLog, KernelInfo, Notes, StagePass
+from treadle.report.log import BodyNotes, CompileLog, KernelInfo, Notes, StagePass
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.serialize import artifact_from_dict, artifact_to_dict
 from treadle.schedule.timeline import timeline_from
@@ -74,7 +74,14 @@ def _notes(data: Mapping[str, Any]) -> Notes:
     found = None if line is None else timeline_from(line)
     told = data["communication"]
     communication = None if told is None else timeline_from_data(told)
-    return Notes(decisions, kernels, calls, found, passes, dict(data["sizes"]), communication)
+    bodies = {name: _body_notes(each) for name, each in data["bodies"].items()}
+    sizes = dict(data["sizes"])
+    return Notes(decisions, kernels, calls, found, passes, sizes, communication, bodies)
+
+
+def _body_notes(data: Mapping[str, Any]) -> BodyNotes:
+    kernels = {name: _info(each) for name, each in data["kernels"].items()}
+    return BodyNotes(kernels, tuple(_info(each) for each in data["calls"]))
 
 
 def _info(data: Mapping[str, Any]) -> KernelInfo:

@@ -1,13 +1,16 @@
 """Plans of memory by exact peaks: of the kernels and calls that a candidate becomes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from treadle.compiler.chunks import versions_of
 from treadle.compiler.cleaning import rewritten, settled
+from treadle.compiler.loops import bodies_in, with_rounds
 from treadle.compiler.regions import with_regions
 from treadle.compiler.request import Target, build_for, request_of
 from treadle.compiler.workspaces import with_workspaces
 from treadle.graph.dynamic import dims_of_graph
+from treadle.graph.loop_bodies import LoopBody
 from treadle.graph.signature import StepGraph
 from treadle.loop.expr import Array
 from treadle.loop.kernel import KernelPlan
@@ -28,10 +31,21 @@ from treadle.schedule.workers import workers_for
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A step as loops, and as kernels in an order."""
+    """A step as loops, and as kernels in an order; ``bodies``: what its loops run in each round."""
 
     program: Program
     plan: KernelPlan
+    bodies: "Mapping[LoopBody, ScheduledBody]" = field(
+        default_factory=dict["LoopBody", "ScheduledBody"]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBody:
+    """A function of a loop: its graph as it was lowered, and what that became."""
+
+    step: StepGraph
+    scheduled: Scheduled
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,7 @@ class Known:
     nodes: LoweredNodes = field(default_factory=LoweredNodes)
     formulas: dict[Array, Array] = field(default_factory=dict[Array, Array])
     nests: LoopNests = field(default_factory=LoopNests)
+    bodies: dict[LoopBody, ScheduledBody] = field(default_factory=dict[LoopBody, ScheduledBody])
 
 
 def known_of(step: StepGraph) -> Known | None:
@@ -56,7 +71,11 @@ def planned(step: StepGraph, target: Target, known: Known | None = None) -> Sche
     program = lowered(step, target, known)
     if target.workspaces is not None:
         program = with_workspaces(program, target.workspaces)
+    bodies = _bodies(program, target, known)
     allocator = target.hardware.allocator
+    if bodies:
+        plans = {body: each.scheduled.plan for body, each in bodies.items()}
+        program = with_rounds(program, plans, allocator)
     plan = schedule(
         program,
         fuse=target.options.fuse,
@@ -64,7 +83,20 @@ def planned(step: StepGraph, target: Target, known: Known | None = None) -> Sche
         workers=workers_for(target.record.workers, rounds_once=target.rounds_once),
         nests=known.nests if known else None,
     )
-    return Scheduled(program, plan)
+    return Scheduled(program, plan, bodies)
+
+
+def _bodies(program: Program, target: Target, known: Known | None) -> dict[LoopBody, ScheduledBody]:
+    """The functions of the program's loops, cleaned, lowered and scheduled like steps. They have no
+    budget of their own: nothing of a round is there in the next one but its results."""
+    found = known.bodies if known else dict[LoopBody, ScheduledBody]()
+    wanted = dict.fromkeys(body for each in program.steps for body in bodies_in(each))
+    own = replace(target, options=replace(target.options, memory=None))
+    for body in wanted:
+        if body not in found:
+            step = settled(body.step(), own.options)
+            found[body] = ScheduledBody(step, planned(step, own))
+    return {body: found[body] for body in wanted}
 
 
 def lowered(step: StepGraph, target: Target, known: Known | None = None) -> Program:

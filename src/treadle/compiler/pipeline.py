@@ -30,6 +30,7 @@ from treadle.compiler.cleaning import extending, settled
 from treadle.compiler.communication import overlapped
 from treadle.compiler.compiled import Built, Carrying, Compiled, KeptResults
 from treadle.compiler.entry import read_saved, saved_bytes, with_lines
+from treadle.compiler.loops import name_of, with_bodies
 from treadle.compiler.memory import Scheduled, applied, lowered, plan_within, planned
 from treadle.compiler.regions import with_regions
 from treadle.compiler.request import CompileRequest, Target, build_for, key_of, request_of
@@ -37,6 +38,7 @@ from treadle.compiler.specialization import require_unspecialized
 from treadle.compiler.tune import tuned
 from treadle.graph.dynamic import dims_of_graph, guards_of
 from treadle.graph.lookups import IndexCheck
+from treadle.graph.loop_bodies import LoopBody
 from treadle.graph.signature import Role, StepGraph
 from treadle.loop.kernel import Kernel
 from treadle.loop.verify import verify_kernel, verify_program
@@ -221,13 +223,7 @@ def _generate(request: CompileRequest, clock: Clock) -> tuple[Artifact, CompileL
     watcher.made("loops", scheduled.program)
     watcher.made("kernels", scheduled.plan)
     with clock.stage("generate code"):
-        artifact = artifact_of(
-            scheduled.plan,
-            launches_of(scheduled.plan),
-            device=target.device,
-            language=target.record.language,
-            contract=target.rounds_once,
-        )
+        artifact = _generated(scheduled, target, log)
     watcher.made("sources", artifact)
     return artifact, log
 
@@ -254,8 +250,26 @@ def _graph_to_graph(
     return step, judged
 
 
+def _generated(scheduled: Scheduled, target: Target, log: CompileLog) -> Artifact:
+    """What runs, and what its loops run; ``log``: hears what that is made of."""
+    artifact = artifact_of(
+        scheduled.plan,
+        launches_of(scheduled.plan),
+        device=target.device,
+        language=target.record.language,
+        contract=target.rounds_once,
+    )
+    bodies: dict[LoopBody, Artifact] = {}
+    for body, made in scheduled.bodies.items():
+        bodies[body] = _generated(made.scheduled, target, log)
+        log.made_inside(name_of(bodies[body]), made.step, made.scheduled.plan)
+    return with_bodies(artifact, bodies)
+
+
 def _verify(scheduled: Scheduled, guards: GuardSet) -> None:
     verify_program(scheduled.program, guards)
     for step in scheduled.plan.steps:
         if isinstance(step, Kernel):
             verify_kernel(step, scheduled.plan.buffers, guards)
+    for made in scheduled.bodies.values():
+        _verify(made.scheduled, guards_of(made.step.graph))

@@ -1,9 +1,12 @@
 """The regions of a step: what its options choose, before anything is looked up in the cache; and
 what they are, for whoever asks."""
 
+from dataclasses import replace
+
 from treadle.compiler.cleaning import CLEAN, extended, rewritten, settled
 from treadle.graph.dynamic import dims_of_graph
-from treadle.graph.node_info import with_info
+from treadle.graph.loop_bodies import LoopBody, bodies_of
+from treadle.graph.node_info import info, with_info
 from treadle.graph.passes import GraphPass
 from treadle.graph.region_compilers import compiler_of, region_compiler
 from treadle.graph.regions import EAGER, NATIVE, Region, refused, regions_of
@@ -65,5 +68,33 @@ def found_regions(step: StepGraph, device: str, options: Options) -> tuple[Regio
 def regions_of_step(step: StepGraph, device: str, options: Options) -> tuple[Region, ...]:
     """The regions of a captured step after what its options say and after cleaning; the memory
     plan, which may compute some nodes twice, comes later."""
-    chosen = with_regions(step, device, options)
-    return found_regions(settled(chosen, options), device, options)
+    return found_regions(_settled(step, device, options), device, options)
+
+
+def regions_in_loops(
+    step: StepGraph, device: str, options: Options, first: int
+) -> tuple[Region, ...]:
+    """Those of the functions of its loops, numbered from ``first`` on; a function that two loops
+    run has them once, and one whose rounds are PyTorch's kernels has none."""
+    found: list[Region] = []
+    known: set[LoopBody] = set()
+    _add_regions(_settled(step, device, options), device, options, found, known)
+    return tuple(replace(each, number=first + at) for at, each in enumerate(found))
+
+
+def _settled(step: StepGraph, device: str, options: Options) -> StepGraph:
+    return settled(with_regions(step, device, options), options)
+
+
+def _add_regions(
+    step: StepGraph, device: str, options: Options, found: list[Region], known: set[LoopBody]
+) -> None:
+    for node in step.graph.nodes if options.codegen else ():
+        bodies = () if info(node).eager else bodies_of(str(node.target), node.args)
+        for body in bodies:
+            if body not in known:
+                known.add(body)
+                inner = settled(body.step(), replace(options, memory=None))
+                regions = found_regions(inner, device, options)
+                found += [replace(each, inside=node.name) for each in regions]
+                _add_regions(inner, device, options, found, known)

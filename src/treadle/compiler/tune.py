@@ -48,7 +48,7 @@ def tuned(scheduled: Scheduled, target: Target, trials: Trials) -> Scheduled:
         workers=replace(tuner.workers, choose=choose),
     )
     fits = target.options.memory is None or plan.peak_bytes <= scheduled.plan.peak_bytes
-    return Scheduled(scheduled.program, plan) if fits else scheduled
+    return replace(scheduled, plan=plan) if fits else scheduled
 
 
 class Tuner:

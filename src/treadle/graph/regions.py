@@ -39,13 +39,15 @@ EAGER = "eager"
 class Region:
     """Nodes that one compiler takes, in the order of the graph; ``number`` counts regions in an
     order in which they can run. ``reasons``: of the nodes that cannot be lowered, by name.
-    ``handle``: what ``Regions.show`` returned for its text; profiles name it."""
+    ``handle``: what ``Regions.show`` returned for its text; profiles name it. ``inside``: the node
+    of the loop in each round of which it runs; then it is of that loop's own graph."""
 
     number: int
     compiler: str
     nodes: tuple[fx.Node, ...]
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
     handle: str = ""
+    inside: str = ""
 
     @property
     def inputs(self) -> tuple[fx.Node, ...]:
@@ -91,6 +93,7 @@ class Region:
     def text(self) -> str:
         """The graph of its own as text, with what it is."""
         head = f"# region {self.number}: {self.compiler}, {self.operations} operations"
+        head += f", in each round of {self.inside}" if self.inside else ""
         reasons = [f"# {name}: {reason}" for name, reason in self.reasons.items()]
         return "\n".join([head, *reasons, show(self.step())])
 

@@ -31,6 +31,7 @@ from treadle.graph.autograd_context import CallContext, Gradients, Registered
 from treadle.graph.node_info import known_value
 from treadle.graph.parsing import parse
 from treadle.graph.types import tensors_in
+from treadle.util import rounds
 from treadle.util.errors import CaptureError
 
 _library = torch.library.Library("treadle", "FRAGMENT")
@@ -82,19 +83,9 @@ def bytes_of_round(text: str) -> int:
     return most
 
 
-def _rounds(
-    carried: Sequence[Tensor], others: Sequence[Tensor], condition: str, body: str
-) -> list[list[Tensor]]:
-    """What each round begins with, and at the end what the last one gives."""
-    goes_on, function = function_of(condition), function_of(body)
-    found = [_contiguous(carried)]
-    while goes_on(*found[-1], *others)[0]:
-        found.append(_contiguous(function(*found[-1], *others)))
-    return found
-
-
-def _contiguous(values: Sequence[Tensor]) -> list[Tensor]:
-    return [each.contiguous() for each in values]
+def _function(text: str) -> rounds.Function:
+    function = function_of(text)
+    return lambda given: function(*given)
 
 
 def _run(
@@ -106,22 +97,7 @@ def _run(
     backward: str,
 ) -> list[Tensor]:
     with torch.no_grad():
-        goes_on, function = function_of(condition), function_of(body)
-        values, others = _contiguous(carried), _contiguous(others)
-        while goes_on(*values, *others)[0]:
-            values = _contiguous(function(*values, *others))
-        return _own(values, (*carried, *others))
-
-
-def _own(values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The values, those copied that have the memory of an input or of one before."""
-    taken = {each.untyped_storage().data_ptr() for each in inputs}
-    found: list[Tensor] = []
-    for each in values:
-        address = each.untyped_storage().data_ptr()
-        found.append(each.clone() if address in taken and address else each)
-        taken.add(address)
-    return found
+        return rounds.run(_function(condition), _function(body), carried, others)
 
 
 def _run_backward(
@@ -133,18 +109,17 @@ def _run_backward(
     body: str,
     backward: str,
 ) -> list[Tensor]:
+    function, count = function_of(backward), len(grads)
+
+    def summed(given: Sequence[Tensor]) -> list[Tensor]:
+        first = len(carried) + len(others) + count
+        made = function(*given[:first])
+        sums = zip(given[first:], made[count:], strict=True)
+        return [*made[:count], *(total + each for total, each in sums)]
+
     with torch.no_grad():
-        others = _contiguous(others)
-        *rounds, _ = _rounds(carried, others, condition, body)
-        function, count = function_of(backward), len(grads)
-        ours = compress(others, differentiable[len(carried) :])
-        totals = [torch.zeros_like(each) for each in ours]
-        found = _contiguous(grads)
-        while rounds:
-            made = function(*rounds.pop(), *others, *found)
-            found = _contiguous(made[:count])
-            totals = [each + more for each, more in zip(totals, made[count:], strict=True)]
-        return _own([*found, *totals], (*grads, *carried, *others))
+        functions = _function(condition), _function(body), summed
+        return rounds.run_backward(*functions, grads, carried, others, differentiable)
 
 
 _library.impl("while_loop", _run, "CompositeExplicitAutograd")

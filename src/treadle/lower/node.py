@@ -12,6 +12,7 @@ from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload, schema_of
 from treadle.graph.at_run_time import AtRunTime
 from treadle.graph.node_info import info, known_value, value_of
+from treadle.graph.types import tensors_in
 from treadle.graph.while_loops import OPERATIONS as LOOPS
 from treadle.loop.expr import DTYPES, Array, Const
 from treadle.loop.program import Call, Origin, TensorRef
@@ -110,6 +111,8 @@ def _lowered(
         except Unsupported as refusal:
             reason = barred or ReasonCode.REFUSED.because(f"{op}: {refusal}")
     chosen = crosses or is_chosen(op)
+    if op in LOOPS:
+        return calls.call(context, op, args, kwargs, _barred_loop(context))
     if not chosen and not barred:
         parts = _decomposed(context, env)
         if parts is not None:
@@ -128,10 +131,22 @@ def _barred(context: LoweringContext, args: Args, kwargs: Kwargs) -> str:
     return ReasonCode.DTYPE.because(f"{strange} numbers") if strange else ""
 
 
+def _barred_loop(context: LoweringContext) -> str:
+    """Why the functions of a loop run as PyTorch's kernels; empty if they become programs. What has
+    no formulas in them is a call there."""
+    if context.builder.library:
+        return ReasonCode.NO_CODEGEN.because("no kernels are generated here")
+    if info(context.node).eager:
+        return info(context.node).eager
+    values = [context.val, *(known_value(each) for each in context.node.all_input_nodes)]
+    places = {context.builder.device_of(each) for value in values for each in tensors_in(value)}
+    if places - {context.builder.device}:
+        return ReasonCode.REFUSED.because("a loop with tensors on the host and on the device")
+    return ""
+
+
 def _without_rule(op: OpOverload) -> str:
     """Why an operation of this name has no formula."""
-    if op in LOOPS:
-        return ReasonCode.NO_RULE.because("the rounds of torch.while_loop are PyTorch's kernels")
     if facts_of(op).native:
         return ReasonCode.NO_RULE.because(f"{op} has no lowering rule")
     return ReasonCode.CUSTOM_OPERATION.because(f"{op} is a custom operation, which may do anything")

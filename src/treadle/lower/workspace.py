@@ -6,8 +6,9 @@ is ``4 * (B * H * S * D + B * H * S)``. The gradient of an embedding sorts its i
 values and their sorted copies, in int64. The CTC loss keeps the table of its recursion, T x N x
 ``2 * S + 1`` for targets of length S, and backward one more and the losses: so on CPUs, where
 ``tests/lower/test_workspace.py`` measures it. Of joined targets, whose longest only values tell, S
-is the length of all together: at most N times too much. A loop of ``torch.while_loop`` holds what
-one round does; its backward also what each round began with, of which one is counted.
+is the length of all together: at most N times too much. A loop of ``torch.while_loop`` whose rounds
+are PyTorch's kernels holds what one round does; its backward also what each round began with, of
+which one is counted. Of loops that are compiled ``compiler/loops.py`` knows more.
 """
 
 import itertools

@@ -109,8 +109,9 @@ def _uses(report: StepReport) -> str:
     if report.library:
         lines.append("  no compiler was found or wanted: everything is PyTorch's kernels")
     measured = report.profiled_seconds is not None
+    every = (*kernels, *report.calls, *report.fallbacks)
     uses = sorted(
-        (*kernels, *report.calls, *report.fallbacks),
+        (each for each in every if not each.inside),
         key=lambda use: (use.seconds or 0.0) if measured else use.floor_seconds,
         reverse=True,
     )
@@ -121,7 +122,19 @@ def _uses(report: StepReport) -> str:
         seconds = sum(use.seconds or 0.0 for use in rest)
         times = _share_and_times(report, seconds, sum(use.floor_seconds for use in rest))
         lines.append(f"  {times}  {len(rest)} more; step.report(path) has them all")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_rounds([each for each in every if each.inside])])
+
+
+def _rounds(uses: Sequence[Use]) -> list[str]:
+    """What loops run in each round, without times: how many rounds there are is not known."""
+    lines = ["  in each round of loops"] if uses else []
+    for use in uses[:_USES]:
+        operations = counted(use.operations, _OPERATIONS) if use.source else ""
+        count = max(use.loops, use.launches)
+        tail = f": {operations}" if operations else ""
+        lines.append(f"    {use.name} x{count}  {use.phase}{tail}  {short_line(use.where)}")
+    more = len(uses) - _USES
+    return [*lines, f"    {more} more; step.report(path) has them all"] if more > 0 else lines
 
 
 def _use(report: StepReport, use: Use) -> list[str]:

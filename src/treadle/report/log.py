@@ -47,6 +47,14 @@ class StagePass:
 
 
 @dataclass(frozen=True, slots=True)
+class BodyNotes:
+    """What is known of a function of a loop: its kernels by name, its calls in their order."""
+
+    kernels: Mapping[str, KernelInfo]
+    calls: tuple[KernelInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Notes:
     """What a compile knows beside its texts: a report is made of it, also of a cached step."""
 
@@ -57,6 +65,7 @@ class Notes:
     passes: tuple[StagePass, ...] = ()
     sizes: Mapping[str, str] = field(default_factory=dict[str, str])  # of what the stages made
     communication: CommunicationTimeline | None = None
+    bodies: Mapping[str, BodyNotes] = field(default_factory=dict[str, BodyNotes])  # by their names
 
 
 class CompileLog(Watcher):
@@ -88,15 +97,27 @@ class CompileLog(Watcher):
             case StepGraph():
                 self._nodes = {str(node): node for node in product.graph.nodes}
             case KernelPlan():
-                kernels = {k.name: self._fused(k) for k in product.steps if isinstance(k, Kernel)}
-                calls = tuple(self._called(c) for c in product.steps if isinstance(c, Call))
+                made = self._made_of(product)
                 line = timeline(product)
-                self.notes = replace(self.notes, kernels=kernels, calls=calls, timeline=line)
+                self.notes = replace(
+                    self.notes, kernels=made.kernels, calls=made.calls, timeline=line
+                )
                 self._nodes = {}
             case tuple():
                 self.notes = replace(self.notes, decisions=product)
             case _:
                 pass
+
+    def made_inside(self, name: str, step: StepGraph, plan: KernelPlan) -> None:
+        """What runs in each round of a loop, under the name that the artifact has for it."""
+        self._nodes = {str(node): node for node in step.graph.nodes}
+        bodies = {**self.notes.bodies, name: self._made_of(plan)}
+        self.notes = replace(self.notes, bodies=bodies)
+        self._nodes = {}
+
+    def _made_of(self, plan: KernelPlan) -> BodyNotes:
+        kernels = {k.name: self._fused(k) for k in plan.steps if isinstance(k, Kernel)}
+        return BodyNotes(kernels, tuple(self._called(c) for c in plan.steps if isinstance(c, Call)))
 
     def simulated(self, line: CommunicationTimeline) -> None:
         self.notes = replace(self.notes, communication=line)

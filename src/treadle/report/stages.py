@@ -154,7 +154,7 @@ def size_of(product: Product) -> str:
             kernels = sum(isinstance(each, Kernel) for each in product.steps)
             return f"{kernels} kernels, {len(product.steps) - kernels} calls"
         case Artifact():
-            return f"{sum(len(each.text.splitlines()) for each in product.sources)} lines"
+            return f"{sum(len(each.text.splitlines()) for each in product.all_sources)} lines"
         case _:
             return ""
 
@@ -172,6 +172,6 @@ def text_of(product: Product) -> str:
             ]
             return "\n\n".join(parts)
         case Artifact():
-            return "\n\n".join(source.text for source in product.sources)
+            return "\n\n".join(source.text for source in product.all_sources)
         case _:
             return "\n".join(folded(product))

@@ -4,7 +4,7 @@ summaries show it."""
 import platform
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -14,7 +14,7 @@ from treadle.graph.signature import Role, StepGraph
 from treadle.options import Options
 from treadle.passes.comm.simulate import CommunicationTimeline
 from treadle.passes.memory.decisions import Row, layer_of, rows
-from treadle.report.log import CompileLog, KernelInfo, StagePass
+from treadle.report.log import BodyNotes, CompileLog, KernelInfo, StagePass
 from treadle.runtime.artifact import Artifact, Launch
 from treadle.runtime.bindings import spec_bytes
 from treadle.schedule.timeline import Timeline
@@ -73,7 +73,7 @@ class HostStep:
     ``name`` is the operator's for a kernel of PyTorch's, and ``reason`` says why it is a fallback,
     if it is one. ``floor_seconds``: ``max(bytes / bandwidth, flops / rate)`` of the device that
     plans are estimated for; ``seconds``: measured, if ``Step.profile`` has run. ``at``: its
-    positions in the timeline.
+    positions in the timeline. ``body``: the name of the function of a loop that it stands in.
     """
 
     name: str
@@ -87,6 +87,7 @@ class HostStep:
     floor_seconds: float
     seconds: float | None
     at: tuple[int, ...]
+    body: str = ""
 
     @property
     def phase(self) -> str:
@@ -97,7 +98,7 @@ class HostStep:
 @dataclass(frozen=True, slots=True)
 class Use:
     """Host steps that are told together: the launches of one generated function, or the calls of
-    one operator for one line."""
+    one operator for one line. ``inside``: in each round of a loop."""
 
     name: str
     reason: str
@@ -112,6 +113,7 @@ class Use:
     floor_seconds: float
     seconds: float | None
     source: str = ""
+    inside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,8 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """A compiled step. Stages in the order they ran, and their passes, timed where they ran here;
-    ``sizes`` of what the stages made; kernels and calls by time, else by floor."""
+    ``sizes`` of what the stages made; kernels and calls by time, else by floor. ``rounds``: one
+    round of each loop among the host steps, whose time is in that of the loop."""
 
     name: str
     device: DeviceModel
@@ -170,6 +173,7 @@ class StepReport:
     dims: str
     memory: Memory
     host_steps: tuple[HostStep, ...]
+    rounds: tuple[HostStep, ...]
     kernels: tuple[Use, ...]
     calls: tuple[Use, ...]
     fallbacks: tuple[Use, ...]
@@ -220,6 +224,8 @@ def report_of(seen: Observed) -> StepReport:
     )
     device = seen.hardware or model_for(artifact.device)
     hosts = _host_steps(seen, device)
+    rounds = _rounds(artifact, hosts, seen.log.notes.bodies)
+    every = (*hosts, *rounds)
     return StepReport(
         name=seen.name,
         device=device,
@@ -238,11 +244,12 @@ def report_of(seen: Observed) -> StepReport:
         dims=seen.facts["sizes"],
         memory=_memory(seen),
         host_steps=hosts,
-        kernels=_kernels(hosts, artifact),
-        calls=_calls(each for each in hosts if not each.function and not each.reason),
-        fallbacks=_calls(each for each in hosts if not each.function and each.reason),
+        rounds=rounds,
+        kernels=_kernels(every, artifact),
+        calls=_calls(each for each in every if not each.function and not each.reason),
+        fallbacks=_calls(each for each in every if not each.function and each.reason),
         eager=seen.eager,
-        phases=_phases(hosts, operations),
+        phases=_phases(every, operations),
         recompiles=seen.recompiles,
         versions=_versions(seen),
         roles=tuple(entry.role for entry in step.signature.inputs),
@@ -315,6 +322,42 @@ def _host_steps(seen: Observed, device: DeviceModel) -> tuple[HostStep, ...]:
     return tuple(found)
 
 
+def _rounds(
+    artifact: Artifact, hosts: Sequence[HostStep], notes: Mapping[str, BodyNotes]
+) -> tuple[HostStep, ...]:
+    """One round of each loop among the steps of an artifact, and of loops in it. How many rounds
+    there are is not known, so there is no floor of their time."""
+    found: list[HostStep] = []
+    for step, host in zip(artifact.steps, hosts, strict=True):
+        for name in () if isinstance(step, Launch) else step.bodies:
+            body = artifact.bodies[name]
+            made = _round(body, name, host, notes[name])
+            found += [*made, *_rounds(body, made, notes)]
+    return tuple(found)
+
+
+def _round(body: Artifact, name: str, loop: HostStep, notes: BodyNotes) -> list[HostStep]:
+    """The steps of a function of a loop, which have the place of the loop in the user's code."""
+    calls = iter(notes.calls)
+    found: list[HostStep] = []
+    for step in body.steps:
+        if isinstance(step, Launch):
+            known = next((notes.kernels[k] for k in step.kernels if k in notes.kernels), _NOTHING)
+            said, function, reason = step.function, step.function, ""
+            moved, loops = step.bytes_moved, len(step.buffers)
+        else:
+            known, said, function, reason = next(calls, _NOTHING), step.op, "", step.reason
+            moved, loops = known.bytes_moved, 0
+        told = replace(known, phase=loop.phase, module=loop.info.module, where=loop.where)
+        found.append(
+            HostStep(
+                f"{said} (each round)", function, reason, told, loop.where, loops, moved,
+                known.flops, 0.0, None, (), name,
+            )
+        )  # fmt: skip
+    return found
+
+
 _NOTHING = KernelInfo((), "", "", "")
 
 
@@ -347,6 +390,7 @@ def _use(steps: Sequence[HostStep], source: str = "") -> Use:
         floor_seconds=sum(each.floor_seconds for each in steps),
         seconds=_total(each.seconds for each in steps),
         source=source,
+        inside=bool(first.body),
     )
 
 
@@ -355,12 +399,22 @@ def _by_time(uses: Iterable[Use]) -> tuple[Use, ...]:
 
 
 def _kernels(steps: Sequence[HostStep], artifact: Artifact) -> tuple[Use, ...]:
-    sources = {name: each for each in artifact.sources for name in each.functions}
-    groups = _grouped((each for each in steps if each.function), lambda each: each.function)
-    return _by_time(
-        _use(group, sources[group[0].function].function(group[0].function).strip())
-        for group in groups
-    )
+    texts = _texts(artifact)
+    made = (each for each in steps if each.function)
+    groups = _grouped(made, lambda each: (each.body, each.function))
+    return _by_time(_use(group, texts[group[0].body, group[0].function]) for group in groups)
+
+
+def _texts(artifact: Artifact, body: str = "") -> dict[tuple[str, str], str]:
+    """The text of each generated function, by its name and that of the loop's function it is of."""
+    found = {
+        (body, name): source.function(name).strip()
+        for source in artifact.sources
+        for name in source.functions
+    }
+    for name, each in artifact.bodies.items():
+        found |= _texts(each, name)
+    return found
 
 
 def _calls(steps: Iterable[HostStep]) -> tuple[Use, ...]:

@@ -99,7 +99,7 @@ class Dump(Watcher):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._passes = DumpPasses(self._folder / "passes", self._lines.fill)
         if isinstance(product, Artifact):
-            for at, source in enumerate(product.sources):
+            for at, source in enumerate(product.all_sources):
                 path = self._folder / f"{name}-{at}.{_SUFFIX[source.language]}"
                 path.write_text(source.text)
         else:

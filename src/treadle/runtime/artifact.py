@@ -114,7 +114,8 @@ def views_in(*arguments: StepArgument) -> tuple[View, ...]:
 @dataclass(frozen=True, slots=True)
 class CallStep:
     """A kernel of PyTorch's. ``out``: the out-variant that writes ``outputs[0]``'s buffer, or the
-    part of it that ``into`` shows."""
+    part of it that ``into`` shows. ``bodies``: names of the artifacts that a loop runs, of its
+    condition, of its body, and of the gradients of a round if it goes back."""
 
     op: str
     args: tuple[StepArgument, ...]
@@ -124,6 +125,7 @@ class CallStep:
     reason: str = ""
     origin: str = ""
     into: View | None = None
+    bodies: tuple[str, ...] = ()
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -133,7 +135,8 @@ class CallStep:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """``releases[i]`` names the call-allocated buffers that die after step ``i``.
+    """``releases[i]`` names the call-allocated buffers that die after step ``i``. ``bodies``: what
+    the loops among its steps run in each round, under the digest of what each holds.
 
     Shapes, strides, offsets and sizes may hold a ``Size``: then the artifact is a pattern for many
     shapes, right for the sizes that fit its ``guards``, and ``at_sizes`` makes the one to run.
@@ -151,6 +154,7 @@ class Artifact:
     peak_bytes: int
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     guards: tuple[Guard, ...] = ()
+    bodies: "Mapping[str, Artifact]" = field(default_factory=dict[str, "Artifact"])
 
     def fits(self, sizes: Sizes) -> bool:
         """Whether this artifact is right for these sizes of the dims."""
@@ -168,13 +172,33 @@ class Artifact:
 
     @property
     def fallbacks(self) -> tuple[CallStep, ...]:
-        """Calls that no one chose: operations without a lowering, each with its reason."""
-        return tuple(step for step in self.steps if isinstance(step, CallStep) and step.reason)
+        """Calls that no one chose: operations without a lowering, each with its reason; those of
+        the rounds of loops with the origin of their loop."""
+        found: list[CallStep] = []
+        for step in self.steps:
+            if isinstance(step, CallStep):
+                inside = [each for body in self.bodies_of(step) for each in body.fallbacks]
+                found += [step] if step.reason else []
+                found += [replace(each, origin=step.origin) for each in inside]
+        return tuple(found)
 
     @property
     def kernel_count(self) -> int:
-        """Launches of generated kernels in one step."""
-        return sum(isinstance(step, Launch) for step in self.steps)
+        """Launches of generated kernels in one step, in which each loop has one round."""
+        return sum(
+            1 if isinstance(step, Launch) else sum(b.kernel_count for b in self.bodies_of(step))
+            for step in self.steps
+        )
+
+    def bodies_of(self, step: CallStep) -> "tuple[Artifact, ...]":
+        """What a loop among its steps runs in each round; nothing for another call."""
+        return tuple(self.bodies[name] for name in step.bodies)
+
+    @property
+    def all_sources(self) -> tuple[Source, ...]:
+        """Its own sources and those of its loops."""
+        inside = (source for body in self.bodies.values() for source in body.all_sources)
+        return (*self.sources, *inside)
 
 
 def spec_at(spec: BufferSpec, sizes: Sizes) -> BufferSpec:

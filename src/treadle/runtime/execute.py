@@ -7,14 +7,15 @@ and walks a flat list of actions.
 
 import ctypes
 import functools
+import itertools
 import math
 import operator
 import threading
 import time
 import weakref
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,14 +47,16 @@ from treadle.runtime.functional import NAMESPACE, named
 from treadle.runtime.halves import widened
 from treadle.runtime.incoming import Incoming, imported
 from treadle.runtime.loader import DeviceFunction, Functions, Loader
+from treadle.runtime.loops import Loop
 from treadle.runtime.replay import Recorder, Replay, Terms
-from treadle.runtime.steady import SteadyInputs
+from treadle.runtime.steady import SteadyInputs, UntouchedTensors
 from treadle.targets.registry import target_for
 from treadle.util.errors import GroupFailure, RuntimeFailure, require
 from treadle.util.expected import NotExpected, require_expected
 
 # defines operators, recurrent ones as well
 from treadle.util.nested import leaves
+from treadle.util.rounds import Function
 
 __all__ = ["Build", "DeviceFunction", "Executable", "Loader", "build", "resolve"]
 
@@ -73,7 +76,7 @@ class Executable:
     shares. ``generators``: those of the user's that the artifact's calls draw from, by number.
     ``first``: launches what comes before the artifact's own steps, on the inputs of a call.
     ``terms``: with them, a step that is bound by launching is recorded by ``recorder`` (on a GPU
-    CUDA's) and replayed.
+    CUDA's) and replayed. ``space``: what it takes turns in with others, for its temporaries.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Executable:
         first: Callable[[Sequence[Tensor]], None] = _nothing,
         terms: Terms | None = None,
         recorder: Recorder | None = None,
+        space: Arena | None = None,
     ) -> None:
         self.artifact = artifact
         self.device = torch.device(artifact.device)
@@ -93,9 +97,15 @@ class Executable:
         self._functions: Functions = (
             build.load(artifact.sources) if like is None else like._functions
         )
+        self._bodies: Mapping[str, Executable] = {} if like is None else like._bodies
+        if like is None and artifact.bodies:
+            turns = Arena()
+            self._bodies = {
+                name: Executable(body, build, space=turns) for name, body in artifact.bodies.items()
+            }
         self._first = first
         self._lock = threading.Lock() if like is None else like._lock
-        self._space = Arena() if like is None else like._space
+        self._space = (space or Arena()) if like is None else like._space
         self.generators = generators if like is None else like.generators
         self._bindings = Bindings(artifact.buffers, self.generators)
         self._specs = tuple(artifact.buffers[name] for name in artifact.inputs)
@@ -107,6 +117,7 @@ class Executable:
         self._bound: Sequence[Tensor] = ()  # inputs, this call only
         self._actions: list[Callable[[], object]] = []
         self._owners: list[int] = []
+        self._given_away = _given_away(artifact)
         self._keep: list[Any] = []  # C arrays whose addresses the actions hold
         self._empty: list[BufferSpec] = []  # without elements, so that no step fills them
         self._imports: dict[int, tuple[str, bool]] = {}
@@ -163,6 +174,34 @@ class Executable:
             finally:
                 self._clear()
 
+    @contextmanager
+    def repeated(self) -> Generator[Function]:
+        """Calls one after another, of a loop that does nothing else meanwhile: what does not change
+        between them is done once. The arena is there until the last one is over."""
+        with self._lock, torch.no_grad(), self._plain():
+            self._allocate()
+            if self._functions.set_threads is not None:
+                self._functions.set_threads(torch.get_num_threads())
+            self._steady = SteadyInputs(len(self._specs), frozenset(), UntouchedTensors)
+            rounds = itertools.count()
+            try:
+                yield lambda inputs: self._once(inputs, trusted=next(rounds) > 0)
+            finally:
+                self._steady = None
+                self._give_back()
+
+    def _once(self, inputs: Sequence[Tensor], *, trusted: bool) -> list[Tensor]:
+        """One of these calls: what it is given after the first, programs of the loop made."""
+        try:
+            self._bind_inputs(inputs, trusted=trusted)
+            for spec in self._empty:
+                self._live.allocate(spec)
+            self._perform()
+            found = [self._result(view) for view in self.artifact.results]
+            return [each for each in found if each is not None]
+        finally:
+            self._clear()
+
     def name_steps(self, names: Sequence[str]) -> None:
         """From now on profiles show each step of the artifact inside a range of this name; empty
         ones get none."""
@@ -180,14 +219,17 @@ class Executable:
         with self._lock:
             if self.replay is not None:
                 self.replay.drop()
-            self._arena = self._space.bytes = None
-            self._constants = {}
-            for uses in self._bindings.uses.values():
-                uses.drop()
-            self._addresses = [-1] * len(self._specs)
-            self._kept = [False] * len(self._specs)
-            if self._steady is not None:
-                self._steady.drop()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self._arena = self._space.bytes = None
+        self._constants = {}
+        for uses in self._bindings.uses.values():
+            uses.drop()
+        self._addresses = [-1] * len(self._specs)
+        self._kept = [False] * len(self._specs)
+        if self._steady is not None:
+            self._steady.drop()
 
     # For replays; see ``Recordable``.
 
@@ -326,7 +368,7 @@ class Executable:
         specs = tuple(self.artifact.buffers[o] if o is not None else None for o in step.outputs)
         if is_condition(step):
             return [functools.partial(_look, args)]
-        op = widened(step.op, resolve(step.op))
+        op = Loop(step.bodies, self._bodies) if step.bodies else widened(step.op, resolve(step.op))
         return [_CallAllocating(op, args, kwargs, specs, self._live.define)]
 
     def _import(self, at: int) -> None:
@@ -374,7 +416,8 @@ class Executable:
         raw = self._arena[spec.offset : spec.offset + spec_bytes(spec)]
         return view_of(raw.view(spec.dtype), whole(spec))
 
-    def _bind_inputs(self, inputs: Sequence[Tensor]) -> None:
+    def _bind_inputs(self, inputs: Sequence[Tensor], *, trusted: bool = False) -> None:
+        """``trusted``: all of them have the types that they should have."""
         if len(inputs) != len(self._specs):
             raise wrong_count(len(inputs), len(self._specs))
         self._bound = inputs
@@ -382,15 +425,17 @@ class Executable:
         steady = self._steady
         for index in range(len(inputs)) if steady is None else steady.others(inputs):
             tensor, spec = inputs[index], self._specs[index]
-            dense = tensor.layout is torch.strided
-            if not dense or tensor.shape != spec.shape or tensor.dtype is not spec.dtype:
-                raise mismatch(tensor, spec)
+            if not trusted:
+                dense = tensor.layout is torch.strided
+                if not dense or tensor.shape != spec.shape or tensor.dtype is not spec.dtype:
+                    raise mismatch(tensor, spec)
             address = tensor.data_ptr()
             if address == addresses[index] and self._kept[index]:
                 if tensor.stride() != spec.strides and not same_strides(tensor, spec):
                     raise mismatch(tensor, spec)
                 continue
-            check_layout(tensor, spec, self.device)
+            if not trusted:
+                check_layout(tensor, spec, self.device)
             # Views stay bound from the second call at one address on: parameters and state
             # stay in place, and a batch that moves is not kept alive between calls.
             self._kept[index] = address == addresses[index]
@@ -454,9 +499,9 @@ class Executable:
     def _result(self, view: View | None) -> Tensor | None:
         if view is None:
             return None
+        if view.buffer in self._given_away:
+            return self._live.tensors[view.buffer]
         spec = self.artifact.buffers[view.buffer]
-        if spec.unsized:
-            return self._live.tensors[spec.name]
         match spec.place:
             case Storage.INPUT:
                 base = self._bound[self.artifact.inputs.index(view.buffer)]
@@ -467,9 +512,25 @@ class Executable:
             case Storage.ARENA:
                 base = self._in_arena(spec)
         if spec.place is Storage.CALL and view == whole(spec):
-            return base  # no view: autograd lets its owner write to it
+            return base
         shown = view_of(storage_of(base, spec), view)
         return shown.clone() if spec.place in (Storage.ARENA, Storage.CONSTANT) else shown
+
+
+def _given_away(artifact: Artifact) -> frozenset[str]:
+    """The buffers that are results as they are, and no views: autograd lets their owner write to
+    them."""
+    views: dict[str, list[View]] = {}
+    for view in artifact.results:
+        if view is not None:
+            views.setdefault(view.buffer, []).append(view)
+    found: set[str] = set()
+    for name, shown in views.items():
+        spec = artifact.buffers[name]
+        all_of_it = all(view == whole(spec) for view in shown)
+        if spec.unsized or (spec.place is Storage.CALL and all_of_it):
+            found.add(name)
+    return frozenset(found)
 
 
 @dataclass(frozen=True, slots=True)

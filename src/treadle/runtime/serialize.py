@@ -31,7 +31,7 @@ from treadle.util.extents import Guard, Size, as_int
 from treadle.util.formulas import from_data, to_data
 from treadle.util.generators import GeneratorRef
 
-FORMAT = 6
+FORMAT = 7
 
 _TYPES = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 _TORCH_NAMES: Mapping[str, Mapping[str, Any]] = {
@@ -74,6 +74,7 @@ def artifact_to_dict(artifact: Artifact) -> dict[str, object]:
         "peak_bytes": artifact.peak_bytes,
         "constants": {name: _from_tensor(t) for name, t in artifact.constants.items()},
         "guards": [[to_data(g.formula), g.sign, g.answer] for g in artifact.guards],
+        "bodies": {name: artifact_to_dict(body) for name, body in artifact.bodies.items()},
     }
 
 
@@ -94,6 +95,7 @@ def artifact_from_dict(data: Mapping[str, Any]) -> Artifact:
         peak_bytes=data["peak_bytes"],
         constants={name: _to_tensor(entry) for name, entry in data["constants"].items()},
         guards=tuple(Guard(from_data(g[0]), g[1], g[2]) for g in data["guards"]),
+        bodies={name: artifact_from_dict(body) for name, body in data["bodies"].items()},
     )
 
 
@@ -204,6 +206,7 @@ def _from_step(step: Launch | CallStep) -> dict[str, object]:
         "reason": step.reason,
         "origin": step.origin,
         "into": encode(step.into),
+        "bodies": list(step.bodies),
     }
 
 
@@ -226,6 +229,7 @@ def _to_step(data: Mapping[str, Any]) -> Launch | CallStep:
         reason=data["reason"],
         origin=data["origin"],
         into=decode(data["into"]),
+        bodies=tuple(data["bodies"]),
     )
 
 

@@ -18,6 +18,18 @@ class SameTensors(Protocol):
         ...
 
 
+@final
+class UntouchedTensors:
+    """Tensors that nobody can change meanwhile: those of a loop that runs."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """What they are like has no say."""
+
+    def is_same(self) -> bool:
+        """It is."""
+        return True
+
+
 LayoutsOf = Callable[[Sequence[Tensor]], SameTensors | None]
 
 
@@ -66,4 +78,4 @@ class SteadyInputs:
         self._others = [n for n in range(self._count) if n not in known]
 
 
-__all__ = ["LayoutsOf", "SameTensors", "SteadyInputs"]
+__all__ = ["LayoutsOf", "SameTensors", "SteadyInputs", "UntouchedTensors"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from treadle.compiler.compiled import Compiled
-from treadle.compiler.regions import regions_of_step
+from treadle.compiler.regions import regions_in_loops, regions_of_step
 from treadle.graph.regions import Region
 from treadle.runtime.artifact import Artifact, CallStep, Launch
 from treadle.util.reasons import ReasonCode, code_of
@@ -84,12 +84,15 @@ def _buffers(step: Launch | CallStep) -> list[str]:
 
 
 def known_regions(compiled: Compiled) -> tuple[Region, ...]:
-    """The regions of a compiled step, each with its handle if somebody gave it one."""
+    """The regions of a compiled step, each with its handle if somebody gave it one, and after them
+    those of its loops."""
     found = _regions(compiled)
-    if not compiled.handles:
-        return found
-    pairs = zip(found, compiled.handles, strict=True)
-    return tuple([replace(each, handle=handle) for each, handle in pairs])
+    device, options = compiled.captured.device, compiled.options
+    loops = regions_in_loops(compiled.step, device, options, len(found))
+    if compiled.handles:
+        pairs = zip(found, compiled.handles, strict=True)
+        found = tuple([replace(each, handle=handle) for each, handle in pairs])
+    return (*found, *loops)
 
 
 def _regions(compiled: Compiled) -> tuple[Region, ...]:

@@ -77,7 +77,7 @@ def save(path: Path, variants: Iterable[Compiled], cache: Cache) -> None:
         facts.append(dict(each.facts))
         entries[each.key] = each.entry
         machine = build(cache, device=each.artifact.device, target=each.options.target)
-        for key in machine.library_keys(each.artifact.sources):
+        for key in machine.library_keys(each.artifact.all_sources):
             library = cache.payload(key, LIBRARY)
             if library is not None:  # otherwise it is compiled again from its source
                 entries[key + LIBRARY] = library
