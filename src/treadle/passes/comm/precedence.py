@@ -5,7 +5,7 @@ the first node that computes with it: so do pieces of that, when it is split. Ot
 operation with several stand behind it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
@@ -112,11 +112,15 @@ def _by_data(work: Work, makers: Mapping[int, int]) -> tuple[list[int], list[_Ne
         if i in work.awaits:
             own.awaited.add(work.awaits[i])
             late[i] = None
-        elif own.shown and work.facts.kinds[i] is Kind.VIEW:
-            if i not in makers or makers[i] in late:
-                late[i] = None
+        elif own.shown and _shows(work, i, makers, late):
+            late[i] = None
         needs.append(own)
     return [*late], needs
+
+
+def _shows(work: Work, i: int, makers: Mapping[int, int], late: Collection[int]) -> bool:
+    """Whether it is a view, and no result of an operation that has a place."""
+    return work.facts.kinds[i] is Kind.VIEW and (i not in makers or makers[i] in late)
 
 
 def _makers(work: Work) -> dict[int, int]:
