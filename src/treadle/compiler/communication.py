@@ -58,7 +58,7 @@ def timed(
     and their order. As it is where the options ask for neither."""
     if options.async_tensor_parallel:
         then, grows = placing(options.bucket_bytes), options.memory is None
-        pieces = PipelineProducts(costs, hardware, then, grows=grows)
+        pieces = PipelineProducts(costs.with_interference(), hardware, then, grows=grows)
         step = rewritten(step, (pieces, *(() if options.overlap else then)), watcher)
     return _overlapped(step, costs, hardware, watcher) if options.overlap else step
 

@@ -17,18 +17,32 @@ from passes.comm.communicating import (
 from passes.comm.lockstep import run_ranks
 from testing import show_plain, trace
 from treadle.compat.collectives import collective_op
+from treadle.compat.fake import symbolic_mode
+from treadle.compiler.cleaning import cleaning_of
+from treadle.compiler.communication import timed
 from treadle.graph.collectives import collectives_in, has_equal_parts
-from treadle.graph.node_info import info, with_info
+from treadle.graph.dynamic import SampleMode, Symbols, pair
+from treadle.graph.node_info import info, set_value, with_info
 from treadle.graph.passes import run_passes
 from treadle.graph.signature import Input, Role, Signature
+from treadle.options import Options
 from treadle.passes.comm import communication_passes
 from treadle.passes.comm.bucket import BucketCollectives
-from treadle.passes.comm.cost import CollectiveCost, CommunicationModel, GroupLinks
+from treadle.passes.comm.cost import (
+    CollectiveCost,
+    CommunicationModel,
+    GroupLinks,
+    from_measurements,
+)
 from treadle.passes.comm.pipeline import PipelineProducts
 from treadle.passes.comm.simulate import simulate_communication
+from treadle.passes.comm.sink import SinkWaits
+from treadle.report.stages import Watcher
 from treadle.targets.cpu import CPU_MODEL
-from treadle.targets.links import Link
+from treadle.targets.links import Curve, GroupMeasurement, Link
 from treadle.targets.model import DeviceModel
+from treadle.util.errors import TreadleError
+from treadle.util.extents import Size
 
 X, A, BIAS = torch.randn(4, 8), torch.randn(8, 6), torch.randn(6)
 SLOW = 1e6
@@ -221,6 +235,12 @@ def shared_by_two(x, a, b):
     return (whole @ a).relu(), (whole @ b.t()).sigmoid()
 
 
+def other_factors_later(x, a, b):
+    whole = gathered(x)
+    first = (whole @ a).relu()
+    return first, whole @ b.t().view(8, 5), whole @ (first.t() @ first.new_ones(8, 8)).t()
+
+
 def with_a_cast(x, a):
     return gathered(x).to(torch.float64) @ a.to(torch.float64)
 
@@ -260,6 +280,7 @@ def a_layer(x, a, b, g):
 SQUARE = torch.randn(8, 8)
 PROGRAMS = [
     (shared_by_two, (X, A, torch.randn(5, 8)), 2),
+    (other_factors_later, (X, A, torch.randn(5, 8)), 2),
     (with_a_cast, (X, A), 2),
     (sent_as_another_dtype, (SQUARE, A), 2),
     (turned, (SQUARE, A), 2),
@@ -342,6 +363,17 @@ def test_the_number_of_pieces_is_that_of_the_shortest_timeline():
     assert list(pieces.values()) == sorted(pieces.values(), reverse=True)
     assert pieces[0.0] > 2
     assert pieces[2e-3] == 1
+
+
+def test_where_sending_needs_the_cores_that_compute_nothing_is_cut():
+    def kept(hidden):
+        curve = Curve(((64, 1e-4), (1 << 20, 1.0)))
+        found = GroupMeasurement("gloo", 2, 1, {"all_gather_into_tensor": curve}, hidden)
+        model = from_measurements({"0": found}, ALIKE).with_interference()
+        each = PipelineProducts(model, ALIKE, most=2, smallest_rows=1)
+        return each.run(trace(lambda x, a: gathered(x) @ a, X, A)) == 0
+
+    assert [kept(hidden) for hidden in (1.0, 0.5, 0.02, 0.0)] == [False, False, True, True]
 
 
 def test_layers_that_are_alike_are_cut_alike():
@@ -429,6 +461,11 @@ def read_twice(x, a):
     return scattered(product), product + 1
 
 
+def fenced_product(x, a):
+    product = x @ a
+    return user_operator(x), scattered(product)
+
+
 def coalesced(x, a):
     (start,) = collective_op("all_gather_into_tensor_coalesced")([x], 2, "0")
     return wait(start) @ a
@@ -455,6 +492,7 @@ REFUSALS = [
     (lambda x, a: scattered(x), "x is no product, nor a move of its elements"),
     (lambda x, a: scattered((x @ a).t()), "reduce_scatter_tensor parts the columns of mm"),
     (read_twice, "mm is read by others, too"),
+    (fenced_product, "mine stands between mm and reduce_scatter_tensor"),
 ]
 
 
@@ -494,6 +532,36 @@ def test_where_parts_are_uneven_no_rank_decides_by_its_own():
         step.signature = Signature(inputs, step.signature.outputs)
         assert has_equal_parts(step) is not uneven
         assert pipeline().run(step) == (not uneven)
+
+
+def test_sizes_that_each_call_decides_stay():
+    step = trace(lambda x, a: gathered(x) @ a, X, A)
+    size = Size.dim("t", 2, 40, 4)
+    symbols = Symbols(*symbolic_mode([size]))
+    with symbols.mode:
+        twin = torch.empty(symbols.symint(size), 8)
+    with SampleMode(symbols):
+        sample = torch.empty(4, 8)
+    pair(sample, twin)
+    set_value(step.placeholders[0], sample)
+    (reason,) = pipeline().choose(step).reasons.values()
+    assert reason == "all_gather_into_tensor has sizes that each call decides"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_where_it_is_asked_for_the_timeline_decides_ahead_of_places(asked):
+    options = Options(async_tensor_parallel=asked)
+    placing = [each for each in cleaning_of(options) if isinstance(each, SinkWaits)]
+    assert bool(placing) is not asked
+    step = trace(lambda x, a: gathered(x) @ a, torch.randn(256, 64), torch.randn(64, 256))
+    model = costs(bandwidth=2e8)
+    step = timed(step, options, model, CPU_MODEL, Watcher())
+    assert (count(step) > 1) is asked
+
+
+def test_the_option_is_a_flag():
+    with pytest.raises(TreadleError, match="async_tensor_parallel=1 is neither True nor False"):
+        Options(async_tensor_parallel=1)
 
 
 def test_pieces_and_parameters_stay():

@@ -187,17 +187,17 @@ def _received(site: GatherSite, calls: _Calls, rows: _Rows, start: fx.Node) -> f
 def _move_views_ahead(site: GatherSite) -> None:
     """Views that later products read stand ahead of the first one, where they can be computed."""
     first, *later = site.products
-    place = first
-    behind: list[fx.Node] = []
-    while place is not (later[-1] if later else first):
-        place = place.next
-        behind.append(place)
     read = {each for product in later for each in product.all_input_nodes}
     views = views_towards(read - {site.operand})
-    for node in behind:
-        if node in views and not set(behind).intersection(node.all_input_nodes):
-            first.prepend(node)
-            behind = [each for each in behind if each is not node]
+    behind: set[fx.Node] = {first}
+    node = first
+    while later and node is not later[-1]:
+        node, place = node.next, node
+        if node not in views or behind.intersection(node.all_input_nodes):
+            behind.add(node)
+            continue
+        first.prepend(node)
+        node = place
 
 
 def _cut_scatter(site: ScatterSite, factor: int, pieces: int) -> list[fx.Node]:

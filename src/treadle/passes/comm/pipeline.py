@@ -54,9 +54,10 @@ class PipelineProducts(GraphPass):
     Collectives that are alike (the layers of a model) are cut alike, in the number of pieces that
     makes the step shortest by the timeline of ``passes/comm/simulate.py`` after the passes ``then``
     that put collectives in their places, and not at all if that saves less than ``gain`` of it:
-    estimates are no nearer. That follows from sizes: where parts may be uneven, nothing is cut.
-    Ranks that agree on sizes, ``costs`` and ``device`` start the same pieces in the same order.
-    ``most``: pieces of one collective; ``smallest_rows``: of a product.
+    estimates are no nearer. The interference that ``costs`` have counts: where sending needs the
+    cores that compute, pieces hide little. All of that follows from sizes: where parts may be
+    uneven, nothing is cut. Ranks that agree on sizes, ``costs`` and ``device`` start the same
+    pieces in the same order. ``most``: pieces of one collective; ``smallest_rows``: of a product.
 
     Memory: pieces and what is put together of them are there at once, so more is needed beside the
     largest products. ``grows``: whether the step's predicted peak may become higher by that.

@@ -265,6 +265,7 @@ def _scatter(each: Collective) -> ScatterSite:
     require(set(ranks) <= set(rows), NoMatch, f"{each.node} parts the columns of {source}")
     require(type_of(wait).is_contiguous, NoMatch, f"{wait} is not laid out row by row")
     products = _summed(source)
+    _require_no_fence(products[0], each.node)
     for product in products:
         row_arguments(product)
     local = moves.factors([tuple(sent)])
@@ -305,6 +306,14 @@ def _summed(last: fx.Node) -> tuple[fx.Node, ...]:
             break
         found.insert(0, before)
     return tuple(found)
+
+
+def _require_no_fence(product: fx.Node, start: fx.Node) -> None:
+    """Products move to where the collective starts: ahead of that, nothing may write."""
+    node = product
+    while node is not start:
+        require(not is_fence(node), NoMatch, f"{node} stands between {product} and {start}")
+        node = node.next
 
 
 def _only_wait(each: Collective) -> fx.Node:
