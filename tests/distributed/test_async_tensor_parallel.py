@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import treadle
 from distributed.sharded_models import line
 
-WIDTH, TOKENS, CALLS = 128, 512, 2
+WIDTH, TOKENS, CALLS = 128, 1024, 2
 CLOSE = 4e-6
 
 
@@ -79,7 +79,7 @@ def trained(tokens=TOKENS, **given):
         options = treadle.Options(measure=False, codegen=False, **given)
         run = treadle.compile(step, model=model, optimizer=optimizer, options=options)
     torch.manual_seed(1)
-    losses = [run(torch.randn(2, tokens, WIDTH)) for _ in range(CALLS)]
+    losses = [run(torch.randn(1, tokens, WIDTH)) for _ in range(CALLS)]
     values = [*losses, *[each.full_tensor().detach() for each in model.parameters()]]
     pieces = run.graph("planned").count(", piece ") if given else 0
     return values, pieces
