@@ -241,6 +241,8 @@ class Options:
     at most; 0 leaves each by itself, and by default it is an eighth of what is sent,
     from 1 to 25 MiB. ``overlap``: choose that by the timeline of the step, and the order that
     hides most communication, for ranks that are alike (``docs/howto/communication.md``).
+    ``async_tensor_parallel``: compute products piece by piece beside the gathers that they wait for
+    and the reduce-scatters that wait for them, where the timeline says that this is faster.
     """
 
     memory: str | int | float | None = None
@@ -262,6 +264,7 @@ class Options:
     progress: bool = field(default=True, metadata=_DECIDES_NOTHING)
     buckets: str | int | None = None
     overlap: bool = False
+    async_tensor_parallel: bool = False
     regions: Regions = field(default=Regions(), metadata=_DECIDES_NOTHING)  # decides the graph
     carry: Carry | tuple[Carry, ...] = field(default=(), metadata=_DECIDES_NOTHING)  # as regions
 
@@ -275,6 +278,7 @@ class Options:
         )  # a text that is no size is refused here
         _require_flags(strict=self.strict, codegen=self.codegen, fuse=self.fuse, tune=self.tune)
         _require_flags(measure=self.measure, overlap=self.overlap)
+        _require_flags(async_tensor_parallel=self.async_tensor_parallel)
         if self.max_cached < 1:
             raise TreadleError("max_cached must be at least 1", code="TR-001")
         _require_one_of("numerics", self.numerics, NUMERICS)

@@ -83,7 +83,7 @@ def test_parts_are_gathered_padded_and_their_gradients_reduced_to_a_mean():
     model = fully(nn.Linear(2, 4, bias=False))  # of its rows the three ranks hold 2, 2 and none
     found = captured(model, gradients(model), torch.randn(5, 2))
     assert show(found.step).splitlines() == [
-        "arg0_1: f32[0, 2]  # sharded parameter weight",
+        "arg0_1: f32[0, 2]  # uneven sharded parameter weight",
         "arg1_1: f32[5, 2]  # batch batch 0",
         "detach: f32[0, 2] = detach(arg0_1)",
         "detach.1: f32[0, 2] = detach(detach)",

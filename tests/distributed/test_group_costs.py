@@ -50,6 +50,7 @@ def test_all_ranks_have_the_same_numbers_and_measure_once(launch, tmp_path):
     assert words == other
     assert (words["backend"], words["ranks"], words["hosts"]) == ("gloo", 2, 1)
     assert set(words["curves"]) == KINDS
+    assert 0.0 <= words["hidden"] <= 1.0
     for points in words["curves"].values():
         assert points[0][0] == 4096
         assert len(points) >= 2

@@ -15,7 +15,7 @@ from treadle.graph.execute import run_step
 from treadle.graph.node_info import with_info
 from treadle.graph.parsing import parse
 from treadle.graph.printing import show
-from treadle.graph.signature import Input, Output, Role
+from treadle.graph.signature import Input, Output, Role, Signature
 from treadle.graph.verify import verify
 from treadle.report.made_up import made_up_inputs
 from treadle.util.errors import ParseError
@@ -70,6 +70,22 @@ def test_an_exact_text():
         return [sum]  # ['out0']
         w <- sub  # out1
         return [getitem]  # ['out2']""")
+
+
+def test_what_ranks_have_parts_of_and_what_is_a_piece():
+    step = trace(lambda w, v, x: (x + w) * v, *[torch.randn(4)] * 3)
+    inputs = [
+        Input(Role.PARAMETER, "layer.w", sharded=True),
+        Input(Role.STATE, "momentum", sharded=True, uneven=True),
+        Input(Role.BATCH, "x"),
+    ]
+    step.signature = Signature(tuple(inputs), step.signature.outputs)
+    with_info(step.returned[0], piece=3)
+    check_both(step, [torch.randn(4)] * 3)
+    lines = show(step, exact=True).splitlines()
+    assert lines[0] == "w: f32[4]  # sharded parameter layer.w"
+    assert lines[1] == "v: f32[4]  # uneven sharded state momentum"
+    assert lines[4].endswith("# forward, piece 3")
 
 
 def test_the_short_text_with_usual_values():

@@ -74,8 +74,14 @@ def test_what_is_no_link(latency, bandwidth):
 @given(POINTS, POINTS)
 def test_words_say_it_all(one, other):
     curves = {"all_reduce": one, "all_gather_into_tensor": other}
-    found = GroupMeasurement("gloo", 4, 2, curves)
+    found = GroupMeasurement("gloo", 4, 2, curves, 0.25)
     assert measurement_from_words(json.loads(json.dumps(measurement_to_words(found)))) == found
+
+
+@pytest.mark.parametrize("hidden", [-0.1, 1.1, float("nan")])
+def test_what_is_hidden_is_a_share(hidden):
+    with pytest.raises(ValueError, match="no share"):
+        GroupMeasurement("gloo", 2, 1, {}, hidden)
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,14 @@ from treadle.compat.sharded_tensors import is_sharded, rows_of
 @dataclass(frozen=True, slots=True)
 class RowShards:
     """How the rows of one tensor are divided: ``chunk`` for each rank, fewer for the last ones.
-    ``begin`` and ``end``: the rows of this rank."""
+    ``begin`` and ``end``: the rows of this rank. ``is_even``: whether all have equally many."""
 
     group: RankGroup
     mesh: DeviceMesh
     chunk: int
     begin: int
     end: int
+    is_even: bool
 
     @staticmethod
     def of(parameter: Tensor, group: RankGroup, mesh: DeviceMesh) -> "RowShards":
@@ -42,7 +43,8 @@ class RowShards:
         rows = parameter.shape[0]
         chunk = -(-rows // group.ranks)
         begin = min(group.rank * chunk, rows)
-        return RowShards(group, mesh, chunk, begin, min(begin + chunk, rows))
+        even = rows == chunk * group.ranks
+        return RowShards(group, mesh, chunk, begin, min(begin + chunk, rows), even)
 
     def own(self, whole: Tensor) -> Tensor:
         """The rows of this rank."""

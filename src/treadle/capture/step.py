@@ -40,7 +40,7 @@ from treadle.capture.sources import (
 )
 from treadle.compat.draw_operators import TRACED_AS
 from treadle.compat.fake import alone
-from treadle.compat.sharded_tensors import is_sharded, layout_of
+from treadle.compat.sharded_tensors import layout_of
 from treadle.compat.tracing import trace
 from treadle.compat.views import SPLITS
 from treadle.graph.grouped import GROUPED
@@ -207,7 +207,7 @@ def _sources(
         for name, parameter in model.named_parameters():
             if id(parameter) not in names:
                 names[id(parameter)] = full = f"{prefix}.{name}".lstrip(".")
-                given = Input(Role.PARAMETER, full, is_sharded(parameter))
+                given = Input(Role.PARAMETER, full, *_parts(parameter))
                 found.append((given, Parameter(parameter)))
     seen: set[int] = set()
     for prefix, model in models.items():
@@ -216,7 +216,7 @@ def _sources(
                 if buffer is not None and id(buffer) not in seen:
                     seen.add(id(buffer))
                     full = f"{prefix}.{path}.{key}".strip(".").replace("..", ".")
-                    given = Input(Role.BUFFER, full, is_sharded(buffer))
+                    given = Input(Role.BUFFER, full, *_parts(buffer))
                     found.append((given, BufferSlot(owner, key)))
     for at, cluster in enumerate(clusters):
         form, group = form_of(cluster.optimizer), cluster.group
@@ -225,8 +225,8 @@ def _sources(
                 label = f"{cluster.label}.{key}[{names[id(parameter)]}]"
                 shards = divisions.of(parameter, form)
                 source = State(cluster.optimizer, parameter, key, start, shards)
-                sharded = shards is not None or is_sharded(parameter)
-                found.append((Input(Role.STATE, label, sharded), source))
+                parts = _parts(parameter) if shards is None else (True, not shards.is_even)
+                found.append((Input(Role.STATE, label, *parts), source))
         for key in cluster.scalar_names():
             label = f"{cluster.label}.{key}.{at}"
             found.append((Input(Role.SCALAR, label), Scalar(cluster, key, device)))
@@ -235,13 +235,19 @@ def _sources(
             if parameter.grad is not None:
                 label = f"grad of {names[id(parameter)]}"
                 source = Grad(parameter, layout_of(parameter.grad))
-                given = Input(Role.GRADIENT, label, is_sharded(parameter.grad))
+                given = Input(Role.GRADIENT, label, *_parts(parameter.grad))
                 found.append((given, source))
     leaves, _ = flatten((args, kwargs))
     for at, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
-            found.append((Input(Role.BATCH, f"batch {at}", is_sharded(leaf)), Batch(at)))
+            found.append((Input(Role.BATCH, f"batch {at}", *_parts(leaf)), Batch(at)))
     return found
+
+
+def _parts(value: Tensor) -> tuple[bool, bool]:
+    """Whether ranks hold parts of it, and whether those may be of several sizes."""
+    layout = layout_of(value)
+    return layout is not None, layout is not None and not layout.is_even
 
 
 __all__ = ["Captured", "capture"]

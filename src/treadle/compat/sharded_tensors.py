@@ -53,6 +53,18 @@ class ShardedLayout:
         return frozenset(self.spec.mesh.mesh.flatten().tolist())
 
     @property
+    def is_even(self) -> bool:
+        """Whether the parts of all ranks are of one size."""
+        sizes = list(self.spec.shape)
+        for ranks, each in zip(self.spec.mesh.shape, self.spec.placements, strict=True):
+            if each.is_replicate() or each.is_partial():
+                continue
+            if sizes[each.dim] % ranks:
+                return False
+            sizes[each.dim] //= ranks
+        return True
+
+    @property
     def is_split(self) -> bool:
         """Whether ranks hold parts of it, or summands; not if each has all of it."""
         return not all(each.is_replicate() for each in self.spec.placements)

@@ -79,20 +79,25 @@ def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
         ProveAttentionMasks(options.numerics == "eager"),  # after: of fused calls too
         RemoveDeadCode(),  # what made the masks
         GatherAgain(),  # ahead of those that decide where collectives stand
-        *_communication(options),  # after no-ops: what the caller gets is copied out of a bucket
+        *_placing(options),  # after no-ops: what the caller gets is copied out of a bucket
         *registered("clean"),  # users' own, on a clean graph
         RecomputeMarked(budgeted),  # last: what it adds must not be merged with what it repeats
     )
     return without(passes, options.skip)
 
 
-def _communication(options: Options) -> tuple[GraphPass, ...]:
-    """Collectives in their places, where the timeline of the step is not to decide that; nothing
-    to do for a step without any."""
-    most = options.bucket_bytes
-    if options.overlap:
+def _placing(options: Options) -> tuple[GraphPass, ...]:
+    """Collectives in their places, where the timeline of the step is not to decide anything of
+    them; nothing to do for a step without any."""
+    if options.overlap or options.async_tensor_parallel:
         return ()
-    return communication_passes(FIRST_BUCKET if most is None else min(FIRST_BUCKET, most), most)
+    return placing(options.bucket_bytes)
+
+
+def placing(bucket_bytes: int | None) -> tuple[GraphPass, ...]:
+    """The passes that put collectives in their places, with buckets of so many bytes."""
+    first = FIRST_BUCKET if bucket_bytes is None else min(FIRST_BUCKET, bucket_bytes)
+    return communication_passes(first, bucket_bytes)
 
 
 def extending(options: Options) -> tuple[GraphPass, ...]:

@@ -1,22 +1,20 @@
 """What the collectives of a step cost here: each of its groups is measured at its first use."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import distributed
 
 from treadle.compat.collectives import group_named
-from treadle.compiler.cleaning import FIRST_BUCKET, rewritten, settled
+from treadle.compiler.cleaning import placing, rewritten, settled
 from treadle.compiler.compiled import Compiled
 from treadle.graph.collectives import collectives_in, is_same_on_all_ranks
 from treadle.graph.dynamic import dims_of_graph
 from treadle.graph.parsing import parse
-from treadle.graph.passes import GraphPass
 from treadle.graph.signature import StepGraph
-from treadle.passes.comm import communication_passes
+from treadle.options import Options
 from treadle.passes.comm.bucket_bytes import choose_bucket_bytes
 from treadle.passes.comm.cost import CommunicationModel, from_measurements, unmeasured
 from treadle.passes.comm.overlap import OverlapCommunication
+from treadle.passes.comm.pipeline import PipelineProducts
 from treadle.report.stages import Watcher
 from treadle.runtime.cache import Cache
 from treadle.runtime.group_costs import measured_group
@@ -49,22 +47,31 @@ def communication_costs(
     return CommunicationModel({name: costs[name] for name in names})
 
 
-def overlapped(
+def timed(
     step: StepGraph,
+    options: Options,
     costs: CommunicationModel,
     hardware: DeviceModel,
     watcher: Watcher,
 ) -> StepGraph:
+    """The step with what its timeline decides of its collectives: pieces of products beside them,
+    and their order. As it is where the options ask for neither."""
+    if options.async_tensor_parallel:
+        then, grows = placing(options.bucket_bytes), options.memory is None
+        pieces = PipelineProducts(costs.with_interference(), hardware, then, grows=grows)
+        step = rewritten(step, (pieces, *(() if options.overlap else then)), watcher)
+    return _overlapped(step, costs, hardware, watcher) if options.overlap else step
+
+
+def _overlapped(
+    step: StepGraph, costs: CommunicationModel, hardware: DeviceModel, watcher: Watcher
+) -> StepGraph:
     """The step in the order that hides most of its communication, in buckets of the size that
     makes it shortest, both by its timeline; in the usual buckets where ranks differ, whose
     timelines do too."""
-
-    def passes_for(cap: int | None) -> Sequence[GraphPass]:
-        return communication_passes(FIRST_BUCKET if cap is None else min(FIRST_BUCKET, cap), cap)
-
     alike = is_same_on_all_ranks(step)
-    cap = choose_bucket_bytes(step, costs, hardware, passes_for) if alike else None
-    return rewritten(step, (*passes_for(cap), OverlapCommunication(costs, hardware)), watcher)
+    cap = choose_bucket_bytes(step, costs, hardware, placing) if alike else None
+    return rewritten(step, (*placing(cap), OverlapCommunication(costs, hardware)), watcher)
 
 
 def graph_to_simulate(compiled: Compiled) -> StepGraph:
@@ -75,4 +82,4 @@ def graph_to_simulate(compiled: Compiled) -> StepGraph:
     return parse(compiled.log.texts["planned"])
 
 
-__all__ = ["communication_costs", "graph_to_simulate", "overlapped"]
+__all__ = ["communication_costs", "graph_to_simulate", "timed"]

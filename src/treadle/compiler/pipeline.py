@@ -27,7 +27,7 @@ from treadle.compat.switches import clear_workspaces
 from treadle.compiler.carrying import carried_steps
 from treadle.compiler.chunks import without_chunks
 from treadle.compiler.cleaning import extending, settled
-from treadle.compiler.communication import overlapped
+from treadle.compiler.communication import timed
 from treadle.compiler.compiled import Built, Carrying, Compiled, KeptResults
 from treadle.compiler.entry import read_saved, saved_bytes, with_lines
 from treadle.compiler.loops import name_of, with_bodies
@@ -236,8 +236,8 @@ def _graph_to_graph(
     watcher.made("captured", step)
     with clock.stage("clean"):
         step = settled(step, target.options, watcher)
-        if target.options.overlap and target.communication is not None:
-            step = overlapped(step, target.communication, target.hardware, watcher)
+        if target.communication is not None:
+            step = timed(step, target.options, target.communication, target.hardware, watcher)
     watcher.made("clean", step)
     with clock.stage("plan memory"):
         memory, judged = plan_within(step, target)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import final
 
+import torch
 from torch import Tensor, fx
 
 from treadle.compat.collectives import NAMESPACE
@@ -25,6 +26,8 @@ from treadle.graph.node_info import value_of
 from treadle.graph.operators import arguments, effects_of
 from treadle.graph.signature import StepGraph
 from treadle.util.extents import size_key
+
+aten = torch.ops.aten
 
 _WAIT = "wait_tensor"
 
@@ -110,6 +113,20 @@ def is_same_on_all_ranks(step: StepGraph) -> bool:
     return all(each.kind in _WHOLE for each in collectives_in(step.graph))
 
 
+_IN_EQUAL_PIECES = frozenset({aten.split.Tensor, aten.chunk.default})
+"""What cuts a dim in pieces of one size, and a smaller last one where it does not divide."""
+
+
+def has_equal_parts(step: StepGraph) -> bool:
+    """Whether no rank has more of anything than another, as far as the step says: no input is a
+    part beside which others are larger or smaller, and nothing is cut in pieces of several sizes,
+    of which ranks would take one each. Then what follows from sizes follows on all ranks."""
+    if any(each.uneven for each in step.signature.inputs):
+        return False
+    cuts = [node for node in step.graph.nodes if node.target in _IN_EQUAL_PIECES]
+    return all(len({each.shape for each in value_of(node)}) <= 1 for node in cuts)
+
+
 def is_wait(node: fx.Node) -> bool:
     """Whether the node waits for a collective to end."""
     return _name_of(node) == _WAIT
@@ -174,6 +191,7 @@ __all__ = [
     "collective_of",
     "collectives_in",
     "communicates_otherwise",
+    "has_equal_parts",
     "is_same_on_all_ranks",
     "is_wait",
     "started_by",

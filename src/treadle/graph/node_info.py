@@ -40,6 +40,8 @@ class NodeInfo:
     other rows before and after.
     ``gathered``: of a node that gathers parameters which their modules drop after a forward
     (``fully_shard``): a number, equal for those that are gathered together.
+    ``piece``: of a collective that is one piece of what was one, which piece, from 0: it is not
+    joined with others again.
     ``eager``: the reason why it runs as PyTorch's kernel whatever rules there are; empty if none
     was given.
     """
@@ -57,6 +59,7 @@ class NodeInfo:
     lost: bool = False
     chunk: int | None = None
     gathered: int | None = None
+    piece: int | None = None
     eager: str = ""
 
 
@@ -86,6 +89,7 @@ def belong(node: fx.Node, root: fx.Node) -> None:
         asked=old.asked,
         chunk=old.chunk,
         gathered=old.gathered,
+        piece=old.piece,
         eager=old.eager,
     )
 

@@ -3,7 +3,7 @@
 ::
 
     line      =  input | operation | result | write | "#" anything
-    input     =  name ":" type  ["#" ["sharded"] role [name of the user's]]
+    input     =  name ":" type  ["#" ["uneven"] ["sharded"] role [name of the user's]]
     operation =  name ":" type "=" call  ["#" note]
     call      =  target "(" arguments ")"  |  name "[" number "]"  |  "constant" path numbers
     result    =  "return" "[" arguments "]"  ["#" "[" quoted names "]"]
@@ -111,16 +111,16 @@ class _Reader:
             raise self.scanner.error("an input is one tensor", at)
         if len(self.inputs) < len(self.values):
             raise self.scanner.error("an input after an operation", at)
-        role, users, sharded = Role.BATCH, "", False
+        role, users, parts = Role.BATCH, "", set[str]()
         if self.scanner.take("#"):
             place, word = self.scanner.place(), self.scanner.word()
-            sharded = word == "sharded"
-            if sharded:
+            while word in ("uneven", "sharded"):
+                parts.add(word)
                 place, word = self.scanner.place(), self.scanner.word()
             if word not in set(Role):
                 raise self.scanner.error(f"{word!r} is no role: {', '.join(Role)}", place)
             role, users = Role(word), self._users_name()
-        self.inputs.append(Input(role, users or name, sharded))
+        self.inputs.append(Input(role, users or name, "sharded" in parts, "uneven" in parts))
         node = self.graph.placeholder(name)
         node.name = node.target = name  # also where FX would take another
         with self.mode:

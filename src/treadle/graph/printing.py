@@ -131,7 +131,8 @@ def _input_line(node: fx.Node, role: Input, names: Names) -> str:
 
 
 def _role_text(given: Input) -> str:
-    return f"sharded {given.role}" if given.sharded else str(given.role)
+    words = ["uneven"] * given.uneven + ["sharded"] * given.sharded
+    return " ".join([*words, str(given.role)])
 
 
 def _line(node: fx.Node, names: Names) -> str:

@@ -23,11 +23,13 @@ class Role(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Input:
     """One placeholder. ``name`` is the user's: ``wte.weight``, ``adamw.exp_avg[wte.weight]``.
-    ``sharded``: whether it is what this rank has of a DTensor, or its rows of divided state."""
+    ``sharded``: whether it is what this rank has of a DTensor, or its rows of divided state;
+    ``uneven``: of such a part, whether those of other ranks may be larger or smaller."""
 
     role: Role
     name: str
     sharded: bool = False
+    uneven: bool = False
 
 
 @dataclass(frozen=True, slots=True)

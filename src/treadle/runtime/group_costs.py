@@ -34,6 +34,10 @@ SIZES = tuple(4096 << (2 * step) for step in range(8))
 """4 KiB to 64 MiB, each four times the one before: bytes of the larger side on a rank."""
 _SECONDS = 0.15
 """For each kind: what would take longer is not measured, and larger sizes take as their bytes."""
+_SIDE = 512
+"""Rows and columns of the products beside which a collective is measured."""
+_BESIDE = 1 << 22
+"""Bytes of that collective."""
 _ENOUGH = 0.015
 """Seconds to call one size again and again, three times at least and 25 at most."""
 _REDUCE, _GATHER, _SCATTER = "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"
@@ -151,7 +155,7 @@ class _Meeting:
         places = [str(hosts.index(one)) for one in hosts]
         kinds = [one[len(host) :] for one in found]
         backend = f"{distributed.get_backend(self.group)} {self.device.type}"
-        key = content_key("group", backend, ",".join(places), torch.__version__, *kinds)
+        key = content_key("group beside", backend, ",".join(places), torch.__version__, *kinds)
         return _GroupFacts(key, len(set(hosts)))
 
     def seconds(self, run: Callable[[], object]) -> float:
@@ -178,7 +182,29 @@ def _measured(meeting: _Meeting, facts: _GroupFacts) -> GroupMeasurement | None:
             return None
         curves[kind] = Curve.through(points)
     backend = distributed.get_backend(meeting.group)
-    return GroupMeasurement(backend, meeting.ranks, facts.hosts, curves)
+    return GroupMeasurement(backend, meeting.ranks, facts.hosts, curves, _hidden(meeting))
+
+
+def _hidden(meeting: _Meeting) -> float:
+    """Which share of a gather's time products beside it hide, on the rank where that is least."""
+    gather = _prepared(meeting, _GATHER, _BESIDE)
+    if gather is None:
+        return 1.0
+    x = torch.ones(_SIDE, _SIDE, device=meeting.device)
+
+    def products(count: int) -> None:
+        for _ in range(count):
+            torch.mm(x, x)
+
+    def slowest(run: Callable[[], object]) -> float:
+        run()
+        return meeting.most([median([meeting.seconds(run) for _ in range(5)])])[0]
+
+    sent, once = slowest(gather), slowest(functools.partial(products, 1))
+    count = int(1.5 * sent / once) + 1  # the same on all ranks, as both times are
+    alone = slowest(functools.partial(products, count))
+    both = slowest(functools.partial(gather, lambda: products(count)))
+    return min(max(1.0 - (both - alone) / sent, 0.0), 1.0)
 
 
 def _points(meeting: _Meeting, kind: str) -> list[tuple[int, float]]:
@@ -201,7 +227,7 @@ def _points(meeting: _Meeting, kind: str) -> list[tuple[int, float]]:
     return found
 
 
-def _prepared(meeting: _Meeting, kind: str, nbytes: int) -> Callable[[], object] | None:
+def _prepared(meeting: _Meeting, kind: str, nbytes: int) -> Callable[..., object] | None:
     """A call on numbers of our own; ``None`` on all ranks if one has no memory for it, which
     another tensor of that size stands for."""
     count = max(nbytes // 4 // meeting.ranks, 1)
@@ -216,11 +242,15 @@ def _prepared(meeting: _Meeting, kind: str, nbytes: int) -> Callable[[], object]
     return functools.partial(_call, kind, x, meeting)
 
 
-def _call(kind: str, x: Tensor, meeting: _Meeting) -> None:
-    """As a step does it: by the functional operator."""
+def _call(
+    kind: str, x: Tensor, meeting: _Meeting, beside: Callable[[], None] | None = None
+) -> None:
+    """As a step does it: by the functional operator. ``beside``: what is computed meanwhile."""
     reduce = () if kind == _GATHER else ("sum",)
     ranks = () if kind == _REDUCE else (meeting.ranks,)
     started = collective_op(kind)(x, *reduce, *ranks, name_of_group(meeting.group))
+    if beside is not None:
+        beside()
     collective_op("wait_tensor")(started)
 
 

@@ -89,13 +89,19 @@ class GroupMeasurement:
     """What was measured of a process group, equal on all its ranks.
 
     ``curves``: by the names of operators (``"all_reduce"``), over bytes of the larger side on a
-    rank. ``hosts``: how many its ranks are on.
+    rank. ``hosts``: how many its ranks are on. ``hidden``: the share of a collective's time that
+    products beside it hide; less than all where both need the same cores or the same memory.
     """
 
     backend: str
     ranks: int
     hosts: int
     curves: Mapping[str, Curve]
+    hidden: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.hidden <= 1.0:
+            raise ValueError(f"a collective is hidden to {self.hidden}, which is no share")
 
 
 def measurement_to_words(found: GroupMeasurement) -> dict[str, object]:
@@ -106,6 +112,7 @@ def measurement_to_words(found: GroupMeasurement) -> dict[str, object]:
         "ranks": found.ranks,
         "hosts": found.hosts,
         "curves": curves,
+        "hidden": found.hidden,
     }
 
 
@@ -118,7 +125,8 @@ def measurement_from_words(words: Mapping[str, object]) -> GroupMeasurement:
     for kind, points in told.items():
         curves[str(kind)] = Curve(tuple((int(each[0]), float(each[1])) for each in points))
     ranks, hosts = int(str(words["ranks"])), int(str(words["hosts"]))
-    return GroupMeasurement(str(words["backend"]), ranks, hosts, curves)
+    hidden = float(str(words["hidden"]))
+    return GroupMeasurement(str(words["backend"]), ranks, hosts, curves, hidden)
 
 
 __all__ = [

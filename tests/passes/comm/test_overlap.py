@@ -150,6 +150,34 @@ def kept(program, *inputs, **bounds):
     return changes == 0
 
 
+def test_pieces_of_what_was_waited_for_go_with_the_wait(group):
+    """As DTensor gathers along another dim than the first."""
+
+    def program(x, a, b):
+        whole = torch.cat(gathered(a).split(32), 1)
+        return torch.tanh(x) @ b, whole
+
+    check_pass(
+        overlap(),
+        program,
+        (X, A, B),
+        after="""
+            x: f32[64, 64]
+            a: f32[64, 64]
+            b: f32[64, 64]
+            all_gather_into_tensor: f32[64, 64] = all_gather_into_tensor(a, 1, 0)
+            tanh: f32[64, 64] = tanh(x)
+            mm: f32[64, 64] = mm(tanh, b)
+            wait_tensor: f32[64, 64] = wait_tensor(all_gather_into_tensor)
+            split: (f32[32, 64], f32[32, 64]) = split.Tensor(wait_tensor, 32)
+            getitem: f32[32, 64] = split[0]
+            getitem.1: f32[32, 64] = split[1]
+            cat: f32[32, 128] = cat([getitem, getitem.1], 1)
+            return [mm, cat]
+        """,
+    )
+
+
 def test_without_collectives_nothing_moves():
     assert kept(lambda x, a: (x @ a).relu(), X, A)
 

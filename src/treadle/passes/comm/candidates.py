@@ -65,6 +65,8 @@ def _candidate(each: Collective) -> JoinCandidate:
     alike = each.kind is not CollectiveKind.ALL_TO_ALL
     require(alike, NoMatch, f"{node} gives each rank another part of what it sends")
     require(not each.coalesced, NoMatch, f"{node} is several already")
+    whole = info(node).piece is None
+    require(whole, NoMatch, f"{node} is a piece of what was one: products go on beside it")
     require(len(waits) == 1, NoMatch, f"{len(waits)} nodes wait for {node}")
     require(len(node.users) == 1, NoMatch, f"{node} is read before it is waited for")
     (given,), (wait,) = each.inputs, waits

@@ -176,6 +176,12 @@ class CommunicationModel:
         """Of one collective with nothing before it. ``PlanError`` TR-550 for an unknown group."""
         return self._group(each.group).seconds(each.kind, each.nbytes)
 
+    def with_interference(self) -> "CommunicationModel":
+        """The same with the interference that was measured, of the group that hides least; none
+        where no group was. Nothing hides less than a hundredth."""
+        found = [each.measured.hidden for each in self.groups.values() if each.measured]
+        return replace(self, interference=1.0 / max(min(found, default=1.0), 0.01) - 1.0)
+
     def among(self, ranks: int | Mapping[str, int], device: DeviceModel) -> "CommunicationModel":
         """The same groups with other numbers of ranks, each with as many bytes per rank as now:
         one number for all of them, or those of some by name."""

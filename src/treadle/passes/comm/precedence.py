@@ -1,10 +1,11 @@
 """Which nodes of a step may change places.
 
 A wait, and what merely shows its result in another shape, has no place of its own: it stands before
-the first node that computes with it. Results of an operation with several stand behind it.
+the first node that computes with it: so do pieces of that, when it is split. Other results of an
+operation with several stand behind it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
@@ -69,6 +70,8 @@ def precedence_of(work: Work) -> Precedence:
     nodes, makers = work.facts.nodes, _makers(work)
     first = [i for i, node in enumerate(nodes) if node.op == "placeholder"]
     late, needs = _by_data(work, makers)
+    shown = set(late)
+    makers = {item: maker for item, maker in makers.items() if maker not in shown}
     apart = {*first, *makers, *late}
     placed = [i for i in range(len(nodes)) if i not in apart]
     for earlier, later in _by_effect(work, placed):
@@ -109,10 +112,15 @@ def _by_data(work: Work, makers: Mapping[int, int]) -> tuple[list[int], list[_Ne
         if i in work.awaits:
             own.awaited.add(work.awaits[i])
             late[i] = None
-        elif own.shown and work.facts.kinds[i] is Kind.VIEW and i not in makers:
+        elif own.shown and _shows(work, i, makers, late):
             late[i] = None
         needs.append(own)
     return [*late], needs
+
+
+def _shows(work: Work, i: int, makers: Mapping[int, int], late: Collection[int]) -> bool:
+    """Whether it is a view, and no result of an operation that has a place."""
+    return work.facts.kinds[i] is Kind.VIEW and (i not in makers or makers[i] in late)
 
 
 def _makers(work: Work) -> dict[int, int]:
