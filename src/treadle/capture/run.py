@@ -210,6 +210,7 @@ class Trace:
         default_factory=dict[int, tuple[Input, Source]]
     )  # by the id of a constant
     lost: set[int] = field(default_factory=set[int])  # nodes that stand for what those leave
+    own_rows: dict[int, int] = field(default_factory=dict[int, int])  # nodes that take them: ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -762,7 +763,10 @@ class Run:
             with self.sync.unlooked():
                 grad = leaf.grad
             assert grad is not None
+            start = traced_nodes()
             mean = shards.own(grad)
+            taken = range(start, traced_nodes())
+            self.trace.own_rows |= dict.fromkeys(taken, shards.group.ranks)
         own = shards.own(leaf.detach()).clone()
         yield own, mean
         leaf.detach().copy_(shards.whole(own, leaf.shape[0]))

@@ -28,7 +28,10 @@ from treadle.graph.types import TensorType, type_of_tensor
 from treadle.util.extents import same_sizes, usual_strides
 from treadle.util.literals import literal_text, numbers_text
 
-NOTES = ("module", "region", "asked", "checkpoint", "recomputed", "chunk", "gathered", "eager")
+NOTES = (
+    "module", "region", "asked", "checkpoint", "recomputed", "chunk", "gathered", "own_rows",
+    "eager",
+)  # fmt: skip
 """What is noted of a node beside its phase and its source line, if anything."""
 USUAL_DEVICE = torch.device("cpu")
 """Where a tensor is of which the text says nothing else."""
@@ -145,7 +148,8 @@ def note_text(known: NodeInfo) -> str:
 def _notes_of(known: NodeInfo) -> dict[str, object]:
     """Those of ``NOTES``, by name."""
     values = known.module, known.region, known.asked, known.checkpoint, known.recomputed
-    return dict(zip(NOTES, (*values, known.chunk, known.gathered, known.eager), strict=True))
+    others = known.chunk, known.gathered, known.own_rows, known.eager
+    return dict(zip(NOTES, (*values, *others), strict=True))
 
 
 def _is_digits(value: object) -> bool:

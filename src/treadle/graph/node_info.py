@@ -40,6 +40,7 @@ class NodeInfo:
     other rows before and after.
     ``gathered``: of a node that gathers parameters which their modules drop after a forward
     (``fully_shard``): a number, equal for those that are gathered together.
+    ``own_rows``: of a slice that takes what this rank updates: how many ranks divide the rows.
     ``eager``: the reason why it runs as PyTorch's kernel whatever rules there are; empty if none
     was given.
     """
@@ -57,6 +58,7 @@ class NodeInfo:
     lost: bool = False
     chunk: int | None = None
     gathered: int | None = None
+    own_rows: int | None = None
     eager: str = ""
 
 
