@@ -40,6 +40,7 @@ from treadle.passes.comm.in_flight import spans_of
 from treadle.passes.comm.kept_order import communicates, is_fence
 from treadle.passes.comm.merge import MergeEqualCollectives
 from treadle.passes.comm.overlap import OverlapCommunication
+from treadle.passes.comm.scatter_reductions import ScatterReductions
 from treadle.passes.comm.sink import SinkWaits
 from treadle.passes.comm.split_updates import SplitUpdates
 
@@ -279,7 +280,7 @@ def test_passes_are_frozen_and_show_before_and_after(kind):
 
 def test_all_passes_are_among_those_that_run():
     order = communication_passes(1, 2, 3)
-    elsewhere = {GatherAgain, OverlapCommunication, SplitUpdates}
+    elsewhere = {GatherAgain, OverlapCommunication, ScatterReductions, SplitUpdates}
     assert {type(each) for each in order} == set(all_passes()) - elsewhere
     assert order[2] == BucketCollectives(bucket_bytes=2, first_bucket_bytes=1)
     assert [each.in_flight_bytes for each in (order[1], order[3])] == [3, 3]

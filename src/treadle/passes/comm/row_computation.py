@@ -1,5 +1,6 @@
 """Rows in the place of whole values: the changes that ``scatter_reductions.py`` has decided on."""
 
+import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,10 +15,13 @@ from treadle.compat.operators import OpOverload
 from treadle.graph.arguments import map_nodes
 from treadle.graph.collectives import Collective
 from treadle.graph.dataflow import is_list_call
+from treadle.graph.operators import may_recompute
 from treadle.graph.types import is_tensor, type_of
 from treadle.graph.values import inherit, refresh
+from treadle.passes.comm.kept_order import is_fence
 from treadle.passes.comm.row_parts import Combined, Emit
 from treadle.passes.comm.row_rules import OwnRows, use_of
+from treadle.passes.memory.cost import Kind, kind_of
 
 aten = torch.ops.aten
 
@@ -50,10 +54,17 @@ class RowComputation:
     _pending: dict[_Key, list[_Part]] = field(default_factory=dict[_Key, list[_Part]])
     _gone: dict[fx.Node, None] = field(default_factory=dict[fx.Node, None])
     _changed: list[fx.Node] = field(default_factory=list[fx.Node])
+    _position: dict[fx.Node, int] = field(default_factory=dict[fx.Node, int])
+    _behind: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
+    _fences: list[fx.Node] = field(default_factory=list[fx.Node])
 
     def run(self) -> None:
         """Put rows in the place of values, and erase what nobody reads any more."""
-        for node in list(self.graph.nodes):
+        nodes = list(self.graph.nodes)
+        self._position.update({node: at for at, node in enumerate(nodes)})
+        inputs = [node for node in nodes if node.op == "placeholder"]
+        self._fences += [inputs[-1], *filter(is_fence, nodes)]
+        for node in nodes:
             self._combine_for(node)
             if node in self.collectives:
                 self._scatter(node, self.collectives[node])
@@ -96,13 +107,40 @@ class RowComputation:
         """``a = all_reduce(g); w = wait(a)`` -> ``a = reduce_scatter(pad(g)); w = wait(a)[:n]``"""
         rows, (given,) = self.rows[wait], reduction.inputs
         start, stop = collective_op("reduce_scatter_tensor"), collective_op("wait_tensor")
-        with self._ahead_of(reduction.node, reduction.node) as emit:
+        place = self._moved_to_where_ready(reduction)
+        with self._ahead_of(place.next, reduction.node) as emit:
             padded = _padded(emit, given, rows.ranks)
             started = emit(start, padded, reduction.reduce, rows.ranks, reduction.group)
+        self._position[started] = self._position[place]
+        self._behind[place] = started
         with self._ahead_of(wait, wait) as emit:
             own = emit(aten.slice.Tensor, emit(stop, started), 0, 0, rows.count)
         self._gone[reduction.node] = None
         self._is_own(wait, own, reduction.group)
+
+    def _moved_to_where_ready(self, reduction: Collective) -> fx.Node:
+        """What is computed element by element for the collective alone stands right behind what it
+        is computed of; the last of all that. Never before the last fence. A step reads gradients in
+        the order of its parameters, and they are ready in another."""
+        (given,) = reduction.inputs
+        chain: list[fx.Node] = []
+        while _serves_one(given):
+            chain.append(given)
+            given = max(given.all_input_nodes, key=self._position.__getitem__)
+        place = max(given, self._fence_of(reduction.node), key=self._position.__getitem__)
+        while place in self._behind:
+            place = self._behind[place]
+        for node in reversed(chain):
+            if self._position[node] > self._position[place]:
+                place.append(node)
+                self._position[node] = self._position[place]
+                place = node
+        return place
+
+    def _fence_of(self, node: fx.Node) -> fx.Node:
+        """The last node ahead of ``node`` that it may not pass."""
+        at = bisect.bisect(self._fences, self._position[node], key=self._position.__getitem__)
+        return self._fences[at - 1]
 
     def _compute(self, node: fx.Node) -> None:
         """``s = mul(w, c)``  ->  ``own rows of s = mul(own rows of w, c)``"""
@@ -229,6 +267,13 @@ class RowComputation:
             with self._ahead_of(place, each.reader) as emit:
                 number = each.how.finish(emit, emit(aten.select.int, totals, 0, at))
             self._put(each.reader, number)
+
+
+def _serves_one(node: fx.Node) -> bool:
+    """Whether it is computed element by element, or a view, for one reader alone."""
+    if node.op != "call_function" or len(node.users) != 1 or not may_recompute(node):
+        return False
+    return kind_of(node) in (Kind.POINTWISE, Kind.VIEW) and bool(node.all_input_nodes)
 
 
 def _padded(emit: Emit, given: fx.Node, ranks: int) -> fx.Node:
