@@ -8,8 +8,8 @@ turns in one run.
 
 Prints, for the slowest rank, the median milliseconds of a step, its ratio to eager's, the peak that
 treadle promises for the first rank (MiB), and the collectives of one step. ``--collectives``: and
-the milliseconds of one collective of the bytes of all gradients, with nothing beside it. ``--clip``:
-gradients are clipped by their norm. On GPUs over NCCL, on CPUs over Gloo.
+the milliseconds of one collective of the bytes of all gradients, with nothing beside it.
+``--clip``: gradients are clipped by their norm. On GPUs over NCCL, on CPUs over Gloo.
 """
 
 import argparse

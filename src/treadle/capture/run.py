@@ -673,6 +673,13 @@ class Run:
         sources = [source for _, source in self.sources]
         return [each.parameter for each in sources if isinstance(each, Parameter)]
 
+    def wrapped(self) -> Iterator[tuple[nn.Parameter, RankGroup]]:
+        """Parameters whose gradients a wrapper averages in the end, and over which ranks."""
+        for parameter in self._parameters():
+            group = self.sync.expected_of(self._stand_ins[id(parameter)])
+            if group is not None and group.ranks > 1:
+                yield parameter, group
+
     def _reduce_gradients(self, clusters: Sequence[ParamGroup]) -> dict[int, Tensor]:
         """What of an optimizer's gradients is not a mean over ranks yet becomes one; where ranks
         divide an update, the rows of this rank, by their parameter. All of them are sent ahead of
