@@ -4,12 +4,12 @@ turns in one run.
 ::
 
     torchrun --nproc-per-node 2 benchmarks/data_parallel.py [--width 512] [--layers 6] [--rows 64]
-        [--rounds 30] [--collectives]
+        [--rounds 30] [--collectives] [--clip]
 
 Prints, for the slowest rank, the median milliseconds of a step, its ratio to eager's, the peak that
 treadle promises for the first rank (MiB), and the collectives of one step. ``--collectives``: and
-the milliseconds of one collective of the bytes of all gradients, with nothing beside it. On GPUs
-over NCCL, on CPUs over Gloo.
+the milliseconds of one collective of the bytes of all gradients, with nothing beside it.
+``--clip``: gradients are clipped by their norm. On GPUs over NCCL, on CPUs over Gloo.
 """
 
 import argparse
@@ -42,10 +42,14 @@ class Block(nn.Module):
         return x + self.down(self.gelu(self.up(self.norm(x))))
 
 
-def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
+def training(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, clips: bool
+) -> Callable[..., torch.Tensor]:
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = model(x).square().mean()
         loss.backward()
+        if clips:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()
@@ -53,7 +57,7 @@ def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[...
     return step
 
 
-def ways(net: nn.Module) -> dict[str, Callable[..., torch.Tensor]]:
+def ways(net: nn.Module, *, clips: bool) -> dict[str, Callable[..., torch.Tensor]]:
     """Each with a model and an optimizer of its own."""
 
     def made(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -70,7 +74,7 @@ def ways(net: nn.Module) -> dict[str, Callable[..., torch.Tensor]]:
         parallel = treadle.DataParallel(shard=shard) if kind == "plain" else None
         options = treadle.Options(**given)
         return treadle.compile(
-            training(model, optimizer),
+            training(model, optimizer, clips=clips),
             model=model,
             optimizer=optimizer,
             parallel=parallel,
@@ -78,13 +82,13 @@ def ways(net: nn.Module) -> dict[str, Callable[..., torch.Tensor]]:
         )
 
     return {
-        "eager, DistributedDataParallel": training(*made("wrapped")),
+        "eager, DistributedDataParallel": training(*made("wrapped"), clips=clips),
         "treadle, DistributedDataParallel": compiled("wrapped"),
         "treadle, DataParallel": compiled(),
         "treadle, each collective by itself": compiled(buckets=0),
         "treadle, overlap=True": compiled(overlap=True),
         'treadle, shard="optimizer"': compiled(shard="optimizer"),
-        "eager, fully_shard": training(*made("sharded")),
+        "eager, fully_shard": training(*made("sharded"), clips=clips),
         "treadle, fully_shard": compiled("sharded"),
     }
 
@@ -136,6 +140,7 @@ def main() -> None:
     for name, value in {"width": 512, "layers": 6, "rows": 64, "rounds": 30}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--collectives", action="store_true", help="time each alone as well")
+    parser.add_argument("--clip", action="store_true", help="clip gradients by their norm")
     given = parser.parse_args()
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -146,7 +151,7 @@ def main() -> None:
     net = nn.Sequential(*[Block(given.width) for _ in range(given.layers)]).to(device)
     torch.manual_seed(dist.get_rank())
     x = torch.randn(given.rows, given.width, device=device)
-    steps = ways(net)
+    steps = ways(net, clips=given.clip)
     alone = collectives(net) if given.collectives else {}
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for round_ in range(given.rounds + 3):

@@ -1,6 +1,7 @@
 """``DataParallel(shard="optimizer")``: each rank has state for some rows, and all are as one."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -126,13 +127,55 @@ def test_what_is_sent_of_rows_is_joined(launch):
         assert difference is None
 
 
-@pytest.mark.parametrize("name", ["adamw", "momentum"])
-def test_clipping_sees_whole_gradients(launch, name):
-    for rank in launch(2, trains, name, True, environment=EACH):
+@pytest.mark.parametrize(("world", "name"), [(2, "momentum"), (3, "adamw")])
+def test_clipping_needs_no_whole_gradients(launch, world, name):
+    for rank in launch(world, trains, name, True, environment=EACH):
         loss, apart, state, sent, _, difference = rank.value
         assert max(loss, apart, state) < CLOSE
-        assert sent == [8, 0, 7]
+        assert sent == [1, 7, 8], "the number without dims as a whole; parts of the norm at once"
         assert difference is None
+
+
+def clipped(model, optimizer, order, foreach):
+    def step(x, y):
+        F.cross_entropy(model(x), y).backward()
+        norm = nn.utils.clip_grad_norm_(
+            model.parameters(), 0.1, order, error_if_nonfinite=True, foreach=foreach
+        )
+        optimizer.step()
+        optimizer.zero_grad()
+        return norm
+
+    return step
+
+
+def norms():
+    """Of several kinds: ours, eager's, and how far the parameters are apart."""
+    found = []
+    for order, foreach in ((1.0, True), (3.0, False), (math.inf, True)):
+        torch.manual_seed(0)
+        net = Scaled()
+        twin = copy.deepcopy(net)
+        own, other = (OPTIMIZERS["momentum"](each.parameters()) for each in (net, twin))
+        step = treadle.compile(
+            clipped(net, own, order, foreach),
+            model=net,
+            optimizer=own,
+            parallel=treadle.DataParallel(shard="optimizer"),
+        )
+        eager = clipped(DistributedDataParallel(twin), other, order, foreach)
+        pairs = [(step(x, y).item(), eager(x, y).item()) for x, y in batches(2)]
+        found.append((pairs, gap(net, twin)))
+    return found
+
+
+def test_norms_are_the_same_on_all_ranks(launch):
+    ranks = [rank.value for rank in launch(3, norms)]
+    for per_rank in zip(*ranks, strict=True):
+        assert all(pairs == per_rank[0][0] for pairs, _ in per_rank), "the same bits"
+        for pairs, apart in per_rank:
+            assert apart < CLOSE
+            assert all(ours == pytest.approx(theirs, rel=1e-5) for ours, theirs in pairs)
 
 
 @pytest.mark.parametrize("name", ["plain", "adafactor"])

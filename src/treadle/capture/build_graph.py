@@ -259,6 +259,7 @@ def _annotate(graph: fx.Graph, seen: Trace) -> None:
             draw=draw.of(at, node),
             lost=at in seen.lost,
             gathered=gathers.get(at),
+            own_rows=seen.own_rows.get(at),
         )
         describe(node, known_value(node), known)
     draw.finish()

@@ -113,7 +113,7 @@ class _Gathered(torch.autograd.Function):
 def _gather(part: Tensor, plan: ShardedParameterPlan, group: ShardedGroupPlan) -> Tensor:
     if group.param_dtype is not None and part.is_floating_point():
         part = part.to(group.param_dtype)
-    ranks = _ranks(group.gathers)
+    ranks = group_of_ranks(group.gathers)
     if ranks is None:
         return part.clone()
     padded = _padded(part, plan.dim, plan.rows)
@@ -128,7 +128,8 @@ def _reduce(grad: Tensor, plan: ShardedParameterPlan, group: ShardedGroupPlan) -
     """The part here of the mean of the gradients, padded still."""
     divided = reduction_of(group, grad.dtype)
     grad = _divided(grad, divided.before)
-    ranks, copies, wait = _ranks(group.gathers), _ranks(group.copies), collective_op("wait_tensor")
+    ranks, copies = group_of_ranks(group.gathers), group_of_ranks(group.copies)
+    wait = collective_op("wait_tensor")
     if ranks is not None:
         grad = _padded(grad, plan.dim, ranks.ranks * plan.rows)
         grad = torch.cat(grad.chunk(ranks.ranks, plan.dim)) if plan.dim else grad.contiguous()
@@ -139,8 +140,8 @@ def _reduce(grad: Tensor, plan: ShardedParameterPlan, group: ShardedGroupPlan) -
     return _divided(grad, divided.after)
 
 
-def _ranks(group: Any) -> RankGroup | None:
-    """``None`` where there is no other rank."""
+def group_of_ranks(group: Any) -> RankGroup | None:
+    """A process group of a plan; ``None`` where there is no other rank."""
     if group is None or group.size() == 1:
         return None
     return RankGroup(name_of_group(group), group.size())
@@ -384,6 +385,7 @@ __all__ = [
     "GatherSpan",
     "Reduction",
     "fully_sharded",
+    "group_of_ranks",
     "nothing",
     "reduction_of",
     "refuse_draws",

@@ -77,6 +77,10 @@ class GradientSync:
             else:
                 self._expected[id(leaf)] = group
 
+    def expected_of(self, leaf: Tensor) -> RankGroup | None:
+        """Over which ranks the wrapper that ran last averages the gradients of ``leaf``."""
+        return self._expected.get(id(leaf))
+
     def _added(self, leaf: Tensor) -> None:
         self._local.pop(id(leaf), None)
         self._local[id(leaf)] = None

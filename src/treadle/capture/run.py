@@ -210,6 +210,7 @@ class Trace:
         default_factory=dict[int, tuple[Input, Source]]
     )  # by the id of a constant
     lost: set[int] = field(default_factory=set[int])  # nodes that stand for what those leave
+    own_rows: dict[int, int] = field(default_factory=dict[int, int])  # nodes that take them: ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -672,6 +673,13 @@ class Run:
         sources = [source for _, source in self.sources]
         return [each.parameter for each in sources if isinstance(each, Parameter)]
 
+    def wrapped(self) -> Iterator[tuple[nn.Parameter, RankGroup]]:
+        """Parameters whose gradients a wrapper averages in the end, and over which ranks."""
+        for parameter in self._parameters():
+            group = self.sync.expected_of(self._stand_ins[id(parameter)])
+            if group is not None and group.ranks > 1:
+                yield parameter, group
+
     def _reduce_gradients(self, clusters: Sequence[ParamGroup]) -> dict[int, Tensor]:
         """What of an optimizer's gradients is not a mean over ranks yet becomes one; where ranks
         divide an update, the rows of this rank, by their parameter. All of them are sent ahead of
@@ -762,7 +770,10 @@ class Run:
             with self.sync.unlooked():
                 grad = leaf.grad
             assert grad is not None
+            start = traced_nodes()
             mean = shards.own(grad)
+            taken = range(start, traced_nodes())
+            self.trace.own_rows |= dict.fromkeys(taken, shards.group.ranks)
         own = shards.own(leaf.detach()).clone()
         yield own, mean
         leaf.detach().copy_(shards.whole(own, leaf.shape[0]))

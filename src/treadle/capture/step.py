@@ -21,6 +21,7 @@ from treadle.capture.object_graph import Location
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.own_gradients import refuse_own_gradients
 from treadle.capture.place import autocast_on, check_values, described
+from treadle.capture.planned_reductions import check_demands, demand_of_wrapper, sharded_demands
 from treadle.capture.recurrent import weights_in_place
 from treadle.capture.refuse import check_models, device_of
 from treadle.capture.row_shards import Divisions
@@ -40,6 +41,7 @@ from treadle.capture.sources import (
 )
 from treadle.compat.draw_operators import TRACED_AS
 from treadle.compat.fake import alone
+from treadle.compat.fully_sharded import plans_of
 from treadle.compat.sharded_tensors import layout_of
 from treadle.compat.tracing import trace
 from treadle.compat.views import SPLITS
@@ -121,6 +123,7 @@ def capture(
         except Exception as error:
             raise_told(error)
     _refuse_shared(captured, leaves)
+    _check_plans(captured, run, models)
     if group is not None:
         refuse_own_gradients(captured.step, group)
         send_written_buffers(captured.step, group)
@@ -175,6 +178,30 @@ def _finished(
     reads = run.read()
     run.placed(reads)
     return finish(module, run, reads, call, device, symbolic=symbolic)
+
+
+def _check_plans(captured: Captured, run: Run, models: Mapping[str, nn.Module]) -> None:
+    """TR-517, TR-518 if the graph does not have the collectives that wrappers demand."""
+    demands = {id(p): demand_of_wrapper(group.name) for p, group in run.wrapped()}
+    demands |= dict(sharded_demands(plans_of(models.values())))
+    sources, step = captured.sources, captured.step
+    places = {
+        at: demands[id(each.parameter)]
+        for at, each in enumerate(sources)
+        if isinstance(each, Parameter) and id(each.parameter) in demands
+    }
+    written: dict[int, list[int]] = {at: [] for at in places}
+    for at in places:
+        parameter, name = _parameter_of(sources[at]), step.signature.inputs[at].name
+        for place, output in enumerate(step.signature.outputs):
+            of_it = output.writes is not None and _parameter_of(sources[output.writes]) is parameter
+            if of_it or output.name == f"grad of {name}":
+                written[at].append(place)
+    check_demands(step, places, written)
+
+
+def _parameter_of(source: Source) -> nn.Parameter | None:
+    return source.parameter if isinstance(source, Parameter | State) else None
 
 
 def _refuse_shared(captured: Captured, leaves: list[object]) -> None:

@@ -444,6 +444,17 @@ def works_on_each(op: OpOverload) -> bool:
     return name.startswith("aten::_foreach_")
 
 
+def elementwise_on_each(op: OpOverload) -> bool:
+    """Whether ``op`` does something to each tensor of a list that works on each of its elements:
+    ``_foreach_mul``, which is ``mul`` of each, and not ``_foreach_norm`` or ``_foreach_mm``."""
+    if not works_on_each(op) or op.namespace != "aten":
+        return False
+    single = schema_of(op).name.removeprefix("aten::_foreach_")
+    packet = getattr(aten, single, None)  # the way to an operator whose name is data
+    overloads = [] if packet is None else [getattr(packet, name) for name in packet.overloads()]
+    return single == "copy" or any(torch.Tag.pointwise in each.tags for each in overloads)
+
+
 def may_accumulate(name: str) -> bool:
     """Whether a call of an operator, named as by artifacts, may write its result where its first
     argument is."""
@@ -550,6 +561,7 @@ __all__ = [
     "Effect",
     "OperatorFacts",
     "call_effects",
+    "elementwise_on_each",
     "facts_by_name",
     "facts_of",
     "follows_seed",

@@ -14,12 +14,13 @@ from treadle.graph.update_blocks import update_blocks
 from treadle.options import Carry, Options
 from treadle.passes.comm.carry import CarriedSteps, carried
 from treadle.passes.comm.moves import Move, update_moves
+from treadle.passes.comm.scatter_reductions import ScatterReductions
 from treadle.passes.comm.split_updates import SplitUpdates
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.noops import RemoveNoOps
 from treadle.util.errors import TreadleError
 
-_PLAIN = (RemoveNoOps(), RemoveDeadCode())
+_PLAIN = (ScatterReductions(), RemoveNoOps(), RemoveDeadCode())
 """What tracing leaves, copies of views above all, would be read by what is moved."""
 
 

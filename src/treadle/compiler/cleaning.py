@@ -14,6 +14,7 @@ from treadle.passes.batching import BatchProducts
 from treadle.passes.checkpoints import RecomputeMarked, SettleCheckpoints
 from treadle.passes.comm import communication_passes
 from treadle.passes.comm.gather_again import GatherAgain
+from treadle.passes.comm.scatter_reductions import ScatterReductions
 from treadle.passes.constructors import CountConstants
 from treadle.passes.counter_based_rng import UseCounterBasedRng
 from treadle.passes.cse import RemoveCommonSubexpressions
@@ -35,7 +36,8 @@ from treadle.passes.registered import registered
 from treadle.report.stages import Watcher
 
 CLEAN: tuple[GraphPass, ...] = (
-    ExpandDropout(),  # first: what a dropout is made of is cleaned like the rest
+    ScatterReductions(),  # first: a rank that has all rows of a value, or none, has no slice later
+    ExpandDropout(),  # early: what a dropout is made of is cleaned like the rest
     RemoveNoOps(),  # early: it makes equal what only a no-op told apart
     JoinPieces(),  # after no-ops: a copy between two pieces hides that they are neighbours
     CountConstants(),  # before what is dead: the constant that was summed

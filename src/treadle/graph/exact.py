@@ -29,7 +29,8 @@ from treadle.util.extents import same_sizes, usual_strides
 from treadle.util.literals import literal_text, numbers_text
 
 NOTES = (
-    "module", "region", "asked", "checkpoint", "recomputed", "chunk", "gathered", "piece", "eager",
+    "module", "region", "asked", "checkpoint", "recomputed", "chunk", "gathered", "piece",
+    "own_rows", "eager",
 )  # fmt: skip
 """What is noted of a node beside its phase and its source line, if anything."""
 USUAL_DEVICE = torch.device("cpu")
@@ -146,9 +147,9 @@ def note_text(known: NodeInfo) -> str:
 
 def _notes_of(known: NodeInfo) -> dict[str, object]:
     """Those of ``NOTES``, by name."""
-    first = known.module, known.region, known.asked, known.checkpoint, known.recomputed
-    values = *first, known.chunk, known.gathered, known.piece, known.eager
-    return dict(zip(NOTES, values, strict=True))
+    values = known.module, known.region, known.asked, known.checkpoint, known.recomputed
+    others = known.chunk, known.gathered, known.piece, known.own_rows, known.eager
+    return dict(zip(NOTES, (*values, *others), strict=True))
 
 
 def _is_digits(value: object) -> bool:

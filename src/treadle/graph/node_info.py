@@ -42,6 +42,7 @@ class NodeInfo:
     (``fully_shard``): a number, equal for those that are gathered together.
     ``piece``: of a collective that is one piece of what was one, which piece, from 0: it is not
     joined with others again.
+    ``own_rows``: of a slice that takes what this rank updates: how many ranks divide the rows.
     ``eager``: the reason why it runs as PyTorch's kernel whatever rules there are; empty if none
     was given.
     """
@@ -60,6 +61,7 @@ class NodeInfo:
     chunk: int | None = None
     gathered: int | None = None
     piece: int | None = None
+    own_rows: int | None = None
     eager: str = ""
 
 

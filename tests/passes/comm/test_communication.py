@@ -41,6 +41,7 @@ from treadle.passes.comm.kept_order import communicates, is_fence
 from treadle.passes.comm.merge import MergeEqualCollectives
 from treadle.passes.comm.overlap import OverlapCommunication
 from treadle.passes.comm.pipeline import PipelineProducts
+from treadle.passes.comm.scatter_reductions import ScatterReductions
 from treadle.passes.comm.sink import SinkWaits
 from treadle.passes.comm.split_updates import SplitUpdates
 
@@ -280,7 +281,9 @@ def test_passes_are_frozen_and_show_before_and_after(kind):
 
 def test_all_passes_are_among_those_that_run():
     order = communication_passes(1, 2, 3)
-    elsewhere = {GatherAgain, OverlapCommunication, PipelineProducts, SplitUpdates}
+    elsewhere = {
+        GatherAgain, OverlapCommunication, PipelineProducts, ScatterReductions, SplitUpdates,
+    }  # fmt: skip
     assert {type(each) for each in order} == set(all_passes()) - elsewhere
     assert order[2] == BucketCollectives(bucket_bytes=2, first_bucket_bytes=1)
     assert [each.in_flight_bytes for each in (order[1], order[3])] == [3, 3]

@@ -163,6 +163,29 @@ def test_a_reduce_scatter_is_waited_for_where_the_next_of_its_group_has_started(
     ]  # fmt: skip
 
 
+def test_a_wait_for_a_reduce_scatter_that_stands_late_goes_back():
+    """As captured where an optimizer steps; none passes a user's operator."""
+
+    def program(x, y):
+        starts = reduce_scatter(x), reduce_scatter(y), reduce_scatter(x.cos())
+        a = y.sin()
+        first, second, third = (wait(each) for each in starts)
+        return first * second * third * a.mean()
+
+    step = check_comm(SINK, program, (X, Y))
+    assert names(step)[:7] == [
+        "reduce_scatter_tensor", "reduce_scatter_tensor_1", "wait_tensor", "cos",
+        "reduce_scatter_tensor_2", "wait_tensor_1", "sin",
+    ]  # fmt: skip
+
+    def fenced(x, y):
+        starts = reduce_scatter(x), reduce_scatter(y)
+        a = user_operator(x)
+        return wait(starts[0]).sin() * wait(starts[1]), a
+
+    assert SINK.run(trace(fenced, X, Y)) == 0
+
+
 def updated(x, w, v):
     """Two parameters, each updated with a sum of its own."""
     g = wait(all_reduce(x * 2))

@@ -33,7 +33,8 @@ class SinkWaits(GraphPass):
     nothing says earlier that it has been sent. So it lives longer, by as much as the wait moves:
     that is what ``in_flight_bytes`` bounds. The result has its memory since the start, either way.
     A reduce-scatter sends more than it gives: it is waited for at the latest where the next one of
-    its group has started, which cannot begin to send before. So no more than two are there at once.
+    its group has started, which cannot begin to send before. So no more than two are there at once,
+    and a wait that stands behind that place goes back to it, unless a bound is given.
     And no wait stands behind the first update, which is computed behind all of them anyway.
     """
 
@@ -64,6 +65,9 @@ class SinkWaits(GraphPass):
                 place[node] = wanted[node], 0, at
         if self.in_flight_bytes is not None:
             self._hold_back(graph, place)
+        else:
+            position = {node: at for at, node in enumerate(graph.nodes)}
+            place |= {wait: (at, 0, position[wait]) for wait, at in _too_late(graph).items()}
         return sorted(place, key=place.__getitem__)
 
     def _hold_back(self, graph: fx.Graph, place: dict[fx.Node, _Place]) -> None:
@@ -91,6 +95,21 @@ def _behind_the_next(graph: fx.Graph) -> dict[fx.Node, int]:
             before = latest.get(each.group)
             found |= dict.fromkeys(before.waits if before else (), position[each.node] + 1)
             latest[each.group] = each
+    return found
+
+
+def _too_late(graph: fx.Graph) -> dict[fx.Node, int]:
+    """Waits that stand behind ``_behind_the_next``, with something else in between, and where they
+    go: there, or behind the last fence."""
+    nodes = list(graph.nodes)
+    position = {node: at for at, node in enumerate(nodes)}
+    found: dict[fx.Node, int] = {}
+    for wait, limit in _behind_the_next(graph).items():
+        between = nodes[limit : position[wait]]
+        fences = [position[node] + 1 for node in between if is_fence(node)]
+        at = max([limit, *fences])
+        if not all(map(is_wait, nodes[at : position[wait]])):
+            found[wait] = at
     return found
 
 
