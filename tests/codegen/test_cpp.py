@@ -286,3 +286,18 @@ def test_reduce_of_a_product_of_two_layouts():
     torch.testing.assert_close(
         run_plan(schedule(b.program(out)), *xs), [(xs[0] * xs[1].t()).sum(1)]
     )
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e3, 1e9, 1e30])
+def test_angles_of_any_size(size):
+    """Single precision is computed in double: half a unit in the last place, wherever it is."""
+    x = torch.cat([torch.randn(4003) * size, SPECIAL])
+    for name, mine in zip(("sin", "cos"), apply_all(("sin", "cos"), x), strict=True):
+        exact = UNARY[name](x.double())
+        assert torch.equal(mine.isnan(), exact.isnan())
+        near = exact.float().abs()
+        unit = (torch.nextafter(near, torch.tensor(math.inf)) - near).double()
+        apart = (mine.double() - exact).abs()
+        assert (apart <= 0.51 * unit)[~exact.isnan()].all()
+    zeros = apply_all(("sin",), torch.tensor([0.0, -0.0]))[0]
+    assert zeros.signbit().tolist() == [False, True]
