@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testing import trace
+from treadle.compat.fake import FakeTensorMode
 from treadle.compiler import cleaning
 from treadle.graph.operators import arguments
 from treadle.graph.passes import run_passes
@@ -23,6 +24,7 @@ from treadle.targets.cuda import CUDA, _Cuda
 from written_out import CUDNN, CUDNN_BACKWARD, run
 
 aten = torch.ops.aten
+ALWAYS = FuseAttention(everywhere=True)
 LEAST = torch.finfo(torch.float32).min
 
 
@@ -110,12 +112,12 @@ def check_fused(program, inputs, calls=1):
     step = cleaned(program, *inputs)
     doubled = [each.double() if each.is_floating_point() else each for each in inputs]
     kinds = [(each.dtype, each.shape) for each in map(type_of, step.returned)]
-    run_passes(step, [FuseAttention()])
+    run_passes(step, [ALWAYS])
     targets = [node.target for node in step.graph.nodes]
     assert targets.count(CUDNN) == targets.count(CUDNN_BACKWARD) == calls
     assert aten._softmax.default not in targets
     assert [(each.dtype, each.shape) for each in map(type_of, step.returned)] == kinds
-    assert FuseAttention().run(step) == 0
+    assert ALWAYS.run(step) == 0
     exact = program(*doubled)
     for found, best in zip(run(step.graph, *inputs), exact, strict=True):
         assert torch.equal(found.isnan(), best.isnan())
@@ -143,14 +145,14 @@ def test_any_spelling_of_any_size_becomes_a_call(attention, b, h, t, s, d, dtype
 
 def test_without_a_gradient():
     step = cleaned(lambda q, k, v: plain(q, k, v), *operands()[:3])
-    assert FuseAttention().run(step) == 1
+    assert ALWAYS.run(step) == 1
     (found,) = run(step.graph, *operands()[:3])
     torch.testing.assert_close(found, plain(*operands()[:3]), rtol=0.02, atol=0.02)
 
 
 def test_a_single_query():
     inputs = operands(t=1)[:3]
-    (finding,) = explain(cleaned(lambda q, k, v: plain(q, k, v), *inputs))
+    (finding,) = explain(cleaned(lambda q, k, v: plain(q, k, v), *inputs), everywhere=True)
     assert finding.refused == "1 x 7 scores: cuDNN's kernel takes several of both"
 
 
@@ -204,9 +206,9 @@ REFUSED = {
 def test_says_why_it_leaves_an_attention_alone(name):
     attention, inputs, reason = REFUSED[name]
     step = cleaned(trained(attention), *inputs)
-    (finding,) = explain(step)
+    (finding,) = explain(step, everywhere=True)
     assert reason in finding.refused
-    assert FuseAttention().run(step) == 0
+    assert ALWAYS.run(step) == 0
 
 
 def test_devices_without_the_kernel(monkeypatch):
@@ -216,5 +218,13 @@ def test_devices_without_the_kernel(monkeypatch):
 
     old = replace(CUDA, driver=Old())
     monkeypatch.setattr(fuse, "kernel_for", lambda device: Cudnn(old))
-    (finding,) = explain(cleaned(trained(plain), *operands()))
+    (finding,) = explain(cleaned(trained(plain), *operands()), everywhere=True)
     assert finding.refused == "cuDNN has no kernel for devices of compute capability (7, 5)"
+
+
+def test_only_where_it_was_measured_to_lose_nothing():
+    with FakeTensorMode():
+        few, many = (operands(16, 12, n, n, 64) for n in (252, 256))
+        steps = [cleaned(trained(plain), *each) for each in (few, many)]
+    refused = [found.refused for step in steps for found in explain(step)]
+    assert refused == ["192 x 252 x 252 scores: the call was measured to lose", ""]

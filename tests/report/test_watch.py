@@ -69,7 +69,7 @@ def test_a_dump_holds_every_stage_as_text(tmp_path):
         assert (folder / f"{stage}.txt").read_text().strip() == step.graph(stage).strip()
     assert (folder / "sources-0.cpp").read_text() in step.graph("sources")
     passes = {path.name for path in (folder / "passes").iterdir()}
-    assert {"00-start.txt", "03-RemoveNoOps.txt", "03-RemoveNoOps.diff"} <= passes
+    assert {"00-start.txt", "04-RemoveNoOps.txt", "04-RemoveNoOps.diff"} <= passes
     times = (folder / "times.txt").read_text()
     assert all(stage in times for stage in ("capture", "clean", "plan memory", "build"))
 

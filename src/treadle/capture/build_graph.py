@@ -13,6 +13,7 @@ from treadle.capture.expected import join_conditions
 from treadle.capture.explain_errors import looks_at_value, show_line
 from treadle.capture.foreign import refuse_foreign_writes, refuse_undense, refuse_without_memory
 from treadle.capture.functionalize import Functionalizer
+from treadle.capture.literals import literals_made_numbers
 from treadle.capture.numbers import Uses
 from treadle.capture.object_graph import Location
 from treadle.capture.reads import Reads
@@ -185,7 +186,10 @@ def _clean(
         op="call_function", target=torch.ops.aten._local_scalar_dense.default
     ):
         raise looks_at_value(info(node).where)
-    _constants_to_inputs(module, sources, reads.places(), seen)
+    held = reads.places()
+    known = (seen.scalars, seen.uses.inputs, seen.uses.arrays, held)
+    literals_made_numbers(module, lambda tensor: not any(id(tensor) in each for each in known))
+    _constants_to_inputs(module, sources, held, seen)
     for node, (entry, _) in zip(graph.find_nodes(op="placeholder"), sources, strict=True):
         with_info(node, name=entry.name)
     _strip(graph)

@@ -155,7 +155,7 @@ TR double t_log1p(double x) {{ return __builtin_log1p(x); }}
 TR double t_sigmoid(double x) {{ return 1.0 / (1.0 + __builtin_exp(-x)); }}
 TR double t_tanh(double x) {{ return __builtin_tanh(x); }}
 TR double t_erf(double x) {{ return __builtin_erf(x); }}
-// by lanes from glibc: three units in the last place of a double, and half a unit in that of a float
+// by lanes from glibc: within three units in the last place of a double, half a one of a float
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define LANES extern "C" __attribute__((simd("notinbranch")))
 LANES double lanes_sin(double) noexcept __asm__("sin");

@@ -1,0 +1,52 @@
+"""Numbers that a step makes tensors of: ``torch.tensor(0.5)``.
+
+::
+
+    before:  c = _tensor_constant0; t = lift_fresh_copy(c); y = where(m, x, t)
+    after:   t = full([], 0.5, dtype=f32); y = where(m, x, t)
+
+The tracer holds such a tensor, of which nobody has more than the copy. As a number it is part of
+the formula that reads it, and known to whoever proves something of that. What the tensor was made
+of is among what Python reads, like every other number.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import TypeGuard
+
+import torch
+from torch import Tensor, fx
+
+aten = torch.ops.aten
+
+_LIFTS = frozenset({aten.lift_fresh_copy.default, aten.lift_fresh.default})
+_DTYPES = frozenset({
+    torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+})  # fmt: skip
+
+
+def literals_made_numbers(module: fx.GraphModule, is_literal: Callable[[Tensor], bool]) -> None:
+    """Let each held tensor of one element that is only copied, and that ``is_literal``, be made
+    where it is read."""
+    graph = module.graph
+    for node in graph.find_nodes(op="get_attr"):
+        tensor: object = operator.attrgetter(str(node.target))(module)
+        copied = bool(node.users) and all(user.target in _LIFTS for user in node.users)
+        if not copied or not _is_number(tensor) or not is_literal(tensor):
+            continue
+        options = {"dtype": tensor.dtype, "device": tensor.device, "pin_memory": False}
+        for user in list(node.users):
+            user.target = aten.full.default
+            user.args, user.kwargs = (list(tensor.shape), tensor.item()), options
+        graph.erase_node(node)
+
+
+def _is_number(value: object) -> TypeGuard[Tensor]:
+    if type(value) is not Tensor or value.requires_grad or value.numel() != 1:
+        return False
+    own = value.layout is torch.strided and not value.is_meta and value.dtype in _DTYPES
+    return own and value.untyped_storage().resizable()  # others are memory of NumPy's or of bytes
+
+
+__all__ = ["literals_made_numbers"]
