@@ -27,6 +27,9 @@ from treadle.compat.process_groups import store_of
 
 PROGRAM = Path(__file__).parent / "supervise.py"
 PATIENCE = 1.0
+_MISSED = "Gloo connectFullMesh failed"
+"""What Gloo says where ranks do not find each other, as when a port was given to somebody else
+meanwhile (seen once in some thousand launches). Nothing of a test has run then."""
 
 
 @dataclass(frozen=True)
@@ -71,30 +74,37 @@ class Launcher:
         ``patience`` after one failed, are killed. ``check``: any failure is one of the test, with
         the output of all. ``store``: ``"file"``, or ``"tcp"`` held by rank 0. ``closes``: whether
         ranks destroy their process group at the end."""
-        self._count += 1
-        place = self._folder / f"launch{self._count}"
-        place.mkdir()
-        torch.save(args, place / "args")
         file = Path(inspect.getsourcefile(function) or "")
         job = {
             "world": world, "file": str(file), "function": function.__name__, "seed": seed,
             "timeout": timeout, "patience": patience, "store": store, "closes": closes,
             "group_timeout": group_timeout,
         }  # fmt: skip
+        found = self._launch(job, args, environment or {})
+        if check and any(_MISSED in each.output for each in found):
+            found = self._launch(job, args, environment or {})
+        if check:
+            assert all(each.code == 0 for each in found), told(found)
+        return found
+
+    def _launch(
+        self, job: dict[str, Any], args: tuple[object, ...], environment: dict[str, str]
+    ) -> list[RankResult]:
+        self._count += 1
+        place = self._folder / f"launch{self._count}"
+        place.mkdir()
+        torch.save(args, place / "args")
         (place / "job.json").write_text(json.dumps(job))
         started = self._forks.start(
             PROGRAM,
             str(place),
             folder=place,
             quick=True,
-            environment=self._cache | (environment or {}),
+            environment=self._cache | environment,
         )
-        done = self._forks.finish(started, timeout + 20)
+        done = self._forks.finish(started, job["timeout"] + 20)
         assert done.returncode == 0, done.stderr
-        found = _results(place, world)
-        if check:
-            assert all(each.code == 0 for each in found), told(found)
-        return found
+        return _results(place, job["world"])
 
 
 def say_over() -> None:
