@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, TypeAlias, final
 
 import torch
 from torch import fx
@@ -14,9 +14,11 @@ from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import is_tensor
+from treadle.passes.attention import blocks, windows
+from treadle.passes.attention.blocks import BlockedCall, blocked
 from treadle.passes.attention.exchange import gradients_of
-from treadle.passes.attention.windows import WindowedCall, replace, windowed
-from treadle.passes.mask_patterns import Mask, Pairs, Window, mask_of
+from treadle.passes.attention.windows import WindowedCall
+from treadle.passes.mask_patterns import Blocks, Mask, Pairs, Window, mask_of
 from treadle.util.errors import VerifyError, require
 from treadle.util.extents import size_key
 
@@ -73,11 +75,12 @@ class ProveAttentionMasks(GraphPass):
 
     A mask that is proved to let every pair through goes; one that is proved to be causal, of as
     many queries as keys, becomes the flag; one that is proved to be a window becomes, on GPUs, the
-    two bounds of a kernel that skips what is outside of it. The function is the same while scores
-    are finite (and smaller than half of the number that a mask adds, where that is not -inf: 32,752
+    two bounds of a kernel that skips what is outside of it; one that is proved to be of blocks of
+    positions goes, and each block is a batch of its own. The function is the same while scores are
+    finite (and smaller than half of the number that a mask adds, where that is not -inf: 32,752
     is the least such half, since PyTorch gives cuDNN -65504 for a mask of truth values). CPUs give
-    the same bits. On GPUs the kernel rounds in another place, so there nothing changes where
-    rounding is to be ``eager``'s.
+    the same bits, but for blocks. On GPUs the kernel rounds in another place, so there nothing
+    changes where rounding is to be ``eager``'s.
     """
 
     contract: ClassVar[Contract] = Contract()
@@ -87,14 +90,16 @@ class ProveAttentionMasks(GraphPass):
     def run(self, step: StepGraph) -> int:
         proved = _proved(step, self)
         for node, found in proved.items():
-            if isinstance(found, WindowedCall):
+            if not isinstance(found, Window):
                 continue
             set_argument(node, KERNELS[node.target].mask, None)
             if found.is_causal:
                 set_argument(node, "is_causal", True)
         for call in dict.fromkeys(proved.values()):
             if isinstance(call, WindowedCall):
-                replace(call)
+                windows.replace(call)
+            elif isinstance(call, BlockedCall):
+                blocks.replace(call)
         return len(proved)
 
 
@@ -111,6 +116,8 @@ class MaskReport:
     reason: str
 
 
+_Becomes: TypeAlias = Window | WindowedCall | BlockedCall
+"""A window that is a flag, or nothing; or other calls."""
 _DEFAULT = ProveAttentionMasks()
 
 
@@ -134,9 +141,9 @@ def _calls(step: StepGraph) -> Iterator[fx.Node]:
             yield node
 
 
-def _proved(step: StepGraph, by: ProveAttentionMasks) -> dict[fx.Node, Window | WindowedCall]:
+def _proved(step: StepGraph, by: ProveAttentionMasks) -> dict[fx.Node, _Becomes]:
     """The calls whose mask is a flag, or nothing, or two bounds."""
-    decisions, found = _Decisions(by.eager), dict[fx.Node, Window | WindowedCall]()
+    decisions, found = _Decisions(by.eager), dict[fx.Node, _Becomes]()
     for node in _calls(step):
         try:
             found[node] = decisions.becomes(node)
@@ -156,10 +163,14 @@ def _report(decisions: "_Decisions", node: fx.Node) -> MaskReport:
     return MaskReport(f"{node} ({name})", info(node).where, mask, becomes, reason)
 
 
-def _words(found: Window | WindowedCall) -> str:
-    if isinstance(found, WindowedCall):
-        return f"a window of {found.left} before and {found.right} after"
-    return "is_causal" if found.is_causal else "no mask"
+def _words(found: _Becomes) -> str:
+    match found:
+        case WindowedCall():
+            return f"a window of {found.left} before and {found.right} after"
+        case BlockedCall():
+            return f"batches of {found.size}, {'is_causal' if found.causal else 'no mask'}"
+        case Window():
+            return "is_causal" if found.is_causal else "no mask"
 
 
 @dataclass(frozen=True)
@@ -187,13 +198,15 @@ class _Decisions:
             raise found
         return found
 
-    def becomes(self, node: fx.Node) -> Window | WindowedCall:
+    def becomes(self, node: fx.Node) -> _Becomes:
         """The window that the kernel has a flag for, or the call of the kernel that takes its
         bounds; ``NoMatch`` in words."""
         pattern = self.mask(node).pattern
         given = arguments(node)
         kernel = KERNELS[node.target]
         bias = given[kernel.mask]
+        if isinstance(pattern, Blocks):
+            return self._blocks(node, bias, pattern)
         message = f"{bias} is {pattern}: no kernel to call takes that"
         require(isinstance(pattern, Window), NoMatch, message)
         assert isinstance(pattern, Window)
@@ -205,7 +218,16 @@ class _Decisions:
         if flag:
             return pattern
         forward = _forward(node)
-        return windowed(forward, _backward(forward), pattern)
+        return windows.windowed(forward, _backward(forward), pattern)
+
+    def _blocks(self, node: fx.Node, bias: fx.Node, pattern: Blocks) -> BlockedCall:
+        given = arguments(node)
+        square = Pairs.of(given["query"], given["key"]).is_square
+        require(square, NoMatch, f"{bias} is {pattern}, of another number of keys than queries")
+        require(not self.eager, NoMatch, f"in blocks {node} rounds elsewhere")
+        self._check(node, bias)
+        forward = _forward(node)
+        return blocked(forward, _backward(forward), KERNELS[node.target].mask, pattern)
 
     def _check(self, node: fx.Node, bias: fx.Node) -> None:
         """What must hold of a call whose mask goes."""
