@@ -157,7 +157,7 @@ TR double t_tanh(double x) {{ return __builtin_tanh(x); }}
 TR double t_erf(double x) {{ return __builtin_erf(x); }}
 // by lanes from glibc: within three units in the last place of a double, half a one of a float
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define LANES extern "C" __attribute__((simd("notinbranch")))
+#define LANES extern "C" __attribute__((const, simd("notinbranch")))
 LANES double lanes_sin(double) noexcept __asm__("sin");
 LANES double lanes_cos(double) noexcept __asm__("cos");
 TR float t_sin(float x) {{ return (float)lanes_sin((double)x); }}
