@@ -344,6 +344,8 @@ class Picture:
                 more = (self.of(value.grad),) if value.is_leaf else ()
                 return (value.requires_grad, held, *more, self.of(dict(vars(value))))
             case np.ndarray():
+                if value.dtype.kind not in "biufc":  # records, dates, texts: PyTorch has none
+                    return str(value.dtype), value.shape, repr(value.tolist())
                 return (torch.from_numpy(value.copy()),)
             case torch.Generator():
                 return (value.get_state(),)

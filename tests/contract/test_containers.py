@@ -395,3 +395,22 @@ def test_keys_that_are_equal_and_not_the_same():
     known = len(compiled.recompiles)
     compiled({Equal(2): 1}, x)
     assert len(compiled.recompiles) == known
+
+
+@pytest.mark.parametrize("key", [lambda m: m.bias, lambda m: (1, m.bias), lambda m: m.weight.sum()])
+@pytest.mark.parametrize("clears", [False, True])
+def test_a_tensor_that_becomes_a_key_is_refused(key, clears):
+    """It would be the traced one: it was left in the user's dict."""
+    model, kept = nn.Linear(2, 2), {"a": 1}
+
+    def step(x):
+        if clears:
+            kept.clear()
+        kept[key(model)] = 1
+        return model(x).sum()
+
+    compiled = treadle.compile(step, model=model)
+    with pytest.raises(treadle.TreadleError, match="TR-117") as caught:
+        compiled(torch.ones(1, 2))
+    assert "a key of" in str(caught.value)
+    assert kept == {"a": 1}

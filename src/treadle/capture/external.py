@@ -323,6 +323,8 @@ class ExternalState:
         label, kind = kept.part.label, type(kept.owner).__name__
         if not kept.part.settable or isinstance(kept.part, Sequenced) or not changed:
             raise refused(label, kind)
+        if any(n not in kept.before and _has_tensor(n) for n in changed):
+            raise refused(f"a key of {label} that is a tensor", kind)  # it would be a traced one
         if self._is_fixed(kept):
             raise refused(kept.part.where(changed[0]), "part of a module")
         return [
@@ -477,3 +479,10 @@ def counted(change: Change, before: object, now: object) -> CaptureError:
     )
     error.change = change
     return error
+
+
+def _has_tensor(key: object) -> bool:
+    """Whether a key is a tensor, or made of some."""
+    if isinstance(key, tuple | frozenset):
+        return any(map(_has_tensor, key))
+    return isinstance(key, Tensor)
