@@ -345,7 +345,7 @@ class Picture:
                 return (value.requires_grad, held, *more, self.of(dict(vars(value))))
             case np.ndarray():
                 if value.dtype.kind not in "biufc":  # records, dates, texts: PyTorch has none
-                    return str(value.dtype), value.shape, repr(value.tolist())
+                    return str(value.dtype), value.shape, self.of(value.tolist())
                 return (torch.from_numpy(value.copy()),)
             case torch.Generator():
                 return (value.get_state(),)
