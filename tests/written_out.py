@@ -8,6 +8,7 @@ from torch import Tensor, fx
 
 from treadle.compat.operators import schema_of
 from treadle.graph.node_info import value_of
+from treadle.graph.types import type_of
 
 aten = torch.ops.aten
 CUDNN = aten._scaled_dot_product_cudnn_attention.default
@@ -85,3 +86,12 @@ def run(graph: fx.Graph, *inputs: Tensor) -> list[Tensor]:
     """The results of ``graph``."""
     with torch.enable_grad():
         return WrittenOut(fx.GraphModule({}, graph)).run(*inputs)
+
+
+def layouts(step):
+    """Dtypes, shapes and strides of what is returned; strides of dims of size 1 do not count."""
+    found = []
+    for kind in map(type_of, step.returned):
+        pairs = zip(kind.strides, kind.shape, strict=True)
+        found.append((kind.dtype, kind.shape, [stride for stride, size in pairs if size > 1]))
+    return found

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from testing import check_numbers, show_plain, trace
 from treadle.graph.operators import arguments, set_argument
 from treadle.graph.passes import run_passes
-from treadle.graph.types import type_of
 from treadle.passes.attention_masks import ProveAttentionMasks, explain, reports
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
-from written_out import CUDNN, CUDNN_BACKWARD, run
+from written_out import CUDNN, CUDNN_BACKWARD, layouts, run
 
 aten = torch.ops.aten
 CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -65,15 +64,6 @@ def step_of(program, inputs):
 
 def call_in(step, target=CPU):
     return next(iter(step.graph.find_nodes(op="call_function", target=target)))
-
-
-def layouts(step):
-    """Dtypes, shapes and strides of what is returned; strides of dims of size 1 do not count."""
-    found = []
-    for kind in map(type_of, step.returned):
-        pairs = zip(kind.strides, kind.shape, strict=True)
-        found.append((kind.dtype, kind.shape, [stride for stride, size in pairs if size > 1]))
-    return found
 
 
 def test_the_graph_before_and_after():

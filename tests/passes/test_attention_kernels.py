@@ -11,7 +11,6 @@ from testing import show_plain, trace
 from treadle.compiler.cleaning import cleaning_of
 from treadle.graph.operators import arguments, set_argument
 from treadle.graph.passes import run_passes
-from treadle.graph.types import type_of
 from treadle.options import Options
 from treadle.passes import attention_kernels
 from treadle.passes.attention_kernels import CallFastestAttention, explain
@@ -19,7 +18,7 @@ from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
 from treadle.targets.cpu import CPU
 from treadle.targets.cuda import CUDA, _Cuda
-from written_out import CUDNN, CUDNN_BACKWARD, FLASH, FLASH_BACKWARD, run
+from written_out import CUDNN, CUDNN_BACKWARD, FLASH, FLASH_BACKWARD, layouts, run
 
 
 @pytest.fixture(autouse=True)
@@ -57,15 +56,6 @@ def step_of(program, inputs):
 
 def call_in(step, target=FLASH):
     return next(iter(step.graph.find_nodes(op="call_function", target=target)))
-
-
-def layouts(step):
-    """Dtypes, shapes and strides of what is returned; strides of dims of size 1 do not count."""
-    found = []
-    for kind in map(type_of, step.returned):
-        pairs = zip(kind.strides, kind.shape, strict=True)
-        found.append((kind.dtype, kind.shape, [stride for stride, size in pairs if size > 1]))
-    return found
 
 
 def test_the_graph_before_and_after():

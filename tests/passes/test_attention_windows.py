@@ -25,6 +25,7 @@ from written_out import (
     EFFICIENT_BACKWARD,
     WINDOWS,
     WINDOWS_BACKWARD,
+    layouts,
     run,
 )
 
@@ -71,15 +72,6 @@ def step_of(program, inputs):
 
 def call_in(step, target):
     return next(iter(step.graph.find_nodes(op="call_function", target=target)))
-
-
-def layouts(step):
-    """Dtypes, shapes and strides of what is returned; strides of dims of size 1 do not count."""
-    found = []
-    for kind in map(type_of, step.returned):
-        pairs = zip(kind.strides, kind.shape, strict=True)
-        found.append((kind.dtype, kind.shape, [stride for stride, size in pairs if size > 1]))
-    return found
 
 
 def before(behind, ahead=0):

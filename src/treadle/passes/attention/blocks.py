@@ -21,7 +21,12 @@ from torch import fx
 from treadle.graph.operators import arguments
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import type_of
-from treadle.passes.attention.exchange import OPERANDS, exchange, require_exchangeable
+from treadle.passes.attention.exchange import (
+    OPERANDS,
+    exchange,
+    gradient_name,
+    require_exchangeable,
+)
 from treadle.passes.attention.maker import Maker
 from treadle.passes.mask_patterns import Blocks
 from treadle.util.errors import require
@@ -73,7 +78,7 @@ def replace(call: BlockedCall) -> None:
     whole = [] if result is None else [_unfolded(make, result, call.size, call.forward)]
     for each in call.backward:
         behind, theirs = Maker(each), arguments(each)
-        name = next(name for name in ("grad_out", "grad_out_") if name in theirs)
+        name = gradient_name(each)
         changes: dict[str, Any] = {**operands, **flags}
         changes[name] = _folded(behind, theirs[name], call.size)
         for key, value in theirs.items():

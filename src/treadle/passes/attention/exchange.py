@@ -24,6 +24,11 @@ def gradients_of(forward: fx.Node, targets: Iterable[object]) -> tuple[fx.Node, 
     return tuple(each for each in dict.fromkeys(readers) if each.target in known)
 
 
+def gradient_name(backward: fx.Node) -> str:
+    """What a kernel calls the gradient of its result."""
+    return next(name for name in ("grad_out", "grad_out_") if name in arguments(backward))
+
+
 def require_exchangeable(
     forward: fx.Node, backward: Sequence[fx.Node], alike: Sequence[str]
 ) -> None:
@@ -66,4 +71,4 @@ def _as_laid_out(make: Maker, new: fx.Node, old: fx.Node) -> fx.Node:
     return make(aten.permute.default, dense, [order.index(dim) for dim in range(len(order))])
 
 
-__all__ = ["OPERANDS", "exchange", "gradients_of", "require_exchangeable"]
+__all__ = ["OPERANDS", "exchange", "gradient_name", "gradients_of", "require_exchangeable"]

@@ -22,7 +22,12 @@ from torch import fx
 from treadle.graph.operators import arguments
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import type_of
-from treadle.passes.attention.exchange import OPERANDS, exchange, require_exchangeable
+from treadle.passes.attention.exchange import (
+    OPERANDS,
+    exchange,
+    gradient_name,
+    require_exchangeable,
+)
 from treadle.passes.attention.maker import Maker
 from treadle.passes.mask_patterns import Window
 from treadle.targets.registry import target_for
@@ -73,7 +78,7 @@ def replace(call: WindowedCall) -> None:
     turned = _tokens_first(make, result)
     for each in call.backward:
         behind = Maker(each)
-        d_result = _tokens_first(behind, arguments(each)[_gradient_name(each)])
+        d_result = _tokens_first(behind, arguments(each)[gradient_name(each)])
         beside = (*operands, result, saved[0], *sizes, *saved[1:])
         target = aten._flash_attention_backward.default
         gradients = behind.items(behind(target, d_result, *beside, **call.options), 3)
@@ -108,11 +113,6 @@ def _check_operands(forward: fx.Node, given: Mapping[str, Any]) -> None:
     capability = target_for(query.device).driver.capability(query.device)
     old = f"the kernel with windows is not for devices of compute capability {capability}"
     require(capability is None or capability >= (8, 0), NoMatch, old)
-
-
-def _gradient_name(backward: fx.Node) -> str:
-    """What a kernel calls the gradient of its result."""
-    return next(name for name in ("grad_out", "grad_out_") if name in arguments(backward))
 
 
 def _tokens_first(make: Maker, value: fx.Node) -> fx.Node:
