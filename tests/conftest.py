@@ -32,7 +32,7 @@ pytest.register_assert_rewrite("testing")  # a failing check_pass shows a diff o
 QUICK = frozenset(
     {
         "backend", "capture", "compiler", "contract", "docs", "examples", "models", "optimizers",
-        "report", "test_bad_input.py", "test_reduce_command.py",
+        "report", "scripts", "test_bad_input.py", "test_reduce_command.py",
     }
 )  # fmt: skip
 """Rooms whose tests are about steps. Those about generated code (``codegen``, ``lower``,

@@ -1,0 +1,251 @@
+"""Runs a training script twice, as it stands and with its step left eager, and compares them.
+
+A script says in its docstring what may compile its step again, one line for each time::
+
+    again: dim 0: 16 -> 8      a part of the reason that ``recompiles`` has to give
+
+and with ``loose: 1e-2`` by how much its numbers may differ where rounding is amplified.
+"""
+
+import contextlib
+import functools
+import io
+import re
+import runpy
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import treadle
+from treadle.session.dispatch import Dispatcher
+
+PROGRAMS = Path(__file__).parent / "programs"
+TOLERANCE = 1e-3
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+|nan|inf)([eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Script:
+    """A file, and what its docstring declares."""
+
+    path: Path
+    again: tuple[str, ...]
+    tolerance: float
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+
+@dataclass
+class Ran:
+    """What one run of a script left: its globals, its text, and of each step its calls."""
+
+    values: dict[str, object] = field(default_factory=dict)
+    text: str = ""
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    steps: list[treadle.Step] = field(default_factory=list)
+
+
+def scripts() -> list[Script]:
+    return [script(path) for path in sorted(PROGRAMS.glob("*.py"))]
+
+
+def script(path: Path) -> Script:
+    text = path.read_text()
+    again = tuple(re.findall(r"^again: (.+)$", text, re.MULTILINE))
+    loose = re.findall(r"^loose: (\S+)$", text, re.MULTILINE)
+    return Script(path, again, float(loose[0]) if loose else TOLERANCE)
+
+
+def run(each: Script, *, eager: bool) -> Ran:
+    """The script as ``python script.py`` runs it, from the same random state every time."""
+    ran, printed = Ran(), io.StringIO()
+    torch.manual_seed(0)
+    np.random.seed(0)
+    with _replaced(ran, eager), contextlib.redirect_stdout(printed), _arguments(each):
+        ran.values = runpy.run_path(str(each.path), run_name="__main__")
+    ran.text = printed.getvalue()
+    return ran
+
+
+@contextlib.contextmanager
+def _replaced(ran: Ran, eager: bool) -> Iterator[None]:
+    """``treadle.compile`` leaves the step eager, or keeps account of it; each call is timed."""
+    real = treadle.compile
+
+    def compile(function: Callable[..., object], **how: Any) -> Callable[..., object]:
+        name = getattr(function, "__name__", type(function).__name__)
+        seconds = ran.seconds.setdefault(f"{name} {len(ran.seconds)}", [])
+        if eager:
+            return _timed(function, seconds)
+        step = real(function, **how)
+        ran.steps.append(step)
+        return _timed(step, seconds)
+
+    treadle.compile = compile
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        treadle.compile = real
+
+
+def _timed(function: Callable[..., object], seconds: list[float]) -> Callable[..., object]:
+    @functools.wraps(function, updated=())
+    def call(*args: object, **kwargs: object) -> object:
+        start = time.perf_counter()
+        result = function(*args, **kwargs)
+        seconds.append(time.perf_counter() - start)
+        return result
+
+    return call
+
+
+@contextlib.contextmanager
+def _arguments(each: Script) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = [str(each.path)]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextlib.contextmanager
+def compiles() -> Iterator[dict[int, int]]:
+    """How often each step compiles meanwhile, by its dispatcher."""
+    counts: dict[int, int] = {}
+    real = Dispatcher._compile
+
+    def counted(self: Dispatcher, *args: Any, **kwargs: Any) -> Any:
+        counts[id(self)] = counts.get(id(self), 0) + 1
+        return real(self, *args, **kwargs)
+
+    Dispatcher._compile = counted
+    try:
+        yield counts
+    finally:
+        Dispatcher._compile = real
+
+
+def unjustified(each: Script, ran: Ran, counts: Mapping[int, int]) -> list[str]:
+    """Compiles after the first that the script does not declare, or that have no reason."""
+    wrong: list[str] = []
+    declared = list(each.again)
+    for step in ran.steps:
+        reasons = step.recompiles
+        for reason in reasons:
+            found = [part for part in declared if part in reason]
+            if found:
+                declared.remove(found[0])
+            else:
+                wrong.append(reason)
+        extra = counts.get(id(step._dispatcher), 0) - 1 - len(reasons)
+        if extra > 0:
+            wrong.append(f"{extra} compiles without a reason")
+    return wrong
+
+
+def differences(each: Script, eager: Ran, compiled: Ran) -> list[str]:
+    """Where the globals and the printed text of two runs differ."""
+    found = list(_unlike("", _own(eager), _own(compiled), each.tolerance, set()))
+    texts = [_NUMBER.sub("#", ran.text) for ran in (eager, compiled)]
+    if texts[0] != texts[1]:
+        found.append(f"the printed text differs: {eager.text[-200:]!r}, {compiled.text[-200:]!r}")
+    return found
+
+
+def _own(ran: Ran) -> dict[str, object]:
+    """A script's values; times and what the module itself holds are none."""
+    return {
+        name: value
+        for name, value in ran.values.items()
+        if not name.startswith("__") and not re.match(r"(t|t0|start|elapsed|seconds)$", name)
+    }
+
+
+def _unlike(path: str, a: object, b: object, tolerance: float, seen: set[int]) -> Iterator[str]:
+    """Paths to numbers that differ, through containers, modules, optimizers and own objects."""
+    if isinstance(a, Tensor | np.ndarray | float | np.floating) or (
+        isinstance(a, int) and not isinstance(a, bool)
+    ):
+        if not _is_close(a, b, tolerance):
+            yield f"{path}: {_shown(a)} and {_shown(b)}"
+        return
+    if id(a) in seen:
+        return
+    seen.add(id(a))
+    parts, others = _parts(a), _parts(b)
+    if parts.keys() != others.keys():
+        yield f"{path}: other entries, {sorted(map(str, parts.keys() ^ others.keys()))[:4]}"
+        return
+    for name, value in parts.items():
+        yield from _unlike(f"{path}.{name}".lstrip("."), value, others[name], tolerance, seen)
+
+
+def _parts(value: object) -> Mapping[object, object]:
+    if isinstance(value, Mapping):
+        return {key: each for key, each in value.items() if isinstance(key, str | int | tuple)}
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    if isinstance(value, nn.Module):
+        gradients = {f"{n}.grad": p.grad for n, p in value.named_parameters() if p.grad is not None}
+        return {**value.state_dict(), **gradients, "training": value.training}
+    if isinstance(value, torch.optim.Optimizer):
+        return value.state_dict()
+    if is_dataclass(value) and not isinstance(value, type):
+        return vars(value)
+    if type(value).__module__ == "__main__" and not isinstance(value, types.FunctionType | type):
+        return vars(value)
+    return {}
+
+
+def _is_close(a: Any, b: Any, tolerance: float) -> bool:
+    """Relative to the largest number there is in ``a``."""
+    a, b = (each.detach() if isinstance(each, Tensor) else each for each in (a, b))
+    if isinstance(a, Tensor) != isinstance(b, Tensor):
+        return False
+    x, y = torch.as_tensor(a), torch.as_tensor(b)
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return False
+    if x.is_complex():
+        x, y = torch.view_as_real(x), torch.view_as_real(y)
+    if x.is_sparse:
+        x, y = x.to_dense(), y.to_dense()
+    x, y = x.double(), y.double()
+    scale = float(x.abs().nan_to_num(0, 0, 0).max()) if x.numel() else 0.0
+    return torch.allclose(x, y, rtol=tolerance, atol=tolerance * min(scale, 1.0) + 1e-7)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)} {value.detach().flatten()[:3].tolist()}"
+    return repr(value)[:80]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is wrong with a script, and how long each call of its steps took, ``again`` eagerly."""
+
+    wrong: Sequence[str]
+    eager: Ran
+    compiled: Ran
+
+
+def outcome(each: Script) -> Outcome:
+    eager = run(each, eager=True)
+    with compiles() as counts:
+        compiled = run(each, eager=False)
+    wrong = differences(each, eager, compiled) + unjustified(each, compiled, counts)
+    return Outcome(wrong, eager, compiled)
