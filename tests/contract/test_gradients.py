@@ -59,6 +59,93 @@ def test_gradients_that_are_cleared_first_do_not_compile_again(name):
     assert step.recompiles == []
 
 
+def net(inputs, outputs):
+    return nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+def derivative_in_the_loss():
+    model = net(3, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step(x):
+        x = x.clone().requires_grad_()
+        u = model(x)
+        slope = torch.autograd.grad(u.sum(), x, create_graph=True)[0]
+        loss = (slope + u).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step, model, optimizer
+
+
+def penalty_on_gradients_of_parameters():
+    model = net(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(x):
+        loss = model(x).square().mean()
+        grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        loss = loss + 0.1 * sum(each.square().sum() for each in grads)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step, model, optimizer
+
+
+def two_networks():
+    making, judging = net(3, 3), net(3, 1)
+    first = torch.optim.Adam(judging.parameters(), lr=0.01)
+    second = torch.optim.Adam(making.parameters(), lr=0.01)
+
+    def step(x):
+        judging.zero_grad()
+        judging(x).mean().backward()
+        made = making(x.flip(0))
+        judged = judging(made.detach()).square().mean()
+        judged.backward()
+        first.step()
+        making.zero_grad()  # after the backward of the other network
+        loss = judging(made).square().mean()
+        loss.backward()
+        second.step()
+        return judged.detach(), loss.detach()
+
+    return step, [making, judging], [first, second]
+
+
+def gradients_that_are_assigned():
+    model = net(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(x):
+        loss = model(x).square().mean()
+        found = torch.autograd.grad(loss, list(model.parameters()))
+        for each, grad in zip(model.parameters(), found, strict=True):
+            each.grad = grad
+        optimizer.step()
+        return loss.detach()
+
+    return step, model, optimizer
+
+
+LATE = [
+    derivative_in_the_loss,
+    penalty_on_gradients_of_parameters,
+    two_networks,
+    gradients_that_are_assigned,
+]
+
+
+@pytest.mark.parametrize("make", LATE)
+def test_gradients_that_are_replaced_before_anything_is_added_to_them(make):
+    step = beside_eager(make, lambda _: (torch.randn(4, 3),), steps=3)
+    assert step.recompiles == []
+
+
 @pytest.mark.parametrize("name", KEEPING)
 def test_gradients_that_are_used_do(name):
     step = beside_eager(making(KEEPING[name]), lambda _: (torch.randn(4, 5),), steps=4)

@@ -46,6 +46,7 @@ class GradientSync:
         self._leaves: dict[int, Tensor] = {}
         self._expected: dict[int, RankGroup] = {}  # by what is traced in the parameter's place
         self._local: dict[int, None] = {}  # with something of this rank alone; the last added last
+        self._accumulated: set[int] = set()  # by what is traced: a backward has added to these
         self._averages = False
         self._forwarded: set[int] = set()  # wrappers, by identity
 
@@ -65,7 +66,7 @@ class GradientSync:
         self._leaves[id(leaf)] = leaf
         wants = leaf.requires_grad
         leaf.requires_grad_(True)  # hooks are for those alone, and it may want one later
-        handle = leaf.register_post_accumulate_grad_hook(self._added)
+        handle = leaf.register_post_accumulate_grad_hook(self._accumulates)
         leaf.requires_grad_(wants)
         return handle
 
@@ -80,6 +81,14 @@ class GradientSync:
     def expected_of(self, leaf: Tensor) -> RankGroup | None:
         """Over which ranks the wrapper that ran last averages the gradients of ``leaf``."""
         return self._expected.get(id(leaf))
+
+    def has_accumulated(self, leaf: Tensor) -> bool:
+        """Whether a backward of this step has added to ``leaf.grad``."""
+        return id(leaf) in self._accumulated
+
+    def _accumulates(self, leaf: Tensor) -> None:
+        self._accumulated.add(id(leaf))
+        self._added(leaf)
 
     def _added(self, leaf: Tensor) -> None:
         self._local.pop(id(leaf), None)

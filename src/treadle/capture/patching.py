@@ -145,8 +145,8 @@ class TensorPatcher(TorchFunctionMode):
         self._watch.rng.check()
         if func in (_READ_GRAD, _SET_GRAD):
             leaf = self._table.get(id(args[0]), args[0])
-            cleared = func == _SET_GRAD and args[1] is None
-            self._watch.note_gradient(leaf, cleared=cleared, is_set=func == _SET_GRAD)
+            is_set = func == _SET_GRAD
+            self._watch.note_gradient(leaf, replaced=is_set, is_set=is_set)
         leaves, rebuilt = _arguments(args, kwargs or {})
         if func in CONVERSIONS and any(map(is_array, leaves)):
             result = converted(func, args, kwargs or {})
@@ -401,10 +401,9 @@ class TraceRecorder:
         self.runs_again: Callable[[bool], None] = lambda _: None
         self.mode: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._states: dict[int, Tensor] = {}
-        self.fresh: set[int] = set()  # ids of leaves whose first gradients are cleared unread
+        self.fresh: set[int] = set()  # ids of leaves whose first gradients are replaced unread
         self._used: set[int] = set()  # and of those whose gradients were looked at, or added to
         self._clearing = False
-        self._began_backward = False
         self.modules: list[tuple[int, str]] = [(0, "")]
         self._names = {
             id(module): f"{prefix}.{name}".strip(".")
@@ -456,7 +455,6 @@ class TraceRecorder:
         def call(*args: Any, **kwargs: Any) -> Any:
             self._end_again()
             self._follow([*args, *kwargs.values()])
-            self._began_backward = True
             start = traced_nodes()
             try:
                 result = original(*args, **kwargs)
@@ -506,9 +504,9 @@ class TraceRecorder:
         if line != self.lines[-1][1]:
             self.lines.append((traced_nodes(), line))
 
-    def note_gradient(self, leaf: Any, *, cleared: bool, is_set: bool = False) -> None:
-        """``leaf.grad`` is read or set. One that is set to ``None`` before anything is done with it
-        may as well not have been there."""
+    def note_gradient(self, leaf: Any, *, replaced: bool, is_set: bool = False) -> None:
+        """``leaf.grad`` is read or set. One that is ``replaced``, by nothing or by another tensor,
+        before anybody looks at it or adds to it may as well not have been there."""
         if self._clearing:
             return
         if is_set:
@@ -517,7 +515,8 @@ class TraceRecorder:
             self.sync.looked_at(leaf)
         if id(leaf) in self.fresh:
             return
-        if cleared and not self._began_backward and id(leaf) not in self._used:
+        unused = id(leaf) not in self._used and not self.sync.has_accumulated(leaf)
+        if replaced and unused:
             self.fresh.add(id(leaf))
         else:
             self._used.add(id(leaf))
@@ -535,7 +534,7 @@ class TraceRecorder:
             else:
                 leaves = [leaf for group in owner.param_groups for leaf in group["params"]]
             for leaf in leaves:
-                self.note_gradient(leaf, cleared=set_to_none, is_set=True)
+                self.note_gradient(leaf, replaced=set_to_none, is_set=True)
             self._clearing = True
             try:
                 original(owner, set_to_none)
