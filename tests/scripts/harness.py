@@ -10,6 +10,7 @@ and with ``loose: 1e-2`` by how much its numbers may differ where rounding is am
 import contextlib
 import functools
 import io
+import random
 import re
 import runpy
 import sys
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 import treadle
+from treadle.capture.refuse import named_models
 from treadle.session.dispatch import Dispatcher
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -67,25 +69,30 @@ def script(path: Path) -> Script:
     return Script(path, again, float(loose[0]) if loose else TOLERANCE)
 
 
-def run(each: Script, *, eager: bool) -> Ran:
-    """The script as ``python script.py`` runs it, from the same random state every time."""
+def run(each: Script, *, eager: bool, shaken: float = 0.0) -> Ran:
+    """The script as ``python script.py`` runs it, from the same random state every time.
+    ``shaken``: by what part parameters are off before the first call."""
     ran, printed = Ran(), io.StringIO()
     torch.manual_seed(0)
     np.random.seed(0)
-    with _replaced(ran, eager), contextlib.redirect_stdout(printed), _arguments(each):
+    random.seed(0)
+    with _replaced(ran, eager, shaken), contextlib.redirect_stdout(printed), _arguments(each):
         ran.values = runpy.run_path(str(each.path), run_name="__main__")
     ran.text = printed.getvalue()
     return ran
 
 
 @contextlib.contextmanager
-def _replaced(ran: Ran, eager: bool) -> Iterator[None]:
+def _replaced(ran: Ran, eager: bool, shaken: float) -> Iterator[None]:
     """``treadle.compile`` leaves the step eager, or keeps account of it; each call is timed."""
+    models: list[nn.Module] = []  # that were shaken
     real = treadle.compile
 
     def compile(function: Callable[..., object], **how: Any) -> Callable[..., object]:
         name = getattr(function, "__name__", type(function).__name__)
         seconds = ran.seconds.setdefault(f"{name} {len(ran.seconds)}", [])
+        if shaken:
+            _shake(named_models(how.get("model")), models, shaken)
         if eager:
             return _timed(function, seconds)
         step = real(function, **how)
@@ -99,6 +106,16 @@ def _replaced(ran: Ran, eager: bool) -> Iterator[None]:
             yield
     finally:
         treadle.compile = real
+
+
+def _shake(given: Mapping[str, nn.Module], done: list[nn.Module], part: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for model in given.values():
+        if all(model is not each for each in done):
+            done.append(model)
+            for p in model.parameters():
+                by = torch.randn(p.shape, generator=generator).to(p.dtype)
+                p.data.add_(by * p.detach().abs().max(), alpha=part)
 
 
 def _timed(function: Callable[..., object], seconds: list[float]) -> Callable[..., object]:
@@ -157,9 +174,10 @@ def unjustified(each: Script, ran: Ran, counts: Mapping[int, int]) -> list[str]:
     return wrong
 
 
-def differences(each: Script, eager: Ran, compiled: Ran) -> list[str]:
-    """Where the globals and the printed text of two runs differ."""
-    found = list(_unlike("", _own(eager), _own(compiled), each.tolerance, set()))
+def differences(each: Script, eager: Ran, compiled: Ran, shaken: Ran) -> list[str]:
+    """Where the globals and the printed text of two runs differ by more than rounding explains:
+    ``shaken`` began with parameters that are off in the last bits."""
+    found = list(Comparison(each.tolerance).of(_own(eager), _own(compiled), _own(shaken)))
     texts = [_NUMBER.sub("#", ran.text) for ran in (eager, compiled)]
     if texts[0] != texts[1]:
         found.append(f"the printed text differs: {eager.text[-200:]!r}, {compiled.text[-200:]!r}")
@@ -175,23 +193,53 @@ def _own(ran: Ran) -> dict[str, object]:
     }
 
 
-def _unlike(path: str, a: object, b: object, tolerance: float, seen: set[int]) -> Iterator[str]:
-    """Paths to numbers that differ, through containers, modules, optimizers and own objects."""
-    if isinstance(a, Tensor | np.ndarray | float | np.floating) or (
-        isinstance(a, int) and not isinstance(a, bool)
-    ):
-        if not _is_close(a, b, tolerance):
-            yield f"{path}: {_shown(a)} and {_shown(b)}"
-        return
-    if id(a) in seen:
-        return
-    seen.add(id(a))
-    parts, others = _parts(a), _parts(b)
-    if parts.keys() != others.keys():
-        yield f"{path}: other entries, {sorted(map(str, parts.keys() ^ others.keys()))[:4]}"
-        return
-    for name, value in parts.items():
-        yield from _unlike(f"{path}.{name}".lstrip("."), value, others[name], tolerance, seen)
+@dataclass
+class Comparison:
+    """Of two runs' values, through containers, modules, optimizers and the script's own objects."""
+
+    tolerance: float
+    seen: set[int] = field(default_factory=set)
+
+    def of(self, a: object, b: object, shaken: object, path: str = "") -> Iterator[str]:
+        """Where ``a`` and ``b`` differ by more than ``a`` and ``shaken`` let expect."""
+        if _is_number(a):
+            if not self._is_close(a, b, shaken):
+                yield f"{path}: {_shown(a)} and {_shown(b)}"
+            return
+        if id(a) in self.seen:
+            return
+        self.seen.add(id(a))
+        parts, others, third = _parts(a), _parts(b), _parts(shaken)
+        if parts.keys() != others.keys():
+            yield f"{path}: other entries, {sorted(map(str, parts.keys() ^ others.keys()))[:4]}"
+            return
+        for name, value in parts.items():
+            inner = f"{path}.{name}".lstrip(".")
+            yield from self.of(value, others[name], third.get(name, value), inner)
+
+    def _is_close(self, a: Any, b: Any, shaken: Any) -> bool:
+        if isinstance(a, Tensor) != isinstance(b, Tensor):
+            return False
+        x, y, z = map(_numbers, (a, b, shaken))
+        if x.shape != y.shape or x.dtype != y.dtype:
+            return False
+        scale = float(x.double().abs().max()) if x.numel() else 0.0
+        alike = x.numel() > 0 and x.shape == z.shape
+        noise = float((x.double() - z.double()).abs().max()) if alike else 0.0
+        tolerance = self.tolerance if x.is_floating_point() else 0.0
+        within = tolerance * min(scale, 1.0) + 1e-7 + 30 * noise
+        return torch.allclose(x.double(), y.double(), rtol=tolerance, atol=within)
+
+
+def _is_number(value: object) -> bool:
+    kinds = Tensor | np.ndarray | np.generic | float
+    return isinstance(value, kinds) or type(value) is int
+
+
+def _numbers(value: Any) -> Tensor:
+    found = torch.as_tensor(value.detach() if isinstance(value, Tensor) else value)
+    found = found.to_dense() if found.is_sparse else found
+    return torch.view_as_real(found) if found.is_complex() else found
 
 
 def _parts(value: object) -> Mapping[object, object]:
@@ -209,23 +257,6 @@ def _parts(value: object) -> Mapping[object, object]:
     if type(value).__module__ == "__main__" and not isinstance(value, types.FunctionType | type):
         return vars(value)
     return {}
-
-
-def _is_close(a: Any, b: Any, tolerance: float) -> bool:
-    """Relative to the largest number there is in ``a``."""
-    a, b = (each.detach() if isinstance(each, Tensor) else each for each in (a, b))
-    if isinstance(a, Tensor) != isinstance(b, Tensor):
-        return False
-    x, y = torch.as_tensor(a), torch.as_tensor(b)
-    if x.shape != y.shape or x.dtype != y.dtype:
-        return False
-    if x.is_complex():
-        x, y = torch.view_as_real(x), torch.view_as_real(y)
-    if x.is_sparse:
-        x, y = x.to_dense(), y.to_dense()
-    x, y = x.double(), y.double()
-    scale = float(x.abs().nan_to_num(0, 0, 0).max()) if x.numel() else 0.0
-    return torch.allclose(x, y, rtol=tolerance, atol=tolerance * min(scale, 1.0) + 1e-7)
 
 
 def _shown(value: Any) -> str:
@@ -247,5 +278,6 @@ def outcome(each: Script) -> Outcome:
     eager = run(each, eager=True)
     with compiles() as counts:
         compiled = run(each, eager=False)
-    wrong = differences(each, eager, compiled) + unjustified(each, compiled, counts)
+    shaken = run(each, eager=True, shaken=1e-7)
+    wrong = differences(each, eager, compiled, shaken) + unjustified(each, compiled, counts)
     return Outcome(wrong, eager, compiled)
