@@ -800,3 +800,30 @@ def test_a_step_that_fails_after_it_adds_hooks_leaves_the_modules_as_they_were()
         assert not hooks
         assert list(hooks.items()) == []
     model(torch.randn(2, 3))
+
+
+TEACHER = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).requires_grad_(False)
+
+
+def test_a_frozen_model_beside_the_one_that_learns():
+    student = nn.Linear(4, 4)
+    other = copy.deepcopy(student)
+    optimizer, reference = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (student, other))
+
+    def step(x, model, optimizer):
+        loss = (model(x) - TEACHER(x)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    compiled = treadle.compile(
+        lambda x: step(x, student, optimizer), model=student, optimizer=optimizer
+    )
+    for seed in range(3):
+        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+        torch.testing.assert_close(compiled(x), step(x, other, reference))
+        with torch.no_grad():
+            TEACHER[0].weight.mul_(1.5)  # its numbers are read at each call
+    assert not compiled.recompiles
+    torch.testing.assert_close(student.weight, other.weight)

@@ -72,7 +72,7 @@ def held_input(tensor: Tensor) -> Tensor:
         return tensor
     tracer = proxies.tracer
     name = f"_held_{len(tracer.root.__dict__)}"
-    setattr(tracer.root, name, tensor)
+    tracer.root.__dict__[name] = tensor  # not as one of its parameters, which are kept elsewhere
     with _disable_current_modes():
         fake = mode.from_tensor(local_of(tensor).detach())
     proxy = tracer.create_proxy("get_attr", name, (), {})
