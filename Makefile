@@ -1,47 +1,42 @@
-# make demo and make test each work as the first command in a fresh clone, and so does
-# make test-torch VERSION=2.15.0, which runs the suite with another PyTorch.
+# make demo and make test each work as the first command in a fresh clone, with any Python and any
+# PyTorch: make test PYTHON=python3.13 TORCH=2.15.0.
 PYTHON ?= python3
-VENV := .venv
-BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+TORCH ?= 2.13.0
 WORKERS ?= 2
-VERSION ?= 2.15.0
 TESTS ?= tests
-OTHER := .venv-torch-$(VERSION)
 
-.PHONY: setup demo test test-torch lint clean
+# Each Python and each PyTorch has an environment of its own; ".venv" is that of the defaults.
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+$(if $(VERSION),,$(error $(PYTHON) does not run))
+NAMED := $(if $(filter-out python3,$(PYTHON)),-python-$(VERSION))
+VENV := .venv$(NAMED)$(if $(filter-out 2.13.0,$(TORCH)),-torch-$(TORCH))
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed-$(VERSION)
+OTHERS := $(filter-out %/python$(VERSION),$(wildcard $(VENV)/lib/python*))
+
+.PHONY: setup demo test lint clean
 
 setup: $(STAMP)
 
+# The constraints say nothing of PyTorch and of what a PyTorch asks for in one version only (Triton,
+# CUDA's libraries): those come with the wheel that the index has.
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(PYTHON) -m venv $(if $(OTHERS),--clear) $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+	    torch==$(TORCH) --editable ".[dev]"
 	touch $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/python -m treadle demo
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
-
-test-torch: $(OTHER)/.installed
-	$(OTHER)/bin/python -c "import torch; print('PyTorch', torch.__version__)"
-	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
-
-# The constraints of the other packages hold; Triton comes with the PyTorch that it belongs to.
-$(OTHER)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(OTHER)
-	grep -vE '^(torch|triton)==' constraints.txt > $(OTHER)/constraints.txt
-	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt torch==$(VERSION)
-	echo "torch==$(VERSION)" >> $(OTHER)/constraints.txt
-	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt --editable ".[dev]"
-	touch $@
+	$(BIN)/python -c "import sys, torch; print('Python', sys.version.split()[0], 'PyTorch', torch.__version__)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests examples benchmarks
 	$(BIN)/ruff format --check src tests examples benchmarks
-	$(BIN)/pyright src
+	$(BIN)/pyright --pythonpath $(BIN)/python src
 
 clean:
-	rm -rf $(VENV) .venv-torch-* build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist .pytest_cache .ruff_cache .hypothesis
