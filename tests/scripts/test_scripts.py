@@ -9,20 +9,25 @@ MODES = "modes that the step sets before it reads them compile again"
 WORDS = "code that mentions vars, dir or eval makes every global count"
 KNOWN: dict[str, str] = {
     "amp_scaler": "GradScaler that is disabled: TR-106",
+    "cyclegan": GRADS,
     "dcgan": GRADS,
     "distillation": f"{MODES}; {WORDS}",
     "fgsm_inputs": GRADS,
     "focal_class_weights": "weights of classes by bincount: TR-102",
     "gan_hinge_spectral": GRADS,
     "gcn_scatter": MODES,
+    "lbfgs_fit": "LBFGS: TR-105",
     "maml": f"{GRADS}; {WORDS}",
-    "mixup_smoothing": "a number that changes compiles again",
+    "mixture_density": "a learning rate of NumPy's type compiles at every call",
     "moco": "the number of a buffer is asked for: TR-102",
     "pgd_adversarial": GRADS,
     "pgd_data": "``.data =`` of a tensor that the step made is dropped",
     "pinn_burgers": "a leaf of no model that needs a gradient: TR-110",
+    "pixelcnn": "``.data *=`` is an assignment to ``.data`` of its own memory: TR-117",
     "sac": GRADS,
     "skipgram_sparse": "sparse gradients: TR-127",
+    "speech_commands_np": "an array of NumPy's that is an index compiles at every call",
+    "step_counters": "``loss.item()`` in the step, counters and lists of an object: TR-102",
     "wgan_gp": GRADS,
 }
 """Scripts that fail today, and what for."""

@@ -1,4 +1,7 @@
-"""Mixup by NumPy's beta outside of the step, label smoothing, the factor as an argument."""
+"""Mixup by NumPy's beta outside of the step, label smoothing, the factor as an argument.
+
+again: argument args[3]
+"""
 
 import numpy as np
 import torch
