@@ -14,7 +14,7 @@ from treadle.capture.explain_errors import looks_at_value, show_line
 from treadle.capture.foreign import refuse_foreign_writes, refuse_undense, refuse_without_memory
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.literals import literals_made_numbers
-from treadle.capture.numbers import Uses
+from treadle.capture.numbers import NumberDecision, Uses
 from treadle.capture.object_graph import Location
 from treadle.capture.reads import Reads
 from treadle.capture.rng_guard import seeds
@@ -84,6 +84,7 @@ class Captured:
     reads: Reads
     call: GivenCall  # where the arguments of a call are found
     free: frozenset[int]  # leaves of the arguments whose values decide nothing
+    decisions: tuple[NumberDecision, ...]  # on numbers that are not in the graph
     left: tuple[SideEffect, ...]
     toggled: tuple[Toggle, ...]
     fresh: tuple[nn.Parameter, ...]  # what is in ``.grad`` at first does not matter
@@ -119,6 +120,17 @@ class Captured:
         found = [own_tensor(leaf) for leaves in places for leaf in leaves]
         return [each for each in found if each is not None]
 
+    def holds(self) -> bool:
+        """Whether what it read outside is as it was, and its decisions come out as they did."""
+        return self.reads.hold() and self._decides_alike()
+
+    def _decides_alike(self) -> bool:
+        return all(each.holds() for each in self.decisions)
+
+    def changed(self) -> list[str]:
+        """What of that is different now, in words."""
+        return self.reads.changed() or [e.words for e in self.decisions if not e.holds()]
+
     def agrees(self) -> bool:
         """Whether parameters that share a step counter in the graph still share it."""
         return all(self.clusters[at].agrees() for at in self.stepped)
@@ -127,6 +139,7 @@ class Captured:
         """What it reads outside and its counters, while all is as it was; whether that can be
         said."""
         stepped = [self.clusters[at] for at in self.stepped]
+        watches.asked += [self._decides_alike] if self.decisions else []
         return self.reads.join(watches) and all(each.join(watches) for each in stepped)
 
 
@@ -157,6 +170,7 @@ def finish(
         reads=reads,
         call=call,
         free=run.free_arguments(),
+        decisions=run.trace.uses.decisions(),
         left=tuple(run.trace.left),
         toggled=tuple(run.trace.toggled),
         fresh=tuple(run.trace.fresh),

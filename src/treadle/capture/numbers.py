@@ -2,12 +2,13 @@
 
 In the place of such a value stands an object that answers as the value would, and notes when an
 answer was needed: then the graph depends on it. One that only scales tensors becomes an input at
-run time; one that nothing asked is none of the step's business.
+run time; one that nothing asked is none of the step's business. A comparison is a decision: the
+graph depends on how it came out, which is asked again before each call.
 """
 
 import math
 import operator
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard, TypeVar, final
 
@@ -16,32 +17,80 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from treadle.capture.explain_errors import here
+from treadle.capture.plain_values import is_real, is_whole
 from treadle.compat.tracing import outside_modes
 
 T = TypeVar("T")
 Key = Hashable
-PlainNumber = bool | int | float
+PlainNumber = bool | int | float | np.integer[Any] | np.floating[Any]
 _LARGEST = 1 << 53
 """Up to this every whole number is a float64."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberDecision:
+    """What Python asked of numbers, and what came out. ``label``: the user's words for them."""
+
+    compute: Callable[[], Any]
+    outcome: object
+    roots: frozenset[Key]
+    label: str
+    where: str
+
+    def holds(self) -> bool:
+        """Whether it comes out the same now; an exception of Python's is another outcome."""
+        try:
+            found = self.compute()
+        except Exception:
+            return False
+        return type(found) is type(self.outcome) and bool(found == self.outcome)
+
+    @property
+    def words(self) -> str:
+        """That it came out otherwise."""
+        try:
+            found = repr(self.compute())
+        except Exception as error:
+            found = type(error).__name__
+        return f"a decision on {self.label} was {self.outcome!r} and is {found}: {self.where}"
 
 
 @dataclass
 class Uses:
     """What became of the values that were stood in for. ``needed``: their value is in the graph;
-    ``inputs``: by the id of a 0-dim tensor in the trace, how to compute its value at a call."""
+    ``inputs``: by the id of a 0-dim tensor in the trace, how to compute its value at a call.
+    ``labels``: the user's words for what stood in."""
 
     needed: set[Key] = field(default_factory=set[Key])
+    labels: dict[Key, str] = field(default_factory=dict[Key, str])
+    _decisions: dict[Key, NumberDecision] = field(default_factory=dict[Key, NumberDecision])
     inputs: dict[int, "Number"] = field(default_factory=dict[int, "Number"])
     arrays: dict[int, Any] = field(default_factory=dict[int, Any])  # likewise, of NumPy's
     tensors: list[Tensor] = field(default_factory=list[Tensor])
     ours: bool = False  # whether we look ourselves
     is_used: bool = False  # whether anything stands in at all
 
+    def decide(
+        self, key: Key, compute: Callable[[], Any], outcome: object, roots: frozenset[Key]
+    ) -> None:
+        """The run goes on with ``outcome`` of the question ``key``, which ``compute`` asks
+        again."""
+        if not self.ours and key not in self._decisions:
+            label = ", ".join(sorted(self.labels.get(each, "a number") for each in roots))
+            self._decisions[key] = NumberDecision(compute, outcome, roots, label, here())
+
+    def decisions(self) -> tuple[NumberDecision, ...]:
+        """Those that do not follow from values that are in the graph."""
+        return tuple(e for e in self._decisions.values() if not e.roots <= self.needed)
+
 
 class Number:
-    """A Python number whose value at a call ``compute()`` gives."""
+    """A number of Python's or NumPy's whose value at a call ``compute()`` gives. ``key``: equal for
+    numbers that are computed alike."""
 
-    __slots__ = ("_scales", "_uses", "compute", "roots", "value")
+    __slots__ = ("_scales", "_uses", "compute", "key", "roots", "value")
 
     def __init__(
         self,
@@ -51,8 +100,11 @@ class Number:
         uses: Uses,
         *,
         scales: bool,
+        key: Key = None,
     ) -> None:
-        """``scales``: it may become an input of the graph."""
+        """``scales``: it may become an input of the graph. ``key``: of one that is computed of
+        others."""
+        self.key: Key = roots if key is None else key
         self.value = value
         self.compute = compute
         self.roots = roots
@@ -70,29 +122,29 @@ class Number:
             self._uses.needed |= self.roots
         return self.value
 
-    def derived(
-        self, function: Callable[..., PlainNumber], *rest: object, swapped: bool = False
-    ) -> "Number":
+    def derived(self, function: Callable[..., Any], *rest: Any, swapped: bool = False) -> "Number":
         """``function(self, *rest)``, or ``function(rest, self)``; a number again."""
-        others = [each for each in rest if is_number(each)]
-        if any(not isinstance(each, int | float) for each in rest):
+        operands = (*rest, self) if swapped else (self, *rest)
+        if not all(is_number(each) or isinstance(each, bool) or is_real(each) for each in operands):
             return NotImplemented
-        values = [self.value, *(each.value if is_number(each) else each for each in rest)]
-        parts = [
-            self.compute,
-            *(each.compute if is_number(each) else _always(each) for each in rest),
-        ]
-        if swapped:
-            values.reverse()
-            parts.reverse()
-        roots = self.roots.union(*(each.roots for each in others))
+        numbers = [each for each in operands if is_number(each)]
         return Number(
-            function(*values),
-            lambda: function(*(part() for part in parts)),
-            roots,
+            function(*map(value_now, operands)),
+            _computation(function, operands),
+            self.roots.union(*(each.roots for each in numbers)),
             self._uses,
-            scales=self._scales and all(each._scales for each in others),
+            scales=all(each._scales for each in numbers),
+            key=(function, *map(_key, operands)),
         )
+
+    def decided(self, function: Callable[..., Any], *rest: Any) -> Any:
+        """``function(self, *rest)``, which is the same at every call that the graph serves."""
+        operands = (self, *rest)
+        outcome = function(*map(value_now, operands))
+        roots = self.roots.union(*(each.roots for each in rest if is_number(each)))
+        key = (function, *map(_key, operands))
+        self._uses.decide(key, _computation(function, operands), outcome, roots)
+        return outcome
 
     def tensor(self, beside: Tensor, *, copied: bool = False) -> "Tensor | PlainNumber":
         """A 0-dim tensor of this value for arithmetic with ``beside``, so that the result has the
@@ -119,7 +171,7 @@ class Number:
 
     # every answer is one that the graph depends on
     def __bool__(self) -> bool:
-        return bool(self.plain())
+        return self.decided(bool)
 
     def __float__(self) -> float:
         return float(self.plain())
@@ -142,23 +194,36 @@ class Number:
     def __format__(self, spec: str) -> str:
         return format(self.plain(), spec)
 
-    def __round__(self, digits: int | None = None) -> PlainNumber:
-        return round(self.plain(), digits)
+    def __round__(self, *digits: object) -> "Number":
+        return self.derived(round, *map(_value, digits))
 
-    def __trunc__(self) -> int:
-        return math.trunc(self.plain())
+    def __trunc__(self) -> "Number":
+        return self.derived(math.trunc)
 
-    def __floor__(self) -> int:
-        return math.floor(self.plain())
+    def __floor__(self) -> "Number":
+        return self.derived(math.floor)
 
-    def __ceil__(self) -> int:
-        return math.ceil(self.plain())
+    def __ceil__(self) -> "Number":
+        return self.derived(math.ceil)
 
-    def __divmod__(self, other: object) -> tuple[Any, Any]:
-        return divmod(self.plain(), _value(other))
+    def __divmod__(self, other: Any) -> tuple[Any, Any]:
+        return self // other, self % other
 
-    def __rdivmod__(self, other: object) -> tuple[Any, Any]:
-        return divmod(_value(other), self.plain())
+    def __rdivmod__(self, other: Any) -> tuple[Any, Any]:
+        return other // self, other % self
+
+    def __array_ufunc__(
+        self, function: Callable[..., Any], how: str, *inputs: Any, **options: object
+    ) -> Any:
+        """NumPy's functions of numbers: numbers again, where nothing else is asked for."""
+        given = [each.value if is_number(each) else each for each in inputs]
+        if how == "__call__" and not options and all(map(is_real, given)):
+            found = function(*given)
+            if is_real(found):
+                return self.derived(lambda _, *rest: function(*rest), *inputs)
+            if isinstance(found, bool | np.bool_):
+                return self.decided(lambda _, *rest: function(*rest), *inputs)
+        return getattr(function, how)(*map(_value, inputs), **plain(options))
 
     def __array__(self, *args: object, **kwargs: object) -> NDArray[np.generic]:
         return torch.tensor(self.plain()).numpy()
@@ -204,6 +269,8 @@ def _give_arithmetic() -> None:
                     return function(*plain(pair))
                 made = tuple(e.tensor(other) if is_number(e) else e for e in pair)
                 return _SCALING[function](*made)
+            if isinstance(other, complex):
+                return function(*plain((other, self) if swapped else (self, other)))
             return self.derived(function, other, swapped=swapped)
 
         return call
@@ -219,12 +286,14 @@ _give_arithmetic()
 
 
 def _give_comparisons() -> None:
-    """``a < 1`` is an answer; ``a < tensor`` is the tensor's own question."""
+    """``a < 1`` is a decision; ``a < tensor`` is the tensor's own question."""
 
     def asked(function: Callable[..., object]) -> Callable[[Number, object], object]:
         def call(self: Number, other: object) -> object:
             if isinstance(other, Tensor):
                 return NotImplemented
+            if is_number(other) or isinstance(other, bool) or is_real(other):
+                return self.decided(function, other)
             return function(self.plain(), _value(other))
 
         return call
@@ -317,22 +386,37 @@ def is_stand_in(value: object) -> TypeGuard[StandIn]:
     return type(value) in STAND_INS
 
 
-def is_exact(value: object) -> bool:
+def is_exact(value: Any) -> bool:
     """Whether a float64, as which numbers are given to the graph, is equal to this one."""
-    return not isinstance(value, int) or abs(value) <= _LARGEST
+    return not is_whole(value) or abs(int(value)) <= _LARGEST
 
 
 def _dtype_beside(value: PlainNumber, beside: torch.dtype, *, has_dims: bool) -> torch.dtype | None:
     """Of a 0-dim tensor that promotes as the number does, at no loss; ``None`` if there is none."""
-    if isinstance(value, bool) or beside.is_complex or beside is torch.bool:
+    if not is_real(value) or beside.is_complex or beside is torch.bool:
         return None
     if not is_exact(value):
         return None
     if not beside.is_floating_point:
-        return beside if isinstance(value, int) else None
+        return beside if is_whole(value) else None
     if has_dims:
         return torch.float64
     return beside if beside in (torch.float32, torch.float64) else None
+
+
+def value_now(operand: Any) -> Any:
+    """What a number is in this run, which the graph does not depend on by this."""
+    return operand.value if is_number(operand) else operand
+
+
+def _computation(function: Callable[..., Any], operands: Sequence[Any]) -> Callable[[], Any]:
+    """``function`` of what the operands are at a call."""
+    parts = [each.compute if is_number(each) else _always(each) for each in operands]
+    return lambda: function(*(part() for part in parts))
+
+
+def _key(operand: Any) -> Key:
+    return operand.key if is_number(operand) else (type(operand), repr(operand))
 
 
 def _always(value: T) -> Callable[[], T]:

@@ -4,7 +4,7 @@ under a name of a part.
 
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -48,27 +48,36 @@ def first_of_each(tensors: Iterable[object]) -> tuple[int, ...]:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Location:
-    """Where Python keeps a value between calls: ``node``'s part ``at`` under ``name``."""
+    """Where Python keeps a value between calls: ``node``'s part ``at`` under ``name``.
+    ``rooted``: the object is looked for from a root each time, so that another one may stand in its
+    place."""
 
     node: "Node"
     at: int
     name: object
     label: str
+    rooted: bool = False
 
     @property
     def owner(self) -> int:
         """The id of the object that has it; of variables that of the dict they are in."""
-        found = self.node.current()
+        found = self.node.found() if self.rooted else self.node.current()
         return id(found.__dict__ if type(found) is Space else found)
 
     def get(self) -> Any:
         """What is there now, or ``MISSING``: also where there is an object of another kind."""
-        part = self.node.part(self.at) if self.node.watched else None
+        part = self._part() if self.node.watched else None
         return MISSING if part is None else part.get(self.name)
+
+    def _part(self) -> Part | None:
+        if not self.rooted:
+            return self.node.part(self.at)
+        parts = parts_of(self.node.found(), self.node.label).parts
+        return parts[self.at] if self.at < len(parts) else None
 
     def put(self, value: object) -> None:
         """From now on ``value`` is there; ``MISSING`` for nothing."""
-        part = self.node.part(self.at)
+        part = self._part()
         assert part is not None, self.label
         part.put(self.name, value)
 
@@ -178,6 +187,15 @@ class Node:
         if self.loose and self.place is not None:
             return self.place.get()
         return self.value
+
+    def found(self) -> Any:
+        """The object that stands in its place now, from the root on; ``MISSING`` where there is
+        one of another kind."""
+        if self.getter is not None:
+            found = self.getter()
+        else:
+            found = self.value if self.place is None else replace(self.place, rooted=True).get()
+        return found if type(found) is self.kind else MISSING
 
     def part(self, at: int) -> Part | None:
         """One of its parts now; ``None`` where there is an object of another kind."""

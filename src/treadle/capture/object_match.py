@@ -27,7 +27,7 @@ from treadle.capture.object_graph import (
     words_of_value,
 )
 from treadle.capture.parts import MISSING, Members, Part, Reading, Sequenced
-from treadle.capture.plain_values import is_plain, is_same_value, plain_fact
+from treadle.capture.plain_values import NUMBERS, is_plain, is_real, is_same_value, plain_fact
 
 _PARTED = "an object that stood in several places is another one in some of them"
 ONLY_ITSELF = (Tensor, type, ModuleType, MappingProxyType, Optimizer, Enum)
@@ -41,15 +41,14 @@ class Match:
     nodes: Mapping[int, Node]
     moved: dict[int, tuple[Node, object]] = field(default_factory=dict[int, tuple[Node, object]])
     words: str = ""
-    number: Location | None = None
+    numbers: list[Location] = field(default_factory=list[Location])
     renewed: list[tuple[Node, int]] = field(default_factory=list[tuple[Node, int]])
     _taken: dict[int, Node] = field(default_factory=dict[int, Node])
 
-    def said(self) -> tuple[str, Location | None]:
+    def said(self) -> str:
         """The words of the last refusal, once."""
-        words, number = self.words, self.number
-        self.words, self.number = "", None
-        return words or "an object outside of the step is another one", number
+        words, self.words = self.words, ""
+        return words or "an object outside of the step is another one"
 
     def held(self) -> list[tuple[Node, object]]:
         """What stands for another, but for what is found anew at every call."""
@@ -88,24 +87,23 @@ class Match:
         return stands is value or _are_one(stands, value)
 
     def part(self, node: Node, at: int, watched: Watched, now: Reading) -> bool:
-        """Whether a part holds the same under the same names, in the same order."""
+        """Whether a part holds the same under the same names, in the same order. All numbers that
+        are others are noted."""
         values = self._beside(node, watched, now)
         if values is None:
             return self._other_names(watched, now)
+        alike = True
         for (name, entry), value in zip(watched.held.items(), values, strict=True):
             if self.is_alike(entry, value):
                 continue
+            alike = False
             label = watched.part.where(name) if type(watched.part) is not Part else node.label
             self.words = self.words or f"{label}: {words_of(entry)} became {words_of_value(value)}"
-            is_number = isinstance(entry, ReadValue) and entry.fact[0] is type(value) in (
-                int,
-                float,
-            )
+            is_number = isinstance(entry, ReadValue) and entry.fact[0] in NUMBERS and is_real(value)
             # (Of what is taken apart the step has a copy, in which nothing is put.)
             if is_number and watched.part.settable and node.parts is None:
-                self.number = Location(node, at, name, label)
-            return False
-        return True
+                self.numbers.append(Location(node, at, name, label, rooted=True))
+        return alike
 
     def _beside(self, node: Node, watched: Watched, now: Reading) -> Iterable[object] | None:
         """The values that stand where those that were held stood; ``None`` for other names, or

@@ -40,6 +40,7 @@ from treadle.capture.fully_sharded import (
 )
 from treadle.capture.gradient_sync import GradientSync
 from treadle.capture.numbers import Number, Uses, is_stand_in
+from treadle.capture.plain_values import is_real
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.rng_guard import RngGuard
 from treadle.capture.scalar_index import ScalarIndices
@@ -311,9 +312,10 @@ def swapped(
 def _standing_in(value: Any, group: dict[str, Any], key: str, uses: Uses) -> Any:
     """A hyper-parameter, or several in a tuple, as numbers that are read at every call."""
     roots = frozenset({(id(group), key)})
-    if type(value) is float:
+    uses.labels[id(group), key] = f"a parameter group's {key}"
+    if is_real(value):
         return Number(value, lambda: group[key], roots, uses, scales=True)
-    if type(value) is tuple and all(type(each) is float for each in cast(Any, value)):
+    if type(value) is tuple and all(map(is_real, cast(Any, value))):
         return tuple(
             Number(each, functools.partial(_nth, group, key, at), roots, uses, scales=True)
             for at, each in enumerate(cast(Any, value))

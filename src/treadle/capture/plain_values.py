@@ -10,11 +10,26 @@ PLAIN = frozenset(
     }
 )  # fmt: skip
 """Types whose values are what they are."""
+WHOLE_NUMBERS: frozenset[type] = frozenset(
+    {int, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64}
+)
+NUMBERS: frozenset[type] = WHOLE_NUMBERS | {float, np.float16, np.float32, np.float64}
+"""Types of real numbers that a float64 is equal to, unless they are large whole ones."""
 _GENERIC = np.generic  # of the module itself, reading is noted
 _OTHERS = (np.generic, slice)
 
 PlainFact = tuple[type, object]
 """What a plain value is: its type, and what tells it from others of that type."""
+
+
+def is_real(value: object) -> bool:
+    """Exactly a number of Python's or of NumPy's, and no truth value."""
+    return type(value) in NUMBERS
+
+
+def is_whole(value: object) -> bool:
+    """Exactly a whole number of Python's or of NumPy's."""
+    return type(value) in WHOLE_NUMBERS
 
 
 def is_plain(value: object) -> bool:

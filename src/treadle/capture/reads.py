@@ -319,29 +319,34 @@ class Reads:
     def _are_facts_same(self) -> bool:
         return not any(True for _ in self._other_facts())
 
-    def _other_facts(self) -> Iterator[tuple[str, Location | None]]:
+    def _other_facts(self) -> Iterator[str]:
         """Tensors that are no longer of the same type, or not the same ones as others."""
         for fact in self._facts:
             now = fact.place.get()
             if not isinstance(now, Tensor) or tensor_fact(now) != fact.fact:
-                yield f"{fact.place.label}: {words_of(fact)} became {words_of_value(now)}", None
+                yield f"{fact.place.label}: {words_of(fact)} became {words_of_value(now)}"
             elif id(now) in self._bound:
-                yield f"{fact.place.label}: a tensor became a parameter", None
+                yield f"{fact.place.label}: a tensor became a parameter"
         if self._aliases() != self._same:
-            yield _OTHER_ALIASES, None
+            yield _OTHER_ALIASES
 
-    def changed(self) -> list[tuple[str, Location | None]]:
-        """What is different now, in words, and where another number of the same kind stands;
-        empty if nothing is."""
+    def changed(self) -> list[str]:
+        """What is different now, in words; empty if nothing is."""
         return list(self._differences(Match(self._nodes)))
 
-    def _differences(self, match: "Match") -> Iterator[tuple[str, Location | None]]:
+    def other_numbers(self) -> list[Location]:
+        """Where numbers stand that are others now."""
+        match = Match(self._nodes)
+        list(self._differences(match))
+        return match.numbers
+
+    def _differences(self, match: "Match") -> Iterator[str]:
         written: list[tuple[Node, int]] = []
         if not self._sweep.is_same():
             for value, kind in self._sweep.other_types():
-                yield f"a {kind.__name__} became a {type(value).__name__}", None
+                yield f"a {kind.__name__} became a {type(value).__name__}"
             for value in self._sweep.other_spaces():
-                yield f"a {type(value).__name__} got another __dict__", None
+                yield f"a {type(value).__name__} got another __dict__"
             written = [self._parts[at] for at in self._sweep.differing()]
         for node, part in (*written, *self._swept):
             watched = node.watched[part]

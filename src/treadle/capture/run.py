@@ -30,6 +30,7 @@ from treadle.capture.numbers import Number, Text, Uses, is_number, is_stand_in
 from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
 from treadle.capture.parts import MISSING, is_plain
 from treadle.capture.patching import TraceRecorder, swapped
+from treadle.capture.plain_values import is_real
 from treadle.capture.reads import Location, Node, Reads, Watched
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.refuse import refuse_unfinished
@@ -284,9 +285,10 @@ class Run:
         batch, self._buffers = self._bind(inputs)
         self._batch = [each for each in batch if isinstance(each, Tensor) and each.grad is None]
         self._inputs = {id(each): at for at, each in enumerate(batch) if not is_plain(each)}
+        given, _ = flatten_with_paths(unflatten(batch, self.spec))
+        self._paths = [path for path, _ in given]
         batch = [self._standing_in(at, leaf) for at, leaf in enumerate(batch)]
         args, kwargs = unflatten(batch, self.spec)
-        self._paths = [path for path, _ in flatten_with_paths((args, kwargs))[0]]
         self._copies = Copies((args, kwargs), self._call)
         watch = self.trace.watch
         table = self._table(self._buffers)
@@ -361,7 +363,8 @@ class Run:
         roots, call = frozenset({("argument", at)}), self._call
         if not self._stands_in:
             return leaf
-        if type(leaf) in (int, float):
+        self.trace.uses.labels["argument", at] = f"argument {self._paths[at]}"
+        if is_real(leaf):
             scales = any(each.label == f"argument {at}" for each in self._numbers)
             return Number(leaf, lambda: call.leaves[at], roots, self.trace.uses, scales=scales)
         if is_numeric(leaf):
@@ -377,8 +380,9 @@ class Run:
         try:
             for place in self._numbers if self._stands_in else ():
                 value = place.get()
-                if type(value) in (int, float):
+                if is_real(value):
                     roots = frozenset({(place.owner, place.name)})
+                    self.trace.uses.labels[place.owner, place.name] = place.label
                     number = Number(value, place.get, roots, self.trace.uses, scales=True)
                     undo.append((place, value))
                     place.put(number)
@@ -393,7 +397,7 @@ class Run:
         external = self.trace.external
         if external is None or not self._stands_in or not external.asks_types:
             return False
-        given = any(type(leaf) in (int, float, str) or is_numeric(leaf) for leaf in self.leaves)
+        given = any(is_real(leaf) or type(leaf) is str or is_numeric(leaf) for leaf in self.leaves)
         return given or bool(self._numbers) or external.mentions("param_groups")
 
     def read(self) -> Reads:
@@ -445,7 +449,7 @@ class Run:
             for group in optimizer.param_groups:
                 for key, value in group.items():
                     values = value if type(value) is tuple else (value,)
-                    if key != "params" and all(type(each) is float for each in values):
+                    if key != "params" and all(map(is_real, values)):
                         yield id(group), key
         for place in self._numbers:
             yield place.owner, place.name
@@ -454,9 +458,10 @@ class Run:
         """Leaves of the arguments on whose values nothing depends."""
         if not self._stands_in:
             return frozenset()
-        kinds = (int, float, str)
         return frozenset(
-            at for at, leaf in enumerate(self.leaves) if type(leaf) in kinds and self._is_free(at)
+            at
+            for at, leaf in enumerate(self.leaves)
+            if (is_real(leaf) or type(leaf) is str) and self._is_free(at)
         )
 
     def _is_free(self, at: int) -> bool:
@@ -848,10 +853,9 @@ def _direct(change: Change) -> Location:
 
 
 def _counts(before: Any, now: Any) -> bool:
-    numbers = all(type(each) in (int, float) for each in (before, now))
     if is_number(before):
-        return type(now) in (int, float) and before.value != now
-    return numbers and before != now
+        return is_real(now) and before.value != now
+    return is_real(before) and is_real(now) and before != now
 
 
 def _is_alike(old: Any, new: Any) -> bool:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from treadle.capture.numbers import Number, PlainNumber, is_number, plain
+from treadle.capture.plain_values import is_real
+from treadle.compat.tracing import outside_modes
 
 Call = tuple[Callable[..., Any], tuple[object, ...], dict[str, object]]
 Elementwise = Callable[..., Tensor]
@@ -194,20 +196,25 @@ _MAKERS = {
 _NAMES = ("fill_value", "data", "s")
 
 
+def _dtype_of(func: Callable[..., Any], value: PlainNumber) -> torch.dtype:
+    """Of a tensor that ``func`` makes of a number: of NumPy's it is theirs."""
+    return func(value).dtype
+
+
 def _made(func: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]) -> Call:
     """A tensor of zeros that is then filled."""
     at = _MAKERS[func.__name__]
     name = next((name for name in _NAMES if name in kwargs), None)
     number = args[at] if at < len(args) else kwargs.get(name or "")
-    if not is_number(number) or isinstance(number.value, bool):
+    if not is_number(number) or not is_real(number.value):
         return _as_it_is(func, args, kwargs)
     rest = args[:at] + args[at + 1 :]
     named = {key: each for key, each in kwargs.items() if key != name}
 
     def call(*args: object, **kwargs: Any) -> Tensor:
         if at == 0:
-            whole = isinstance(number, int) and func is not torch.scalar_tensor
-            dtype = torch.int64 if whole else torch.get_default_dtype()
+            with outside_modes():
+                dtype = _dtype_of(func, number.value)
             named: dict[str, Any] = {"dtype": dtype, **kwargs}
             filled = torch.zeros((), **named)
         else:

@@ -13,6 +13,7 @@ from treadle.capture.counters import SharedCounters
 from treadle.capture.numbers import Number, is_exact
 from treadle.capture.object_graph import Location
 from treadle.capture.optimizers.registry import Start, form_of
+from treadle.capture.plain_values import is_real, is_whole
 from treadle.capture.row_shards import RowShards
 from treadle.capture.watching import Unchanged, Watches, watch_dicts
 from treadle.compat.hooks import note_stepped
@@ -292,8 +293,7 @@ class RunTimeNumber:
         """The number now. ``NotExpected`` for one of another kind than the graph was made for (a
         whole number to a negative power is a float), or that no float64 is equal to."""
         found = self.number.compute()
-        kind = int if isinstance(self.number.value, int) else int | float
-        if not isinstance(found, kind):
+        if not is_real(found) or (is_whole(self.number.value) and not is_whole(found)):
             raise NotExpected("what is computed of a number became another kind of number")
         if not is_exact(found):
             raise NotExpected("a whole number became larger than 2**53")

@@ -107,11 +107,11 @@ class Dispatcher:
 
     def _note_numbers(self, found: Iterable[str | Location]) -> None:
         """From now on these are inputs, where the graph allows it."""
-        known = {(each.label, each.name) for each in self._numbers}
+        known = set(map(_identity, self._numbers))
         for each in found:
             place = argument_place(each) if isinstance(each, str) else each
-            if (place.label, place.name) not in known:
-                known.add((place.label, place.name))
+            if _identity(place) not in known:
+                known.add(_identity(place))
                 self._numbers.append(place)
 
     def _specialized(
@@ -174,6 +174,13 @@ class Dispatcher:
         warn_of_breaks(compiled, self._breaks)
         show_regions(compiled)
         return compiled
+
+
+def _identity(place: Location) -> tuple[object, ...]:
+    """Of arguments the label says all: they have a place only during a call."""
+    if not place.rooted:
+        return (place.label,)
+    return place.owner, place.at, place.name
 
 
 def _refuse_fallbacks(compiled: Compiled) -> None:

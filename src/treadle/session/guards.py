@@ -12,7 +12,7 @@ from treadle.capture.arrays import array_fact, is_numeric, overlaps
 from treadle.capture.flatten import FlatCalls, Given, Structure
 from treadle.capture.object_graph import first_of_each, place_of_tensor, tensor_fact
 from treadle.capture.optimizers.registry import form_of, has_form
-from treadle.capture.plain_values import is_plain, plain_fact
+from treadle.capture.plain_values import NUMBERS, is_plain, plain_fact
 from treadle.capture.reads import Reads
 from treadle.capture.watching import Watches
 from treadle.compat.fully_sharded import sharded_facts
@@ -31,6 +31,7 @@ from treadle.session.steady import (
 
 ArgumentFact = tuple[Any, ...]
 """What of an argument decides the graph: a ``TensorFact``, or its type's name and what it is."""
+_NUMBERS = frozenset(each.__name__ for each in NUMBERS)
 ANY = object()
 """In the place of a value on which nothing depends."""
 
@@ -302,11 +303,10 @@ def differing_numbers(old: GuardKey, new: GuardKey) -> list[int]:
     pairs = list(zip(old.arguments, new.arguments, strict=False))
     if len(old.arguments) != len(new.arguments) or old.structure != new.structure:
         return []
-    kinds = ("int", "float")
     return [
         at
         for at, ((_, a), (_, b)) in enumerate(pairs)
-        if a != b and a[0] == b[0] and a[0] in kinds and len(a) == 2 and at not in old.free
+        if a != b and {a[0], b[0]} <= _NUMBERS and len(a) == 2 and at not in old.free
     ]
 
 

@@ -52,7 +52,7 @@ class Specializations:
             (
                 made
                 for key, made in self._known
-                if general.of(None, key.fresh, key.free) == key and made.captured.reads.hold()
+                if general.of(None, key.fresh, key.free) == key and made.captured.holds()
             ),
             None,
         )

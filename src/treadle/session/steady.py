@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.optimizers.registry import forms
+from treadle.capture.plain_values import is_real
 from treadle.capture.tensor_words import grad_word, no_grad, of_tensor
 from treadle.capture.watching import Unchanged, Watches, WordWatch, watch_dicts, watch_tensors
 from treadle.compat.hooks import has_tensor_hooks, hook_dicts, step_hook_dicts
@@ -189,7 +190,7 @@ def _is_sealed(value: object) -> bool:
     """Whether it is what it is: a tensor's number may change, and a list's."""
     if type(value) is tuple:
         return all(map(_is_sealed, value))
-    return value is None or type(value) in (bool, int, float, str)
+    return value is None or type(value) in (bool, str) or is_real(value)
 
 
 __all__ = [

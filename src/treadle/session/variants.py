@@ -89,7 +89,7 @@ class Variants:
         recent = self._recent
         if recent is not None and recent[0] == key:
             compiled = recent[1]
-            if compiled.captured.reads.hold() and compiled.captured.agrees():
+            if compiled.captured.holds() and compiled.captured.agrees():
                 return compiled
         found = self._search(key)
         self._recent = None if found is None else (key, found)
@@ -101,7 +101,7 @@ class Variants:
         ):
             whole = key.of(*kind)
             found = self._known.get(whole)
-            if found is None or not found.captured.reads.hold():
+            if found is None or not found.captured.holds():
                 continue
             if found.captured.agrees():
                 self._known.move_to_end(whole)
@@ -124,8 +124,7 @@ class Variants:
         where they are."""
         found: list[str | Location] = []
         for each in self._known:
-            if key.of(each.outside, each.fresh, each.free) == each and each.outside is not None:
-                found += [place for _, place in each.outside.changed() if place is not None]
+            found += [] if each.outside is None else each.outside.other_numbers()
             found += [f"argument {at}" for at in differing_numbers(each, key)]
         return found
 
@@ -137,8 +136,8 @@ class Variants:
         alike = [each for each in keys if key.of(each.outside, each.fresh, each.free) == each]
         names = names_of(models)
         if alike:  # all but what they read outside: the one that comes nearest
-            found = [each.outside.changed() for each in alike if each.outside is not None]
-            return [min(found, key=len)[0][0]] if found and all(found) else []
+            found = [self._known[each].captured.changed() for each in alike]
+            return [min(found, key=len)[0]] if all(found) else []
         return [explain_difference(each, key, names) for each in keys[:1]]
 
     def forget_replaced(self, key: GuardKey) -> bool:

@@ -1,0 +1,250 @@
+"""Numbers that change from call to call: kinds of numbers, the places that hold them, and what a
+step does with them. A number that is seen to change is one of the run time from then on; what a
+step decides by one compiles once for each way that it goes.
+
+python tests/contract/test_numbers_generator.py
+"""
+
+import itertools
+import sys
+import types
+from pathlib import Path
+from typing import NamedTuple
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import treadle
+from treadle import Options
+
+KINDS = {
+    "float": lambda i: 0.5 + i / 8,
+    "int": lambda i: i,
+    "float16": lambda i: np.float16(0.5 + i / 7),
+    "float32": lambda i: np.float32(0.5 + i / 7),
+    "float64": lambda i: np.float64(0.5 + i / 7),
+    "int32": lambda i: np.int32(i),
+    "int64": lambda i: np.int64(i),
+}
+WHOLE = frozenset({"int", "int32", "int64"})
+
+
+class Use(NamedTuple):
+    """``ways``: how many there are through the step for the numbers of a run."""
+
+    body: str
+    ways: int = 1
+    whole: bool = False
+
+
+USES = {
+    "a factor": Use("x * v"),
+    "a factor before": Use("v * x"),
+    "arithmetic": Use("x * (1 - v) + 2 * v - v / 3"),
+    "arithmetic of NumPy's": Use("x * (np.float32(0.1) * v + v * np.float64(0.3))"),
+    "a power": Use("x * 0.9**v"),
+    "a correction": Use("x / (1 - 0.9 ** (v + 1))"),
+    "a bound": Use("x.clamp(max=v / 3)"),
+    "alpha": Use("torch.add(x, x, alpha=v)"),
+    "a tensor": Use("torch.tensor(v), torch.tensor(v) * x, torch.full((3,), v)"),
+    "a comparison": Use("x * 2 if v < 100 else x * v"),
+    "a branch": Use("x * (2 if v % 2 < 1 else 3)", ways=2),
+    "a warm-up": Use("x * min(1.0, (v + 1) / 3)", ways=2),
+    "rounding": Use("x * round(v / 3)"),
+    "a function of NumPy's": Use("x * np.cos(v)"),
+    "nothing": Use("x * 1.0"),
+    "a result": Use("x * 1.0, v, v + 1, -v"),
+}
+
+PLACES = {
+    "argument": ("def step(x, v):\n    return BODY", "step(x, V)"),
+    "keyword": ("def step(x, *, v):\n    return BODY", "step(x, v=V)"),
+    "in a dict": ("def step(x, d):\n    v = d['v']\n    return BODY", "step(x, {'v': V})"),
+    "global": ("g = 0\ndef step(x):\n    v = g\n    return BODY", "put(g=V); step(x)"),
+    "attribute": (
+        "o = types.SimpleNamespace(v=0)\ndef step(x):\n    v = o.v\n    return BODY",
+        "o.v = V; step(x)",
+    ),
+    "attribute of another object each time": (
+        "o = types.SimpleNamespace(v=0)\ndef step(x):\n    v = o.v\n    return BODY",
+        "put(o=types.SimpleNamespace(v=V)); step(x)",
+    ),
+    "attribute of the model": (
+        "model.v = 0\ndef step(x):\n    v = model.v\n    return BODY",
+        "model.v = V; step(x)",
+    ),
+    "entry": ("o = {'v': 0}\ndef step(x):\n    v = o['v']\n    return BODY", "o['v'] = V; step(x)"),
+    "item": ("o = [0]\ndef step(x):\n    v = o[0]\n    return BODY", "o[0] = V; step(x)"),
+    "parameter group": (
+        "group = optimizer.param_groups[0]\ndef step(x):\n    v = group['v']\n    return BODY",
+        "group['v'] = V; step(x)",
+    ),
+    "variable of a function": (
+        "def make():\n    v = 0\n    def set(new):\n        nonlocal v\n        v = new\n"
+        "    def step(x):\n        return BODY\n    return step, set\nstep, set = make()",
+        "set(V); step(x)",
+    ),
+}
+
+
+class World:
+    """A program of its own; ``compiled`` if its step is."""
+
+    def __init__(self, text, compiled):
+        torch.manual_seed(0)
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.space = {
+            "torch": torch, "np": np, "types": types, "model": model, "optimizer": optimizer,
+        }  # fmt: skip
+        self.space["put"] = self.space.update
+        optimizer.param_groups[0]["v"] = 0.0
+        exec(text, self.space)
+        self.step = self.space["step"]
+        if compiled:
+            options = Options(codegen=False)
+            self.step = treadle.compile(
+                self.step, model=model, optimizer=optimizer, options=options
+            )
+            self.space["step"] = self.step
+
+    def call(self, text, value, x):
+        space = self.space | {"V": value, "x": x}
+        *before, last = text.split("; ")
+        for each in before:
+            exec(each, self.space | {"V": value}, self.space)
+        return eval(last, space)
+
+
+def compiles(kind, place, use, calls=6):
+    """How often a step is compiled that is beside eager; an error if it is not."""
+    text, call = PLACES[place]
+    text = text.replace("BODY", use.body)
+    ours, theirs = World(text, compiled=True), World(text, compiled=False)
+    for at in range(calls):
+        x = torch.randn(4, 3)
+        found, expected = (each.call(call, KINDS[kind](at), x) for each in (ours, theirs))
+        torch.testing.assert_close(found, expected, equal_nan=False)
+        pairs = zip(tree_leaves(found), tree_leaves(expected), strict=True)
+        assert all(type(a) is type(b) for a, b in pairs), (found, expected)
+    return 1 + len(ours.step.recompiles), ours.step.recompiles
+
+
+def cases():
+    for kind, place, use in itertools.product(KINDS, PLACES, USES):
+        if not USES[use].whole or kind in WHOLE:
+            yield kind, place, use
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_number_that_changes_is_one_of_the_run_time(use):
+    """Each place once, with one kind after the other."""
+    kinds = [kind for kind in KINDS if not USES[use].whole or kind in WHOLE]
+    offset = list(USES).index(use)
+    for at, place in enumerate(PLACES):
+        kind = kinds[(at + offset) % len(kinds)]
+        count, why = compiles(kind, place, USES[use], calls=5)
+        assert count <= 1 + USES[use].ways, (kind, place, why)
+
+
+def test_numbers_that_change_together_compile_once():
+    settings = types.SimpleNamespace(a=1.0, b=2, c=np.float32(3), d=[4.0, {"e": 5.0}])
+
+    def step(x, f, g):
+        inner = settings.d[1]["e"]
+        return x * settings.a + settings.b * settings.c - settings.d[0] * inner * f + g["g"]
+
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=Options(codegen=False))
+    for at in range(5):
+        settings.a, settings.b, settings.c = 1.0 + at, at, np.float32(at)
+        settings.d[0], settings.d[1]["e"] = at * 2.0, at - 7.0
+        x, arguments = torch.randn(3), (0.5 + at, {"g": at})
+        torch.testing.assert_close(compiled(x, *arguments), step(x, *arguments))
+    assert len(compiled.recompiles) == 1, compiled.recompiles
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32", "int64", "int"])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_hyper_parameters_of_any_kind(kind, optimizer):
+    """Those of a parameter group are of the run time from the first call on."""
+    losses = []
+    for compiles_step in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        updates = optimizer(model.parameters(), lr=0.5, weight_decay=0.1)
+
+        def train(x, model=model, updates=updates):
+            updates.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            updates.step()
+            return loss.detach()
+
+        step = train
+        if compiles_step:
+            step = treadle.compile(train, model=model, optimizer=updates)
+        found = []
+        for at in range(6):
+            for group in updates.param_groups:
+                group["lr"] = KINDS[kind](at) / KINDS[kind](20)
+                group["weight_decay"] = KINDS[kind](at)
+            found.append(step(torch.randn(3, 4)))
+        losses.append([*found, *model.parameters()])
+        if compiles_step:
+            assert len(step.recompiles) <= 1, step.recompiles
+    torch.testing.assert_close(*losses)
+
+
+def test_what_a_step_decides_is_named():
+    model = nn.Linear(2, 2)
+    model.n = 0
+
+    def step(x, limit):
+        if model.n % 3 == 0:
+            return x * 2
+        return x * 3 if limit < 5 else x
+
+    compiled = treadle.compile(step, model=model, options=Options(codegen=False))
+    for at in range(12):
+        model.n = at
+        x = torch.randn(3)
+        assert torch.equal(compiled(x, at), step(x, at))
+    assert len(compiled.recompiles) <= 3, compiled.recompiles
+    assert any("n was" in each and "model.n % 3 == 0" in each for each in compiled.recompiles)
+
+
+def test_a_decision_that_raises_is_eager_s():
+    def step(x, k):
+        return x * 2 if 6 // k > 1 else x
+
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=Options(codegen=False))
+    for k in (1, 2, 3):
+        assert torch.equal(compiled(torch.ones(2), k), step(torch.ones(2), k))
+    with pytest.raises(ZeroDivisionError):
+        compiled(torch.ones(2), 0)
+    assert torch.equal(compiled(torch.ones(2), 6), step(torch.ones(2), 6))
+    assert len(compiled.recompiles) <= 2
+
+
+def main():
+    findings = 0
+    for kind, place, use in cases():
+        try:
+            count, why = compiles(kind, place, USES[use])
+        except Exception as error:
+            count, why = 0, f"{type(error).__name__}: {str(error)[:200]}"
+        if not 0 < count <= 1 + USES[use].ways:
+            findings += 1
+            print(f"{kind}, {place}, {use}: {count} compiles; {why}", flush=True)
+    print(f"{len(list(cases()))} cases, {findings} findings")
+    return findings
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main()))
