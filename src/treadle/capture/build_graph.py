@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, fx, nn
 
+from treadle.capture.deferred import NumbersOfCall
 from treadle.capture.eager import EagerStep, drop_lost, refuse_lost
 from treadle.capture.expected import join_conditions
 from treadle.capture.explain_errors import looks_at_value, show_line
@@ -71,8 +72,8 @@ class Captured:
     """A step's graph and how its inputs and outputs meet the user's objects.
 
     ``sources`` say where each input is found at a call, in the signature's order. Outputs are
-    first the tensor leaves of the user's result, then those of what is ``left`` outside, then
-    gradients the user's code leaves in ``.grad``, then those for optimizers that step eagerly,
+    first the tensor leaves of the user's result, then those of what is ``left`` outside, then the
+    ``numbers`` that Python needs, then gradients the user's code leaves in ``.grad``, then those for optimizers that step eagerly,
     then write-backs. ``reads``: what the step depends on outside of it.
     """
 
@@ -86,6 +87,7 @@ class Captured:
     free: frozenset[int]  # leaves of the arguments whose values decide nothing
     decisions: tuple[NumberDecision, ...]  # on numbers that are not in the graph
     left: tuple[SideEffect, ...]
+    numbers: NumbersOfCall
     toggled: tuple[Toggle, ...]
     fresh: tuple[nn.Parameter, ...]  # what is in ``.grad`` at first does not matter
     kept: tuple[nn.Parameter, ...]  # of these it does, until the conditions are known to hold
@@ -172,6 +174,7 @@ def finish(
         free=run.free_arguments(),
         decisions=run.trace.uses.decisions(),
         left=tuple(run.trace.left),
+        numbers=run.trace.watch.numbers.of_call(),
         toggled=tuple(run.trace.toggled),
         fresh=tuple(run.trace.fresh),
         kept=tuple(run.trace.kept),
@@ -237,10 +240,12 @@ def _functional(
 
 
 def _outputs(seen: Trace, sources: Sequence[tuple[Input, Source]]) -> list[Output]:
-    """What the run returns, in its order: results, what it leaves outside, gradients."""
+    """What the run returns, in its order: results, what it leaves outside, numbers that Python
+    needs, gradients."""
     found = [Output(f"result {at}") for at in range(slots_in(seen.leaves))]
     for each in seen.left:
         found += [Output(each.place.label)] * slots_in(each.leaves)
+    found += [Output(f"number {at}") for at in range(len(seen.watch.numbers.fetched))]
     names = {id(s.parameter): i.name for i, s in sources if isinstance(s, Parameter)}
     found += [Output(f"grad of {names[id(p)]}") for p, _ in seen.grads]
     for each in seen.eager:

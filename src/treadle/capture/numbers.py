@@ -128,10 +128,16 @@ class Number:
         if not all(is_number(each) or isinstance(each, bool) or is_real(each) for each in operands):
             return NotImplemented
         numbers = [each for each in operands if is_number(each)]
+        lead = next((each for each in numbers if type(each) is not Number), self)
+        return lead.combined(function, operands)
+
+    def combined(self, function: Callable[..., Any], operands: Sequence[Any]) -> "Number":
+        """``function`` of numbers, of which this is one."""
+        numbers = [each for each in operands if is_number(each)]
         return Number(
             function(*map(value_now, operands)),
-            _computation(function, operands),
-            self.roots.union(*(each.roots for each in numbers)),
+            computation(function, operands),
+            frozenset[Key]().union(*(each.roots for each in numbers)),
             self._uses,
             scales=all(each._scales for each in numbers),
             key=(function, *map(_key, operands)),
@@ -143,14 +149,14 @@ class Number:
         outcome = function(*map(value_now, operands))
         roots = self.roots.union(*(each.roots for each in rest if is_number(each)))
         key = (function, *map(_key, operands))
-        self._uses.decide(key, _computation(function, operands), outcome, roots)
+        self._uses.decide(key, computation(function, operands), outcome, roots)
         return outcome
 
     def tensor(self, beside: Tensor, *, copied: bool = False) -> "Tensor | PlainNumber":
         """A 0-dim tensor of this value for arithmetic with ``beside``, so that the result has the
         dtype that the number gives it; where there is none, the number itself. ``copied``: it is
         only written to ``beside``, whatever dims that has."""
-        dtype = _dtype_beside(self.value, beside.dtype, has_dims=copied or beside.ndim > 0)
+        dtype = dtype_beside(self.value, beside.dtype, has_dims=copied or beside.ndim > 0)
         if not self._scales or dtype is None:
             return self.plain()
         with outside_modes():
@@ -290,7 +296,8 @@ def _give_comparisons() -> None:
 
     def asked(function: Callable[..., object]) -> Callable[[Number, object], object]:
         def call(self: Number, other: object) -> object:
-            if isinstance(other, Tensor):
+            is_later = is_number(other) and type(other) is not Number
+            if isinstance(other, Tensor) or is_later:
                 return NotImplemented
             if is_number(other) or isinstance(other, bool) or is_real(other):
                 return self.decided(function, other)
@@ -378,7 +385,7 @@ STAND_INS: set[type] = {Number, Text}
 
 def is_number(value: object) -> TypeGuard[Number]:
     """Is it a number that stands in for another? ``isinstance`` says what that one is."""
-    return type(value) is Number
+    return issubclass(type(value), Number)
 
 
 def is_stand_in(value: object) -> TypeGuard[StandIn]:
@@ -391,7 +398,7 @@ def is_exact(value: Any) -> bool:
     return not is_whole(value) or abs(int(value)) <= _LARGEST
 
 
-def _dtype_beside(value: PlainNumber, beside: torch.dtype, *, has_dims: bool) -> torch.dtype | None:
+def dtype_beside(value: PlainNumber, beside: torch.dtype, *, has_dims: bool) -> torch.dtype | None:
     """Of a 0-dim tensor that promotes as the number does, at no loss; ``None`` if there is none."""
     if not is_real(value) or beside.is_complex or beside is torch.bool:
         return None
@@ -409,7 +416,7 @@ def value_now(operand: Any) -> Any:
     return operand.value if is_number(operand) else operand
 
 
-def _computation(function: Callable[..., Any], operands: Sequence[Any]) -> Callable[[], Any]:
+def computation(function: Callable[..., Any], operands: Sequence[Any]) -> Callable[[], Any]:
     """``function`` of what the operands are at a call."""
     parts = [each.compute if is_number(each) else _always(each) for each in operands]
     return lambda: function(*(part() for part in parts))

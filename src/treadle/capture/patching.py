@@ -5,7 +5,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import NoneType
+from types import FrameType, NoneType
 from typing import Any, cast
 
 import torch
@@ -26,6 +26,7 @@ from treadle.capture.averaging import update_parameters
 from treadle.capture.collectives import all_reduce_in_place
 from treadle.capture.communication import refuse_wrapper
 from treadle.capture.control_flow import instead_of
+from treadle.capture.deferred import DeferredNumbers
 from treadle.capture.eager import why_eager
 from treadle.capture.expected import Conditions, constraint_checks
 from treadle.capture.explain_errors import Line, here, looks_at_value, running_line
@@ -161,7 +162,7 @@ class TensorPatcher(TorchFunctionMode):
             leaves = [self._inside(leaf, held=users) for leaf in leaves]
             args, kwargs = rebuilt(leaves)
         if func in _VALUES and any(map(is_traced, leaves)):
-            raise looks_at_value(here())
+            return self._value(func, *args)
         if func == _SET_DATA:
             return self._set_data(*args)
         if any(isinstance(leaf, Generator) for leaf in leaves):
@@ -172,6 +173,14 @@ class TensorPatcher(TorchFunctionMode):
             result = self._layers.instead_of(func, leaves, kwargs)(*args, **(kwargs or {}))
         self._watch.note_made(result)
         return result
+
+    def _value(self, func: Callable[..., Any], *args: Any) -> Any:
+        """Numbers that are known after the launch; TR-102 for what needs them now."""
+        if func == Tensor.item:
+            return self._watch.numbers.item(args[0])
+        if func == Tensor.tolist:
+            return self._watch.numbers.tolist(args[0])
+        raise looks_at_value(here())
 
     def answering(self, original: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
         """``Tensor.__bool__``, of a condition that only raises: the answer that does not. Functions
@@ -388,6 +397,7 @@ class TraceRecorder:
         self.generators: list[tuple[Span, int]] = []  # nodes that draw from one of the user's
         self.indices = ScalarIndices()
         self.conditions = Conditions()
+        self.numbers = DeferredNumbers(self._decide)
         self.backward: list[Span] = []
         self.lines: list[tuple[int, Line]] = [(0, ("", 0))]
         self.draws: list[tuple[int, bool, int]] = []  # node, whether the state is put back, which
@@ -499,6 +509,10 @@ class TraceRecorder:
             original(state)
 
         return call
+
+    def _decide(self, value: Tensor, frame: FrameType) -> bool | None:
+        """What ``frame`` is told, which asks whether a number is true."""
+        return self.conditions.answer(value, frame, self.fresh)
 
     def note_line(self) -> None:
         """The line of the user's that runs now makes the nodes from here on."""

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.arrays import ArrayLeaf, is_numeric
 from treadle.capture.communication import refuse_collectives
+from treadle.capture.deferred import is_deferred
 from treadle.capture.eager import EagerStep, Reason, why_eager
 from treadle.capture.explain_errors import here
 from treadle.capture.external import (
@@ -523,6 +524,7 @@ class Run:
         slots = [_slot_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.trace.leaves = slots
         tensors += self._left_tensors()
+        tensors += self.trace.watch.numbers.fetched_tensors()
         for parameter in self._parameters():
             if id(self._stand_ins[id(parameter)]) in self.trace.watch.fresh:
                 self.trace.fresh.append(parameter)
@@ -589,6 +591,8 @@ class Run:
         size that was declared is the number it is for the sizes that this variant is for."""
         if isinstance(leaf, SymInt):
             return int(leaf)
+        if is_deferred(leaf):
+            self.trace.watch.numbers.fetch(leaf)
         if is_stand_in(leaf):
             return Later(leaf.compute)
         if isinstance(leaf, Whole):

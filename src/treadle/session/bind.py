@@ -121,7 +121,8 @@ def step_eagerly(captured: Captured, results: Sequence[Tensor | None]) -> None:
     """Optimizers that are not in the graph step now, with the gradients that it made."""
     if captured.eager:
         slots = (captured.result_leaves, *(each.leaves for each in captured.left))
-        first = sum(slots_in(each) for each in slots) + len(captured.left_grads)
+        first = sum(slots_in(each) for each in slots)
+        first += len(captured.numbers.places) + len(captured.left_grads)
         grads = [each for each in results[first:] if each is not None]
         count = sum(len(each.parameters) for each in captured.eager)
         run_eagerly(captured.eager, grads[:count])
@@ -130,11 +131,14 @@ def step_eagerly(captured: Captured, results: Sequence[Tensor | None]) -> None:
 def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> object:
     """After a step that succeeded: the result, what it leaves outside, gradients, new state and
     counters."""
+    slots = (captured.result_leaves, *(each.leaves for each in captured.left))
+    captured.numbers.read(results[sum(map(slots_in, slots)) :])
     tensors = iter(results)
     leaves = fill(captured.result_leaves, tensors)
     values = [each.values(tensors) for each in captured.left]  # all, before one is put in place
     for left, found in zip(captured.left, values, strict=True):
         left.put(found)
+    captured.numbers.skip(tensors)
     for parameter, layout in zip(captured.left_grads, captured.grad_layouts, strict=True):
         parameter.grad = around(next(tensors), layout)
     for parameter in captured.cleared_grads:

@@ -1,0 +1,289 @@
+"""Numbers that a step reads from tensors: known after the launch, and Python's until then.
+
+::
+
+    total += loss.item()        one more output of the graph; the sum is Python's, after the launch
+    y = y * loss.item()         y = y * (a 0-dim tensor in the graph)
+
+``Tensor.item`` gives a number that stands in for the one to come. What Python's arithmetic makes
+of it is a number of that kind again: an expression, which is computed on the host once the launch
+is over, or in the graph where a tensor is made of it. What would need the number itself while the
+step is captured is TR-102.
+"""
+
+import math
+import operator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, TypeGuard, final
+
+import torch
+from torch import Tensor
+
+from treadle.capture.explain_errors import here, looks_at_value
+from treadle.capture.numbers import (
+    STAND_INS,
+    Number,
+    PlainNumber,
+    Uses,
+    dtype_beside,
+    is_number,
+)
+
+_ARITHMETIC = {
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
+    operator.neg, operator.pos, abs,
+}  # fmt: skip
+_COMPARISONS = {
+    operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
+}  # fmt: skip
+_QUESTIONS: dict[object, Callable[[Tensor], Tensor]] = {
+    math.isnan: torch.isnan,
+    math.isinf: torch.isinf,
+    math.isfinite: torch.isfinite,
+}
+_DIVISIONS = {operator.truediv, operator.floordiv, operator.mod}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NumbersOfCall:
+    """What Python needs of a call's tensors: ``places`` are those numbers, in the order in which
+    the graph returns them; ``known`` has their values once the launch is over."""
+
+    places: tuple[int, ...]
+    known: dict[int, PlainNumber]
+
+    def read(self, tensors: Sequence[Tensor | None]) -> None:
+        """``tensors`` begin with those that the graph returns for them: one read for each dtype
+        and device."""
+        groups: dict[tuple[torch.dtype, torch.device], list[tuple[int, Tensor]]] = {}
+        for place, each in zip(self.places, tensors, strict=False):
+            assert each is not None
+            groups.setdefault((each.dtype, each.device), []).append((place, each))
+        for group in groups.values():
+            values = torch.stack([each for _, each in group]).tolist()
+            self.known.update(zip((place for place, _ in group), values, strict=True))
+
+    def skip(self, tensors: Iterator[Tensor | None]) -> None:
+        """Past those that the graph returns for them."""
+        for _ in self.places:
+            next(tensors)
+
+
+@final
+@dataclass(eq=False)
+class DeferredNumbers:
+    """What a run reads from its tensors. ``read``: a copy of each, as it was when it was read;
+    ``fetched``: which of them Python needs after the launch, in order. ``decide``: what a frame that
+    asks whether a value is true is told."""
+
+    decide: Callable[[Tensor, FrameType], bool | None]
+    known: dict[int, PlainNumber] = field(default_factory=dict[int, PlainNumber])
+    read: list[Tensor] = field(default_factory=list[Tensor])
+    fetched: list[int] = field(default_factory=list[int])
+    uses: Uses = field(default_factory=Uses)
+
+    def item(self, tensor: Tensor) -> "DeferredNumber":
+        """``tensor.item()``. TR-102 of complex numbers; ``RuntimeError`` as eager's for more
+        elements than one."""
+        if tensor.numel() != 1:
+            raise RuntimeError(
+                f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar"
+            )
+        if tensor.is_complex():
+            raise looks_at_value(here())
+        with torch.no_grad():
+            kept = tensor.detach().reshape(()).clone()
+        number = len(self.read)
+        self.read.append(kept)
+        known = self.known
+        return DeferredNumber(
+            _kind(kept.dtype), lambda: known[number], self, (number,), lambda: _widened(kept)
+        )
+
+    def tolist(self, tensor: Tensor) -> Any:
+        """``tensor.tolist()``: nested lists of numbers."""
+        if not tensor.ndim:
+            return self.item(tensor)
+        return [self.tolist(tensor.select(0, at)) for at in range(tensor.shape[0])]
+
+    def fetch(self, number: "DeferredNumber") -> None:
+        """Python needs this one after the launch."""
+        self.fetched += [each for each in number.parts if each not in self.fetched]
+
+    def of_call(self) -> NumbersOfCall:
+        """Those that Python needs, at any call."""
+        return NumbersOfCall(tuple(self.fetched), self.known)
+
+    def fetched_tensors(self) -> list[Tensor]:
+        """What the graph returns for them."""
+        return [self.read[each] for each in self.fetched]
+
+
+class DeferredNumber(Number):
+    """A number that ``compute()`` knows once the launch is over. ``parts``: of what was read those
+    numbers that it is made of; ``in_graph()``: it as a tensor of float64, int64 or bool."""
+
+    __slots__ = ("_deferred", "in_graph", "parts")
+
+    def __init__(
+        self,
+        kind: type,
+        compute: Callable[[], Any],
+        deferred: DeferredNumbers,
+        parts: tuple[int, ...],
+        in_graph: Callable[[], Tensor] | None,
+    ) -> None:
+        super().__init__(kind(0), compute, frozenset(), deferred.uses, scales=True)
+        self._deferred = deferred
+        self.parts = parts
+        self.in_graph = in_graph
+
+    def plain(self) -> Any:
+        """TR-102: there is no number yet."""
+        raise looks_at_value(here())
+
+    def derived(
+        self, function: Callable[..., Any], *rest: object, swapped: bool = False
+    ) -> "Number":
+        """``function(self, *rest)``, or ``function(rest, self)``; a deferred number again."""
+        if any(not isinstance(each, int | float) for each in rest):
+            return NotImplemented
+        operands: list[Any] = [self, *rest]
+        if swapped:
+            operands.reverse()
+        computes = [each.compute if is_number(each) else _always(each) for each in operands]
+        known = [each.parts for each in operands if is_deferred(each)]
+        return DeferredNumber(
+            _kind_of_result(function, operands),
+            lambda: function(*(each() for each in computes)),
+            self._deferred,
+            tuple(dict.fromkeys(at for parts in known for at in parts)),
+            self._graph_form(function, operands),
+        )
+
+    def _graph_form(
+        self, function: Callable[..., Any], operands: Sequence[Any]
+    ) -> Callable[[], Tensor] | None:
+        """``function`` of 0-dim tensors, where that is what Python computes; a division by what
+        may be zero is not."""
+        if any(is_deferred(each) and each.in_graph is None for each in operands):
+            return None
+        if function in _DIVISIONS and is_number(operands[1]):
+            return None
+        if function not in _ARITHMETIC | _COMPARISONS | _QUESTIONS.keys():
+            return None
+        is_float = function is operator.truediv or any(isinstance(e, float) for e in operands)
+        dtype = torch.float64 if is_float else torch.int64
+        device = self._deferred.read[self.parts[0]].device
+
+        def compute() -> Tensor:
+            with torch.no_grad():
+                made = [_as_tensor(each, dtype, device) for each in operands]
+                return _QUESTIONS.get(function, function)(*made)
+
+        return compute
+
+    def tensor(self, beside: Tensor, *, copied: bool = False) -> "Tensor | PlainNumber":
+        """A 0-dim tensor of it for arithmetic with ``beside``; TR-102 where there is none."""
+        dtype = dtype_beside(self.value, beside.dtype, has_dims=copied or beside.ndim > 0)
+        if dtype is None or self.in_graph is None:
+            return self.plain()
+        return self.in_graph().to(device=beside.device, dtype=dtype)
+
+    def __bool__(self) -> bool:
+        """The answer that does not only raise; TR-102 where both go on."""
+        answer = None
+        if self.in_graph is not None:
+            answer = self._deferred.decide(self.in_graph(), sys._getframe(1))
+        return self.plain() if answer is None else answer
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self.value), name):
+            return self.plain()
+        raise AttributeError(name)
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self.derived(lambda value: round(value, digits))
+
+    def __trunc__(self) -> Any:
+        return self.derived(math.trunc)
+
+    def __floor__(self) -> Any:
+        return self.derived(math.floor)
+
+    def __ceil__(self) -> Any:
+        return self.derived(math.ceil)
+
+    def __divmod__(self, other: object) -> tuple[Any, Any]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: object) -> tuple[Any, Any]:
+        return other // self, other % self
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return self.plain()
+
+
+STAND_INS.add(DeferredNumber)
+
+
+def is_deferred(value: object) -> TypeGuard[DeferredNumber]:
+    """Is it a number that is known after the launch?"""
+    return type(value) is DeferredNumber
+
+
+def _always(value: object) -> Callable[[], object]:
+    return lambda: value
+
+
+def _kind(dtype: torch.dtype) -> type:
+    """Python's type of an element."""
+    if dtype is torch.bool:
+        return bool
+    return float if dtype.is_floating_point else int
+
+
+def _kind_of_result(function: Callable[..., Any], operands: Sequence[Any]) -> type:
+    """By ones in the place of numbers that are not known."""
+    return type(function(*(_kind_of(e)(1) if is_number(e) else e for e in operands)))
+
+
+def _kind_of(number: Number) -> type:
+    return type(number.value)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """As exact as Python has it."""
+    if tensor.dtype is torch.bool:
+        return tensor
+    return tensor.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64)
+
+
+def _as_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A 0-dim tensor of a number: one that is known later, one of this call's, or any other."""
+    if is_deferred(value):
+        assert value.in_graph is not None
+        return value.in_graph().to(device=device, dtype=dtype)
+    if is_number(value):
+        value = value.tensor(torch.empty((), dtype=dtype, device=device))
+    if isinstance(value, Tensor):
+        return value.to(dtype)
+    return torch.full((), value, dtype=dtype, device=device)
+
+
+def _give_comparisons() -> None:
+    def compared(function: Callable[..., object]) -> Callable[[DeferredNumber, object], object]:
+        def call(self: DeferredNumber, other: object) -> object:
+            return self.derived(function, other)
+
+        return call
+
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        setattr(DeferredNumber, f"__{name}__", compared(getattr(operator, name)))
+
+
+_give_comparisons()
