@@ -72,7 +72,7 @@ def stops():
 
 def draws():
     step, *rest = make()
-    return (lambda x: step(x + torch.randn(()).item()), *rest)
+    return (lambda x: step(x + len(range(int(torch.randn(()).abs() + 1)))), *rest)
 
 number = 3
 """

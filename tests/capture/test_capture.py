@@ -325,15 +325,13 @@ def branches(loss):
 @pytest.mark.parametrize(
     ("spoil", "code", "line"),
     [
-        (lambda loss: loss * loss.item(), "TR-102", "loss.item()"),
         (branches, "TR-102", "if loss > 0"),
-        (lambda loss: loss * float(loss), "TR-102", "float(loss)"),
         (lambda loss: loss + len(f"{loss:.2f}"), "TR-102", "{loss:.2f}"),
         (lambda loss: print(loss) or loss, "TR-102", "print(loss)"),
         (lambda loss: torch.amp.GradScaler("cpu").scale(loss), "TR-106", "GradScaler"),
         (lambda loss: loss + OUTSIDE.sum(), "TR-110", "OUTSIDE.sum()"),
     ],
-    ids=["item", "branch", "float", "format", "print", "scaler", "outside"],
+    ids=["branch", "format", "print", "scaler", "outside"],
 )
 def test_what_is_refused_names_the_users_line(spoil, code, line):
     model = Net()

@@ -606,9 +606,7 @@ def test_however_the_question_is_written(statement, joined, first, second, long)
     f"while {BAD}:\n    x = x.nan_to_num()",
     f"if {BAD}:\n    raise ValueError\nelse:\n    raise TypeError",
     f"for each in (x, x):\n    if {BAD}:\n        break\nelse:\n    x = x + 1",
-    "x = x * x.sum().item()",
-    "if x.sum().item() > 0:\n    raise ValueError",
-    "if float(x.sum()) > 0:\n    raise ValueError",
+    "x = x * 2 if x.sum().item() > 0 else x",
     f"numbers = [1 for each in (x, x) if {BAD}]",
 ])  # fmt: skip
 def test_what_both_ways_go_on_from_is_refused(source):

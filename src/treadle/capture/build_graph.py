@@ -73,8 +73,9 @@ class Captured:
 
     ``sources`` say where each input is found at a call, in the signature's order. Outputs are
     first the tensor leaves of the user's result, then those of what is ``left`` outside, then the
-    ``numbers`` that Python needs, then gradients the user's code leaves in ``.grad``, then those for optimizers that step eagerly,
-    then write-backs. ``reads``: what the step depends on outside of it.
+    ``numbers`` that Python needs, then gradients the user's code leaves in ``.grad``, then those
+    for optimizers that step eagerly, then write-backs. ``reads``: what the step depends on outside
+    of it.
     """
 
     step: StepGraph

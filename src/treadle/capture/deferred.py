@@ -16,13 +16,13 @@ import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
+from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
 from typing import Any, TypeGuard, final
 
 import torch
 from torch import Tensor
 
-from treadle.capture.explain_errors import here, looks_at_value
+from treadle.capture.explain_errors import OURS, here, looks_at_value
 from treadle.capture.numbers import (
     STAND_INS,
     Number,
@@ -31,6 +31,8 @@ from treadle.capture.numbers import (
     dtype_beside,
     is_number,
 )
+from treadle.util.answers import called_name
+from treadle.util.errors import CaptureError
 
 _ARITHMETIC = {
     operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
@@ -44,7 +46,40 @@ _QUESTIONS: dict[object, Callable[[Tensor], Tensor]] = {
     math.isinf: torch.isinf,
     math.isfinite: torch.isfinite,
 }
+_DIVMOD = operator.floordiv, operator.mod
 _DIVISIONS = {operator.truediv, operator.floordiv, operator.mod}
+
+
+CONVERSIONS: dict[str, type] = {"float": float, "int": int}
+"""Builtins that take no number but a real one: see ``capture/number_calls``."""
+
+
+class AsksNumber(CaptureError):
+    """TR-102, where code that calls one of ``CONVERSIONS`` could be rewritten. ``codes``: of the
+    frames that run, innermost first."""
+
+    codes: tuple[CodeType, ...]
+
+
+def asks_number() -> CaptureError:
+    """For code that needs a number now which is known after the launch."""
+    error = looks_at_value(here())
+    frames = list(_users_frames())
+    if not frames or called_name(frames[0]) not in CONVERSIONS:
+        return error
+    asks = AsksNumber(error.message, code=error.code, where=error.where, remedy=error.remedy)
+    asks.codes = tuple(each.f_code for each in frames)
+    return asks
+
+
+def _users_frames() -> Iterator[FrameType]:
+    """From the innermost that is not of ours outwards."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(OURS[1]):
+        frame = frame.f_back
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 @final
@@ -56,29 +91,25 @@ class NumbersOfCall:
     places: tuple[int, ...]
     known: dict[int, PlainNumber]
 
-    def read(self, tensors: Sequence[Tensor | None]) -> None:
-        """``tensors`` begin with those that the graph returns for them: one read for each dtype
-        and device."""
+    def read(self, tensors: Iterator[Tensor | None]) -> None:
+        """``tensors`` begin with those that the graph returns for them, which are taken: one read
+        for each dtype and device."""
         groups: dict[tuple[torch.dtype, torch.device], list[tuple[int, Tensor]]] = {}
-        for place, each in zip(self.places, tensors, strict=False):
+        for place in self.places:
+            each = next(tensors)
             assert each is not None
             groups.setdefault((each.dtype, each.device), []).append((place, each))
         for group in groups.values():
             values = torch.stack([each for _, each in group]).tolist()
             self.known.update(zip((place for place, _ in group), values, strict=True))
 
-    def skip(self, tensors: Iterator[Tensor | None]) -> None:
-        """Past those that the graph returns for them."""
-        for _ in self.places:
-            next(tensors)
-
 
 @final
 @dataclass(eq=False)
 class DeferredNumbers:
     """What a run reads from its tensors. ``read``: a copy of each, as it was when it was read;
-    ``fetched``: which of them Python needs after the launch, in order. ``decide``: what a frame that
-    asks whether a value is true is told."""
+    ``fetched``: which of them Python needs after the launch, in order. ``decide``: what a frame
+    that asks whether a value is true is told."""
 
     decide: Callable[[Tensor, FrameType], bool | None]
     known: dict[int, PlainNumber] = field(default_factory=dict[int, PlainNumber])
@@ -87,12 +118,7 @@ class DeferredNumbers:
     uses: Uses = field(default_factory=Uses)
 
     def item(self, tensor: Tensor) -> "DeferredNumber":
-        """``tensor.item()``. TR-102 of complex numbers; ``RuntimeError`` as eager's for more
-        elements than one."""
-        if tensor.numel() != 1:
-            raise RuntimeError(
-                f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar"
-            )
+        """``tensor.item()`` of one element; TR-102 of a complex one."""
         if tensor.is_complex():
             raise looks_at_value(here())
         with torch.no_grad():
@@ -127,7 +153,7 @@ class DeferredNumber(Number):
     """A number that ``compute()`` knows once the launch is over. ``parts``: of what was read those
     numbers that it is made of; ``in_graph()``: it as a tensor of float64, int64 or bool."""
 
-    __slots__ = ("_deferred", "in_graph", "parts")
+    __slots__ = ("deferred", "in_graph", "parts")
 
     def __init__(
         self,
@@ -138,13 +164,13 @@ class DeferredNumber(Number):
         in_graph: Callable[[], Tensor] | None,
     ) -> None:
         super().__init__(kind(0), compute, frozenset(), deferred.uses, scales=True)
-        self._deferred = deferred
+        self.deferred = deferred
         self.parts = parts
         self.in_graph = in_graph
 
     def plain(self) -> Any:
         """TR-102: there is no number yet."""
-        raise looks_at_value(here())
+        raise asks_number()
 
     def derived(
         self, function: Callable[..., Any], *rest: object, swapped: bool = False
@@ -152,40 +178,12 @@ class DeferredNumber(Number):
         """``function(self, *rest)``, or ``function(rest, self)``; a deferred number again."""
         if any(not isinstance(each, int | float) for each in rest):
             return NotImplemented
+        if function is type(self.value):  # ``float`` of a float
+            return self
         operands: list[Any] = [self, *rest]
         if swapped:
             operands.reverse()
-        computes = [each.compute if is_number(each) else _always(each) for each in operands]
-        known = [each.parts for each in operands if is_deferred(each)]
-        return DeferredNumber(
-            _kind_of_result(function, operands),
-            lambda: function(*(each() for each in computes)),
-            self._deferred,
-            tuple(dict.fromkeys(at for parts in known for at in parts)),
-            self._graph_form(function, operands),
-        )
-
-    def _graph_form(
-        self, function: Callable[..., Any], operands: Sequence[Any]
-    ) -> Callable[[], Tensor] | None:
-        """``function`` of 0-dim tensors, where that is what Python computes; a division by what
-        may be zero is not."""
-        if any(is_deferred(each) and each.in_graph is None for each in operands):
-            return None
-        if function in _DIVISIONS and is_number(operands[1]):
-            return None
-        if function not in _ARITHMETIC | _COMPARISONS | _QUESTIONS.keys():
-            return None
-        is_float = function is operator.truediv or any(isinstance(e, float) for e in operands)
-        dtype = torch.float64 if is_float else torch.int64
-        device = self._deferred.read[self.parts[0]].device
-
-        def compute() -> Tensor:
-            with torch.no_grad():
-                made = [_as_tensor(each, dtype, device) for each in operands]
-                return _QUESTIONS.get(function, function)(*made)
-
-        return compute
+        return _result(function, operands)
 
     def tensor(self, beside: Tensor, *, copied: bool = False) -> "Tensor | PlainNumber":
         """A 0-dim tensor of it for arithmetic with ``beside``; TR-102 where there is none."""
@@ -198,7 +196,7 @@ class DeferredNumber(Number):
         """The answer that does not only raise; TR-102 where both go on."""
         answer = None
         if self.in_graph is not None:
-            answer = self._deferred.decide(self.in_graph(), sys._getframe(1))
+            answer = self.deferred.decide(self.in_graph(), sys._getframe(1))
         return self.plain() if answer is None else answer
 
     def __getattr__(self, name: str) -> Any:
@@ -219,16 +217,71 @@ class DeferredNumber(Number):
         return self.derived(math.ceil)
 
     def __divmod__(self, other: object) -> tuple[Any, Any]:
-        return self // other, self % other
+        quotient, rest = (self.derived(each, other) for each in _DIVMOD)
+        return quotient, rest
 
     def __rdivmod__(self, other: object) -> tuple[Any, Any]:
-        return other // self, other % self
+        quotient, rest = (self.derived(each, other, swapped=True) for each in _DIVMOD)
+        return quotient, rest
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return self.plain()
 
 
 STAND_INS.add(DeferredNumber)
+
+
+def _result(function: Callable[..., Any], operands: Sequence[Any]) -> DeferredNumber:
+    """``function`` of numbers, of which one at least is deferred."""
+    computes = [each.compute if is_number(each) else _always(each) for each in operands]
+    known = [each for each in operands if is_deferred(each)]
+    return DeferredNumber(
+        _kind_of_result(function, operands),
+        lambda: function(*(each() for each in computes)),
+        known[0].deferred,
+        tuple(dict.fromkeys(at for each in known for at in each.parts)),
+        _graph_form(function, operands, known[0].deferred.read[known[0].parts[0]].device),
+    )
+
+
+def _graph_form(
+    function: Callable[..., Any], operands: Sequence[Any], device: torch.device
+) -> Callable[[], Tensor] | None:
+    """``function`` of 0-dim tensors, where that is what Python computes; a division by what may be
+    zero is not."""
+    if any(is_deferred(each) and each.in_graph is None for each in operands):
+        return None
+    if function in _DIVISIONS and is_number(operands[1]):
+        return None
+    if function not in _ARITHMETIC | _COMPARISONS | _QUESTIONS.keys():
+        return None
+    is_float = function is operator.truediv or any(isinstance(e, float) for e in operands)
+    dtype = torch.float64 if is_float else torch.int64
+
+    def compute() -> Tensor:
+        with torch.no_grad():
+            made = [_as_tensor(each, dtype, device) for each in operands]
+            return _QUESTIONS.get(function, function)(*made)
+
+    return compute
+
+
+def functions_of_numbers() -> list[tuple[ModuleType, str, Callable[..., object]]]:
+    """Those of ``math``, which give deferred numbers of deferred numbers."""
+    named = vars(math).items()
+    return [
+        (math, k, _of_numbers(each)) for k, each in named if isinstance(each, BuiltinFunctionType)
+    ]
+
+
+def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
+    def call(*args: Any, **kwargs: Any) -> object:
+        numbers = all(isinstance(each, int | float) for each in args)
+        if kwargs or not numbers or not any(map(is_deferred, args)):
+            return function(*args, **kwargs)
+        return _result(function, args)
+
+    return call
 
 
 def is_deferred(value: object) -> TypeGuard[DeferredNumber]:
@@ -248,12 +301,16 @@ def _kind(dtype: torch.dtype) -> type:
 
 
 def _kind_of_result(function: Callable[..., Any], operands: Sequence[Any]) -> type:
-    """By ones in the place of numbers that are not known."""
-    return type(function(*(_kind_of(e)(1) if is_number(e) else e for e in operands)))
-
-
-def _kind_of(number: Number) -> type:
-    return type(number.value)
+    """By samples in the place of numbers that are not known."""
+    error: Exception | None = None
+    for sample in (1, 2, 0.5, 0):
+        try:
+            values = [type(e.value)(sample) if is_number(e) else e for e in operands]
+            return type(function(*values))
+        except (ArithmeticError, ValueError) as failed:
+            error = failed
+    assert error is not None
+    raise error
 
 
 def _widened(tensor: Tensor) -> Tensor:

@@ -343,6 +343,10 @@ class ExternalState:
             for each in (module._parameters, module._modules)
         )
 
+    def met(self) -> Iterable[object]:
+        """Every object that the step can reach, as far as it ran."""
+        return self._seen.values()
+
     def was_read(self, change: Change) -> bool:
         """Whether the run may have read what was there before."""
         if change.part.entries:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from treadle.capture.explain_errors import Line
+from treadle.capture.number_calls import plain_name
 from treadle.capture.numbers import is_stand_in
 from treadle.capture.system import is_aside, name_of_question
 from treadle.capture.threads import Threads
@@ -114,14 +115,14 @@ def mentions(code: CodeType) -> Mentions:
     free = frozenset(code.co_freevars)
     reads, assigns = (
         frozenset(
-            step.argval
+            plain_name(step.argval)
             for step in steps
             if step.opname in kind and ("GLOBAL" in step.opname or step.opname == "LOAD_NAME"
                                         or step.argval in free)
         )
         for kind in (_READ, _ASSIGNED)
     )  # fmt: skip
-    names = frozenset(code.co_names) | frozenset(_texts(code.co_consts))
+    names = frozenset(map(plain_name, code.co_names)) | frozenset(_texts(code.co_consts))
     imported = {step.argval for step in steps if step.opname == "IMPORT_NAME"}
     looks_up = names & {"modules", "import_module", "__import__"}
     typed, asks = _typed(code, steps)

@@ -26,10 +26,10 @@ from treadle.capture.averaging import update_parameters
 from treadle.capture.collectives import all_reduce_in_place
 from treadle.capture.communication import refuse_wrapper
 from treadle.capture.control_flow import instead_of
-from treadle.capture.deferred import DeferredNumbers
+from treadle.capture.deferred import DeferredNumbers, asks_number, functions_of_numbers
 from treadle.capture.eager import why_eager
 from treadle.capture.expected import Conditions, constraint_checks
-from treadle.capture.explain_errors import Line, here, looks_at_value, running_line
+from treadle.capture.explain_errors import Line, here, running_line
 from treadle.capture.flatten import flatten_containers, unflatten
 from treadle.capture.frames import Whose, whose
 from treadle.capture.fully_sharded import (
@@ -177,10 +177,11 @@ class TensorPatcher(TorchFunctionMode):
     def _value(self, func: Callable[..., Any], *args: Any) -> Any:
         """Numbers that are known after the launch; TR-102 for what needs them now."""
         if func == Tensor.item:
-            return self._watch.numbers.item(args[0])
+            several = args[0].numel() != 1  # an error of PyTorch's
+            return func(*args) if several else self._watch.numbers.item(args[0])
         if func == Tensor.tolist:
             return self._watch.numbers.tolist(args[0])
-        raise looks_at_value(here())
+        raise asks_number()
 
     def answering(self, original: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
         """``Tensor.__bool__``, of a condition that only raises: the answer that does not. Functions
@@ -452,6 +453,7 @@ class TraceRecorder:
                 *((*method, nothing) for method in resharding_methods()),
                 *((*method, refuse_draws) for method in draw_methods()),
                 *constraint_checks(),
+                *functions_of_numbers(),
             ):
                 _put_attribute(undo, owner, name, _traced_only(ours, vars(owner)[name]))
             for owner, name, value in watched_checkpointing(

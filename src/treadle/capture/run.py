@@ -392,6 +392,10 @@ class Run:
             for place, value in reversed(undo):
                 place.put(value)
 
+    def met(self) -> Iterable[object]:
+        """What the step could reach when it ran."""
+        return self.trace.external.met() if self.trace.external is not None else ()
+
     def asks_types(self) -> bool:
         """Whether a number that stands in may have been asked for its type: then the run is one
         of another program."""

@@ -12,11 +12,13 @@ from torch.optim import Optimizer
 from treadle.capture.arrays import overlaps
 from treadle.capture.build_graph import Captured, finish
 from treadle.capture.communication import refuse_accumulator_hooks
+from treadle.capture.deferred import AsksNumber
 from treadle.capture.dynamic import Dims, take_samples, with_symbols
 from treadle.capture.eager import in_graph
 from treadle.capture.failures import raise_told
 from treadle.capture.flatten import Given, flatten
 from treadle.capture.gradient_sync import RankGroup
+from treadle.capture.number_calls import NumberCalls
 from treadle.capture.object_graph import Location
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.own_gradients import refuse_own_gradients
@@ -115,10 +117,13 @@ def capture(
     )
     casts = nullcontext() if place is None else autocast_on(place)
     symbols = symbolic is not None
+    calls = NumberCalls(function)
     inside = without_collector()
     with _tracing, torch.random.fork_rng(devices=[]), casts, inside:
         try:
-            run, module = _traced(make, inputs, numbers, stand_in=not plans, symbolic=symbols)
+            run, module = _traced(
+                make, inputs, numbers, calls, stand_in=not plans, symbolic=symbols
+            )
             captured = _finished(module, run, call, device, symbols)
         except Exception as error:
             raise_told(error)
@@ -150,26 +155,34 @@ def _traced(
     make: Callable[..., Run],
     inputs: list[Tensor],
     numbers: Sequence[Location],
+    calls: NumberCalls,
     *,
     stand_in: bool,
     symbolic: bool,
 ) -> tuple[Run, fx.GraphModule]:
     """A run and its trace. One in which numbers are stood in for may fail where the numbers
-    themselves do not: then it runs again, as if no number could change."""
+    themselves do not: then it runs again, as if no number could change. Code that asks for a
+    number which is known after the launch runs again with ``calls`` that can take one."""
     run, module = make(numbers=numbers, stand_in=stand_in), None
     try:
-        with weights_in_place():
+        with weights_in_place(), calls.rewritten():
             module = trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
+    except AsksNumber as error:
+        if not calls.cover(error, run.met()):
+            raise
     except Exception:
         if not run.trace.uses.is_used:
             raise
-    if module is not None and not run.asks_types():
-        return run, module
+        stand_in = False
+    if module is not None:
+        if not run.asks_types():
+            return run, module
+        stand_in = False
     for each in run.clusters:
         each.taken.clear()
-    run = make(stand_in=False)
-    with weights_in_place():
-        return run, trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
+    return _traced(
+        make, inputs, numbers if stand_in else (), calls, stand_in=stand_in, symbolic=symbolic
+    )
 
 
 def _finished(

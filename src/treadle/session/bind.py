@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -130,15 +131,17 @@ def step_eagerly(captured: Captured, results: Sequence[Tensor | None]) -> None:
 
 def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> object:
     """After a step that succeeded: the result, what it leaves outside, gradients, new state and
-    counters."""
-    slots = (captured.result_leaves, *(each.leaves for each in captured.left))
-    captured.numbers.read(results[sum(map(slots_in, slots)) :])
+    counters. Raises what Python's arithmetic with numbers of the step raises, when all else is
+    done."""
+    slots = [captured.result_leaves, *(each.leaves for each in captured.left)]
     tensors = iter(results)
-    leaves = fill(captured.result_leaves, tensors)
-    values = [each.values(tensors) for each in captured.left]  # all, before one is put in place
-    for left, found in zip(captured.left, values, strict=True):
-        left.put(found)
-    captured.numbers.skip(tensors)
+    parts = [list(islice(tensors, slots_in(each))) for each in slots]
+    captured.numbers.read(tensors)
+    errors: list[Exception] = []
+    filled = [_filled(*each, errors) for each in zip(slots, parts, strict=True)]
+    for left, found in zip(captured.left, filled[1:], strict=True):
+        if found is not None:
+            left.put(found)
     for parameter, layout in zip(captured.left_grads, captured.grad_layouts, strict=True):
         parameter.grad = around(next(tensors), layout)
     for parameter in captured.cleared_grads:
@@ -148,7 +151,21 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
     _adopt_state(captured)
     _count_steps(captured)
     captured.call.forget()
-    return unflatten(leaves, captured.result_tree)
+    if errors:
+        raise errors[0]
+    return unflatten(filled[0] or [], captured.result_tree)
+
+
+def _filled(
+    leaves: tuple[object, ...], tensors: Sequence[Tensor | None], errors: list[Exception]
+) -> list[object] | None:
+    """The leaves of this call; ``None`` if Python's arithmetic with its numbers fails, as it would
+    in the step (``1 / loss.item()``). The rest of the step is done then."""
+    try:
+        return fill(leaves, iter(tensors))
+    except Exception as error:
+        errors.append(error)
+        return None
 
 
 def forget_call(captured: Captured) -> None:

@@ -175,6 +175,16 @@ class _Follower:
         return [_Place(frame, _after_call(code, at), (value,), _known(frame))]
 
 
+def called_name(frame: FrameType) -> str:
+    """The global name of what ``frame`` calls just now; empty if it calls nothing, or that is not
+    plain."""
+    code = _Code.of(frame.f_code)
+    at = code.at(frame.f_lasti)
+    if at >= len(code.instructions) or code.instructions[at].opname not in _CALLS:
+        return ""
+    return _called(code, at)
+
+
 def _known(frame: FrameType) -> dict[str, Known]:
     """Which of the variables of a frame are true."""
     return {key: each for key, each in frame.f_locals.items() if isinstance(each, bool)}
@@ -266,4 +276,4 @@ def _jumps(each: dis.Instruction) -> bool:
     return each.opcode in dis.hasjrel or each.opcode in dis.hasjabs
 
 
-__all__ = ["answer_without_error"]
+__all__ = ["answer_without_error", "called_name"]
