@@ -28,6 +28,7 @@ from treadle.capture.numbers import (
     Number,
     PlainNumber,
     Uses,
+    computation,
     dtype_beside,
     is_number,
 )
@@ -46,7 +47,6 @@ _QUESTIONS: dict[object, Callable[[Tensor], Tensor]] = {
     math.isinf: torch.isinf,
     math.isfinite: torch.isfinite,
 }
-_DIVMOD = operator.floordiv, operator.mod
 _DIVISIONS = {operator.truediv, operator.floordiv, operator.mod}
 
 
@@ -172,18 +172,22 @@ class DeferredNumber(Number):
         """TR-102: there is no number yet."""
         raise asks_number()
 
-    def derived(
-        self, function: Callable[..., Any], *rest: object, swapped: bool = False
-    ) -> "Number":
-        """``function(self, *rest)``, or ``function(rest, self)``; a deferred number again."""
-        if any(not isinstance(each, int | float) for each in rest):
-            return NotImplemented
-        if function is type(self.value):  # ``float`` of a float
+    def combined(self, function: Callable[..., Any], operands: Sequence[Any]) -> Number:
+        """``function`` of numbers, of which one at least is deferred; so is the result."""
+        if function is type(self.value) and len(operands) == 1:  # ``float`` of a float
             return self
-        operands: list[Any] = [self, *rest]
-        if swapped:
-            operands.reverse()
-        return _result(function, operands)
+        known = [each for each in operands if is_deferred(each)]
+        return DeferredNumber(
+            _kind_of_result(function, operands),
+            computation(function, operands),
+            self.deferred,
+            tuple(dict.fromkeys(at for each in known for at in each.parts)),
+            _graph_form(function, operands, self.deferred.read[self.parts[0]].device),
+        )
+
+    def decided(self, function: Callable[..., Any], *rest: Any) -> Any:
+        """A number again, until somebody asks whether it is true."""
+        return self.derived(function, *rest)
 
     def tensor(self, beside: Tensor, *, copied: bool = False) -> "Tensor | PlainNumber":
         """A 0-dim tensor of it for arithmetic with ``beside``; TR-102 where there is none."""
@@ -204,44 +208,11 @@ class DeferredNumber(Number):
             return self.plain()
         raise AttributeError(name)
 
-    def __round__(self, digits: int | None = None) -> Any:
-        return self.derived(lambda value: round(value, digits))
-
-    def __trunc__(self) -> Any:
-        return self.derived(math.trunc)
-
-    def __floor__(self) -> Any:
-        return self.derived(math.floor)
-
-    def __ceil__(self) -> Any:
-        return self.derived(math.ceil)
-
-    def __divmod__(self, other: object) -> tuple[Any, Any]:
-        quotient, rest = (self.derived(each, other) for each in _DIVMOD)
-        return quotient, rest
-
-    def __rdivmod__(self, other: object) -> tuple[Any, Any]:
-        quotient, rest = (self.derived(each, other, swapped=True) for each in _DIVMOD)
-        return quotient, rest
-
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return self.plain()
 
 
 STAND_INS.add(DeferredNumber)
-
-
-def _result(function: Callable[..., Any], operands: Sequence[Any]) -> DeferredNumber:
-    """``function`` of numbers, of which one at least is deferred."""
-    computes = [each.compute if is_number(each) else _always(each) for each in operands]
-    known = [each for each in operands if is_deferred(each)]
-    return DeferredNumber(
-        _kind_of_result(function, operands),
-        lambda: function(*(each() for each in computes)),
-        known[0].deferred,
-        tuple(dict.fromkeys(at for each in known for at in each.parts)),
-        _graph_form(function, operands, known[0].deferred.read[known[0].parts[0]].device),
-    )
 
 
 def _graph_form(
@@ -279,7 +250,7 @@ def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
         numbers = all(isinstance(each, int | float) for each in args)
         if kwargs or not numbers or not any(map(is_deferred, args)):
             return function(*args, **kwargs)
-        return _result(function, args)
+        return next(filter(is_deferred, args)).combined(function, args)
 
     return call
 
@@ -287,10 +258,6 @@ def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
 def is_deferred(value: object) -> TypeGuard[DeferredNumber]:
     """Is it a number that is known after the launch?"""
     return type(value) is DeferredNumber
-
-
-def _always(value: object) -> Callable[[], object]:
-    return lambda: value
 
 
 def _kind(dtype: torch.dtype) -> type:
