@@ -1,7 +1,7 @@
-"""Which attributes of objects a run reads.
+"""Which attributes of objects a run reads, and which it sets before it reads them.
 
-Of a class that Python code made the look-up of attributes is replaced until the run is over;
-modules get another class until then.
+Of a class that Python code made the look-up and the setting of attributes are replaced until the
+run is over; modules get another class until then.
 """
 
 import logging
@@ -21,6 +21,8 @@ from treadle.capture.parts import MISSING
 
 _IN_PART = (ModuleType, logging.Filterer)
 _LOGGER = logging.Logger  # of the module itself, reading is noted
+WATCHED = ("__getattribute__", "__setattr__")
+"""The methods of classes in whose place there are others while a run is watched."""
 
 
 @final
@@ -38,8 +40,9 @@ class AttributeWatch:
         self._kept, self._meet, self._is_importing = kept, meet, is_importing
         self.read: dict[int, set[str]] = {}
         self._early: dict[int, set[str]] = {}  # of objects that were read before they were met
-        self._classes: dict[type, object] = {}
-        namespace = {"__getattribute__": self._noting(ModuleType.__getattribute__)}
+        self._written: dict[int, set[str]] = {}  # set before they were read
+        self._classes: dict[type, dict[str, object]] = {}
+        namespace = self._methods(ModuleType)
         self._module_class: Any = type("module", (ModuleType,), namespace)
         self._modules: list[ModuleType] = []
         self.loggers: dict[str, logging.Logger] = {}
@@ -51,6 +54,16 @@ class AttributeWatch:
         """The names that were read of an object which is met now, and those to come."""
         return self.read.setdefault(id(value), self._early.pop(id(value), set()))
 
+    def written(self, value: object) -> set[str]:
+        """The names that the run has set on an object before it read them: what was there does not
+        matter to it, but what it has left there does."""
+        return self._written.get(id(value), set())
+
+    def is_unread(self, value: object, name: str) -> bool:
+        """Whether it is known that the run did not read what was there under this name."""
+        read = self.read.get(id(value))
+        return read is not None and name not in read and id(value) not in self.everything
+
     def watch(self, value: object) -> bool:
         """From now on reading one of its attributes is noted; whether that can be."""
         if type(value) is not ModuleType:
@@ -58,6 +71,24 @@ class AttributeWatch:
         value.__class__ = self._module_class
         self._modules.append(value)
         return True
+
+    def _methods(self, kind: Any) -> dict[str, Callable[..., object]]:
+        """What such objects get and set attributes by, with a note of each."""
+        methods = self._noting(kind.__getattribute__), self._noting_writes(kind.__setattr__)
+        return dict(zip(WATCHED, methods, strict=True))
+
+    def _noting_writes(
+        self, original: Callable[[Any, str, object], None]
+    ) -> Callable[[object, str, object], None]:
+        def put(owner: object, name: str, value: object) -> None:
+            original(owner, name, value)
+            read = self.read.get(id(owner))
+            if not self.runs or read is None or name in read or name.startswith("__"):
+                return
+            if self.inside != get_ident():
+                self._written.setdefault(id(owner), set()).add(name)
+
+        return put
 
     def _noting(self, original: Callable[[Any, str], object]) -> Callable[[object, str], object]:
         def get(owner: object, name: str) -> object:
@@ -82,13 +113,14 @@ class AttributeWatch:
         own = (each for each in kind.__mro__[:-1] if each not in self._classes)
         if any("__getattribute__" in vars(each) for each in own):
             return False  # its own way past what is watched
-        get = self._noting(cast(Any, kind).__getattribute__)
+        methods = self._methods(kind)
+        before = {name: vars(kind).get(name, MISSING) for name in methods}
         try:
-            own = vars(kind).get("__getattribute__", MISSING)
-            type.__setattr__(kind, "__getattribute__", get)
+            for name, method in methods.items():
+                type.__setattr__(kind, name, method)
         except (TypeError, AttributeError):
             return False
-        self._classes[kind] = own
+        self._classes[kind] = before
         return True
 
     def _note(self, owner: Any, name: str) -> None:
@@ -112,7 +144,7 @@ class AttributeWatch:
             if name in ("__dict__", "__getstate__"):
                 self._note_all(owner, read)
             return
-        if name in read:
+        if name in read or name in self._written.get(id(owner), ()):
             return
         for at in range(2):
             kept = self._kept.get((id(owner), at))
@@ -162,11 +194,12 @@ class AttributeWatch:
         for module in (*self._modules, *LOADED.values()):
             if type(module) is self._module_class:  # one that was imported is of sys' class
                 module.__class__ = ModuleType
-        for kind, own in self._classes.items():
-            if own is MISSING:
-                type.__delattr__(kind, "__getattribute__")
-            else:
-                type.__setattr__(kind, "__getattribute__", own)
+        for kind, before in self._classes.items():
+            for name, own in before.items():
+                if own is MISSING:
+                    type.__delattr__(kind, name)
+                else:
+                    type.__setattr__(kind, name, own)
 
 
 def _read_levels(logger: logging.Logger | None) -> None:

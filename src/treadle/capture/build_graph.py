@@ -91,6 +91,8 @@ class Captured:
     numbers: NumbersOfCall
     toggled: tuple[Toggle, ...]
     fresh: tuple[nn.Parameter, ...]  # what is in ``.grad`` at first does not matter
+    untouched: tuple[nn.Parameter, ...]  # what is in ``.grad`` stays, and nobody looks at it
+    unread_modes: frozenset[int]  # modules, by their numbers, that are in any mode
     kept: tuple[nn.Parameter, ...]  # of these it does, until the conditions are known to hold
     conditions: tuple[str, ...]  # lines that ask what only raises
     left_grads: tuple[nn.Parameter, ...]
@@ -178,6 +180,8 @@ def finish(
         numbers=run.trace.watch.numbers.of_call(),
         toggled=tuple(run.trace.toggled),
         fresh=tuple(run.trace.fresh),
+        untouched=tuple(run.trace.untouched),
+        unread_modes=run.unread_modes(),
         kept=tuple(run.trace.kept),
         conditions=tuple(run.trace.watch.conditions.where),
         left_grads=tuple(p for p, _ in run.trace.grads),

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from treadle.capture.attribute_watch import AttributeWatch
+from treadle.capture.attribute_watch import WATCHED, AttributeWatch
 from treadle.capture.changes import Change, Kept, are_equal, is_cache, is_log, refused
 from treadle.capture.frames import FrameRecorder, Whose, mentions, whose
 from treadle.capture.introspect import is_heap, parts_of
@@ -289,7 +289,34 @@ class ExternalState:
         if self._frames.asked is not None:
             raise asks(*self._frames.asked)
         found = [*self._changed_variables(), *self._changed_parts()]
-        return [each for each in found if not are_equal(each.before, each.now)]
+        changed = [each for each in found if not are_equal(each.before, each.now)]
+        return changed + self._set_unread(changed)
+
+    def _set_unread(self, changed: Sequence[Change]) -> list[Change]:
+        """What the run set before it read it, to what happened to be there: a later call may find
+        something else there, and leaves this."""
+        known = {(id(each.owner), each.name) for each in changed}
+        found: list[Change] = []
+        for kept in self._kept.values():
+            if kept.part.entries or not kept.part.settable or isinstance(kept.owner, type):
+                continue
+            for name in self._watch.written(kept.owner):
+                now = kept.part.get(name)
+                same = now is not MISSING and (id(kept.owner), name) not in known
+                if same and not stays(kept.owner):
+                    found.append(Change(kept.owner, kept.at, kept.part, name, now, now))
+        return found
+
+    def unread_modes(self) -> frozenset[int]:
+        """By their numbers among all modules of the models, those in train or eval mode alike."""
+        modules = [each for model in self._models.values() for each in model.modules()]
+        if self._frames.entered.past:
+            return frozenset()
+        return frozenset(
+            at
+            for at, each in enumerate(modules)
+            if "training" in vars(each) and self._watch.is_unread(each, "training")
+        )
 
     def _changed_variables(self) -> list[Change]:
         found: list[Change] = []
@@ -310,7 +337,7 @@ class ExternalState:
             now = kept.part.now()
             if kept.part.is_same(now, kept.before) or is_log(now, kept.before):
                 continue
-            names = [n for n in {**kept.before, **now} if n not in ("__getattribute__", "__dict__")]
+            names = [n for n in {**kept.before, **now} if n not in (*WATCHED, "__dict__")]
             changed = [n for n in names if now.get(n, MISSING) is not kept.before.get(n, MISSING)]
             if isinstance(kept.owner, type):
                 changed = [n for n in changed if not is_cache(n)]
@@ -398,7 +425,7 @@ class ExternalState:
             if isinstance(kept.part, OfClass):
                 for name, value in kept.part.now().items():
                     before = kept.before.get(name, MISSING)
-                    if value is not before and not is_cache(name) and name != "__getattribute__":
+                    if value is not before and not is_cache(name) and name not in WATCHED:
                         kept.part.put(name, before)
                 continue
             now = kept.part.now()

@@ -540,8 +540,9 @@ class TraceRecorder:
             self._used.add(id(leaf))
 
     def uses_gradient(self, leaf: Any) -> bool:
-        """Whether the step looked at ``leaf.grad``, or set it."""
-        return id(leaf) in self._used or id(leaf) in self.fresh
+        """Whether the step looked at ``leaf.grad``, set it, or added to it."""
+        known = id(leaf) in self._used or id(leaf) in self.fresh
+        return known or self.sync.has_accumulated(leaf)
 
     def _cleared(self, original: Callable[..., None]) -> Callable[..., None]:
         """``zero_grad``, which looks at gradients only to clear them."""

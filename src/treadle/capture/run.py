@@ -116,8 +116,13 @@ class SideEffect:
         return fill(self.leaves, tensors)
 
     def put(self, values: list[Any]) -> None:
-        """From now on it is there."""
-        self.place.put(unflatten(values, self.tree))
+        """From now on it is there; where it is there already, nothing is written."""
+        value = values[0] if len(values) == 1 and self.tree.is_leaf() else None
+        if value is None or not is_plain(value):
+            value = unflatten(values, self.tree)
+        elif self.place.get() is value:
+            return
+        self.place.put(value)
 
 
 def own_tensor(leaf: object) -> Tensor | None:
@@ -207,6 +212,7 @@ class Trace:
     left: list[SideEffect] = field(default_factory=list[SideEffect])
     toggled: list[Toggle] = field(default_factory=list[Toggle])
     fresh: list[nn.Parameter] = field(default_factory=list[nn.Parameter])
+    untouched: list[nn.Parameter] = field(default_factory=list[nn.Parameter])
     kept: list[nn.Parameter] = field(default_factory=list[nn.Parameter])  # of these
     scalars: dict[int, tuple[Input, Source]] = field(
         default_factory=dict[int, tuple[Input, Source]]
@@ -459,6 +465,11 @@ class Run:
         for place in self._numbers:
             yield place.owner, place.name
 
+    def unread_modes(self) -> frozenset[int]:
+        """Modules, by their numbers, of which the run did not ask in which mode they were."""
+        external = self.trace.external
+        return frozenset() if external is None else external.unread_modes()
+
     def free_arguments(self) -> frozenset[int]:
         """Leaves of the arguments on whose values nothing depends."""
         if not self._stands_in:
@@ -541,7 +552,9 @@ class Run:
             grad = self._gradient(parameter)
             if self._is_as_handed(parameter):
                 continue
-            if grad is not None:
+            if not self.trace.watch.uses_gradient(self._stand_ins[id(parameter)]):
+                self.trace.untouched.append(parameter)
+            elif grad is not None:
                 self.trace.grads.append((parameter, grad))
                 tensors.append(local_of(grad.detach()))
             else:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.arrays import array_fact, is_numeric, overlaps
+from treadle.capture.build_graph import Captured
 from treadle.capture.flatten import FlatCalls, Given, Structure
 from treadle.capture.object_graph import first_of_each, place_of_tensor, tensor_fact
 from treadle.capture.optimizers.registry import form_of, has_form
@@ -37,6 +38,23 @@ ANY = object()
 
 
 @dataclass(frozen=True, slots=True)
+class Ignored:
+    """What of a key a captured variant does not depend on: the ids of parameters whose ``.grad``
+    at the start does not matter, leaves of the arguments whose values do not, and modules, by their
+    numbers, whose mode does not."""
+
+    grads: frozenset[int] = frozenset()
+    values: frozenset[int] = frozenset()
+    modes: frozenset[int] = frozenset()
+
+    @staticmethod
+    def of(captured: Captured) -> "Ignored":
+        """What is known of a captured step."""
+        grads = (*captured.fresh, *captured.untouched)
+        return Ignored(frozenset(map(id, grads)), captured.free, captured.unread_modes)
+
+
+@dataclass(frozen=True, slots=True)
 class GuardKey:
     """Equal keys run the same compiled variant.
 
@@ -49,7 +67,7 @@ class GuardKey:
     structure: Structure
     same: tuple[object, ...]
     identity: tuple[int, ...]
-    training: tuple[bool, ...]
+    training: tuple[object, ...]  # by module; ``ANY`` where its mode does not matter
     hooks: Facts
     parameters: Facts
     optimizers: Facts
@@ -57,24 +75,30 @@ class GuardKey:
     grads: tuple[bool, ...]  # by parameter: whether ``.grad`` is there
     plans: Facts = ()  # of models that were given to ``fully_shard``
     outside: Reads | None = None  # known once a variant has been captured
-    fresh: frozenset[int] = frozenset()  # parameters whose first ``.grad`` such a one ignores
-    free: frozenset[int] = frozenset()  # arguments on whose values such a one does not depend
+    ignored: Ignored = Ignored()  # what such a one does not depend on
 
-    def of(
-        self, outside: Reads | None, fresh: frozenset[int], free: frozenset[int] = frozenset()
-    ) -> "GuardKey":
-        """As the key of a variant that reads this outside, and ignores these gradients and the
-        values of these arguments."""
+    def of(self, outside: Reads | None, ignored: Ignored) -> "GuardKey":
+        """As the key of a variant that reads this outside, and ignores this."""
+        fresh, free, modes = ignored.grads, ignored.values, ignored.modes
         there = zip(self.grads, self.identity, strict=True)
         grads = tuple(each and at not in fresh for each, at in there) if fresh else self.grads
         given = tuple(
             (path, (fact[0], ANY)) if at in free and len(fact) == 2 else (path, fact)
             for at, (path, fact) in enumerate(self.arguments)
         )
-        arguments = given if free else self.arguments
+        training = tuple(ANY if at in modes else each for at, each in enumerate(self.training))
         return replace(
-            self, arguments=arguments, grads=grads, outside=outside, fresh=fresh, free=free
+            self,
+            arguments=given if free else self.arguments,
+            grads=grads,
+            training=training if modes else self.training,
+            outside=outside,
+            ignored=ignored,
         )
+
+    def as_seen_by(self, other: "GuardKey") -> "GuardKey":
+        """This key as that of the variant that ``other`` is the key of."""
+        return self.of(other.outside, other.ignored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +291,8 @@ def names_of(models: Mapping[str, nn.Module]) -> Names:
 
 def explain_difference(old: GuardKey, new: GuardKey, names: Names) -> str:
     """Which argument and dim changed, or what else did. ``names``: of the models of ``new``."""
-    before, after = dict(old.arguments), dict(new.of(None, frozenset(), old.free).arguments)
+    new = new.as_seen_by(old)
+    before, after = dict(old.arguments), dict(new.arguments)
     for path, fact in after.items():
         if path not in before:
             return f"argument {path} is new"
@@ -291,7 +316,7 @@ def explain_difference(old: GuardKey, new: GuardKey, names: Names) -> str:
         return f"update={old.modes[-1]} became update={new.modes[-1]}"
     if old.parameters != new.parameters:
         return _other_tensors(old, new, names)
-    if old.grads != new.of(None, old.fresh).grads:
+    if old.grads != new.grads:
         return _other_grads(old, new, names)
     if old.optimizers != new.optimizers:
         return "an optimizer's options or parameter groups changed"
@@ -306,7 +331,10 @@ def differing_numbers(old: GuardKey, new: GuardKey) -> list[int]:
     return [
         at
         for at, ((_, a), (_, b)) in enumerate(pairs)
-        if a != b and {a[0], b[0]} <= _NUMBERS and len(a) == 2 and at not in old.free
+        if a != b
+        and {a[0], b[0]} <= _NUMBERS
+        and len(a) == 2
+        and at not in old.ignored.values
     ]
 
 
@@ -337,8 +365,7 @@ def _other_tensors(old: GuardKey, new: GuardKey, names: Names) -> str:
 
 
 def _other_grads(old: GuardKey, new: GuardKey, names: Names) -> str:
-    now = new.of(None, old.fresh).grads
-    rows = zip(names.parameters, old.grads, now, strict=True)
+    rows = zip(names.parameters, old.grads, new.grads, strict=True)
     name, there = next((name, is_) for name, was, is_ in rows if was != is_)
     return f"{name}.grad {'is there' if there else 'was there, and is not'}"
 

@@ -10,7 +10,7 @@ from treadle.compiler.compiled import Compiled
 from treadle.graph.lookups import IndexCheck
 from treadle.runtime.build import Build
 from treadle.runtime.execute import Executable
-from treadle.session.guards import GuardKey
+from treadle.session.guards import GuardKey, Ignored
 from treadle.session.shapes import Dynamic, Found, sampled_dims
 from treadle.util.errors import LoweringError, VerifyError
 
@@ -52,7 +52,7 @@ class Specializations:
             (
                 made
                 for key, made in self._known
-                if general.of(None, key.fresh, key.free) == key and made.captured.holds()
+                if general.as_seen_by(key) == key and made.captured.holds()
             ),
             None,
         )
@@ -74,8 +74,7 @@ class Specializations:
             self._failed.add(general)
             self.notes.append(f"each size is compiled by itself: {error.message}")
             return None
-        fresh = frozenset(map(id, made.captured.fresh))
-        self._known.append((general.of(None, fresh, made.captured.free), made))
+        self._known.append((general.of(None, Ignored.of(made.captured)), made))
         kept = ", ".join(f"{name}={found.sizes[name]}" for name in sorted(fixed))
         open_ = ", ".join(
             "{} in {}..{}".format(name, *self.spec.bucket(name, size))

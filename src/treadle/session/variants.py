@@ -13,6 +13,7 @@ from treadle.compiler.compiled import Compiled
 from treadle.session.guards import (
     Called,
     GuardKey,
+    Ignored,
     Keys,
     differing_numbers,
     explain_difference,
@@ -96,9 +97,8 @@ class Variants:
         return found
 
     def _search(self, key: GuardKey) -> Compiled | None:
-        for kind in dict.fromkeys(
-            (each.outside, each.fresh, each.free) for each in reversed(self._known)
-        ):
+        kinds = dict.fromkeys((each.outside, each.ignored) for each in reversed(self._known))
+        for kind in kinds:
             whole = key.of(*kind)
             found = self._known.get(whole)
             if found is None or not found.captured.holds():
@@ -113,10 +113,9 @@ class Variants:
 
     def add(self, key: GuardKey, compiled: Compiled) -> None:
         """``key``: that of the call which ``compiled`` was made for."""
-        fresh = frozenset(map(id, compiled.captured.fresh))
         captured = compiled.captured
         self._recent = self._again = None
-        self._known[key.of(captured.reads, fresh, captured.free)] = compiled
+        self._known[key.of(captured.reads, Ignored.of(captured))] = compiled
         self._evict()
 
     def changed_numbers(self, key: GuardKey) -> list[str | Location]:
@@ -133,7 +132,7 @@ class Variants:
         if self._parted:
             return ["step counts of an optimizer's parameters came apart"]
         keys = list(reversed(self._known))
-        alike = [each for each in keys if key.of(each.outside, each.fresh, each.free) == each]
+        alike = [each for each in keys if key.as_seen_by(each) == each]
         names = names_of(models)
         if alike:  # all but what they read outside: the one that comes nearest
             found = [self._known[each].captured.changed() for each in alike]
