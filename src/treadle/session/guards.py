@@ -331,10 +331,7 @@ def differing_numbers(old: GuardKey, new: GuardKey) -> list[int]:
     return [
         at
         for at, ((_, a), (_, b)) in enumerate(pairs)
-        if a != b
-        and {a[0], b[0]} <= _NUMBERS
-        and len(a) == 2
-        and at not in old.ignored.values
+        if a != b and {a[0], b[0]} <= _NUMBERS and len(a) == 2 and at not in old.ignored.values
     ]
 
 
