@@ -148,6 +148,9 @@ def signed(n: int) -> Tensor:
     return torch.cat([special, 4 * torch.randn(n)])
 
 
+POWERS = torch.tensor([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 3.0, -3.0, 2.0, math.inf, -math.inf, NAN])
+
+
 def function_cases() -> list[Case]:
     x = signed(60)
     z = signed(60).flip(0)
@@ -156,13 +159,14 @@ def function_cases() -> list[Case]:
     divisor = torch.where(whole.flip(0) == 0, 3, whole.flip(0))
     return [
         functions_case(
-            "neg abs exp expm1 sin cos tanh erf sigmoid floor ceil round trunc sign", x, z
+            "neg abs exp expm1 sin cos tanh erf erfc sigmoid floor ceil round trunc sign", x, z
         ),
         functions_case("log log1p log2 sqrt rsqrt reciprocal isnan isinf", positive, z),
         functions_case("add sub mul div minimum maximum eq ne lt le gt ge", x, z),
         functions_case("floordiv mod fmod", torch.randn(50) * 9, torch.randn(50)),
         functions_case("pow", torch.rand(50) * 4, torch.randn(50) * 3),
         functions_case("pow", torch.randn(50) * 4, torch.randint(-3, 4, (50,)).float()),
+        functions_case("pow", *torch.cartesian_prod(POWERS, POWERS).t().contiguous()),
         functions_case("add mul exp tanh maximum lt", x.bfloat16(), z.bfloat16()),
         functions_case("exp div pow sqrt tanh", torch.rand(20).double(), torch.rand(20).double()),
         functions_case("floordiv mod fmod minimum maximum add mul sign abs", whole, divisor),

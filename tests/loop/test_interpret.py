@@ -52,7 +52,7 @@ def buffer(name, tensor, kind=BufferKind.INPUT):
 
 
 UNARY = ["neg", "abs", "exp", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "reciprocal"]
-UNARY += ["sin", "cos", "tanh", "erf", "sigmoid", "floor", "ceil", "round", "trunc", "sign"]
+UNARY += ["sin", "cos", "tanh", "erf", "erfc", "sigmoid", "floor", "ceil", "round", "trunc", "sign"]
 BINARY = ["add", "sub", "mul", "div", "floordiv", "mod", "pow", "minimum", "maximum", "fmod"]
 BITS = ["bitand", "bitor", "bitxor", "bitnot"]
 

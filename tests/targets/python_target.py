@@ -80,8 +80,8 @@ _FUNCTIONS: Mapping[str, str] = {
     **{
         name: f"torch.{name}({{0}})"
         for name in ("neg", "abs", "exp", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt",
-                     "reciprocal", "sin", "cos", "tanh", "erf", "sigmoid", "floor", "ceil",
-                     "round", "trunc", "sign", "isnan", "isinf")
+                     "reciprocal", "sin", "cos", "tanh", "erf", "erfc", "sigmoid", "floor",
+                     "ceil", "round", "trunc", "sign", "isnan", "isinf")
     },
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
     "floordiv": "whole(floordiv, {0}, {1})", "mod": "whole(torch.remainder, {0}, {1})",

@@ -45,7 +45,7 @@ _INFIX = {
 _CALLS = {
     "abs": "t_abs", "exp": "t_exp", "expm1": "t_expm1", "log": "t_log", "log1p": "t_log1p",
     "log2": "t_log2", "sqrt": "t_sqrt", "sin": "t_sin", "cos": "t_cos", "tanh": "t_tanh",
-    "erf": "t_erf", "sigmoid": "t_sigmoid", "floor": "t_floor", "ceil": "t_ceil",
+    "erf": "t_erf", "erfc": "t_erfc", "sigmoid": "t_sigmoid", "floor": "t_floor", "ceil": "t_ceil",
     "round": "t_round", "trunc": "t_trunc", "sign": "t_sign", "floordiv": "t_floordiv",
     "mod": "t_mod", "pow": "t_pow", "minimum": "t_min", "maximum": "t_max", "fmod": "t_fmod",
 }  # fmt: skip

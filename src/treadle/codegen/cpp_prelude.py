@@ -11,6 +11,8 @@ from math import log
 _LN2 = log(2.0)
 _LN2_HIGH = 0.693359375  # few bits: its product with a small integer is exact
 _LN2_LOW = _LN2 - _LN2_HIGH
+_EXP_LAST = 88.72283935546875
+"""The largest float whose exponential is one."""
 
 ROUND_EACH = """\
 #if defined(__clang__)
@@ -64,7 +66,8 @@ TR float t_exp(float x) {{
   p = __builtin_fmaf(p, r, 0.5f);
   p = __builtin_fmaf(p, r, 1.0f);
   p = __builtin_fmaf(p, r, 1.0f);
-  return scale(p, (int32_t)n);
+  float v = scale(p, (int32_t)n);
+  return x > {_EXP_LAST!r}f ? INFINITY : v;  // chosen: a sum takes in the product before it rounds
 }}
 TR float t_expm1(float x) {{
   float y = x < -40.0f ? -40.0f : x;
@@ -83,7 +86,9 @@ TR float t_expm1(float x) {{
   // half of 2^n, since 2^128 is not a float
   float s = as_float(((int32_t)n + 126) << 23);
   float e = __builtin_fmaf(s, q, s - 0.5f);
-  return y == 0.0f ? x : 2.0f * e;
+  float v = n == 0.0f ? q : 2.0f * e;  // a half of the least number is none
+  v = x > {_EXP_LAST!r}f ? INFINITY : v;
+  return y == 0.0f ? x : v;
 }}
 TR float t_log(float x) {{
   bool tiny = x < 1.17549435e-38f;
@@ -155,6 +160,8 @@ TR double t_log1p(double x) {{ return __builtin_log1p(x); }}
 TR double t_sigmoid(double x) {{ return 1.0 / (1.0 + __builtin_exp(-x)); }}
 TR double t_tanh(double x) {{ return __builtin_tanh(x); }}
 TR double t_erf(double x) {{ return __builtin_erf(x); }}
+TR float t_erfc(float x) {{ return __builtin_erfcf(x); }}
+TR double t_erfc(double x) {{ return __builtin_erfc(x); }}
 // by lanes from glibc: within three units in the last place of a double, half a one of a float
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define LANES extern "C" __attribute__((const, simd("notinbranch")))

@@ -69,6 +69,7 @@ _FLOAT = {
     "cos": "tl.cos({0})",
     "tanh": "_tanh({0})",
     "erf": "tl.erf({0})",
+    "erfc": "_erfc({0})",
     "sigmoid": "_sigmoid({0})",
     "floor": "tl.floor({0})",
     "ceil": "tl.ceil({0})",
@@ -80,8 +81,8 @@ _FLOAT = {
     "mod": "_mod_float({0}, {1})",
     "fmod": "{0} % {1}",
     "pow": "_pow_float({0}, {1})",
-    "minimum": "_nan_min({0}, {1})",
-    "maximum": "_nan_max({0}, {1})",
+    "minimum": "_bottom({0}, {1})",
+    "maximum": "_top({0}, {1})",
     "isnan": "{0} != {0}",
     "isinf": 'tl.abs({0}) == float("inf")',
 }

@@ -46,6 +46,39 @@ def _tanh(x):
     far = (1.0 - e) / (1.0 + e)
     return tl.where(tl.abs(x) < 0.5, x + x * z * p, tl.where(x < 0.0, -far, far))
 """,
+    "_erfc": """
+@triton.jit
+def _erfc(x):
+    # exp(-a * a) * p(t) / (1 + 2 a), where a = |x|, in float64. Of a * a the first part is exact.
+    a = tl.abs(x.to(tl.float64))
+    a = tl.where(a > 30.0, 30.0, a)
+    t = (a - 3.75) / (a + 3.75)
+    p = t * 0.0 + -2.03292172142306e-09
+    p = p * t + 1.752560461090395e-08
+    p = p * t + 1.9199785285935027e-08
+    p = p * t + -2.1417377757617212e-07
+    p = p * t + -5.1766286258511114e-08
+    p = p * t + 1.6957121903295755e-06
+    p = p * t + -9.78099927946729e-07
+    p = p * t + -1.139939149641738e-05
+    p = p * t + 2.2386666286993252e-05
+    p = p * t + 5.162577762063891e-05
+    p = p * t + -0.00029015491299394817
+    p = p * t + 0.0002937215349257143
+    p = p * t + 0.0017556260305671993
+    p = p * t + -0.009746581222643222
+    p = p * t + 0.028362277396913042
+    p = p * t + -0.05869339838338856
+    p = p * t + 0.09230432116176848
+    p = p * t + -0.10880393015489652
+    p = p * t + 0.08227673849011187
+    p = p * t + 0.0035854154857922218
+    p = p * t + -0.14024059858554686
+    p = p * t + 1.2375126308378261
+    near = a.to(tl.float32).to(tl.float64)
+    e = tl.exp(-near * near) * tl.exp((near - a) * (near + a)) * p / (1.0 + 2.0 * a)
+    return tl.where(x < 0.0, 2.0 - e, e).to(x.dtype)
+""",
     "_sigmoid": """
 @triton.jit
 def _sigmoid(x):
@@ -59,7 +92,8 @@ def _round(x):
     rest = x - low
     odd = low - 2.0 * tl.floor(low * 0.5)
     up = (rest > 0.5) | ((rest == 0.5) & (odd == 1.0))
-    return tl.where(up, low + 1.0, low)
+    near = tl.where(up, low + 1.0, low)
+    return tl.where(near == 0.0, x * 0.0, near)
 """,
     "_trunc": """
 @triton.jit
@@ -101,10 +135,13 @@ def _pow_float(x, y):
     base = x.to(tl.float64)
     power = y.to(tl.float64)
     size = tl.exp2(power * tl.log2(tl.abs(base)))
+    size = tl.where((tl.abs(base) == 1.0) & (tl.abs(power) == float("inf")), 1.0, size)
     whole = tl.floor(power) == power
     odd = whole & (power - 2.0 * tl.floor(power * 0.5) == 1.0)
-    signed = tl.where((base < 0.0) & odd, -size, size)
-    signed = tl.where((base < 0.0) & (whole == 0), float("nan"), signed)
+    below = (base < 0.0) | ((base == 0.0) & (1.0 / base < 0.0))
+    signed = tl.where(below & odd, -size, size)
+    root = (base < 0.0) & (base > float("-inf")) & (whole == 0)
+    signed = tl.where(root, float("nan"), signed)
     signed = tl.where((power == 0.0) | (base == 1.0), 1.0, tl.where(power == 1.0, base, signed))
     return signed.to(x.dtype)
 """,
@@ -129,16 +166,6 @@ def _mul(a, b):
 @triton.jit
 def _or(a, b):
     return a | b
-""",
-    "_nan_max": """
-@triton.jit
-def _nan_max(a, b):
-    return tl.where((a > b) | (a != a), a, b)
-""",
-    "_nan_min": """
-@triton.jit
-def _nan_min(a, b):
-    return tl.where((a < b) | (a != a), a, b)
 """,
     "_top": """
 @triton.jit

@@ -35,8 +35,8 @@ DTYPES = frozenset({
 """Dtypes that formulas have. Complex numbers and rare dtypes are for PyTorch's kernels."""
 
 SAME = frozenset(
-    "neg abs exp expm1 log log1p log2 sqrt rsqrt reciprocal sin cos tanh erf sigmoid floor ceil "
-    "round trunc sign add sub mul div floordiv mod pow minimum maximum bitand bitor bitxor "
+    "neg abs exp expm1 log log1p log2 sqrt rsqrt reciprocal sin cos tanh erf erfc sigmoid floor "
+    "ceil round trunc sign add sub mul div floordiv mod pow minimum maximum bitand bitor bitxor "
     "bitnot fmod".split()
 )
 """Functions of operands of one dtype that give that dtype (``div`` is true division, on floats)."""

@@ -2,8 +2,8 @@
 asks."""
 
 EXPENSIVE = frozenset({
-    "exp", "expm1", "log", "log1p", "log2", "sin", "cos", "tanh", "erf", "sigmoid", "pow", "fmod",
-    "mod",
+    "exp", "expm1", "log", "log1p", "log2", "sin", "cos", "tanh", "erf", "erfc", "sigmoid", "pow",
+    "fmod", "mod",
 })  # fmt: skip
 """Functions of some tens of instructions: a formula with one of them is not computed again for
 each of its readers."""

@@ -61,6 +61,7 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "cos": torch.cos,
     "tanh": torch.tanh,
     "erf": torch.erf,
+    "erfc": torch.erfc,
     "sigmoid": torch.sigmoid,
     "floor": torch.floor,
     "ceil": torch.ceil,

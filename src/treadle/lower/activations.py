@@ -6,7 +6,7 @@ import torch
 
 from treadle.loop.expr import Array
 from treadle.lower.context import LoweringContext
-from treadle.lower.pointwise import pointwise, register_unary
+from treadle.lower.pointwise import at_least, at_most, pointwise, register_unary
 from treadle.lower.registry import Value, lowers
 from treadle.lower.scalars import Number, ScalarExpr, const
 
@@ -18,7 +18,7 @@ CUBIC = 0.044715
 
 
 def _clamped(x: ScalarExpr, low: Number, high: Number) -> ScalarExpr:
-    return x.fn("maximum", low).fn("minimum", high)
+    return at_most(at_least(x, low), high)
 
 
 def softplus_of(x: ScalarExpr) -> ScalarExpr:
@@ -119,18 +119,34 @@ def hardtanh_backward(
 
 @lowers(aten.log_sigmoid_forward.default)
 def log_sigmoid_forward(context: LoweringContext, x: Value) -> tuple[Array, Array]:
-    """``-log(1 + e^-x)``, and ``e^-|x|`` where eager keeps it for the backward."""
+    """``min(x, 0) - log1p(e^-|x|)``, and ``e^-|x|`` where eager keeps it for the backward."""
     kept = context.element_context(1)
-    out = pointwise(context.element_context(0), lambda x: -softplus_of(-x), x)
+
+    def formula(x: ScalarExpr) -> ScalarExpr:
+        return at_most(x, 0) - _far(x).fn("log1p")
+
+    out = pointwise(context.element_context(0), formula, x)
     if kept.shape != x.shape:
         return out, Array(kept.axes(), const(0, kept.dtype))
-    return out, pointwise(kept, lambda x: (-x.fn("abs")).fn("exp"), x)
+    return out, pointwise(kept, _far, x)
+
+
+def _far(x: ScalarExpr) -> ScalarExpr:
+    return (-x.fn("abs")).fn("exp")
 
 
 @lowers(aten.log_sigmoid_backward.default)
 def log_sigmoid_backward(context: LoweringContext, grad: Value, x: Value, kept: Value) -> Array:
-    """``grad * sigmoid(-x)``"""
-    return pointwise(context, lambda grad, x: grad * (-x).fn("sigmoid"), grad, x)
+    """``grad * (1 - z / (1 + z))`` where ``x < 0``, else ``grad * z / (1 + z)``; ``z = e^-|x|``,
+    rounded as the forward pass kept it, if it did."""
+
+    def slope(grad: ScalarExpr, x: ScalarExpr, z: ScalarExpr) -> ScalarExpr:
+        part = z / (1 + z)
+        return grad * x.fn("lt", 0).choose(1 - part, part)
+
+    if kept.shape != x.shape:
+        return pointwise(context, lambda grad, x: slope(grad, x, _far(x)), grad, x)
+    return pointwise(context, slope, grad, x, kept)
 
 
 @lowers(aten.leaky_relu.default)
@@ -179,11 +195,12 @@ def softplus(context: LoweringContext, x: Value, beta: Number = 1, threshold: Nu
 def softplus_backward(
     context: LoweringContext, grad: Value, x: Value, beta: Number, threshold: Number
 ) -> Array:
-    """``grad * sigmoid(x * beta)``, and ``grad`` past the threshold."""
+    """``grad * z / (z + 1)`` where ``z = e^(x * beta)``, and ``grad`` past the threshold."""
 
     def formula(grad: ScalarExpr, x: ScalarExpr) -> ScalarExpr:
         scaled = x * beta
-        return scaled.fn("gt", threshold).choose(grad, grad * scaled.fn("sigmoid"))
+        power = scaled.fn("exp")
+        return scaled.fn("gt", threshold).choose(grad, grad * power / (power + 1))
 
     return pointwise(context, formula, grad, x)
 
@@ -192,6 +209,17 @@ def softplus_backward(
 def hardshrink(context: LoweringContext, x: Value, bound: Number = 0.5) -> Array:
     """``x`` where ``|x| > bound``, else zero; NaN stays."""
     return pointwise(context, lambda x: x.fn("abs").fn("le", bound).choose(0, x), x)
+
+
+@lowers(aten.softshrink.default)
+def softshrink(context: LoweringContext, x: Value, bound: Number = 0.5) -> Array:
+    """``x`` nearer to zero by ``bound``, zero where ``|x| <= bound``; NaN stays."""
+
+    def formula(x: ScalarExpr) -> ScalarExpr:
+        nearer = x.fn("gt", 0).choose(x - bound, x + bound)
+        return x.fn("abs").fn("le", bound).choose(0, nearer)
+
+    return pointwise(context, formula, x)
 
 
 @lowers(aten.hardshrink_backward.default, aten.softshrink_backward.default)

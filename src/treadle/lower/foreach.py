@@ -21,9 +21,9 @@ from treadle.lower.pointwise import (
     mul,
     named,
     pointwise,
-    power,
     sub,
 )
+from treadle.lower.powers import power
 from treadle.lower.reductions import max_all, vector_norm
 from treadle.lower.registry import Value, aten_op, lowers
 from treadle.lower.scalars import Number

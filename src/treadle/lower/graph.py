@@ -26,6 +26,7 @@ from treadle.lower import (
     norms,
     pointwise,
     pooling,
+    powers,
     recurrent,
     reductions,
     resize,
@@ -44,7 +45,7 @@ from treadle.targets.registry import target_for
 from treadle.util.errors import internal_errors
 
 FAMILIES = (
-    *(creation, views, indexing, scatter, pointwise, activations, foreach),
+    *(creation, views, indexing, scatter, pointwise, powers, activations, foreach),
     *(reductions, softmax, losses, norms, batch_norm, resize, pooling, recurrent),
 )
 """The files whose import fills the registry."""

@@ -136,3 +136,19 @@ def mse_loss_backward(
     return pointwise(
         context, lambda grad, x, target: times_ratio(x - target, 2.0, count) * grad, grad, x, target
     )
+
+
+@lowers(aten.smooth_l1_loss_backward.default)
+def smooth_l1_loss_backward(
+    context: LoweringContext, grad: Value, x: Value, target: Value, reduction: int, beta: float
+) -> Array:
+    """``grad * (x - target) / beta`` where ``|x - target| < beta``, else ``grad`` with the sign of
+    the difference; divided by the count for the mean. NaN where the difference is."""
+    count = max(math.prod(x.shape), 1) if reduction == 1 else 1
+
+    def formula(grad: ScalarExpr, x: ScalarExpr, target: ScalarExpr) -> ScalarExpr:
+        gap, share = x - target, times_ratio(grad, 1.0, count)
+        within = times_ratio(gap, 1.0, count) * grad / beta
+        return gap.fn("le", -beta).choose(-share, gap.fn("ge", beta).choose(share, within))
+
+    return pointwise(context, formula, grad, x, target)

@@ -44,6 +44,20 @@ def named(name: str) -> Formula:
     return lambda x: x.fn(name)
 
 
+def at_least(x: ScalarExpr, low: ScalarExpr | Number) -> ScalarExpr:
+    """``max(x, low)``, NaN where one is. Of equal ones it is ``x``: -0.0 is not raised to 0.0."""
+    return _bound(x, low).fn("maximum", x)
+
+
+def at_most(x: ScalarExpr, high: ScalarExpr | Number) -> ScalarExpr:
+    """``min(x, high)``, NaN where one is. Of equal ones it is ``x``."""
+    return _bound(x, high).fn("minimum", x)
+
+
+def _bound(x: ScalarExpr, bound: ScalarExpr | Number) -> ScalarExpr:
+    return bound if isinstance(bound, ScalarExpr) else _filled(x, bound)
+
+
 for _name in [
     "neg",
     "abs",
@@ -59,6 +73,7 @@ for _name in [
     "cos",
     "tanh",
     "erf",
+    "erfc",
     "sigmoid",
     "floor",
     "ceil",
@@ -68,9 +83,8 @@ for _name in [
     register_unary(aten_op(f"{_name}.default"), named(_name))
 register_unary(aten.sign.default, named("sign"))
 register_unary(aten.sgn.default, named("sign"))
-register_unary(aten.erfc.default, lambda x: 1 - x.fn("erf"))
 register_unary(aten.square.default, lambda x: x * x)
-register_unary(aten.relu.default, lambda x: x.fn("maximum", 0))
+register_unary(aten.relu.default, lambda x: at_least(x, 0))
 register_unary(aten.log10.default, lambda x: x.fn("log2") * math.log10(2))
 register_unary(aten.exp2.default, lambda x: _filled(x, 2).fn("pow", x))
 register_unary(aten.tan.default, lambda x: x.fn("sin") / x.fn("cos"))
@@ -176,15 +190,16 @@ def copysign(context: LoweringContext, x: Operand, y: Operand) -> Array:
 
 @lowers(aten.hypot.default)
 def hypot(context: LoweringContext, x: Value, y: Value) -> Array:
-    """``sqrt(x^2 + y^2)`` as ``m * sqrt(1 + (n / m)^2)``, which cannot overflow early."""
+    """``sqrt(x^2 + y^2)`` as ``m * sqrt(1 + (n / m)^2)``, which cannot overflow early. Infinite
+    where one is, even if the other is NaN."""
 
     def formula(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
         x, y = x.fn("abs"), y.fn("abs")
         large, small = x.fn("maximum", y), x.fn("minimum", y)
         ratio = small / large
         scaled = large * (1 + ratio * ratio).fn("sqrt")
-        plain = large.fn("eq", 0).fn("or", large.fn("eq", math.inf))
-        return plain.choose(large, scaled)
+        infinite = x.fn("eq", math.inf).fn("or", y.fn("eq", math.inf))
+        return infinite.choose(math.inf, large.fn("eq", 0).choose(large, scaled))
 
     return pointwise(context, formula, x, y)
 
@@ -339,27 +354,6 @@ def minimum(context: LoweringContext, x: Operand, y: Operand) -> Array:
     return pointwise(context, lambda x, y: x.fn("minimum", y), x, y)
 
 
-_SMALL_POWERS: dict[float, Formula] = {
-    0.5: lambda x: x.fn("sqrt"),
-    1.0: lambda x: x,
-    2.0: lambda x: x * x,
-    3.0: lambda x: x * x * x,
-    -0.5: lambda x: x.fn("rsqrt"),
-    -1.0: lambda x: 1 / x,
-    -2.0: lambda x: 1 / (x * x),
-}
-
-
-@lowers(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.pow.Tensor_Tensor)
-def power(context: LoweringContext, x: Operand, y: Operand) -> Array:
-    """``out[i] = x[i] ** y[i]``; small constant exponents become products and roots."""
-    if isinstance(y, Number) and float(y) in _SMALL_POWERS:
-        if context.dtype.is_floating_point or y > 0:
-            return pointwise(context, _SMALL_POWERS[float(y)], x)
-        raise Unsupported("a whole number to a negative power has no formula")
-    return pointwise(context, lambda x, y: x.fn("pow", y), x, y)
-
-
 def _register_comparison(name: str) -> None:
     @lowers(aten_op(f"{name}.Tensor"), aten_op(f"{name}.Scalar"))
     def rule(context: LoweringContext, x: Operand, y: Operand) -> Array:
@@ -421,22 +415,22 @@ def clamp(
     if low is None and high is None:
         return clone(context, x)
     if low is None:
-        return minimum(context, x, high) if high is not None else clone(context, x)
+        return clamp_max(context, x, high) if high is not None else clone(context, x)
     if high is None:
-        return maximum(context, x, low)
-    return pointwise(context, lambda x, a, b: x.fn("maximum", a).fn("minimum", b), x, low, high)
+        return clamp_min(context, x, low)
+    return pointwise(context, lambda x, a, b: at_most(at_least(x, a), b), x, low, high)
 
 
 @lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(context: LoweringContext, x: Value, low: Operand) -> Array:
     """``x``, at least ``low``."""
-    return maximum(context, x, low)
+    return pointwise(context, at_least, x, low)
 
 
 @lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(context: LoweringContext, x: Value, high: Operand) -> Array:
     """``x``, at most ``high``."""
-    return minimum(context, x, high)
+    return pointwise(context, at_most, x, high)
 
 
 @lowers(aten.addcmul.default)
