@@ -102,7 +102,7 @@ def test_other_arguments_are_looked_at(keys):
 
 
 @pytest.mark.skipif(
-    watching.watch_dicts([{}]).__class__ is watching.AskedVersions, reason="dicts are asked"
+    watching.watch_dicts([{}]).__class__ is watching.AskedDicts, reason="dicts are asked"
 )
 def test_the_same_again_is_one_pass(keys):
     compiled, _, optimizer = made()

@@ -4,6 +4,7 @@ import gc
 import random
 import shutil
 from collections import OrderedDict
+from dataclasses import replace
 from functools import partial
 from types import CellType
 
@@ -20,9 +21,11 @@ from treadle.capture.sweep import Sweep
 from treadle.capture.tensor_words import grad_word, no_grad, of_tensor
 from treadle.capture.watching import Watches, WordWatch, watch_dicts, watch_tensors
 from treadle.runtime.first_difference import COMPILERS, first_difference
+from treadle.util import dict_words
 from treadle.util import memory_words as words
+from treadle.util.dict_words import DictLayout, dict_layout
 
-WAYS = ("compiled", "gathered", "asked")
+WAYS = ("compiled", "contents", "gathered", "asked")
 
 
 @pytest.fixture(params=WAYS)
@@ -32,15 +35,22 @@ def way(request, monkeypatch):
 
 
 def choose(name, patch):
-    if name == "compiled" and not any(map(shutil.which, COMPILERS)):
+    if name in ("compiled", "contents") and not any(map(shutil.which, COMPILERS)):
         pytest.skip("there is no C compiler")
     if name == "compiled":
         assert watching.comparison() is not None
-    if name != "compiled":
+    if name not in ("compiled", "contents"):
         patch.setattr(watching, "comparison", lambda: None)
+    if name == "contents":
+        contents = replace(dict_layout(), own=False)
+        if not contents.contents:
+            pytest.skip("writes to dicts are counted")
+        patch.setattr(dict_words, "dict_layout", lambda: contents)
     if name == "asked":
         patch.setattr(words, "layout", lambda: None)
-        patch.setattr(words, "_dicts_count", lambda: False)
+        nothing = DictLayout(own=False, every=False, contents=False)
+        patch.setattr(dict_words, "layout", lambda: None)
+        patch.setattr(dict_words, "dict_layout", lambda: nothing)
         patch.setattr(watching, "of_tensor", lambda tensor: None)
 
 
@@ -441,4 +451,4 @@ def test_parts_that_are_swept_are_these(way):
     owners = [known[0].function, known[1].owner]
     added = [Sweep().add(part, owner, 0) for part, owner in zip(known, owners, strict=True)]
     assert added == [way != "asked"] * 2
-    assert Sweep().add(Sequenced("", [1]), [1], 0) is (way == "compiled")
+    assert Sweep().add(Sequenced("", [1]), [1], 0) is (way in ("compiled", "contents"))

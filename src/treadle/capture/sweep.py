@@ -22,8 +22,9 @@ from treadle.capture.parts import (
     Slots,
     Variable,
 )
-from treadle.capture.watching import AskedVersions, Look, Watches, WordWatch
+from treadle.capture.watching import AskedDicts, Look, Watches, WordWatch
 from treadle.util import memory_words as words
+from treadle.util.dict_words import of_dict, of_own_space
 
 _SEALED = (MethodType, staticmethod, classmethod)
 """What is bound for life."""
@@ -41,7 +42,7 @@ def _look(part: Part, owner: object) -> Look | None:
         case Slots():
             return partial(words.of_slots, owner, tuple(part.members.values()))
         case OwnAttributes():
-            return partial(words.of_own_space, owner)
+            return partial(of_own_space, owner)
         case OfFunction() if isinstance(owner, FunctionType):
             return partial(words.of_function, owner)
         case Accessors() if type(owner) is property:
@@ -59,7 +60,7 @@ class Sweep:
         self._of_words: list[int | None] = []  # numbers of parts; ``None``: of a class or a space
         self._dicts: list[dict[object, object]] = []  # without words
         self._of_dicts: list[int] = []
-        self._versions = AskedVersions(())
+        self._asked_dicts = AskedDicts(())
         self._kinds: list[tuple[object, type]] = []
         self._spaces: list[tuple[object, dict[str, object]]] = []
         self._asked_kinds: list[tuple[object, type]] = []  # those without words
@@ -86,7 +87,7 @@ class Sweep:
         """Whether such a part can be swept."""
         found = part.dictionary()
         if found is not None:
-            if not self._watch(partial(words.of_dict, found), number):
+            if not self._watch(partial(of_dict, found), number):
                 self._dicts.append(found)
                 self._of_dicts.append(number)
             return True
@@ -107,7 +108,7 @@ class Sweep:
     def settle(self) -> None:
         """After the last one."""
         self._words.settle()
-        self._versions = AskedVersions(self._dicts)
+        self._asked_dicts = AskedDicts(self._dicts)
 
     def is_same(self) -> bool:
         """Whether all is as it was."""
@@ -116,7 +117,7 @@ class Sweep:
     def _is_same_beside_words(self) -> bool:
         return (
             get_cache_token() == self._token
-            and not (self._dicts and not self._versions.is_same())
+            and not (self._dicts and not self._asked_dicts.is_same())
             and not (self._asked_kinds and _other_types(self._asked_kinds))
             and not (self._asked_spaces and _other_spaces(self._asked_spaces))
         )
@@ -138,13 +139,13 @@ class Sweep:
         """The numbers of parts that are not as they were."""
         numbers = (self._of_words[at] for at in self._words.changed())
         found = [each for each in numbers if each is not None]
-        found += [self._of_dicts[at] for at in self._versions.changed()]
+        found += [self._of_dicts[at] for at in self._asked_dicts.changed()]
         return found + (self._registered if get_cache_token() != self._token else [])
 
     def accept(self) -> None:
         """What ``differing`` has found is how it is."""
         self._words.accept()
-        self._versions.accept()
+        self._asked_dicts.accept()
         self._token = get_cache_token()
 
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from treadle.compat.hooks import hook_dicts_of
 from treadle.compat.tensors import dispatch_keys, impl_of, storage_of
 from treadle.compat.tracing import outside_modes
-from treadle.util.memory_words import WORD, Words, find, layout, of_dict, word
+from treadle.util.dict_words import of_dict
+from treadle.util.memory_words import WORD, Words, find, layout, word
 
 _INLINE = 5  # dims whose sizes and strides are in the object itself
 _OWN = (Tensor, nn.Parameter)
@@ -108,7 +109,7 @@ class _TensorLayout:
             if hooks is not None and entries is None:
                 return None
             at += entries.at if entries else ()
-            held.append(hooks)
+            held += [hooks, entries and entries.held]
         return Words(tuple(at), tuple(map(word, at)), tuple(held), direct=False)
 
     def _places(self, ndim: int) -> list[int]:

@@ -8,6 +8,7 @@ and tensors are asked.
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treadle.capture.tensor_words import of_tensor
-from treadle.compat.tensors import SameLayouts, dict_version
+from treadle.compat.tensors import SameLayouts
 from treadle.options import Options
 from treadle.runtime.first_difference import (
     FirstDifference,
@@ -23,7 +24,8 @@ from treadle.runtime.first_difference import (
     first_difference,
     first_other,
 )
-from treadle.util.memory_words import Words, gathered, of_dict
+from treadle.util.dict_words import of_dict
+from treadle.util.memory_words import Words, gathered
 
 Look = Callable[[], Words | None]
 """The words of an object now."""
@@ -211,33 +213,32 @@ class Watches:
 
 
 @final
-class AskedVersions:
-    """Dicts whose versions PyTorch tells of every Python (``ma_version_tag``, dict watchers from
-    3.12 on), at some 20 to 80 ns a dict. Watchers do not hear an ``update`` of an empty dict
-    (3.12.1), which shows in its length."""
+class AskedDicts:
+    """Dicts that are asked for their keys and values, at some 20 ns each."""
 
     def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
         self._dicts = dicts
-        self._versions = self._found = self._read()
-
-    def _read(self) -> NDArray[np.uint64]:
-        count = len(self._dicts)
-        versions = np.fromiter(map(dict_version, self._dicts), np.uint64, count)
-        return np.stack([versions, np.fromiter(map(len, self._dicts), np.uint64, count)])
+        self._known = self._found = [_held(each) for each in dicts]
 
     def is_same(self) -> bool:
-        """Whether none has been written to since ``accept``."""
-        self._found = self._read()
-        return bool((self._found == self._versions).all())
+        """Whether all hold what they held at ``accept``."""
+        return not self.changed()
 
     def changed(self) -> list[int]:
-        """The positions of those that have been written to since ``accept``."""
-        self._found = self._read()
-        return np.flatnonzero((self._found != self._versions).any(axis=0)).tolist()
+        """The positions of those that do not."""
+        self._found = [_held(each) for each in self._dicts]
+        pairs = enumerate(zip(self._known, self._found, strict=True))
+        return [
+            at for at, (one, two) in pairs if len(one) != len(two) or not all(map(is_, one, two))
+        ]
 
     def accept(self) -> None:
         """What was found last is how it is."""
-        self._versions = self._found
+        self._known = self._found
+
+
+def _held(value: dict[Any, Any]) -> tuple[object, ...]:
+    return *dict.keys(value), *dict.values(value)
 
 
 @final
@@ -263,12 +264,12 @@ class AskedTensors:
         return self._layouts.hold() and self._read() == self._addresses
 
 
-def watch_dicts(dicts: Sequence[dict[Any, Any]]) -> WordWatch | AskedVersions:
+def watch_dicts(dicts: Sequence[dict[Any, Any]]) -> WordWatch | AskedDicts:
     """Dicts, for writes to them."""
     found = WordWatch()
     if all(found.add(functools.partial(of_dict, each)) for each in dicts):
         return found.settle()
-    return AskedVersions(dicts)
+    return AskedDicts(dicts)
 
 
 def watch_tensors(tensors: Sequence[Tensor]) -> Unchanged | None:

@@ -13,7 +13,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._C._distributed_c10d.Logger": ALL,
     "torch._C._distributed_c10d.Reducer": ALL,
     "torch._C._dynamo.guards.TensorGuards": ALL,
-    "torch._C._dynamo.guards.dict_version": ALL,
     "torch._C._functorch.get_unwrapped": ALL,
     "torch._C._functorch.is_functorch_wrapped_tensor": ALL,
     "torch._C._functorch.maybe_current_level": ALL,

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._dynamo.guards import TensorGuards, dict_version
+from torch._C._dynamo.guards import TensorGuards
 
 
 def impl_of(tensor: Tensor) -> int:
@@ -65,7 +65,6 @@ class SameLayouts:
 
 __all__ = [
     "SameLayouts",
-    "dict_version",
     "dispatch_keys",
     "impl_of",
     "is_zerotensor",

@@ -18,7 +18,7 @@ from treadle.capture.plain_values import is_real
 from treadle.capture.tensor_words import grad_word, no_grad, of_tensor
 from treadle.capture.watching import Unchanged, Watches, WordWatch, watch_dicts, watch_tensors
 from treadle.compat.hooks import has_tensor_hooks, hook_dicts, step_hook_dicts
-from treadle.util.memory_words import of_dict
+from treadle.util.dict_words import of_dict
 
 Facts = tuple[Any, ...]
 _GRAD = operator.attrgetter("grad")

@@ -1,8 +1,8 @@
 """Words of memory of Python objects: whether anything was written to them.
 
-CPython keeps in every dict a number that each write replaces, and in functions, cells, lists and
-other objects the addresses of what they refer to. ``Words`` of an object are such words, with what
-they have to be: an object that is asked takes some 100 ns, a word that is compared 1 ns.
+CPython keeps in functions, cells, lists and other objects the addresses of what they refer to.
+``Words`` of an object are such words, with what they have to be: an object that is asked takes some
+100 ns, a word that is compared 1 ns. (Those of dicts: ``dict_words``.)
 
 What a word has to be is said by Python: the address of the very object that is there, which is
 kept alive, so that its address is nobody else's. Words that are not so are not used, and callers
@@ -48,13 +48,6 @@ def word(address: int) -> int:
     return ctypes.c_uint64.from_address(address).value
 
 
-def of_dict(value: Mapping[Any, object]) -> Words | None:
-    """A number that is another one after each write. (The order of an ``OrderedDict`` is not
-    written there.)"""
-    at = id(value) + _VERSION
-    return Words((at,), (word(at),), (value,)) if _dicts_count() else None
-
-
 def of_class(value: object) -> Words | None:
     """Which class it has."""
     found = layout()
@@ -76,21 +69,6 @@ def has_space(value: Any) -> bool:
     found = layout()
     offset = found and found.spaces.get(type(value))
     return not offset or word(id(value) + offset) != 0
-
-
-def of_own_space(value: Any) -> Words | None:
-    """Of such a kind: that it has no ``__dict__``; or which one, and that nobody has written to
-    it."""
-    found = layout()
-    offset = found and found.spaces.get(type(value))
-    if not offset:
-        return None
-    at = id(value) + offset
-    if not word(at):
-        return Words((at,), (0,), (value,))
-    held = value.__dict__
-    inside = of_dict(held)
-    return inside and _made((at, *inside.at), (id(held), *inside.expected), (value, held))
 
 
 def of_cell(value: CellType) -> Words | None:
@@ -136,7 +114,7 @@ def of_slots(value: Any, members: Iterable[Any]) -> Words | None:
         except TypeError:  # it has got another class
             return None
     expected = [id(each[0]) if each else 0 for each in held]
-    return _made(at, expected, (value, held))
+    return made(at, expected, (value, held))
 
 
 def of_list(value: list[Any]) -> Words | None:
@@ -148,7 +126,7 @@ def of_list(value: list[Any]) -> Words | None:
     ends = id(value) + found.size, id(value) + found.items
     items = word(ends[1])
     at = *ends, *(items + WORD * nth for nth in range(len(held)))
-    return _made(at, (len(held), items, *map(id, held)), (value, held), direct=False)
+    return made(at, (len(held), items, *map(id, held)), (value, held), direct=False)
 
 
 def of_set(value: set[Any]) -> Words | None:
@@ -173,7 +151,7 @@ def _referring(pairs: Sequence[tuple[int, object]], owner: object) -> Words | No
     """Words that are the addresses of objects; nothing at all may stand for ``None``."""
     expected = [0 if each is None and not word(at) else id(each) for at, each in pairs]
     held = tuple(each for _, each in pairs)
-    return _made([at for at, _ in pairs], expected, (owner, held))
+    return made([at for at, _ in pairs], expected, (owner, held))
 
 
 def _referring_at(offsets: Sequence[int], parts: Sequence[object], owner: object) -> Words | None:
@@ -181,7 +159,7 @@ def _referring_at(offsets: Sequence[int], parts: Sequence[object], owner: object
     return _referring([(id(owner) + at, p) for at, p in zip(offsets, parts, strict=True)], owner)
 
 
-def _made(
+def made(
     at: Sequence[int], expected: Sequence[int], held: tuple[object, ...], *, direct: bool = True
 ) -> Words | None:
     """Words as Python says they are; ``None`` if memory says otherwise."""
@@ -316,40 +294,8 @@ def _dummy(filled: int) -> int:
     return found.pop()
 
 
-_VERSION = object.__basicsize__ + WORD  # behind the length of a dict
-
-
-@functools.cache
-def _dicts_count() -> bool:
-    """Whether each write of every kind to a dict shows in its word, and no reading."""
-    if layout() is None or not (3, 11) <= sys.version_info < (3, 13):
-        return False
-    values: dict[Any, Any] = {"a": 1, "b": 2}
-    others: dict[Any, Any] = {}
-    words = gathered([id(values) + _VERSION, id(others) + _VERSION])
-    seen = {tuple(words().tolist())}
-    writes: tuple[Callable[[], Any], ...] = (
-        lambda: values.__setitem__("a", 3),
-        lambda: values.__setitem__("c", 4),
-        lambda: values.pop("b"),
-        lambda: others.update(x=1),
-        lambda: others.clear(),
-        lambda: values.setdefault("d", 5),
-    )
-    for write in writes:
-        write()
-        now = tuple(words().tolist())
-        if now in seen:
-            return False
-        seen.add(now)
-        _ = values.get("a"), list(values.items()), "x" in others
-        if tuple(words().tolist()) != now:
-            return False
-    return True
-
-
 __all__ = [
-    "WORD", "Floats", "Words", "find", "gathered", "has_space", "layout", "of_cell",
-    "of_class", "of_dict", "of_function", "of_list", "of_own_space", "of_property", "of_set",
-    "of_slots", "of_space", "word",
+    "WORD", "Floats", "Words", "find", "gathered", "has_space", "layout", "made",
+    "of_cell", "of_class", "of_function", "of_list", "of_property", "of_set", "of_slots",
+    "of_space", "word",
 ]  # fmt: skip
