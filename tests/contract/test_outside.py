@@ -3,6 +3,7 @@
 import collections
 import copy
 import functools
+import heapq
 import logging
 import os
 import random
@@ -93,7 +94,7 @@ def test_what_modules_keep():
     # both sizes at first and with a hidden state, the other scale: nothing else compiles again
     assert [each.split(":")[0] for each in step.recompiles] == [
         "argument args[0]",
-        "kept has other entries",
+        "hidden",
         "scale",
         "scale",
     ]
@@ -280,20 +281,13 @@ class Meter:
 
 def refusals():
     model = nn.Linear(3, 3)
-    model.calls, model.outputs = 0, []
+    model.calls = 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    meter, recent, counts = Meter(), collections.deque(), {"calls": 0}
-    seen = set()
+    meter, recent, counts = Meter(), [], {"calls": 0}
 
     def counter(y):
         model.calls += 1
-
-    def output(y):
-        model.outputs.append(y.detach())
-
-    def meters(y):
-        meter.add(y.detach())
 
     def counted(y):
         meter.count += 1
@@ -301,11 +295,8 @@ def refusals():
     def entries(y):
         counts["calls"] += 1
 
-    def queue(y):
-        recent.append(len(y))
-
-    def members(y):
-        seen.add(len(y))
+    def past(y):
+        heapq.heappush(recent, len(y))
 
     def schedule(y):
         scheduler.step()
@@ -319,20 +310,17 @@ def refusals():
         model.meter = new
 
     changes = (
-        counter, output, meters, counted, entries, queue, members, schedule, part, hidden,
+        counter, counted, entries, past, schedule, part, hidden,
     )  # fmt: skip
     found = {each.__name__: each for each in changes}
-    return model, optimizer, found, (model, meter, recent, counts, seen, scheduler)
+    return model, optimizer, found, (model, meter, recent, counts, scheduler)
 
 
 REFUSED = {
     "counter": r"TR-118.*calls and changes it from 0 to 1",
-    "output": r"TR-117.*outputs, a list",
-    "meters": r"TR-117.*meter.values, a list",
     "counted": r"TR-118.*meter.count",
     "entries": r"TR-118.*counts\['calls'\]",
-    "queue": r"TR-117.*recent, a deque",
-    "members": r"TR-117.*seen, a set",
+    "past": r"TR-117.*recent, a list",
     "schedule": r"TR-118.*(last_epoch|'lr')",
     "part": r"TR-117.*extra",
     "hidden": r"TR-117.*meter",
@@ -340,11 +328,11 @@ REFUSED = {
 
 
 def told(world):
-    model, meter, recent, counts, seen, scheduler = world
+    model, meter, recent, counts, scheduler = world
     groups = scheduler.optimizer.param_groups
     return (
-        dict(vars(model)), dict(model._modules), list(model.outputs), dict(vars(meter)),
-        list(meter.values), list(recent), dict(counts), set(seen), scheduler.state_dict(),
+        dict(vars(model)), dict(model._modules), dict(vars(meter)),
+        list(meter.values), list(recent), dict(counts), scheduler.state_dict(),
         [group["lr"] for group in groups],
     )  # fmt: skip
 

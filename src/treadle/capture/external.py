@@ -15,11 +15,12 @@ import functools
 import logging
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import get_ident  # of the module itself, reading is noted
-from types import FrameType, ModuleType
-from typing import ParamSpec, TypeVar, final
+from types import CellType, FrameType, FunctionType, ModuleType, SimpleNamespace
+from typing import ParamSpec, TypeVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,8 @@ from torch.optim import Optimizer
 
 from treadle.capture.attribute_watch import WATCHED, AttributeWatch
 from treadle.capture.changes import Change, Kept, are_equal, is_cache, is_log, refused
+from treadle.capture.container_changes import ChangedContainer
+from treadle.capture.container_recorders import RECORDED, Contents
 from treadle.capture.frames import FrameRecorder, Whose, mentions, whose
 from treadle.capture.introspect import is_heap, parts_of
 from treadle.capture.numbers import is_stand_in
@@ -73,6 +76,12 @@ _OF_PROCESS: dict[str, tuple[str, Callable[[], object]]] = {
     "Decimal": ("the decimal context", _decimal_context),
 }
 """What code that mentions such a function may have read of the process."""
+
+
+_OF_MODULES = frozenset(vars(nn.Module()))
+"""What every module has: PyTorch's own."""
+_OPEN_TO_ALL = (CellType, FunctionType, SimpleNamespace, Namespace)
+"""Of Python's own objects those that hold what others put there."""
 
 
 @final
@@ -276,8 +285,7 @@ class ExternalState:
         ``CaptureError`` TR-117 to TR-119 for what cannot be made again at every call, TR-123 for
         what the operating system was asked.
         """
-        self._watch.runs = False
-        self._frames.rest()
+        self._rest()
         self._rng.refuse()
         if self._frames.entered.resumed:
             raise CaptureError(
@@ -317,6 +325,60 @@ class ExternalState:
             for at, each in enumerate(modules)
             if "training" in vars(each) and self._watch.is_unread(each, "training")
         )
+
+    def _rest(self) -> None:
+        """The step's own code is done."""
+        self._watch.runs = False
+        self._frames.rest()
+
+    def changed_containers(self) -> list[ChangedContainer]:
+        """Containers in which the run put, or from which it took, and which others can stand in
+        for: all the places where they are can be set."""
+        self._rest()
+        found: list[ChangedContainer] = []
+        for kept in self._kept.values():
+            if type(kept.owner) not in RECORDED or not kept.part.entries:
+                continue
+            now = kept.part.now()
+            if kept.part.is_same(now, kept.before) or is_log(now, kept.before):
+                continue
+            if isinstance(kept.owner, dict) and _are_alike(kept.before, now):
+                continue
+            places = [*self._places_of(kept.owner)]
+            if places and all(map(self._may_stand_in, places)):
+                value = cast("Contents", kept.owner)
+                found.append(ChangedContainer(value, kept.part.label, tuple(places)))
+        return found
+
+    def _may_stand_in(self, place: tuple[object, Part, object]) -> bool:
+        """Whether something else may stand there during a run: nothing of what PyTorch's and
+        Python's own modules and objects keep for themselves."""
+        owner, part, name = place
+        if not part.settable or isinstance(owner, Optimizer):
+            return False
+        if isinstance(owner, nn.Module):
+            return name not in _OF_MODULES
+        if id(owner) in self._variables:
+            return self._frames.entered.spaces[id(owner)][2] >= Whose.INSTALLED
+        if type(owner) in (*RECORDED, *_OPEN_TO_ALL):
+            return True
+        own = owner if isinstance(owner, type | ModuleType) else type(owner)
+        return owner_of(own) >= Whose.INSTALLED
+
+    def _places_of(self, value: object) -> Iterator[tuple[object, Part, object]]:
+        """Where an object is: the owner, its part, and the name in it."""
+        for at, known in self._variables.items():
+            space, _, _ = self._frames.entered.spaces[at]
+            names = [name for name, each in known.items() if each is value]
+            yield from ((space, Attributes("", space), name) for name in names)
+        for kept in self._kept.values():
+            if isinstance(kept.owner, ModuleType) and id(vars(kept.owner)) in self._variables:
+                known = self._variables[id(vars(kept.owner))]
+            else:
+                known = {}
+            for name, each in kept.before.items():
+                if each is value and name not in known:
+                    yield kept.owner, kept.part, name
 
     def _changed_variables(self) -> list[Change]:
         found: list[Change] = []
@@ -443,8 +505,13 @@ class ExternalState:
         """Whether code of the user's or of what they installed names ``name``."""
         return self._frames.entered.reflects or name in self._frames.entered.theirs
 
-    def names(self, ours: Callable[[object], bool]) -> ReadNames:
-        """Which attributes of which objects count."""
+    def names(
+        self,
+        ours: Callable[[object], bool],
+        entries: Mapping[int, frozenset[object] | None],
+    ) -> ReadNames:
+        """Which attributes of which objects count. ``entries``: by the ids of containers that the
+        step changes, those that it read."""
         entered = self._frames.entered
         mentioned = None if entered.reflects else frozenset(entered.names)
         watch = self._watch
@@ -457,6 +524,7 @@ class ExternalState:
             of_library=frozenset(entered.names),
             ours=lambda value: ours(value) or is_machinery(value),
             owner=owner_of,
+            entries=entries,
         )
 
     def add_roots(self, reads: Reads) -> None:
@@ -491,6 +559,22 @@ class ExternalState:
         for name in self._frames.entered.modules & LOADED.keys():
             if owner_of(LOADED[name]) >= Whose.INSTALLED:
                 reads.add(name, LOADED[name])
+
+
+def _are_alike(before: Reading, now: Reading) -> bool:
+    """Whether a dict has the same keys, and under each a value of the same kind."""
+    if list(before) != list(now):
+        return False
+    pairs = [(before[key], now[key]) for key in now if before[key] is not now[key]]
+    return all(
+        (isinstance(old, Tensor) and isinstance(new, Tensor))
+        or (_is_numeric(old) and _is_numeric(new))
+        for old, new in pairs
+    )
+
+
+def _is_numeric(value: object) -> bool:
+    return is_stand_in(value) or type(value) in (int, float)
 
 
 class Counted(CaptureError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from treadle.capture.changes import Change, refused
+from treadle.capture.container_changes import reference_to
 from treadle.capture.flatten import Container, Given, nodes_in, replaced
 from treadle.capture.introspect import parts_of
 from treadle.capture.parts import MISSING, Part, Reading, Sequenced
@@ -110,8 +111,9 @@ class Copies:
                         yield Change(node, at, part, name, old, new), place
 
     def with_whole(self, value: object) -> object:
-        """``value`` with ``Whole`` in the places of these containers."""
-        return replaced(value, self._whole)
+        """``value`` with ``Whole`` in the places of these containers, and ``Reference`` in those of
+        containers outside."""
+        return replaced(value, lambda node: reference_to(node) or self._whole(node))
 
     def _whole(self, node: object) -> Whole | None:
         at = self._at.get(id(node))

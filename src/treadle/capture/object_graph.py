@@ -276,8 +276,8 @@ def words_of(entry: Entry) -> str:
             return f"a tensor {list(fact[1])} of {fact[0]}"
         case Node():
             return f"a {entry.kind.__name__}"
-        case Contents():
-            return "its contents"
+        case Contents(held):
+            return repr(held) if is_plain(held) else "its contents"
         case Same(held):
             return words_of_value(held)
         case OfKind(kind):

@@ -228,9 +228,9 @@ class Members(Part):
 
     def now(self) -> Reading:
         return (
-            {_member(each): each for each in set.__iter__(self.values)}
+            {member(each): each for each in set.__iter__(self.values)}
             if isinstance(self.values, set)
-            else {_member(each): each for each in frozenset.__iter__(self.values)}
+            else {member(each): each for each in frozenset.__iter__(self.values)}
         )
 
     def is_same(self, one: Reading, other: Reading) -> bool:
@@ -242,7 +242,8 @@ class Members(Part):
             self.values.update(before.values())
 
 
-def _member(value: object) -> object:
+def member(value: object) -> object:
+    """Under which name a snapshot has a member of a set."""
     return plain_fact(value) if is_plain(value) else (None, id(value))
 
 

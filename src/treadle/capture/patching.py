@@ -25,6 +25,7 @@ from treadle.capture.arrays import CONVERSIONS, converted, from_numpy, is_array
 from treadle.capture.averaging import update_parameters
 from treadle.capture.collectives import all_reduce_in_place
 from treadle.capture.communication import refuse_wrapper
+from treadle.capture.container_recorders import as_plain, is_recorded
 from treadle.capture.control_flow import instead_of
 from treadle.capture.deferred import DeferredNumbers, asks_number, functions_of_numbers
 from treadle.capture.eager import why_eager
@@ -150,6 +151,9 @@ class TensorPatcher(TorchFunctionMode):
             is_set = func == _SET_GRAD
             self._watch.note_gradient(leaf, replaced=is_set, is_set=is_set)
         leaves, rebuilt = _arguments(args, kwargs or {})
+        if any(map(is_recorded, leaves)):
+            args, kwargs = rebuilt([as_plain(x) if is_recorded(x) else x for x in leaves])
+            leaves, rebuilt = _arguments(args, kwargs)
         if func in CONVERSIONS and any(map(is_array, leaves)):
             result = converted(func, args, kwargs or {})
             if result is not None:

@@ -52,12 +52,15 @@ class ReadNames:
     of_library: frozenset[str]
     ours: Callable[[object], bool]  # is it an object that the compiler itself looks after?
     owner: Callable[[type | ModuleType], Whose]  # of a class or a module
+    entries: Mapping[int, frozenset[object] | None]  # of containers by their ids; of others all
 
     def of_part(self, value: object, part: Part) -> Names | None:
         """The names of a part of ``value`` that count; ``None``: all."""
         if isinstance(value, type) and not isinstance(part, Computed):
             return ClassNames(self.mentioned)
-        if part.entries or not part.settable:
+        if part.entries:
+            return self.entries.get(id(value))
+        if not part.settable:
             return None
         if isinstance(part, OfFunction):
             return None

@@ -270,6 +270,8 @@ class Reads:
             if type(node.value) is not Space:  # one of those here
                 self._sweep.add_type(node.value)
             for at, watched in enumerate(node.watched):
+                if watched.names == frozenset():
+                    continue  # whatever is there
                 if any(isinstance(e, Node) and e.is_found_anew for e in watched.held.values()):
                     self._swept.append((node, at))
                 elif self._sweep.add(watched.part, node.value, len(self._parts)):
@@ -411,6 +413,10 @@ class Reads:
         """Whether an array or another buffer of the snapshot has memory between two addresses."""
         spans = (span_of(node.current()) for node in self._order)
         return any(span is not None and span[0] < end and start < span[1] for span in spans)
+
+    def node_of(self, value: object) -> Node | None:
+        """What the snapshot knows of an object."""
+        return self._nodes.get(id(value))
 
     def place_of(self, owner: object, at: int, name: object, label: str) -> Location | None:
         """A place of an object that is part of the snapshot."""

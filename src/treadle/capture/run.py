@@ -12,6 +12,15 @@ from torch.optim import Optimizer
 
 from treadle.capture.arrays import ArrayLeaf, is_numeric
 from treadle.capture.communication import refuse_collectives
+from treadle.capture.container_changes import (
+    ChangedContainer,
+    ContainerChanges,
+    ContainersChanged,
+    Reference,
+    read_keys,
+    recorded,
+)
+from treadle.capture.container_recorders import ContainerRecorder, OperationLog
 from treadle.capture.deferred import is_deferred
 from treadle.capture.eager import EagerStep, Reason, why_eager
 from treadle.capture.explain_errors import here
@@ -107,7 +116,7 @@ class _Gradient:
 class SideEffect:
     """What the step leaves in a place outside of it. ``leaves``: slots for tensors."""
 
-    place: Location | _Gradient | InArgument
+    place: Location | _Gradient | InArgument | ContainerChanges
     leaves: tuple[Any, ...]
     tree: TreeSpec
 
@@ -248,10 +257,13 @@ class Run:
         call: GivenCall | None = None,
         numbers: Sequence[Location] = (),
         stand_in: bool = True,
+        containers: Sequence[ChangedContainer] | None = None,
         group: RankGroup | None = None,
     ) -> None:
         """``call``: where the arguments of later calls are found. ``numbers``: places whose numbers
         change from call to call. ``stand_in=False``: every number is taken as it is.
+        ``containers``: those that others stand in for, since a run before changed them; ``None``:
+        nothing stands in for any.
         ``update=False``: gradients only. Optimizers do not step, and what the last backward left
         in ``.grad`` stays there, whatever clips or clears it afterwards. ``plans``: there are no
         values."""
@@ -275,6 +287,8 @@ class Run:
         self._call = call or GivenCall()
         self._numbers = numbers
         self._stands_in = stand_in
+        self._containers = containers
+        self._log = OperationLog()
         self._kept: dict[int, Tensor] | None = None  # by the last backward; ``None`` before it
         self._of_fakes: set[str] = set()
         self._on_tensor: set[str] = set()
@@ -304,7 +318,9 @@ class Run:
         inside = swapped(
             self.models, self.optimizers, table, self._stepper, watch, self._layers, uses
         )
-        with inside, watch.watching(), self._changing_numbers():
+        containers = self._containers or ()
+        standing = recorded(containers, self._log)
+        with inside, watch.watching(), self._changing_numbers(), standing:
             watch.rng.meet(self.leaves)
             self._stood = {
                 id(group): dict(group)
@@ -312,7 +328,11 @@ class Run:
                 for group in each.param_groups
             }
             external = ExternalState(
-                self.function, self.models, self.optimizers, self.leaves, seen=watch.rng.meet
+                self.function,
+                self.models,
+                self.optimizers,
+                (*self.leaves, *(each.value for each in containers)),
+                seen=watch.rng.meet,
             )
             self.trace.external = external
             watch.listen = external.listen
@@ -325,6 +345,7 @@ class Run:
                     refuse_collectives(watch.lines)
                     watch.indices.check()
                     watch.rng.check()
+                    self._refuse_unrecorded(external)
                     self._note_left(external, table)
                     self._refuse_on_tensors()
             finally:
@@ -406,7 +427,11 @@ class Run:
         """Whether a number that stands in may have been asked for its type: then the run is one
         of another program."""
         external = self.trace.external
-        if external is None or not self._stands_in or not external.asks_types:
+        if external is None or not external.asks_types:
+            return False
+        if self._containers:
+            return True
+        if not self._stands_in:
             return False
         given = any(is_real(leaf) or type(leaf) is str or is_numeric(leaf) for leaf in self.leaves)
         return given or bool(self._numbers) or external.mentions("param_groups")
@@ -415,12 +440,16 @@ class Run:
         """What the run read of the Python around it, now that everything is as it was before."""
         external, uses = self.trace.external, self.trace.uses
         assert external is not None
-        names = external.names(lambda value: value is self._call)
+        entries = read_keys(self._log.recorders)
+        names = external.names(lambda value: value is self._call, entries)
         parameters = [p for model in self.models.values() for p in model.parameters()]
         free = {key: None for key in self._stood_in() if key not in uses.needed}
         groups = [id(g) for each in self.optimizers.values() for g in each.param_groups]
         reads = Reads(names, bound=parameters, free=free, unordered=groups)
         external.add_roots(reads)
+        for each in self._log.recorders:
+            if each.reads_length and not each.reads_all:
+                reads.add_computed(f"len({each.label})", functools.partial(_length, each))
         for at, (path, leaf) in enumerate(zip(self._paths, self.leaves, strict=True)):
             if is_numeric(leaf) and self._is_free(at):
                 continue
@@ -486,12 +515,36 @@ class Run:
 
     def placed(self, reads: Reads) -> None:
         """What is left outside goes where its owner is found at a call."""
+        for each in self._log.recorders:
+            node = reads.node_of(each.real)
+            if node is not None:
+                each.found = node.current
+            elif not self._log.is_got(each):
+                raise refused(each.label, type(each.real).__name__)
+        self._leave_what_stands_there(reads)
         for at, (left, change) in enumerate(zip(self.trace.left, self.trace.changed, strict=True)):
             if change is None:
                 continue
             place = reads.place_of(change.owner, change.at, change.name, change.label)
             if place is not None:
                 self.trace.left[at] = SideEffect(place, left.leaves, left.tree)
+
+    def _leave_what_stands_there(self, reads: Reads) -> None:
+        """An object from outside that is left in another place is the one that stands in its own
+        at a call."""
+        places = reads.places()
+
+        def now(leaf: Any) -> Any:
+            if is_plain(leaf) or isinstance(leaf, Later):
+                return leaf
+            if id(leaf) in places:
+                return Later(places[id(leaf)].get)
+            node = reads.node_of(leaf)
+            return Later(node.current) if node is not None and node.is_found_anew else leaf
+
+        for at, each in enumerate(self.trace.left):
+            leaves = tuple(map(now, each.leaves))
+            self.trace.left[at] = SideEffect(each.place, leaves, each.tree)
 
     def _note_left(self, external: ExternalState, stand_ins: Mapping[int, Tensor]) -> None:
         """``self.mean = 0.9 * self.mean + ...`` of a buffer is a write to the buffer that was
@@ -514,12 +567,41 @@ class Run:
                 leaves, tree = [external.again(new, change.label)], flatten(None)[1]
             self.trace.left.append(SideEffect(place or _direct(change), tuple(leaves), tree))
             self.trace.changed.append(None if place else change)
+        self._note_operations(external)
         for old, new in rebound:  # all are read before one is written
             old.detach().copy_(new)
 
+    def _refuse_unrecorded(self, external: ExternalState) -> None:
+        """``ContainersChanged`` for containers that are to be stood in for."""
+        if self._containers is None:
+            return
+        found = external.changed_containers()
+        known = {id(each.value) for each in self._containers}
+        if any(id(each.value) not in known for each in found):
+            raise ContainersChanged([*self._containers, *found])
+
+    def _note_operations(self, external: ExternalState) -> None:
+        """What was done to containers outside, as one side effect."""
+        place = ContainerChanges(self._log)
+        for each in self._log.recorders:
+            if not self._log.is_complete(each):
+                raise refused(each.label, type(each.real).__name__)
+        if not place.label:
+            return
+        roots = [Later(each) for each in place.roots()]
+        given = self._copies.with_whole((tuple(0 for _ in roots), place.args()))
+        leaves, tree = flatten(given)
+        made: list[Any] = [*roots]
+        for leaf in leaves[len(roots) :]:
+            if external.hides_traced(leaf):
+                raise refused(place.label, type(leaf).__name__)
+            made.append(leaf if self._is_given(leaf) else external.again(leaf, place.label))
+        self.trace.left.append(SideEffect(place, tuple(made), tree))
+        self.trace.changed.append(None)
+
     def _is_given(self, leaf: Any) -> bool:
         """Whether it is of this call, and another one at the next."""
-        is_made = is_traced(leaf) or isinstance(leaf, Whole) or is_stand_in(leaf)
+        is_made = is_traced(leaf) or isinstance(leaf, Whole | Reference) or is_stand_in(leaf)
         return is_made or id(leaf) in self._inputs
 
     def _table(self, buffers: list[tuple[nn.Module, str, Tensor]]) -> dict[int, Tensor]:
@@ -567,7 +649,7 @@ class Run:
         """The tensors that go to places outside, which get slots; the user's own go as they are."""
         found: list[Tensor] = []
         for at, each in enumerate(self.trace.left):
-            leaves = [self._own(leaf) for leaf in each.leaves]
+            leaves = _named_once([self._own(leaf) for leaf in each.leaves])
             made = [local_of(leaf.detach()) for leaf in leaves if is_traced(leaf)]
             slots = [_slot_of(leaf) if is_traced(leaf) else leaf for leaf in leaves]
             self.trace.left[at] = SideEffect(each.place, tuple(slots), each.tree)
@@ -612,7 +694,7 @@ class Run:
             self.trace.watch.numbers.fetch(leaf)
         if is_stand_in(leaf):
             return Later(leaf.compute)
-        if isinstance(leaf, Whole):
+        if isinstance(leaf, Whole | Reference):
             return Later(leaf)
         if id(leaf) in self._inputs:
             return Later(functools.partial(self._leaf, self._inputs[id(leaf)]))
@@ -860,6 +942,10 @@ def _unlike(now: Any, stood_in: Any) -> bool:
     if type(now) is tuple and type(stood_in) is tuple:
         return len(now) != len(stood_in) or any(map(_unlike, now, stood_in))
     return now is not stood_in
+
+
+def _length(recorder: ContainerRecorder) -> int:
+    return len(recorder.get())
 
 
 def _itself(value: Any) -> Any:

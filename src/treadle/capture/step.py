@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from treadle.capture.arrays import overlaps
 from treadle.capture.build_graph import Captured, finish
 from treadle.capture.communication import refuse_accumulator_hooks
+from treadle.capture.container_changes import ChangedContainer, ContainersChanged
 from treadle.capture.deferred import AsksNumber
 from treadle.capture.dynamic import Dims, take_samples, with_symbols
 from treadle.capture.eager import in_graph
@@ -160,29 +161,35 @@ def _traced(
     stand_in: bool,
     symbolic: bool,
 ) -> tuple[Run, fx.GraphModule]:
-    """A run and its trace. One in which numbers are stood in for may fail where the numbers
-    themselves do not: then it runs again, as if no number could change. Code that asks for a
-    number which is known after the launch runs again with ``calls`` that can take one."""
-    run, module = make(numbers=numbers, stand_in=stand_in), None
-    try:
-        with weights_in_place(), calls.rewritten():
-            module = trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
-    except AsksNumber as error:
-        if not calls.cover(error, run.met()):
-            raise
-    except Exception:
-        if not run.trace.uses.is_used:
-            raise
-        stand_in = False
-    if module is not None:
-        if not run.asks_types():
-            return run, module
-        stand_in = False
-    for each in run.clusters:
-        each.taken.clear()
-    return _traced(
-        make, inputs, numbers if stand_in else (), calls, stand_in=stand_in, symbolic=symbolic
-    )
+    """A run and its trace. One that changes containers runs again with others in their places. One
+    in which numbers or containers are stood in for may fail where they themselves do not: then it
+    runs again, as if none could change. Code that asks for a number which is known after the launch
+    runs again with ``calls`` that can take one."""
+    containers: Sequence[ChangedContainer] | None = ()
+    while True:
+        run = make(numbers=numbers, stand_in=stand_in, containers=containers)
+        try:
+            with weights_in_place(), calls.rewritten():
+                module = trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
+            if not run.asks_types():
+                return run, module
+            numbers, stand_in, containers = (), False, None
+        except ContainersChanged as changed:
+            containers = changed.found
+        except AsksNumber as error:
+            if not calls.cover(error, run.met()):
+                if not containers:
+                    raise
+                containers = None
+        except Exception:
+            if containers:
+                containers = None
+            elif run.trace.uses.is_used:
+                numbers, stand_in = (), False
+            else:
+                raise
+        for each in run.clusters:
+            each.taken.clear()
 
 
 def _finished(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from treadle.capture.container_changes import ContainerChanges
 from treadle.capture.flatten import flatten, unflatten
 from treadle.capture.object_graph import Location
 from treadle.capture.snapshot import Snapshot
@@ -51,17 +52,22 @@ def first_difference(
     held = [_tensors(each.place.get()) for each in captured.left]
     others = [*_leaves(batch), *(tensor for each in held for tensor in each)]
     places = [each.place for each in captured.left if isinstance(each.place, Location)]
+    changed = [e.place.kept() for e in captured.left if isinstance(e.place, ContainerChanges)]
     start = Snapshot(step.models, step.optimizers, others, places, captured.generators)
     try:
         given = unflatten(*flatten(batch))  # containers that the step may change
         ours = _tensors((call(*given), given))
         after = named_state(captured, batch)
         start.restore()
+        for restore in changed:
+            restore()
         given = unflatten(*flatten(batch))
         theirs = _tensors((step.eagerly(*given), given))
         eager = named_state(captured, batch)
     finally:
         start.restore()
+        for restore in changed:
+            restore()
     pairs = [(f"result {i}", a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True))]
     pairs += [(name, value, eager[name]) for name, value in after.items() if name in eager]
     return _first(number, pairs, tolerance)
