@@ -17,6 +17,7 @@ from treadle.passes.attention.exchange import (
     exchange,
     gradients_of,
     require_exchangeable,
+    require_masks_after_scaling,
 )
 from treadle.passes.attention.kernels import Cudnn
 from treadle.passes.attention.maker import Maker
@@ -88,6 +89,8 @@ def _found(node: fx.Node) -> _Flash:
     require(fixed, NoMatch, f"{node} has sizes that the call decides, or values of another width")
     corner = f"{node} is causal, of other queries than keys: kernels begin at different corners"
     require(not given["is_causal"] or sizes[0] == sizes[1], NoMatch, corner)
+    if given["is_causal"]:
+        require_masks_after_scaling(node)
     target = target_for(query.device)
     words = f"cuDNN's kernel was not measured on {query.device.type}"
     require("cudnn" in target.libraries, NoMatch, words)

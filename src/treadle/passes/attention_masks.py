@@ -16,7 +16,7 @@ from treadle.graph.signature import StepGraph
 from treadle.graph.types import is_tensor
 from treadle.passes.attention import blocks, windows
 from treadle.passes.attention.blocks import BlockedCall, blocked
-from treadle.passes.attention.exchange import gradients_of
+from treadle.passes.attention.exchange import gradients_of, require_masks_after_scaling
 from treadle.passes.attention.windows import WindowedCall
 from treadle.passes.mask_patterns import Blocks, Mask, Pairs, Window, mask_of
 from treadle.util.errors import VerifyError, require
@@ -215,6 +215,8 @@ class _Decisions:
         square = pattern.is_everything or Pairs.of(given["query"], given["key"]).is_square
         require(square, NoMatch, f"{bias} is {pattern}, of another number of keys than queries")
         self._check(node, bias)
+        if not pattern.is_everything:
+            require_masks_after_scaling(node)
         if flag:
             return pattern
         forward = _forward(node)
@@ -226,6 +228,8 @@ class _Decisions:
         require(square, NoMatch, f"{bias} is {pattern}, of another number of keys than queries")
         require(not self.eager, NoMatch, f"in blocks {node} rounds elsewhere")
         self._check(node, bias)
+        if not pattern.within.is_everything:
+            require_masks_after_scaling(node)
         forward = _forward(node)
         return blocked(forward, _backward(forward), KERNELS[node.target].mask, pattern)
 

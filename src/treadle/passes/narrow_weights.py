@@ -49,7 +49,8 @@ class ScaleInProduct(GraphPass):
     after:   y = _weight_int8pack_mm(x, w, s)
 
     Few rows of bfloat16 on CPUs. The sum is scaled in float32 and rounded once, where eager rounds
-    it before as well. Also through views of the product that keep its columns.
+    it before as well. Equal for finite scales: of an infinite one the kernel makes NaN where eager
+    has infinity. Also through views of the product that keep its columns.
     """
 
     contract = Contract()

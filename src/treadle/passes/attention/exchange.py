@@ -50,6 +50,15 @@ def require_exchangeable(
         require(three, NoMatch, f"{each} gives more than three gradients")
 
 
+def require_masks_after_scaling(call: fx.Node) -> None:
+    """``NoMatch`` in words unless the scale of ``call`` is a positive number of f32. A kernel that
+    hides keys by itself may fill scores with -inf before it scales them: zero times that is NaN,
+    and a negative number of times it is inf. A mask that is added is added after."""
+    scale, f32 = arguments(call)["scale"], torch.finfo(torch.float32)
+    known = scale is None or f32.tiny <= scale <= f32.max
+    require(known, NoMatch, f"{call} scales by {scale}: the kernel may scale what it hides")
+
+
 def exchange(call: fx.Node, results: Sequence[fx.Node]) -> None:
     """Let ``results`` be read instead of those of ``call``, which goes with all of them."""
     for item in list(call.users):
@@ -71,4 +80,11 @@ def _as_laid_out(make: Maker, new: fx.Node, old: fx.Node) -> fx.Node:
     return make(aten.permute.default, dense, [order.index(dim) for dim in range(len(order))])
 
 
-__all__ = ["OPERANDS", "exchange", "gradient_name", "gradients_of", "require_exchangeable"]
+__all__ = [
+    "OPERANDS",
+    "exchange",
+    "gradient_name",
+    "gradients_of",
+    "require_exchangeable",
+    "require_masks_after_scaling",
+]

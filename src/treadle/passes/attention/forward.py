@@ -156,6 +156,7 @@ def _scores(at: object, walk: _Walk) -> Scores:
 
 
 def _product(at: fx.Node, query: fx.Node, key: fx.Node, walk: _Walk) -> Scores:
+    _check_scale(at, walk.scale)
     return Scores(at, query, key, walk.scale, walk.masks, walk.inside)
 
 
@@ -205,9 +206,17 @@ def factor_of(node: fx.Node) -> tuple[fx.Node, float]:
         factor = number(other)
         if factor is None or not is_tensor(value):
             continue
-        require(math.isfinite(factor) and factor != 0, NoMatch, f"{node} scales by {factor}")
+        _check_scale(node, factor)
         return value, factor if node.target in _MULTIPLIED else 1.0 / factor
     raise NoMatch(f"{node} scales by no number that is known")
+
+
+_LEAST, _MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+
+
+def _check_scale(node: fx.Node, factor: float) -> None:
+    """Kernels take one scale, which they round to f32: it must stay what it is there."""
+    require(_LEAST <= abs(factor) <= _MOST, NoMatch, f"{node} scales by {factor}")
 
 
 def _fill(at: fx.Node, value: object) -> float:
