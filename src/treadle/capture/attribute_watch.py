@@ -4,15 +4,17 @@ Of a class that Python code made the look-up and the setting of attributes are r
 run is over; modules get another class until then.
 """
 
+import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from sys import _getframe
 from threading import get_ident  # of the module itself, reading is noted
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, cast, final
 
 from torch import nn
 
+from treadle.capture.bytecode import Instructions, value_of
 from treadle.capture.changes import Kept
 from treadle.capture.frames import NUMPY, Whose, is_of_logs, whose
 from treadle.capture.introspect import is_heap
@@ -20,6 +22,7 @@ from treadle.capture.ownership import LOADED, is_machinery_class, owner_of
 from treadle.capture.parts import MISSING
 
 _IN_PART = (ModuleType, logging.Filterer)
+_CACHED = functools.cached_property.__get__.__code__  # takes a whole __dict__ for one name
 _LOGGER = logging.Logger  # of the module itself, reading is noted
 WATCHED = ("__getattribute__", "__setattr__")
 """The methods of classes in whose place there are others while a run is watched."""
@@ -33,11 +36,13 @@ class AttributeWatch:
         self,
         kept: Mapping[tuple[int, int], Kept],
         meet: Callable[[object, str], None],
+        hears_name: Callable[[str], None],
         is_importing: Callable[[FrameType], bool],
     ) -> None:
         """``kept``: by the id of an object and a position the parts that were met. ``meet`` hears
-        of each object that was read, with a label."""
+        of each object that was read, with a label; ``hears_name`` of the names."""
         self._kept, self._meet, self._is_importing = kept, meet, is_importing
+        self._hears_name = hears_name
         self.read: dict[int, set[str]] = {}
         self._early: dict[int, set[str]] = {}  # of objects that were read before they were met
         self._written: dict[int, set[str]] = {}  # set before they were read
@@ -46,6 +51,8 @@ class AttributeWatch:
         self._module_class: Any = type("module", (ModuleType,), namespace)
         self._modules: list[ModuleType] = []
         self.loggers: dict[str, logging.Logger] = {}
+        self.between: frozenset[CodeType] = frozenset()  # what stands for Python's own functions
+        self._steps: dict[int, Instructions] = {}
         self.everything: set[int] = set()  # ids of objects of which all attributes were read
         self.runs = False  # whether what is read is read by the step
         self.inside = 0  # the thread that is within an operation of the trace
@@ -89,6 +96,10 @@ class AttributeWatch:
                 self._written.setdefault(id(owner), set()).add(name)
 
         return put
+
+    def hears(self, value: object) -> bool:
+        """Whether reading one of its attributes is noted."""
+        return type(value) in self._classes or type(value) is self._module_class
 
     def _noting(self, original: Callable[[Any, str], object]) -> Callable[[object, str], object]:
         def get(owner: object, name: str) -> object:
@@ -142,10 +153,19 @@ class AttributeWatch:
             return
         if name.startswith("__"):
             if name in ("__dict__", "__getstate__"):
-                self._note_all(owner, read)
+                self._note_mapping(owner, name)
+            return
+        self.note(owner, name)
+
+    def note(self, owner: object, name: str) -> None:
+        """An attribute of an object that was met is read."""
+        read = self.read.get(id(owner))
+        if read is None:
+            self._early.setdefault(id(owner), set()).add(name)
             return
         if name in read or name in self._written.get(id(owner), ()):
             return
+        self._hears_name(name)  # its class may have it
         for at in range(2):
             kept = self._kept.get((id(owner), at))
             if kept is None or kept.part.entries or not kept.part.settable:
@@ -176,18 +196,40 @@ class AttributeWatch:
         file = _getframe(3).f_code.co_filename
         return whose(file) >= Whose.STDLIB and not file.startswith(NUMPY)
 
-    def _note_all(self, owner: object, read: set[str]) -> None:
+    def _note_mapping(self, owner: object, name: str) -> None:
         """``vars(owner)``; a module's own look-up reads its parameters, buffers and modules."""
-        frame = _getframe(3)
+        frame: FrameType = _getframe(3)
         if isinstance(owner, nn.Module) and whose(frame.f_code.co_filename) is Whose.TORCH:
-            for name in ("_parameters", "_buffers", "_modules"):
-                self._note(owner, name)
+            for each in ("_parameters", "_buffers", "_modules"):
+                self.note(owner, each)
             return
+        while frame.f_code in self.between and frame.f_back is not None:
+            frame = frame.f_back
+        key = self.key_of(frame, ("vars",)) if name == "__dict__" else None
+        if type(key) is str:
+            self.note(owner, key)
+        else:
+            self.note_all(owner)
+
+    def note_all(self, owner: object) -> None:
+        """All attributes of an object are read, whatever they are called."""
         kept = self._kept.get((id(owner), 0))
-        names = cast("Iterable[str]", kept.before if kept is not None else ())
-        for name in names:
-            self._note(owner, name)
+        for name in cast("Iterable[str]", kept.before if kept is not None else ()):
+            self.note(owner, name)
         self.everything.add(id(owner))
+
+    def key_of(self, frame: FrameType, makers: Collection[str]) -> object:
+        """The only key that code looks up in a mapping which it gets at this moment, as a
+        ``__dict__`` or by calling one of ``makers``; ``None`` if there may be others."""
+        code = frame.f_code
+        if code is _CACHED:
+            return frame.f_locals["self"].attrname
+        steps = self._steps.get(id(code))
+        if steps is None:
+            steps = self._steps[id(code)] = Instructions(code)
+        at = steps.at(frame.f_lasti)
+        key = steps.key_of(at) if steps.makes(at, makers) else None
+        return key and value_of(key, frame.f_locals, {})
 
     def stop(self) -> None:
         """Classes and modules read their attributes as before."""

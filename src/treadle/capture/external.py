@@ -7,7 +7,6 @@ afterwards every difference is a change. What cannot be got from there was made 
 objects whose class was made by Python code it is watched which attributes are read.
 """
 
-import builtins
 import contextlib
 import copy
 import decimal
@@ -30,8 +29,9 @@ from treadle.capture.attribute_watch import WATCHED, AttributeWatch
 from treadle.capture.changes import Change, Kept, are_equal, is_cache, is_log, refused
 from treadle.capture.container_changes import ChangedContainer
 from treadle.capture.container_recorders import RECORDED, Contents
-from treadle.capture.frames import FrameRecorder, Whose, mentions, whose
+from treadle.capture.frames import Entered, FrameRecorder, Whose, whose
 from treadle.capture.introspect import is_heap, parts_of
+from treadle.capture.mentions import mentions
 from treadle.capture.numbers import is_stand_in
 from treadle.capture.ownership import BUILTINS, LOADED, is_machinery, owner_of, stays
 from treadle.capture.parts import (
@@ -46,6 +46,7 @@ from treadle.capture.parts import (
 from treadle.capture.plain_values import is_plain
 from treadle.capture.read_names import ReadNames, is_sealed
 from treadle.capture.reads import Reads
+from treadle.capture.reflection import Reflection
 from treadle.capture.rng_guard import PythonRngGuard
 from treadle.capture.system import asks
 from treadle.capture.threads import Threads
@@ -112,8 +113,10 @@ class ExternalState:
         self._known_names: set[object] = set()
         self._variables: dict[int, dict[str, object]] = {}
         self._threads = Threads()
-        self._frames = FrameRecorder(self._on_frame, self._threads)
-        self._watch = AttributeWatch(self._kept, self._meet, self._frames.is_importing)
+        entered = Entered()
+        self._watch = AttributeWatch(self._kept, self._meet, self._hears_name, self._is_importing)
+        self._reflection = Reflection(entered, self._watch, self, self._is_importing)
+        self._frames = FrameRecorder(entered, self._on_frame, self._threads, self._reflection)
         self._rng = PythonRngGuard()
         self._past = False  # whether attributes are read past what is watched
         self._function, self._models, self._optimizers = function, models, optimizers
@@ -145,23 +148,42 @@ class ExternalState:
     def _on_frame(self, frame: FrameType) -> None:
         code, space = frame.f_code, frame.f_globals
         found = mentions(code)
-        self._learn_names()
+        self.learn_names()
         known = self._variables.setdefault(id(space), {})
         used = (found.reads | found.assigns) - frozenset(code.co_freevars)
-        if self._frames.entered.reflects and space is not BUILTINS:
-            used |= space.keys() - {"__builtins__"}
-        for name in used - known.keys():
-            known[name] = space.get(name, MISSING)
-            if known[name] is type and whose(code.co_filename) is Whose.USER:
-                self._frames.entered.asks_types = True  # by another name
-            self._meet(BUILTINS.get(name) if known[name] is MISSING else known[name], name)
+        new = used - known.keys()
+        self.meet_variables(space, new)
+        if any(known[name] is type for name in new) and whose(code.co_filename) is Whose.USER:
+            self._frames.entered.asks_types = True  # by another name
         for name in found.modules & LOADED.keys():
             self._meet(LOADED[name], name)
 
-    def _learn_names(self) -> None:
+    def meet_variables(self, space: dict[str, object], names: Iterable[str]) -> None:
+        """Some globals are read."""
+        known = self._variables.setdefault(id(space), {})
+        for name in names:
+            if name not in known:
+                known[name] = space.get(name, MISSING)
+                self._meet(BUILTINS.get(name) if known[name] is MISSING else known[name], name)
+
+    def _is_importing(self, frame: FrameType) -> bool:
+        return self._frames.is_importing(frame)
+
+    def _hears_name(self, name: str) -> None:
+        if name not in self._frames.entered.names:
+            self._frames.entered.names.add(name)
+            self.learn_names()
+
+    def meet_attributes(self, owner: object) -> None:
+        """All attributes of an object are read."""
+        for kept in self._parts_kept(id(owner)):
+            for name, value in kept.before.items():
+                self._meet(value, kept.part.where(name))
+
+    def learn_names(self) -> None:
         """Values that wait for a name which code mentions now."""
         entered = self._frames.entered
-        new = set(self._waiting) if entered.reflects else entered.names - self._known_names
+        new = set(self._waiting) if entered.any_name else entered.names - self._known_names
         self._known_names |= new
         for name in new & self._waiting.keys():
             for part, value in self._waiting.pop(name, ()):
@@ -195,9 +217,11 @@ class ExternalState:
         if is_sealed(value):
             return found
         self._rng.meet(value, label)
+        self._reflection.meets(value)
         if isinstance(value, torch.Generator):
             self._hears(value)
         watched = not isinstance(value, Tensor) and self._watch.watch(value)
+        whole = id(value) in self._frames.entered.whole
         for at, part in enumerate(parts_of(value, label).parts):
             before = part.now()
             self._kept[id(value), at] = Kept(value, at, part, before)
@@ -211,7 +235,7 @@ class ExternalState:
                     found.append((name, part.where(name)))
                 if is_plain(each) or id(each) in self._seen:
                     continue
-                if not named or self._is_named(name):
+                if not named or whole or self._is_named(name):
                     found.append((each, part.where(name)))
                 else:
                     self._waiting.setdefault(name, []).append((part, each))
@@ -222,7 +246,7 @@ class ExternalState:
         return found
 
     def _is_named(self, name: object) -> bool:
-        if self._frames.entered.reflects or name in self._known_names:
+        if self._frames.entered.any_name or name in self._known_names:
             return True
         special = isinstance(name, str) and name.startswith("__") and name.endswith("__")
         return special and name not in OF_DECLARATION
@@ -231,25 +255,15 @@ class ExternalState:
     def watching(self, traced: Sequence[Tensor]) -> Iterator[None]:
         """Note what is read; afterwards everything is as it was before. ``traced``: tensors of the
         trace."""
-        names, original = self._frames.entered.names, builtins.getattr
-
-        def get(owner: object, name: str, *default: object) -> object:
-            if name not in names:
-                names.add(name)
-                self._learn_names()
-            return original(owner, name, *default)
-
         owner, method = dispatch_of_trace()
         dispatch = vars(owner)[method]
-        builtins.getattr = get  # type: ignore[assignment]
         setattr(owner, method, self._pausing(dispatch))
         try:
-            with self._frames, self._threads.watching(traced):
+            with self._reflection.hearing(), self._frames, self._threads.watching(traced):
                 self._watch.runs = True
                 yield
         finally:
             self._watch.runs = False
-            builtins.getattr = original
             setattr(owner, method, dispatch)
             self._watch.stop()
             self._restore()
@@ -503,7 +517,7 @@ class ExternalState:
 
     def mentions(self, name: str) -> bool:
         """Whether code of the user's or of what they installed names ``name``."""
-        return self._frames.entered.reflects or name in self._frames.entered.theirs
+        return self._frames.entered.any_name or name in self._frames.entered.theirs
 
     def names(
         self,
@@ -513,13 +527,10 @@ class ExternalState:
         """Which attributes of which objects count. ``entries``: by the ids of containers that the
         step changes, those that it read."""
         entered = self._frames.entered
-        mentioned = None if entered.reflects else frozenset(entered.names)
-        watch = self._watch
-        read = {key: names for key, names in watch.read.items() if key not in watch.everything}
-        if entered.past:
-            read = {}
+        mentioned = None if entered.any_name else frozenset(entered.names)
         return ReadNames(
-            read=read,
+            read={} if entered.past else self._watch.read,
+            whole=frozenset(self._watch.everything | entered.whole.keys()),
             mentioned=mentioned,
             of_library=frozenset(entered.names),
             ours=lambda value: ours(value) or is_machinery(value),
@@ -539,7 +550,7 @@ class ExternalState:
                 for hook in tensor_hooks(parameter):
                     reads.add(name, hook)
         for space, names, owner in self._frames.entered.spaces.values():
-            if self._frames.entered.reflects and owner is Whose.USER:
+            if id(space) in self._frames.entered.whole_spaces:
                 names = names | space.keys() - {"__builtins__"}
             there = frozenset(name for name in names if name in space)
             reads.add_names("", space, names, deep=owner >= Whose.INSTALLED)

@@ -9,48 +9,27 @@ import logging
 import sysconfig
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from sys import _getframe, getprofile, setprofile
 from threading import setprofile as set_thread_profile
 from types import CodeType, FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
 
+from treadle.capture.bytecode import ReflectiveRead
 from treadle.capture.explain_errors import Line
-from treadle.capture.number_calls import plain_name
+from treadle.capture.mentions import Mentions, mentions
 from treadle.capture.numbers import is_stand_in
 from treadle.capture.system import is_aside, name_of_question
 from treadle.capture.threads import Threads
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_READ = frozenset(
-    {
-        "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_CLOSURE",
-        "LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS",  # 3.12 and later
-    }
-)  # fmt: skip
-_ASSIGNED = frozenset({"STORE_GLOBAL", "STORE_DEREF", "DELETE_GLOBAL", "DELETE_DEREF"})
-REFLECTION = frozenset(
-    {
-        "vars", "dir", "__dict__", "attrgetter", "methodcaller", "__getattribute__", "getmembers",
-        "globals", "eval", "exec", "__globals__", "getattr_static",
-    }
-)  # fmt: skip
-"""Names by which code reads attributes that it does not name."""
-
-_PAST = frozenset({"__getattribute__", "getattr_static"})
-"""Those that read past what is watched."""
-
-_OF_LIBRARY = frozenset({"getattr_static"})
-"""Those that tell of installed code and the library's: what else it mentions it reads of its own
-objects, or through what is watched."""
 
 _TORCH = str(Path(torch.__file__).parent)
 NUMPY = str(Path(np.__file__).parent)
@@ -93,75 +72,6 @@ def whose(filename: str) -> Whose:
     return Whose.STDLIB if filename.startswith(_STDLIB) else Whose.USER
 
 
-@dataclass(frozen=True, slots=True)
-class Mentions:
-    """What a piece of code names. ``reads``: variables of others that it may need; ``assigns``:
-    those that it sets; ``names``: attributes, keys and texts of its own; ``modules``: what it may
-    import or look up as modules; ``typed``: of which of its parameters it asks ``type``, and
-    ``asks_types``: of what else it may ask it."""
-
-    names: frozenset[str]
-    reads: frozenset[str]
-    assigns: frozenset[str]
-    modules: frozenset[str]
-    typed: frozenset[str]
-    asks_types: bool
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def mentions(code: CodeType) -> Mentions:
-    """``code`` alone; code within it is entered for itself."""
-    steps = list(dis.get_instructions(code))
-    free = frozenset(code.co_freevars)
-    reads, assigns = (
-        frozenset(
-            plain_name(step.argval)
-            for step in steps
-            if step.opname in kind and ("GLOBAL" in step.opname or step.opname == "LOAD_NAME"
-                                        or step.argval in free)
-        )
-        for kind in (_READ, _ASSIGNED)
-    )  # fmt: skip
-    names = frozenset(map(plain_name, code.co_names)) | frozenset(_texts(code.co_consts))
-    imported = {step.argval for step in steps if step.opname == "IMPORT_NAME"}
-    looks_up = names & {"modules", "import_module", "__import__"}
-    typed, asks = _typed(code, steps)
-    modules = names if looks_up else frozenset(imported)
-    return Mentions(names, reads, assigns, modules, typed, asks)
-
-
-def _typed(code: CodeType, steps: list[dis.Instruction]) -> tuple[frozenset[str], bool]:
-    """The parameters ``p`` of each ``type(p)``, as far as they stay what they were; and whether
-    ``type`` is used in another way. What it answers no object can decide."""
-    count = code.co_argcount + code.co_kwonlyargcount
-    stored = {s.argval for s in steps if s.opname.startswith(("STORE_FAST", "DELETE_FAST"))}
-    fixed = frozenset(code.co_varnames[:count]) - stored
-    found: set[str] = set()
-    asks = False
-    steps = [each for each in steps if each.opname not in ("CACHE", "PRECALL")]
-    for at, step in enumerate(steps[:-2]):
-        if step.opname not in _READ or step.argval != "type":
-            continue
-        given, call = steps[at + 1 : at + 3]
-        simple = given.opname.startswith("LOAD_FAST") and given.argval in fixed
-        if simple and call.opname == "CALL" and call.arg == 1:
-            found.add(given.argval)
-        else:
-            asks = True
-    return frozenset(found), asks
-
-
-def _texts(value: object) -> Iterator[str]:
-    match value:
-        case str():
-            yield value
-        case tuple() | frozenset():
-            for each in value:
-                yield from _texts(each)
-        case _:
-            pass
-
-
 @dataclass
 class Entered:
     """The code that a run entered. ``spaces``: by their ids, globals and the names in them that
@@ -176,8 +86,11 @@ class Entered:
         default_factory=dict[int, tuple[dict[str, object], set[str], Whose]]
     )
     modules: set[str] = field(default_factory=set[str])
-    reflects: bool = False  # attributes are read by names that no code mentions
-    past: bool = False  # and by ways past what is watched
+    any_name: bool = False  # what hears no reading is read by names that cannot be said
+    past: bool = False  # objects are read past what hears their reading
+    whole: dict[int, object] = field(default_factory=dict[int, object])
+    """Objects that hear no reading, all of whose attributes were read."""
+    whole_spaces: set[int] = field(default_factory=set[int])  # likewise, globals
     asks_types: bool = False  # of a value that stands for another one, ``type`` may be asked
     resumed: str = ""  # a generator that was there before the run, and has been advanced
 
@@ -196,21 +109,41 @@ class Entered:
             self.theirs |= found.names
         if owner >= Whose.INSTALLED:
             self.modules |= found.modules
-        if found.names & (REFLECTION if owner is Whose.USER else _OF_LIBRARY):
-            own = code.co_name in ("__getattribute__", "__getattr__")
-            self.reflects |= not own or bool(found.names & (REFLECTION - {"__getattribute__"}))
-            self.past |= not own and bool(found.names & _PAST)
         _, known, _ = self.spaces.setdefault(id(space), (space, set(), owner))
         known |= found.reads - frozenset(code.co_freevars)
 
 
+class HearsReflection(Protocol):
+    """Whoever says what is read by names that no code mentions."""
+
+    def enters(self, frame: FrameType) -> None:
+        """Any code begins."""
+        ...
+
+    def looks(self, frame: FrameType, found: Sequence[ReflectiveRead], owner: Whose) -> None:
+        """Code of the user's or of what they installed begins, which may read so at ``found``."""
+        ...
+
+    def calls(self, frame: FrameType, function: object) -> None:
+        """Code calls a function made in C."""
+        ...
+
+
 class FrameRecorder:
     """While it runs, ``entered`` grows with every frame, and ``meets(frame)`` is called for those
-    of the user's code and of what they installed before they begin."""
+    of the user's code and of what they installed before they begin. ``reflection`` hears of each
+    frame and each call that may read by names which no code mentions."""
 
-    def __init__(self, meets: Callable[[FrameType], None], threads: Threads) -> None:
-        self.entered = Entered()
+    def __init__(
+        self,
+        entered: Entered,
+        meets: Callable[[FrameType], None],
+        threads: Threads,
+        reflection: HearsReflection,
+    ) -> None:
+        self.entered = entered
         self._meets = meets
+        self._reflection = reflection
         self._threads = threads
         self.asked: tuple[str, Line] | None = None  # of the operating system, by the user's code
         self._ours: dict[int, CodeType] = {}  # by their ids: of these nothing is to be told
@@ -251,6 +184,7 @@ class FrameRecorder:
 
     def _is_new(self, frame: FrameType) -> bool:
         code, key = frame.f_code, (id(frame.f_code), id(frame.f_globals))
+        self._reflection.enters(frame)
         if key in self._told:
             return False
         imports = _is_import(frame)
@@ -268,13 +202,16 @@ class FrameRecorder:
             self._resumes(frame)
         if owner >= Whose.INSTALLED:
             given = frame.f_locals
-            self._asks_types(self._mentioned(code), given, owner)
+            found = self._mentioned(code)
+            self._asks_types(found, given, owner)
             texts = {value for value in given.values() if type(value) is str}
             new = not texts <= self.entered.names
             self.entered.names |= texts
             if not known or new:
                 self.entered.note(code, frame.f_globals, owner)
                 self._meets(frame)
+            if found.sites:
+                self._reflection.looks(frame, found.sites, owner)
             return True
         if not known:
             self.entered.note(code, frame.f_globals, owner)
@@ -306,6 +243,7 @@ class FrameRecorder:
 
     def _calls(self, frame: FrameType, function: object) -> None:
         """Code in ``frame`` calls a function made in C."""
+        self._reflection.calls(frame, function)
         name = "" if self.asked is not None else name_of_question(function)
         if not name or self.is_importing(frame):
             return
@@ -351,9 +289,8 @@ def callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_import(frame: FrameType) -> bool:
-    """Whether it is a module that is being imported, or Python's search for one."""
-    code = frame.f_code
-    return code.co_name == "<module>" or code.co_filename.startswith("<frozen importlib")
+    """Whether Python searches for a module, or runs one for the first time."""
+    return frame.f_code.co_filename.startswith("<frozen importlib")
 
 
 class _Profiling:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.frames import Whose, whose
 from treadle.capture.introspect import is_heap
-from treadle.capture.object_graph import ClassNames, Location, Names, Space
+from treadle.capture.object_graph import ClassNames, Location, Names, Space, Without
 from treadle.capture.parts import Computed, OfFunction, Part
 from treadle.capture.plain_values import is_plain
 
@@ -45,9 +45,11 @@ def is_sealed(value: object) -> bool:
 class ReadNames:
     """Which attributes of which objects were read. ``read``: by the id of an object whose reading
     was watched, the names; of others those that any code of the run mentions (``None``: all).
+    ``whole``: ids of objects all of whose attributes were read.
     ``of_library``: those mentioned, for modules that come with Python and only their like used."""
 
     read: Mapping[int, set[str]]
+    whole: frozenset[int]
     mentioned: frozenset[str] | None
     of_library: frozenset[str]
     ours: Callable[[object], bool]  # is it an object that the compiler itself looks after?
@@ -56,8 +58,9 @@ class ReadNames:
 
     def of_part(self, value: object, part: Part) -> Names | None:
         """The names of a part of ``value`` that count; ``None``: all."""
+        whole = id(value) in self.whole
         if isinstance(value, type) and not isinstance(part, Computed):
-            return ClassNames(self.mentioned)
+            return ClassNames(None if whole else self.mentioned)
         if part.entries:
             return self.entries.get(id(value))
         if not part.settable:
@@ -67,8 +70,10 @@ class ReadNames:
         if isinstance(value, CellType):
             return None
         known = self.read.get(id(value))
-        if known is not None and isinstance(value, Optimizer):
-            return frozenset(known - {"state"})  # its values are inputs
+        if isinstance(value, Optimizer) and (whole or known is not None):  # its values are inputs
+            return Without(None if whole else frozenset(known or ()), frozenset({"state"}))
+        if whole:
+            return None
         if known is not None:
             return frozenset(known)
         if isinstance(value, ModuleType) and self.owner(value) is Whose.STDLIB:

@@ -1,0 +1,241 @@
+"""Instructions of Python code in one vocabulary for all versions of Python, and what can be said of
+them without running them.
+
+    self.__dict__["k"]     ->  LOAD_FAST self; LOAD_ATTR __dict__; LOAD_CONST "k"; SUBSCR
+"""
+
+import dis
+import functools
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from types import CodeType
+from typing import Any, final
+
+from treadle.capture.number_calls import plain_name
+
+_SILENT = frozenset(
+    {"CACHE", "PRECALL", "PUSH_NULL", "NOP", "EXTENDED_ARG", "NOT_TAKEN", "RESUME", "KW_NAMES"}
+)
+_RENAMED = {
+    "LOAD_METHOD": "LOAD_ATTR",
+    "LOAD_NAME": "LOAD_GLOBAL",
+    "LOAD_CLASSDEREF": "LOAD_DEREF",
+    "LOAD_FROM_DICT_OR_DEREF": "LOAD_DEREF",
+    "LOAD_FROM_DICT_OR_GLOBALS": "LOAD_GLOBAL",
+    "LOAD_SMALL_INT": "LOAD_CONST",
+    "BINARY_SUBSCR": "SUBSCR",
+    "STORE_SUBSCR": "SUBSCR",
+    "DELETE_SUBSCR": "SUBSCR",
+}
+_KEYED_METHODS = frozenset({"get", "pop", "setdefault", "__getitem__", "__contains__"})
+"""Methods of dicts that look at the entry of their first argument alone."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """``op``: its name in every version; ``arg``: a name, a constant or a count."""
+
+    offset: int
+    op: str
+    arg: Any
+    is_target: bool = False
+
+
+@final
+class Instructions:
+    """Those of one piece of code, without what only helps the interpreter."""
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code
+        self.all = tuple(_normalized(code))
+        self._offsets = [each.offset for each in self.all]
+        count = code.co_argcount + code.co_kwonlyargcount
+        stored = {each.arg for each in self.all if each.op in ("STORE_FAST", "DELETE_FAST")}
+        self.fixed = frozenset(code.co_varnames[:count]) - stored
+        """Parameters that stay what they were when the frame began."""
+
+    def at(self, offset: int) -> int:
+        """The position of the instruction at an offset, or that its caches belong to."""
+        return bisect_right(self._offsets, offset) - 1
+
+    def op(self, at: int) -> str:
+        """The name of the one at a position; empty beyond the end."""
+        return self.all[at].op if 0 <= at < len(self.all) else ""
+
+    def key_of(self, at: int) -> Instruction | None:
+        """The instruction that loads the only key under which the mapping that instruction ``at``
+        makes is looked at. ``None``: it goes anywhere, or several entries are looked at."""
+        following = self.op(at + 1)
+        if following in ("LOAD_CONST", "LOAD_FAST") and self.op(at + 2) == "SUBSCR":
+            return self.all[at + 1]
+        if following == "CONTAINS_OP":
+            return self._tested(at)
+        if following != "LOAD_ATTR" or self.all[at + 1].arg not in _KEYED_METHODS:
+            return None
+        key, call = self.op(at + 2), at + 3
+        if self.op(call) in ("LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL"):
+            call += 1  # a default
+        if key in ("LOAD_CONST", "LOAD_FAST") and self.op(call) == "CALL":
+            return self.all[at + 2] if self.all[call].arg == call - at - 2 else None
+        return None
+
+    def _tested(self, at: int) -> Instruction | None:
+        """Of ``k in x.__dict__`` what loads ``k``."""
+        start = at
+        while self.op(start) == "LOAD_ATTR":
+            start -= 1
+        between = self.all[start : at + 2]
+        if self.op(start) not in _SIMPLE or any(each.is_target for each in between):
+            return None
+        before = self.op(start - 1)
+        return self.all[start - 1] if before in ("LOAD_CONST", "LOAD_FAST") else None
+
+    def makes(self, at: int, makers: Collection[str]) -> bool:
+        """Whether instruction ``at`` takes a ``__dict__`` itself, or calls one of ``makers`` for
+        at most one object: another function that gets one might do anything with it."""
+        step = self.all[at]
+        if step.op == "LOAD_ATTR":
+            return step.arg == "__dict__"
+        start = at - 1
+        if step.op == "CALL" and step.arg == 1:
+            while self.op(start) == "LOAD_ATTR":
+                start -= 1
+            if self.op(start) not in _SIMPLE:
+                return False
+            start -= 1
+        return step.op == "CALL" and step.arg < 2 and self.all[start].arg in makers
+
+    def is_known(self, load: Instruction) -> bool:
+        """Whether what it loads is a constant, or what a parameter was at the beginning."""
+        return load.op == "LOAD_CONST" or (load.op == "LOAD_FAST" and load.arg in self.fixed)
+
+
+_SIMPLE = frozenset({"LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF"})
+
+
+def _normalized(code: CodeType) -> Iterator[Instruction]:
+    for each in dis.get_instructions(code):
+        name, target = each.opname, each.is_jump_target
+        if name in _SILENT:
+            if target:  # what follows is one
+                yield Instruction(each.offset, "TARGET", None, is_target=True)
+            continue
+        if name == "BINARY_OP" and each.argrepr == "[]":
+            name = "BINARY_SUBSCR"
+        names = split_name(name)
+        args = each.argval if len(names) > 1 else (each.argval,)
+        for one, arg in zip(names, args, strict=True):
+            op = _RENAMED.get(one, one)
+            arg = plain_name(arg) if op == "LOAD_GLOBAL" else arg
+            yield Instruction(each.offset, op, arg, target)
+
+
+@functools.cache
+def split_name(name: str) -> tuple[str, ...]:
+    """``LOAD_FAST_BORROW_LOAD_FAST_BORROW`` is two; borrowed and checked loads are loads."""
+    parts = name.split("_")
+    starts = [at for at, part in enumerate(parts) if part in ("LOAD", "STORE")]
+    if "FAST" not in parts or not starts:
+        return (name,)
+    found = ["_".join(parts[a:b][:2]) for a, b in pairwise([*starts, len(parts)])]
+    return tuple(found)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ReflectiveRead:
+    """Where code reads by a name that it does not mention, in a way that no call tells.
+
+    ``kind``: ``dict`` for ``x.__dict__`` of which no single entry is looked at; ``globals`` for
+    ``f.__globals__``, of a single entry with its ``name``; ``frames`` for ``f_globals`` of a frame;
+    ``past`` for ``X.__getattribute__(x, name)``; ``names`` for what reads computed names
+    (``attrgetter``). ``owner`` and ``name``: what loads them; ``None`` if that cannot be said.
+    """
+
+    kind: str
+    owner: Instruction | None = None
+    name: Instruction | None = None
+
+
+def sites(steps: Instructions) -> tuple[ReflectiveRead, ...]:
+    """All of a piece of code."""
+    found = (_site(steps, at) for at in range(len(steps.all)))
+    return tuple(each for each in found if each is not None)
+
+
+def _site(steps: Instructions, at: int) -> ReflectiveRead | None:
+    step = steps.all[at]
+    match step.op, step.arg:
+        case "LOAD_ATTR", "__dict__":
+            key = steps.key_of(at)
+            known = key is not None and steps.is_known(key)
+            return None if known else ReflectiveRead("dict", _loaded(steps, at))
+        case "LOAD_ATTR", "__globals__":
+            key = steps.key_of(at)
+            known = key is not None and steps.is_known(key)
+            return ReflectiveRead("globals", _loaded(steps, at), key if known else None)
+        case "LOAD_ATTR", "f_globals" | "f_locals":
+            return ReflectiveRead("frames")
+        case "LOAD_ATTR" | "LOAD_SUPER_ATTR", "__getattribute__":
+            return _past(steps, at)
+        case "LOAD_ATTR" | "LOAD_GLOBAL" | "IMPORT_FROM", "attrgetter" | "methodcaller":
+            return None if _names_are_constants(steps, at) else ReflectiveRead("names")
+        case _:
+            return None
+
+
+def _loaded(steps: Instructions, at: int) -> Instruction | None:
+    """What loads the object of the attribute that instruction ``at`` takes."""
+    return None if steps.all[at].is_target else _known(steps, steps.all[at - 1])
+
+
+def _known(steps: Instructions, load: Instruction) -> Instruction | None:
+    """Of an object or a name, as far as it can be said when a frame begins."""
+    return load if load.op == "LOAD_GLOBAL" or steps.is_known(load) else None
+
+
+def _past(steps: Instructions, at: int) -> ReflectiveRead | None:
+    given = steps.all[at + 1 : at + 3]
+    known = [_known(steps, each) for each in given]
+    simple = all(each.op in ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_CONST") for each in given)
+    if simple and steps.op(at + 3) == "CALL" and steps.all[at + 3].arg == 2:
+        return ReflectiveRead("past", known[0], known[1])
+    name = known[0] if steps.op(at + 2) == "CALL" and steps.all[at + 2].arg == 1 else None
+    if steps.all[at].op == "LOAD_SUPER_ATTR" or _is_super(steps, at):
+        own = steps.code.co_varnames[:1]
+        if own and own[0] in steps.fixed:
+            return ReflectiveRead("past", Instruction(0, "LOAD_FAST", own[0]), name)
+    elif name is not None:
+        return None  # a method of the object itself, which hears it
+    return ReflectiveRead("past", None, name)
+
+
+def _is_super(steps: Instructions, at: int) -> bool:
+    """Whether ``super()`` stands before the attribute."""
+    return steps.op(at - 1) == "CALL" and steps.all[at - 2].arg == "super"
+
+
+def _names_are_constants(steps: Instructions, at: int) -> bool:
+    end = at + 1
+    while steps.op(end) == "LOAD_CONST" and _is_plain_name(steps.all[end].arg):
+        end += 1
+    if steps.all[at].arg == "methodcaller":
+        return end > at + 1  # the others are arguments of the method
+    return steps.op(end) == "CALL" and steps.all[end].arg == end - at - 1
+
+
+def _is_plain_name(value: object) -> bool:
+    return type(value) is str and "__" not in value
+
+
+def value_of(load: Instruction, given: Mapping[str, Any], variables: Mapping[str, Any]) -> object:
+    """What it loads in a frame that begins: of its parameters, or of its globals."""
+    if load.op == "LOAD_CONST":
+        return load.arg
+    return (given if load.op == "LOAD_FAST" else variables).get(load.arg)
+
+
+__all__ = ["Instruction", "Instructions", "ReflectiveRead", "sites", "value_of"]
