@@ -286,20 +286,8 @@ def refusals():
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     meter, recent, counts = Meter(), [], {"calls": 0}
 
-    def counter(y):
-        model.calls += 1
-
-    def counted(y):
-        meter.count += 1
-
-    def entries(y):
-        counts["calls"] += 1
-
     def past(y):
         heapq.heappush(recent, len(y))
-
-    def schedule(y):
-        scheduler.step()
 
     def part(y):
         model.extra = nn.Linear(2, 2)
@@ -309,19 +297,13 @@ def refusals():
         new.holder.inner = types.SimpleNamespace(value=[y.detach()])
         model.meter = new
 
-    changes = (
-        counter, counted, entries, past, schedule, part, hidden,
-    )  # fmt: skip
+    changes = past, part, hidden
     found = {each.__name__: each for each in changes}
     return model, optimizer, found, (model, meter, recent, counts, scheduler)
 
 
 REFUSED = {
-    "counter": r"TR-118.*calls and changes it from 0 to 1",
-    "counted": r"TR-118.*meter.count",
-    "entries": r"TR-118.*counts\['calls'\]",
     "past": r"TR-117.*recent, a list",
-    "schedule": r"TR-118.*(last_epoch|'lr')",
     "part": r"TR-117.*extra",
     "hidden": r"TR-117.*meter",
 }

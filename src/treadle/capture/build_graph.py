@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, fx, nn
 
+from treadle.capture.computations import NumberDecision
 from treadle.capture.deferred import NumbersOfCall
 from treadle.capture.eager import EagerStep, drop_lost, refuse_lost
 from treadle.capture.expected import join_conditions
@@ -15,7 +16,7 @@ from treadle.capture.explain_errors import looks_at_value, show_line
 from treadle.capture.foreign import refuse_foreign_writes, refuse_undense, refuse_without_memory
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.literals import literals_made_numbers
-from treadle.capture.numbers import NumberDecision, Uses
+from treadle.capture.numbers import Uses
 from treadle.capture.object_graph import Location
 from treadle.capture.reads import Reads
 from treadle.capture.rng_guard import seeds
@@ -86,6 +87,7 @@ class Captured:
     reads: Reads
     call: GivenCall  # where the arguments of a call are found
     free: frozenset[int]  # leaves of the arguments whose values decide nothing
+    counters: tuple[Location, ...]  # whose numbers are read at every call
     decisions: tuple[NumberDecision, ...]  # on numbers that are not in the graph
     left: tuple[SideEffect, ...]
     numbers: NumbersOfCall
@@ -175,7 +177,8 @@ def finish(
         reads=reads,
         call=call,
         free=run.free_arguments(),
-        decisions=run.trace.uses.decisions(),
+        counters=run.numbers.places(),
+        decisions=run.trace.uses.decisions.beside(run.trace.uses.needed),
         left=tuple(run.trace.left),
         numbers=run.trace.watch.numbers.of_call(),
         toggled=tuple(run.trace.toggled),

@@ -31,7 +31,9 @@ from treadle.capture.numbers import (
     computation,
     dtype_beside,
     is_number,
+    lead_of,
 )
+from treadle.capture.plain_values import is_real
 from treadle.util.answers import called_name
 from treadle.util.errors import CaptureError
 
@@ -185,9 +187,13 @@ class DeferredNumber(Number):
             _graph_form(function, operands, self.deferred.read[self.parts[0]].device),
         )
 
-    def decided(self, function: Callable[..., Any], *rest: Any) -> Any:
+    def applied(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """A number again, whatever it is."""
+        return self.combined(function, operands)
+
+    def decided(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """A number again, until somebody asks whether it is true."""
-        return self.derived(function, *rest)
+        return self.combined(function, operands)
 
     def tensor(self, beside: Tensor, *, copied: bool = False) -> "Tensor | PlainNumber":
         """A 0-dim tensor of it for arithmetic with ``beside``; TR-102 where there is none."""
@@ -238,7 +244,7 @@ def _graph_form(
 
 
 def functions_of_numbers() -> list[tuple[ModuleType, str, Callable[..., object]]]:
-    """Those of ``math``, which give deferred numbers of deferred numbers."""
+    """Those of ``math``, which give numbers that stand in of such numbers."""
     named = vars(math).items()
     return [
         (math, k, _of_numbers(each)) for k, each in named if isinstance(each, BuiltinFunctionType)
@@ -247,10 +253,10 @@ def functions_of_numbers() -> list[tuple[ModuleType, str, Callable[..., object]]
 
 def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
     def call(*args: Any, **kwargs: Any) -> object:
-        numbers = all(isinstance(each, int | float) for each in args)
-        if kwargs or not numbers or not any(map(is_deferred, args)):
+        numbers = all(is_number(each) or is_real(each) for each in args)
+        if kwargs or not numbers or not any(map(is_number, args)):
             return function(*args, **kwargs)
-        return next(filter(is_deferred, args)).combined(function, args)
+        return lead_of(args).applied(function, args)
 
     return call
 

@@ -43,7 +43,7 @@ from treadle.capture.parts import (
     Reading,
     Sequenced,
 )
-from treadle.capture.plain_values import is_plain
+from treadle.capture.plain_values import is_plain, is_real
 from treadle.capture.read_names import ReadNames, is_sealed
 from treadle.capture.reads import Reads
 from treadle.capture.reflection import Reflection
@@ -585,26 +585,7 @@ def _are_alike(before: Reading, now: Reading) -> bool:
 
 
 def _is_numeric(value: object) -> bool:
-    return is_stand_in(value) or type(value) in (int, float)
-
-
-class Counted(CaptureError):
-    """TR-118, with the change: tried again with a number that stands in, it may go."""
-
-    change: Change
-
-
-def counted(change: Change, before: object, now: object) -> CaptureError:
-    """TR-118 for a number that is read and set to another one."""
-    before = before.value if is_stand_in(before) else before
-    error = Counted(
-        f"the step counts: it reads {change.label} and changes it from {before!r} to {now!r}; with "
-        "another number at every call it would be compiled at every call",
-        code="TR-118",
-        remedy="count outside of the step, and pass the number as an argument or a tensor",
-    )
-    error.change = change
-    return error
+    return is_stand_in(value) or is_real(value)
 
 
 def _has_tensor(key: object) -> bool:

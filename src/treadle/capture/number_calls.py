@@ -21,7 +21,8 @@ from typing import Any, final
 
 from torch import Tensor
 
-from treadle.capture.deferred import CONVERSIONS, AsksNumber, is_deferred
+from treadle.capture.deferred import CONVERSIONS, AsksNumber
+from treadle.capture.numbers import is_number
 from treadle.compat.fake import is_traced
 from treadle.compat.tracing import works_for
 
@@ -85,7 +86,7 @@ def _conversion(kind: type) -> Callable[..., object]:
             (value,) = args
             if isinstance(value, Tensor) and is_traced(value):
                 value = value.item()
-            if is_deferred(value):
+            if is_number(value):
                 return value.derived(kind)
         return kind(*args, **kwargs)
 

@@ -8,7 +8,7 @@ graph depends on how it came out, which is asked again before each call.
 
 import math
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard, TypeVar, final
 
@@ -17,73 +17,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treadle.capture.explain_errors import here
+from treadle.capture.computations import Computation, Decisions, Key
 from treadle.capture.plain_values import is_real, is_whole
 from treadle.compat.tracing import outside_modes
 
 T = TypeVar("T")
-Key = Hashable
 PlainNumber = bool | int | float | np.integer[Any] | np.floating[Any]
 _LARGEST = 1 << 53
 """Up to this every whole number is a float64."""
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class NumberDecision:
-    """What Python asked of numbers, and what came out. ``label``: the user's words for them."""
-
-    compute: Callable[[], Any]
-    outcome: object
-    roots: frozenset[Key]
-    label: str
-    where: str
-
-    def holds(self) -> bool:
-        """Whether it comes out the same now; an exception of Python's is another outcome."""
-        try:
-            found = self.compute()
-        except Exception:
-            return False
-        return type(found) is type(self.outcome) and bool(found == self.outcome)
-
-    @property
-    def words(self) -> str:
-        """That it came out otherwise."""
-        try:
-            found = repr(self.compute())
-        except Exception as error:
-            found = type(error).__name__
-        return f"a decision on {self.label} was {self.outcome!r} and is {found}: {self.where}"
 
 
 @dataclass
 class Uses:
     """What became of the values that were stood in for. ``needed``: their value is in the graph;
     ``inputs``: by the id of a 0-dim tensor in the trace, how to compute its value at a call.
-    ``labels``: the user's words for what stood in."""
+    ``decisions``: what was decided by them."""
 
     needed: set[Key] = field(default_factory=set[Key])
-    labels: dict[Key, str] = field(default_factory=dict[Key, str])
-    _decisions: dict[Key, NumberDecision] = field(default_factory=dict[Key, NumberDecision])
+    decisions: Decisions = field(default_factory=Decisions)
     inputs: dict[int, "Number"] = field(default_factory=dict[int, "Number"])
     arrays: dict[int, Any] = field(default_factory=dict[int, Any])  # likewise, of NumPy's
     tensors: list[Tensor] = field(default_factory=list[Tensor])
     ours: bool = False  # whether we look ourselves
     is_used: bool = False  # whether anything stands in at all
 
-    def decide(
-        self, key: Key, compute: Callable[[], Any], outcome: object, roots: frozenset[Key]
-    ) -> None:
-        """The run goes on with ``outcome`` of the question ``key``, which ``compute`` asks
-        again."""
-        if not self.ours and key not in self._decisions:
-            label = ", ".join(sorted(self.labels.get(each, "a number") for each in roots))
-            self._decisions[key] = NumberDecision(compute, outcome, roots, label, here())
-
-    def decisions(self) -> tuple[NumberDecision, ...]:
-        """Those that do not follow from values that are in the graph."""
-        return tuple(e for e in self._decisions.values() if not e.roots <= self.needed)
+    def is_in_graph(self, roots: frozenset[Key]) -> bool:
+        """Whether values of ``roots`` are in the graph, and no decision led there."""
+        return bool((roots & self.needed) - self.decisions.roots())
 
 
 class Number:
@@ -100,11 +60,11 @@ class Number:
         uses: Uses,
         *,
         scales: bool,
-        key: Key = None,
+        key: int | None = None,
     ) -> None:
         """``scales``: it may become an input of the graph. ``key``: of one that is computed of
         others."""
-        self.key: Key = roots if key is None else key
+        self.key = uses.decisions.key_of(roots) if key is None else key
         self.value = value
         self.compute = compute
         self.roots = roots
@@ -124,12 +84,15 @@ class Number:
 
     def derived(self, function: Callable[..., Any], *rest: Any, swapped: bool = False) -> "Number":
         """``function(self, *rest)``, or ``function(rest, self)``; a number again."""
-        operands = (*rest, self) if swapped else (self, *rest)
+        return Number.of(function, (*rest, self) if swapped else (self, *rest))
+
+    @staticmethod
+    def of(function: Callable[..., Any], operands: Sequence[Any]) -> "Number":
+        """``function`` of numbers, some of which stand in."""
         if not all(is_number(each) or isinstance(each, bool) or is_real(each) for each in operands):
             return NotImplemented
         numbers = [each for each in operands if is_number(each)]
-        lead = next((each for each in numbers if type(each) is not Number), self)
-        return lead.combined(function, operands)
+        return lead_of(numbers).combined(function, operands)
 
     def combined(self, function: Callable[..., Any], operands: Sequence[Any]) -> "Number":
         """``function`` of numbers, of which this is one."""
@@ -140,16 +103,27 @@ class Number:
             frozenset[Key]().union(*(each.roots for each in numbers)),
             self._uses,
             scales=all(each._scales for each in numbers),
-            key=(function, *map(_key, operands)),
+            key=self._uses.decisions.key_of(function, *map(_key, operands)),
         )
 
-    def decided(self, function: Callable[..., Any], *rest: Any) -> Any:
-        """``function(self, *rest)``, which is the same at every call that the graph serves."""
-        operands = (self, *rest)
+    def applied(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """``function``, which may give anything, of numbers, of which this is one."""
+        found = function(*map(value_now, operands))
+        if is_real(found):
+            return self.combined(function, operands)
+        if isinstance(found, bool | np.bool_):
+            return self.decided(function, operands)
+        return function(*map(_value, operands))
+
+    def decided(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """``function`` of such numbers, which is the same at every call that the graph serves."""
         outcome = function(*map(value_now, operands))
-        roots = self.roots.union(*(each.roots for each in rest if is_number(each)))
-        key = (function, *map(_key, operands))
-        self._uses.decide(key, computation(function, operands), outcome, roots)
+        if not self._uses.ours:
+            numbers = [each for each in operands if is_number(each)]
+            roots = frozenset[Key]().union(*(each.roots for each in numbers))
+            key = self._uses.decisions.key_of(function, *map(_key, operands))
+            compute = computation(function, operands)
+            self._uses.decisions.add(key, compute, outcome, roots)
         return outcome
 
     def tensor(self, beside: Tensor, *, copied: bool = False) -> "Tensor | PlainNumber":
@@ -177,7 +151,7 @@ class Number:
 
     # every answer is one that the graph depends on
     def __bool__(self) -> bool:
-        return self.decided(bool)
+        return self.decided(bool, (self,))
 
     def __float__(self) -> float:
         return float(self.plain())
@@ -222,13 +196,8 @@ class Number:
         self, function: Callable[..., Any], how: str, *inputs: Any, **options: object
     ) -> Any:
         """NumPy's functions of numbers: numbers again, where nothing else is asked for."""
-        given = [each.value if is_number(each) else each for each in inputs]
-        if how == "__call__" and not options and all(map(is_real, given)):
-            found = function(*given)
-            if is_real(found):
-                return self.derived(lambda _, *rest: function(*rest), *inputs)
-            if isinstance(found, bool | np.bool_):
-                return self.decided(lambda _, *rest: function(*rest), *inputs)
+        if how == "__call__" and not options and all(is_number(e) or is_real(e) for e in inputs):
+            return lead_of(inputs).applied(function, inputs)
         return getattr(function, how)(*map(_value, inputs), **plain(options))
 
     def __array__(self, *args: object, **kwargs: object) -> NDArray[np.generic]:
@@ -300,7 +269,7 @@ def _give_comparisons() -> None:
             if isinstance(other, Tensor) or is_later:
                 return NotImplemented
             if is_number(other) or isinstance(other, bool) or is_real(other):
-                return self.decided(function, other)
+                return self.decided(function, (self, other))
             return function(self.plain(), _value(other))
 
         return call
@@ -388,6 +357,12 @@ def is_number(value: object) -> TypeGuard[Number]:
     return issubclass(type(value), Number)
 
 
+def lead_of(operands: Sequence[Any]) -> Number:
+    """The number that says what becomes of several: one of another kind, if there is any."""
+    numbers = [each for each in operands if is_number(each)]
+    return next((each for each in numbers if type(each) is not Number), numbers[0])
+
+
 def is_stand_in(value: object) -> TypeGuard[StandIn]:
     """A number, a text or an array that stands in for another."""
     return type(value) in STAND_INS
@@ -416,10 +391,10 @@ def value_now(operand: Any) -> Any:
     return operand.value if is_number(operand) else operand
 
 
-def computation(function: Callable[..., Any], operands: Sequence[Any]) -> Callable[[], Any]:
+def computation(function: Callable[..., Any], operands: Sequence[Any]) -> Computation:
     """``function`` of what the operands are at a call."""
     parts = [each.compute if is_number(each) else _always(each) for each in operands]
-    return lambda: function(*(part() for part in parts))
+    return Computation(function, parts)
 
 
 def _key(operand: Any) -> Key:

@@ -59,10 +59,15 @@ class Location:
     rooted: bool = False
 
     @property
-    def owner(self) -> int:
-        """The id of the object that has it; of variables that of the dict they are in."""
+    def holder(self) -> object:
+        """The object that has it; of variables the dict they are in."""
         found = self.node.found() if self.rooted else self.node.current()
-        return id(found.__dict__ if type(found) is Space else found)
+        return found.__dict__ if type(found) is Space else found
+
+    @property
+    def owner(self) -> int:
+        """The id of that."""
+        return id(self.holder)
 
     def get(self) -> Any:
         """What is there now, or ``MISSING``: also where there is an object of another kind."""

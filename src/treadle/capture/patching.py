@@ -326,7 +326,7 @@ def swapped(
 def _standing_in(value: Any, group: dict[str, Any], key: str, uses: Uses) -> Any:
     """A hyper-parameter, or several in a tuple, as numbers that are read at every call."""
     roots = frozenset({(id(group), key)})
-    uses.labels[id(group), key] = f"a parameter group's {key}"
+    uses.decisions.labels[id(group), key] = f"a parameter group's {key}"
     if is_real(value):
         return Number(value, lambda: group[key], roots, uses, scales=True)
     if type(value) is tuple and all(map(is_real, cast(Any, value))):

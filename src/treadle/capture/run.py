@@ -11,6 +11,7 @@ from torch import SymInt, Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.arrays import ArrayLeaf, is_numeric
+from treadle.capture.changing_numbers import ChangingNumbers, counted, direct_place
 from treadle.capture.communication import refuse_collectives
 from treadle.capture.container_changes import (
     ChangedContainer,
@@ -28,7 +29,6 @@ from treadle.capture.external import (
     Change,
     ExternalState,
     Later,
-    counted,
     owner_of,
     refused,
 )
@@ -36,12 +36,12 @@ from treadle.capture.flatten import flatten, flatten_with_paths, unflatten
 from treadle.capture.frames import Whose
 from treadle.capture.given import Copies, GivenCall, InArgument, Whole
 from treadle.capture.gradient_sync import GradientSync, RankGroup
-from treadle.capture.numbers import Number, Text, Uses, is_number, is_stand_in
+from treadle.capture.numbers import Number, Text, Uses, is_stand_in
 from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
 from treadle.capture.parts import MISSING, is_plain
 from treadle.capture.patching import TraceRecorder, swapped
 from treadle.capture.plain_values import is_real
-from treadle.capture.reads import Location, Node, Reads, Watched
+from treadle.capture.reads import Location, Reads
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.refuse import refuse_unfinished
 from treadle.capture.row_shards import RowShards
@@ -285,7 +285,8 @@ class Run:
         self._updates = update
         self._plans = plans
         self._call = call or GivenCall()
-        self._numbers = numbers
+        self.numbers = ChangingNumbers(numbers, self.trace.uses)
+        self._scaling = frozenset(each.label for each in numbers)
         self._stands_in = stand_in
         self._containers = containers
         self._log = OperationLog()
@@ -320,7 +321,7 @@ class Run:
         )
         containers = self._containers or ()
         standing = recorded(containers, self._log)
-        with inside, watch.watching(), self._changing_numbers(), standing:
+        with inside, watch.watching(), self.numbers.standing_in(), standing:
             watch.rng.meet(self.leaves)
             self._stood = {
                 id(group): dict(group)
@@ -391,33 +392,15 @@ class Run:
         roots, call = frozenset({("argument", at)}), self._call
         if not self._stands_in:
             return leaf
-        self.trace.uses.labels["argument", at] = f"argument {self._paths[at]}"
+        self.trace.uses.decisions.labels["argument", at] = f"argument {self._paths[at]}"
         if is_real(leaf):
-            scales = any(each.label == f"argument {at}" for each in self._numbers)
+            scales = f"argument {at}" in self._scaling
             return Number(leaf, lambda: call.leaves[at], roots, self.trace.uses, scales=scales)
         if is_numeric(leaf):
             return ArrayLeaf(leaf, lambda: call.leaves[at], roots, self.trace.uses)
         if type(leaf) is str:
             return Text(leaf, lambda: call.leaves[at], roots, self.trace.uses)
         return leaf
-
-    @contextlib.contextmanager
-    def _changing_numbers(self) -> Iterator[None]:
-        """Numbers in Python's places that were others before stand in for what they will be."""
-        undo: list[tuple[Location, Any]] = []
-        try:
-            for place in self._numbers if self._stands_in else ():
-                value = place.get()
-                if is_real(value):
-                    roots = frozenset({(place.owner, place.name)})
-                    self.trace.uses.labels[place.owner, place.name] = place.label
-                    number = Number(value, place.get, roots, self.trace.uses, scales=True)
-                    undo.append((place, value))
-                    place.put(number)
-            yield
-        finally:
-            for place, value in reversed(undo):
-                place.put(value)
 
     def met(self) -> Iterable[object]:
         """What the step could reach when it ran."""
@@ -432,9 +415,9 @@ class Run:
         if self._containers:
             return True
         if not self._stands_in:
-            return False
+            return bool(self.numbers.keys())
         given = any(is_real(leaf) or type(leaf) is str or is_numeric(leaf) for leaf in self.leaves)
-        return given or bool(self._numbers) or external.mentions("param_groups")
+        return given or bool(self.numbers.keys()) or external.mentions("param_groups")
 
     def read(self) -> Reads:
         """What the run read of the Python around it, now that everything is as it was before."""
@@ -483,6 +466,7 @@ class Run:
 
     def _stood_in(self) -> Iterator[tuple[int, Any]]:
         """Places whose numbers stood in."""
+        yield from self.numbers.keys()
         if not self._stands_in:
             return
         for optimizer in self.optimizers.values():
@@ -491,8 +475,6 @@ class Run:
                     values = value if type(value) is tuple else (value,)
                     if key != "params" and all(map(is_real, values)):
                         yield id(group), key
-        for place in self._numbers:
-            yield place.owner, place.name
 
     def unread_modes(self) -> frozenset[int]:
         """Modules, by their numbers, of which the run did not ask in which mode they were."""
@@ -514,7 +496,8 @@ class Run:
         return self._stands_in and ("argument", at) not in self.trace.uses.needed
 
     def placed(self, reads: Reads) -> None:
-        """What is left outside goes where its owner is found at a call."""
+        """What is left outside goes where its owner is found at a call, and is read there."""
+        self.numbers.placed(reads)
         for each in self._log.recorders:
             node = reads.node_of(each.real)
             if node is not None:
@@ -551,21 +534,27 @@ class Run:
         there; what is left elsewhere is a result that is put there."""
         written = {id(each) for each in stand_ins.values()}
         rebound: list[tuple[Tensor, Tensor]] = []
-        outside = [(change, None) for change in external.changes()]
+        changes = external.changes()
+        again = [
+            each
+            for each in changes
+            if external.was_read(each) and self.numbers.depends_on(each.before, each.now)
+        ]
+        if again:
+            raise counted(again)
+        outside = [(change, None) for change in changes]
         for change, place in [*outside, *self._copies.changes()]:
             old, new = change.before, change.now
             if id(old) in written and _is_alike(old, new):
                 rebound.append((old, new.detach().clone()))
                 continue
-            if place is None and external.was_read(change) and _counts(old, new):
-                raise counted(change, old, new)
             leaves, tree = flatten(self._copies.with_whole(new))
             others = [leaf for leaf in leaves if not self._is_given(leaf)]
             if any(map(external.hides_traced, others)):
                 raise refused(change.label, type(new).__name__)
             if len(others) == len(leaves) and not isinstance(new, list | dict | tuple):
                 leaves, tree = [external.again(new, change.label)], flatten(None)[1]
-            self.trace.left.append(SideEffect(place or _direct(change), tuple(leaves), tree))
+            self.trace.left.append(SideEffect(place or direct_place(change), tuple(leaves), tree))
             self.trace.changed.append(None if place else change)
         self._note_operations(external)
         for old, new in rebound:  # all are read before one is written
@@ -950,19 +939,6 @@ def _length(recorder: ContainerRecorder) -> int:
 
 def _itself(value: Any) -> Any:
     return value
-
-
-def _direct(change: Change) -> Location:
-    """The place of a change, by the object that holds it."""
-    node = Node(type(change.owner), change.part.label, change.owner)
-    node.watched.extend([Watched(change.part, None, {})] * (change.at + 1))
-    return Location(node, change.at, change.name, change.label)
-
-
-def _counts(before: Any, now: Any) -> bool:
-    if is_number(before):
-        return is_real(now) and before.value != now
-    return is_real(before) and is_real(now) and before != now
 
 
 def _is_alike(old: Any, new: Any) -> bool:

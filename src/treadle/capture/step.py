@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.arrays import overlaps
 from treadle.capture.build_graph import Captured, finish
+from treadle.capture.changing_numbers import Counted
 from treadle.capture.communication import refuse_accumulator_hooks
 from treadle.capture.container_changes import ChangedContainer, ContainersChanged
 from treadle.capture.deferred import AsksNumber
@@ -161,29 +162,42 @@ def _traced(
     stand_in: bool,
     symbolic: bool,
 ) -> tuple[Run, fx.GraphModule]:
-    """A run and its trace. One that changes containers runs again with others in their places. One
-    in which numbers or containers are stood in for may fail where they themselves do not: then it
-    runs again, as if none could change. Code that asks for a number which is known after the launch
-    runs again with ``calls`` that can take one."""
+    """A run and its trace. One that changes containers runs again with others in their places, one
+    that counts with numbers that stand in where it counts. One in which numbers or containers are
+    stood in for may fail where they themselves do not: then it runs again, as if none could change.
+    Code that asks for a number which is known after the launch runs again with ``calls`` that can
+    take one."""
     containers: Sequence[ChangedContainer] | None = ()
+    counters: list[Location] = []
+    refusal: Counted | None = None
     while True:
-        run = make(numbers=numbers, stand_in=stand_in, containers=containers)
+        run = make(numbers=(*numbers, *counters), stand_in=stand_in, containers=containers)
         try:
             with weights_in_place(), calls.rewritten():
                 module = trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
             if not run.asks_types():
                 return run, module
+            if refusal is not None and not stand_in:
+                raise refusal
             numbers, stand_in, containers = (), False, None
         except ContainersChanged as changed:
             containers = changed.found
+        except Counted as error:
+            new = error.places_beside(counters)
+            if not new:
+                raise
+            refusal = refusal or error
+            counters += new
         except AsksNumber as error:
             if not calls.cover(error, run.met()):
                 if not containers:
                     raise
                 containers = None
-        except Exception:
+        except Exception as error:
             if containers:
                 containers = None
+            elif not stand_in and refusal is not None:
+                raise refusal from error
             elif run.trace.uses.is_used:
                 numbers, stand_in = (), False
             else:

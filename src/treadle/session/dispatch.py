@@ -159,6 +159,7 @@ class Dispatcher:
                     numbers=tuple(self._numbers),
                     group=self._step.group,
                 )
+            self._note_numbers(captured.counters)
             compiled = compile_graph(captured, self._options, cache=self._cache, clock=clock)
         finally:
             watcher.closes()

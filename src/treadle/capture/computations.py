@@ -1,0 +1,97 @@
+"""What Python computes of numbers that stand in, and what it decides by them, at every call."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from treadle.capture.explain_errors import here
+
+Key = Hashable
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Computation:
+    """``function`` of what the parts are at a call. A part that several others are computed of is
+    computed once, and a long chain is no deep recursion."""
+
+    function: Callable[..., Any]
+    parts: Sequence[Callable[[], Any]]
+
+    def __call__(self) -> Any:
+        known: dict[int, Any] = {}
+        waiting = [self]
+        while waiting:
+            each = waiting[-1]
+            before = [p for p in each.parts if isinstance(p, Computation) and id(p) not in known]
+            if before:
+                waiting += before
+                continue
+            waiting.pop()
+            if id(each) not in known:
+                values = (known[id(p)] if isinstance(p, Computation) else p() for p in each.parts)
+                known[id(each)] = each.function(*values)
+        return known[id(self)]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberDecision:
+    """What Python asked of numbers, and what came out. ``label``: the user's words for them."""
+
+    compute: Callable[[], Any]
+    outcome: object
+    roots: frozenset[Key]
+    label: str
+    where: str
+
+    def holds(self) -> bool:
+        """Whether it comes out the same now; an exception of Python's is another outcome."""
+        try:
+            found = self.compute()
+        except Exception:
+            return False
+        return type(found) is type(self.outcome) and bool(found == self.outcome)
+
+    @property
+    def words(self) -> str:
+        """That it came out otherwise."""
+        try:
+            found = repr(self.compute())
+        except Exception as error:
+            found = type(error).__name__
+        return f"a decision on {self.label} was {self.outcome!r} and is {found}: {self.where}"
+
+
+@final
+@dataclass(slots=True)
+class Decisions:
+    """Those of one run, each once. ``labels``: the user's words for what stood in."""
+
+    labels: dict[Key, str] = field(default_factory=dict[Key, str])
+    _made: dict[Key, NumberDecision] = field(default_factory=dict[Key, NumberDecision])
+    _numbered: dict[Key, int] = field(default_factory=dict[Key, int])
+
+    def key_of(self, *parts: Key) -> int:
+        """Equal for what is computed alike."""
+        return self._numbered.setdefault(parts, len(self._numbered))
+
+    def add(
+        self, key: int, compute: Callable[[], Any], outcome: object, roots: frozenset[Key]
+    ) -> None:
+        """The run goes on with ``outcome`` of the question ``key``, which ``compute`` asks
+        again."""
+        if key not in self._made:
+            label = ", ".join(sorted(self.labels.get(each, "a number") for each in roots))
+            self._made[key] = NumberDecision(compute, outcome, roots, label, here())
+
+    def roots(self) -> set[Key]:
+        """What they are decided by."""
+        return {root for each in self._made.values() for root in each.roots}
+
+    def beside(self, known: set[Key]) -> tuple[NumberDecision, ...]:
+        """Those that do not follow from what is ``known``."""
+        return tuple(each for each in self._made.values() if not each.roots <= known)
+
+
+__all__ = ["Computation", "Decisions", "Key", "NumberDecision"]
