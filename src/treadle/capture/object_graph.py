@@ -14,6 +14,7 @@ from treadle.capture.introspect import parts_of
 from treadle.capture.parts import (
     MISSING,
     OF_DECLARATION,
+    Attributes,
     Computed,
     Members,
     Part,
@@ -124,6 +125,20 @@ class Watched:
     def is_now_same(self) -> bool:
         """Likewise, of what is there."""
         return self.is_same(self.now())
+
+    def is_untouched(self) -> bool:
+        """Likewise, in the time of what counts, and not of all that is there."""
+        names = self.names
+        if (
+            type(self.part) is not Attributes
+            or self.raw is None
+            or not isinstance(names, frozenset)
+        ):
+            return self.is_now_same()
+        found = self.part.values
+        if not all(found.get(k, MISSING) is v for k, v in zip(self.held, self.raw, strict=True)):
+            return False
+        return found.keys().isdisjoint(names - self.held.keys())
 
 
 @final

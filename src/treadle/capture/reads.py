@@ -313,10 +313,21 @@ class Reads:
             parts.append(watched if by_raw else AlikePart(self._nodes, watched))
         if not all(each.is_now_same() for each in parts):
             return False
-        self._sweep.join(watches)
+        anew = {
+            number: AlikePart(self._nodes, node.watched[at])
+            for number, (node, at) in enumerate(self._parts)
+            if node.watched[at].raw is None
+        }
+        self._sweep.join(watches, lambda number: self._is_untouched(number, anew.get(number)))
         watches.asked += [each.is_now_same for each in parts]
         watches.asked += [self._are_facts_same] if self._facts else []
         return True
+
+    def _is_untouched(self, number: int, anew: AlikePart | None) -> bool:
+        """Of a part that was written to: whether what counts of it is the very same, but for what
+        comes and goes."""
+        node, at = self._parts[number]
+        return node.watched[at].is_untouched() if anew is None else anew.is_now_same()
 
     def _are_facts_same(self) -> bool:
         return not any(True for _ in self._other_facts())

@@ -4,7 +4,7 @@ Nothing is compared but identities; what differs is compared in other ways by ot
 """
 
 from _abc import get_cache_token  # pyright: ignore
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import final
@@ -122,8 +122,15 @@ class Sweep:
             and not (self._asked_spaces and _other_spaces(self._asked_spaces))
         )
 
-    def join(self, watches: Watches) -> None:
-        """All of it, while it is as it was."""
+    def join(self, watches: Watches, excuse: Callable[[int], bool]) -> None:
+        """All of it, while it is as it was. ``excuse``: whether what counts of a part that was
+        written to is still so, by its number."""
+
+        def excused(position: int) -> bool:
+            number = self._of_words[position]
+            return number is not None and excuse(number)
+
+        self._words.excuse = excused
         watches.add(self._words)
         watches.asked.append(self._is_same_beside_words)
 

@@ -64,6 +64,8 @@ class WordWatch:
         self._flags: list[int] = []
         self._none = 0
         self.renewals = 0  # how often what is expected was set
+        self.excuse: Callable[[int], bool] | None = None
+        """Whether an object that was written to is still what counts of it; by its position."""
 
     def __len__(self) -> int:
         return len(self._looks)
@@ -144,6 +146,22 @@ class WordWatch:
                 self.settle(self._flags, self._none)
         self._pending = {}
 
+    def excused(self, at: int) -> slice | None:
+        """Whose word this is: the place of its words, which are expected to be from here on what
+        they are now, if what counts of it is as it was. ``None`` if not, or if it is elsewhere."""
+        position = int(np.searchsorted(self._ends, at, side="right"))
+        now = self._looks[position]()  # before it is asked: what is written later is seen later
+        if now is None or self.excuse is None or now.at != self._found[position].at:
+            return None
+        if not self.excuse(position):
+            return None
+        end = int(self._ends[position])
+        place = slice(end - len(now.at), end)
+        self.renewals += 1
+        self._found[position] = now
+        self._expected[place] = now.expected
+        return place
+
     def set_flags(self, values: Iterable[bool]) -> None:
         """For each flag, whether it is another word than ``none``."""
         self.renewals += 1
@@ -171,7 +189,11 @@ class Table:
 @final
 class Watches:
     """Several watches as one. Words are compared in one pass, those first that were added first;
-    what is no word is asked after them."""
+    what is no word is asked after them.
+
+    A loop at the level of a module writes to its globals at every turn: a watch is asked whether
+    what was written counts (``WordWatch.excuse``), which costs less than to look at all again.
+    """
 
     def __init__(self) -> None:
         self.asked: list[Callable[[], bool]] = []
@@ -189,7 +211,8 @@ class Watches:
 
     def settle(self) -> "Watches":
         """After the last one."""
-        self._renewals = [each.renewals for each in self._watches]
+        self._renewals = self._renewed()
+        self._ends = np.cumsum([each.exact for each in self._tables], dtype=np.int64)
         exact = [(each, slice(0, each.exact)) for each in self._tables]
         parts = exact + [(each, slice(each.exact, None)) for each in self._tables]
         empty = np.zeros(0, dtype=np.uint64)
@@ -200,16 +223,37 @@ class Watches:
         counts = sum(each.exact for each in self._tables), len(self._at)
         self._table = np.array([*held, *counts, none], dtype=np.uint64)
         compare = comparison() if self._tables else None
-        self._first = compare and functools.partial(compare, self._table.ctypes.data, 0)
+        self._first = compare and functools.partial(compare, self._table.ctypes.data)
         return self
 
     def is_same(self) -> bool:
         """Whether all is as it was, and no watch was told since ``settle`` that it is otherwise."""
-        if [each.renewals for each in self._watches] != self._renewals:
+        if self._renewed() != self._renewals:
             return False  # what it said of may be gone
-        if self._first is not None and self._first() >= 0:
-            return False
+        at = -1 if self._first is None else self._first(0)
+        while at >= 0 and self._first is not None:
+            after = self._excused(at)
+            if after is None:
+                return False
+            at = self._first(after)
         return all(ask() for ask in self.asked)
+
+    def _excused(self, at: int) -> int | None:
+        """Where the words of another object begin; ``None`` if this one is not what it was."""
+        which = int(np.searchsorted(self._ends, at, side="right"))
+        if which == len(self._watches):
+            return None  # a flag
+        begin = int(self._ends[which]) - self._tables[which].exact
+        place = self._watches[which].excused(at - begin)
+        if place is None:
+            return None
+        own = self._tables[which].expected  # the watch's
+        self._expected[begin + place.start : begin + place.stop] = own[place]
+        self._renewals = self._renewed()
+        return begin + place.stop
+
+    def _renewed(self) -> list[int]:
+        return [each.renewals for each in self._watches]
 
 
 @final

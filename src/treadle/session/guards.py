@@ -176,7 +176,7 @@ class Keys:
         models, optimizers = self._models.watch, self._optimizers.watch
         if not isinstance(models, ModelWatch) or not isinstance(optimizers, OptimizerWatch):
             return False
-        optimizers.join(watches)
+        optimizers.join(watches, self._optimizers.is_known)
         models.join(watches)
         return True
 

@@ -63,6 +63,10 @@ class Steady(Generic[T]):
         self.watch = self._make()
         return self._known[0]
 
+    def is_known(self) -> bool:
+        """Whether ``compute`` gives now what it gave last."""
+        return bool(self._known) and self._compute() == self._known[0]
+
 
 @final
 class ModelWatch:
@@ -157,10 +161,18 @@ class OptimizerWatch:
         now = self._look()
         return len(now) == len(self._seen) and all(map(operator.is_, now, self._seen))
 
-    def join(self, watches: Watches) -> None:
-        """All of it."""
+    def join(self, watches: Watches, is_known: Callable[[], bool]) -> None:
+        """All of it. ``is_known``: whether what decides the graph is what it was, which schedulers,
+        who write to a group at every step, leave as it is."""
+        if isinstance(self._dicts, WordWatch):
+            self._dicts.excuse = lambda _: self._are_sealed() and is_known()
         watches.add(self._dicts)
         watches.asked.append(self._is_same_beside_dicts)
+
+    def _are_sealed(self) -> bool:
+        return all(
+            map(_is_sealed_group, (g for each in self._optimizers for g in each.param_groups))
+        )
 
     def _look(self) -> list[object]:
         found: list[object] = []
@@ -176,14 +188,19 @@ def watch_optimizers(optimizers: Mapping[str, Optimizer]) -> OptimizerWatch | No
     dicts: list[dict[Any, Any]] = [forms(), *step_hook_dicts(optimizers.values())]
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
-            values = (value for name, value in group.items() if name != "params")
-            if type(group) is not dict or not all(map(_is_sealed, values)):
+            if not _is_sealed_group(group):
                 return None
             dicts.append(group)
         dicts.append(vars(optimizer))
     if any(type(each) not in (dict, OrderedDict) for each in dicts):
         return None
     return OptimizerWatch(dicts, list(optimizers.values()))
+
+
+def _is_sealed_group(group: dict[str, Any]) -> bool:
+    """Whether a change of its options is a write to it."""
+    values = (value for name, value in group.items() if name != "params")
+    return type(group) is dict and all(map(_is_sealed, values))
 
 
 def _is_sealed(value: object) -> bool:
