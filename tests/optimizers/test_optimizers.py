@@ -235,3 +235,30 @@ def test_options_that_change_the_graph_compile_again_and_say_so():
         x, y = torch.randn(3, 13), torch.randn(3)
         torch.testing.assert_close(step(x, y), eager(x, y))
     assert step.recompiles == ["an optimizer's options or parameter groups changed"]
+
+
+@pytest.mark.parametrize("kind", [OPTIM.SGD, OPTIM.AdamW, OPTIM.RMSprop])
+def test_a_closure_is_called_once(kind):
+    def training_by_closure(model, optimizer):
+        def step(x, y):
+            def closure():
+                optimizer.zero_grad()
+                loss = (model(x) - y).square().mean()
+                loss.backward()
+                return loss
+
+            return optimizer.step(closure).detach()
+
+        return step
+
+    (model, optimizer), (twin, reference) = pair(kind, {"lr": 0.01})
+    step = treadle.compile(training_by_closure(model, optimizer), model=model, optimizer=optimizer)
+    eager = training_by_closure(twin, reference)
+    for _ in range(5):
+        x, y = torch.randn(3, 13), torch.randn(3)
+        torch.testing.assert_close(step(x, y), eager(x, y), rtol=1e-5, atol=1e-6)
+    same_state(optimizer, reference)
+    before = [each.clone() for each in model.parameters()]
+    step(x, y, update=False)
+    torch.testing.assert_close(list(model.parameters()), before)
+    assert len(step.recompiles) == 1  # for gradients alone

@@ -8,7 +8,6 @@ GRADS = "gradients that the step clears before it reads them compile again"
 MODES = "modes that the step sets before it reads them compile again"
 WORDS = "code that mentions vars, dir or eval makes every global count"
 KNOWN: dict[str, str] = {
-    "amp_scaler": "GradScaler that is disabled: TR-106",
     "cyclegan": GRADS,
     "dcgan": GRADS,
     "distillation": f"{MODES}; {WORDS}",

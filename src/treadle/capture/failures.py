@@ -50,14 +50,14 @@ def _told(error: Exception) -> Exception:
     if _looks_at_value(error):
         return looks_at_value(where)
     if any(each in str(error) for each in NEEDS_MEMORY):
-        return _of_torch(error, where)
+        return of_torch(error, where)
     if inner is None or not inner.filename.startswith((*OURS, "<")) or _recurs(error, frames):
         code = "[TR-138] raised by the step's own code, while treadle captured it"
         error.add_note(f"{code}\n  at {where}\n  remedy: see the line; eager raises it as well")
         return error
     if inner.filename.startswith(_TREADLE) and inner.name != _CALLS_TORCH:
         return _internal(error, where)
-    return _of_torch(error, where)
+    return of_torch(error, where)
 
 
 def _is_communication(frame: traceback.FrameSummary) -> bool:
@@ -70,7 +70,7 @@ def _recurs(error: Exception, frames: Sequence[traceback.FrameSummary]) -> bool:
     return isinstance(error, RecursionError) and 2 * users > len(frames)
 
 
-def _of_torch(error: Exception, where: str) -> CaptureError:
+def of_torch(error: Exception, where: str) -> CaptureError:
     """The text of torch's error, and which of three things it means."""
     text = (str(error) or type(error).__name__).strip()
     if isinstance(error, UNSUPPORTED):
@@ -169,4 +169,4 @@ def _users_frames(tb: TracebackType | None) -> TracebackType | None:
     return rest
 
 
-__all__ = ["raise_told", "refused_communication"]
+__all__ = ["of_torch", "raise_told", "refused_communication"]

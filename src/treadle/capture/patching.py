@@ -40,6 +40,7 @@ from treadle.capture.fully_sharded import (
     refuse_draws,
     refuse_unshard,
 )
+from treadle.capture.grad_scaler import LossScaling
 from treadle.capture.gradient_sync import GradientSync
 from treadle.capture.numbers import Number, Uses, is_stand_in
 from treadle.capture.plain_values import is_real
@@ -163,7 +164,7 @@ class TensorPatcher(TorchFunctionMode):
             leaves, rebuilt = _arguments(args, kwargs or {})
         if any(self._is_outside(leaf) for leaf in leaves):
             users = _asks() is not Whose.OURS
-            leaves = [self._inside(leaf, held=users) for leaf in leaves]
+            leaves = [self.inside(leaf, held=users) for leaf in leaves]
             args, kwargs = rebuilt(leaves)
         if func in _VALUES and any(map(is_traced, leaves)):
             return self._value(func, *args)
@@ -197,7 +198,7 @@ class TensorPatcher(TorchFunctionMode):
             if not works_for(thread) or whose(frame.f_code.co_filename) is Whose.OURS:
                 return original(tensor)
             self._watch.note_line()
-            value = self._inside(tensor, held=True)
+            value = self.inside(tensor, held=True)
             answer = self._watch.conditions.answer(value, frame, self._watch.fresh)
             return original(tensor) if answer is None else answer
 
@@ -248,11 +249,13 @@ class TensorPatcher(TorchFunctionMode):
         """``original``, which asks no mode, of the traced tensor instead of the user's own."""
 
         def call(tensor: Any, *rest: Any, **named: Any) -> Any:
-            return original(self._inside(tensor, held=True), *rest, **named)
+            return original(self.inside(tensor, held=True), *rest, **named)
 
         return call
 
-    def _inside(self, leaf: Any, *, held: bool) -> Any:
+    def inside(self, leaf: Any, *, held: bool = True) -> Any:
+        """The traced tensor for one of the user's own; ``held``: also for one that is no parameter
+        or buffer."""
         if not self._is_outside(leaf):
             return leaf
         found = self._table.get(id(leaf))
@@ -306,7 +309,8 @@ def swapped(
         _put(undo, global_step_hooks(), OURS, stranger)
         watch.runs_again = undo.enter_context(fully_sharded(models, watch.gathers))
         watch.mode = functools.partial(TensorPatcher, table, watch, layers)
-        mode = watch.mode()
+        mode = TensorPatcher(table, watch, layers)
+        watch.inside = mode.inside
         for owner, name in tensor_entries():
             original = vars(owner)[name]
             _put(undo, vars(owner), name, _traced_only(mode.entering(original), original))
@@ -396,8 +400,16 @@ class TraceRecorder:
     """What happens from which traced node on: a backward, a module, a line of the user's, and
     random numbers that are drawn a second time from a state that was kept."""
 
-    def __init__(self, models: Mapping[str, nn.Module], sync: GradientSync | None = None) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        sync: GradientSync | None = None,
+        *,
+        updates: bool = True,
+    ) -> None:
         self.sync = sync or GradientSync()
+        self.inside: Callable[[Tensor], Tensor] = lambda tensor: tensor
+        self.scaling = LossScaling(lambda tensor: self.inside(tensor), updates)
         self.rng = RngGuard()
         self.generators: list[tuple[Span, int]] = []  # nodes that draw from one of the user's
         self.indices = ScalarIndices()
@@ -441,7 +453,7 @@ class TraceRecorder:
                 (torch, "get_rng_state", self._keeping(torch.get_rng_state)),
                 (torch, "set_rng_state", self._putting_back(torch.set_rng_state)),
                 (torch, "from_numpy", from_numpy(torch.from_numpy)),
-                (torch.amp.GradScaler, "scale", _refuse_scaler),
+                *self.scaling.methods(),
                 (Optimizer, "zero_grad", self._cleared(Optimizer.zero_grad)),
                 (nn.Module, "zero_grad", self._cleared(nn.Module.zero_grad)),
                 (AveragedModel, "update_parameters", update_parameters),
@@ -644,13 +656,4 @@ def _refuse_stranger(optimizer: Optimizer, *_: Any) -> None:
         where=here(),
         remedy="pass it: treadle.compile(step, model=..., optimizer=...), all of them as a list or "
         "a dict",
-    )
-
-
-def _refuse_scaler(scaler: Any, outputs: Any) -> Any:
-    raise CaptureError(
-        "GradScaler decides by looking at gradients whether to step",
-        code="TR-106",
-        where=here(),
-        remedy="use bfloat16 autocast, which needs no scaler",
     )

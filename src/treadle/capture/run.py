@@ -35,6 +35,7 @@ from treadle.capture.external import (
 from treadle.capture.flatten import flatten, flatten_with_paths, unflatten
 from treadle.capture.frames import Whose
 from treadle.capture.given import Copies, GivenCall, InArgument, Whole
+from treadle.capture.grad_scaler import SkippedUpdate, refused_scaling, selected
 from treadle.capture.gradient_sync import GradientSync, RankGroup
 from treadle.capture.numbers import Number, Text, Uses, is_stand_in
 from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
@@ -116,7 +117,7 @@ class _Gradient:
 class SideEffect:
     """What the step leaves in a place outside of it. ``leaves``: slots for tensors."""
 
-    place: Location | _Gradient | InArgument | ContainerChanges
+    place: Location | _Gradient | InArgument | ContainerChanges | SkippedUpdate
     leaves: tuple[Any, ...]
     tree: TreeSpec
 
@@ -280,7 +281,7 @@ class Run:
             if isinstance(each, State) and each.shards is not None
         }
         self.sync = GradientSync(group if update else None)
-        self.trace = Trace(TraceRecorder(models, self.sync))
+        self.trace = Trace(TraceRecorder(models, self.sync, updates=update))
         self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
         self._updates = update
         self._plans = plans
@@ -290,6 +291,7 @@ class Run:
         self._stands_in = stand_in
         self._containers = containers
         self._log = OperationLog()
+        self._steps: list[int] = []  # the ids of optimizers, by each of their updates
         self._kept: dict[int, Tensor] | None = None  # by the last backward; ``None`` before it
         self._of_fakes: set[str] = set()
         self._on_tensor: set[str] = set()
@@ -346,6 +348,7 @@ class Run:
                     refuse_collectives(watch.lines)
                     watch.indices.check()
                     watch.rng.check()
+                    watch.scaling.check()
                     self._refuse_unrecorded(external)
                     self._note_left(external, table)
                     self._refuse_on_tensors()
@@ -557,6 +560,10 @@ class Run:
             self.trace.left.append(SideEffect(place or direct_place(change), tuple(leaves), tree))
             self.trace.changed.append(None if place else change)
         self._note_operations(external)
+        for optimizer, found in self.trace.watch.scaling.stepped.values():
+            leaves, tree = flatten(found)
+            self.trace.left.append(SideEffect(SkippedUpdate(optimizer), tuple(leaves), tree))
+            self.trace.changed.append(None)
         for old, new in rebound:  # all are read before one is written
             old.detach().copy_(new)
 
@@ -720,18 +727,19 @@ class Run:
                     found[key] = leaf.grad.clone()
         self._kept = found
 
-    def _stepper(self, optimizer: Optimizer) -> Callable[..., None]:
+    def _stepper(self, optimizer: Optimizer) -> Callable[..., Any]:
         """``optimizer.step`` in functional form, on the traced parameters and state."""
         reason = why_eager(optimizer)
         check_step(optimizer)
 
-        def step(closure: object = None) -> None:
+        def step(closure: Callable[[], T] | None = None) -> T | None:
+            loss = None
             if closure is not None:
-                raise CaptureError(
-                    "optimizer.step(closure) runs the model again",
-                    code="TR-105",
-                    remedy="call backward() in the step, and step() without a closure",
-                )
+                if reason is not None:
+                    raise _calls_closure(optimizer)
+                with torch.enable_grad():
+                    loss = closure()
+            self._refuse_more_steps(optimizer)
             start = traced_nodes()
             with torch.no_grad():
                 if self._updates and reason is not None:
@@ -742,8 +750,21 @@ class Run:
                     for cluster in clusters:
                         self._update(form_of(optimizer), cluster, means)
             self.trace.update.append((start, traced_nodes()))
+            self._steps.append(id(optimizer))
+            return loss
 
         return step
+
+    def _refuse_more_steps(self, optimizer: Optimizer) -> None:
+        """TR-106 for a second update of an optimizer that a scaler steps: whether the first one
+        counted is not known."""
+        if id(optimizer) in self.trace.watch.scaling.stepped and (
+            id(optimizer) in self._steps or why_eager(optimizer) is not None
+        ):
+            raise refused_scaling(
+                f"a GradScaler steps {type(optimizer).__name__}, which steps twice in the call or "
+                "outside of the graph"
+            )
 
     def _hand_over(self, optimizer: Optimizer, reason: Reason) -> None:
         """The optimizer steps after the graph: its gradients are results, and its parameters are
@@ -846,6 +867,10 @@ class Run:
                     update = functools.partial(
                         self._update_one, form, group, leaf, grad, state, shared
                     )
+                    found = self.trace.watch.scaling.skips.get(id(cluster.optimizer))
+                    if found is not None:
+                        written = (leaf.detach(), *state.values())
+                        update = functools.partial(selected, found, update, written)
                     if updates is None:
                         update()
                     else:
@@ -958,6 +983,17 @@ def _changes_hyper_parameters(cluster: ParamGroup) -> CaptureError:
         where=here(),
         remedy="set it before the call (a scheduler too is stepped outside), or use a second "
         "parameter group or optimizer",
+    )
+
+
+def _calls_closure(optimizer: Optimizer) -> CaptureError:
+    return CaptureError(
+        f"step(closure) of {type(optimizer).__name__}, which is not in the graph and may call the "
+        "closure as often as its values say",
+        code="TR-105",
+        where=here(),
+        remedy="call backward() in the step, and step() without a closure; LBFGS calls its closure "
+        "several times: compile the closure, without optimizer=",
     )
 
 

@@ -19,6 +19,7 @@ from treadle.capture.dynamic import Dims, take_samples, with_symbols
 from treadle.capture.eager import in_graph
 from treadle.capture.failures import raise_told
 from treadle.capture.flatten import Given, flatten
+from treadle.capture.grad_scaler import ScalerBegins
 from treadle.capture.gradient_sync import RankGroup
 from treadle.capture.number_calls import NumberCalls
 from treadle.capture.object_graph import Location
@@ -180,6 +181,8 @@ def _traced(
             if refusal is not None and not stand_in:
                 raise refusal
             numbers, stand_in, containers = (), False, None
+        except ScalerBegins as first:
+            first.begin()
         except ContainersChanged as changed:
             containers = changed.found
         except Counted as error:

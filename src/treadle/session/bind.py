@@ -1,6 +1,6 @@
 """The user's live tensors in, results and state out."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from treadle.capture.build_graph import Captured
 from treadle.capture.eager import run_eagerly
 from treadle.capture.flatten import flatten, unflatten
+from treadle.capture.grad_scaler import SkippedUpdate
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.run import around, fill, slots_in
 from treadle.capture.sources import Held, RunTimeNumber, State
@@ -101,7 +102,7 @@ def without_updates(
                 undo.callback(each.register_post_accumulate_grad_hook(wait_for_end).remove)
         for optimizer in optimizers.values():
             undo.callback(_put_back, vars(optimizer), "step", vars(optimizer).get("step"))
-            vars(optimizer)["step"] = _nothing
+            vars(optimizer)["step"] = _only_closure
         yield
     for each in parameters if kept else ():
         each.grad = kept.get(each)
@@ -114,8 +115,9 @@ def _put_back(held: dict[str, object], name: str, value: object) -> None:
         held[name] = value
 
 
-def _nothing(*_: object, **__: object) -> None:
+def _only_closure(closure: Callable[[], object] | None = None) -> object:
     """In the place of ``optimizer.step``."""
+    return None if closure is None else closure()
 
 
 def step_eagerly(captured: Captured, results: Sequence[Tensor | None]) -> None:
@@ -178,8 +180,9 @@ def _adopt_state(captured: Captured) -> None:
     """State that was created for this step becomes the optimizer's, with eager's keys."""
     if not captured.pending:
         return
+    skipped = {id(each) for each in _skipped(captured)}
     for source in captured.sources:
-        if isinstance(source, State):
+        if isinstance(source, State) and id(source.optimizer) not in skipped:
             value = captured.pending.get((id(source.parameter), source.key))
             if value is not None:
                 state = source.optimizer.state[source.parameter]
@@ -190,5 +193,13 @@ def _adopt_state(captured: Captured) -> None:
 
 
 def _count_steps(captured: Captured) -> None:
+    skipped = {id(each) for each in _skipped(captured)}
     for at in captured.stepped:
-        captured.clusters[at].advance()
+        if id(captured.clusters[at].optimizer) not in skipped:
+            captured.clusters[at].advance()
+
+
+def _skipped(captured: Captured) -> list[Optimizer]:
+    """Optimizers that a scaler kept from stepping in this call."""
+    places = [each.place for each in captured.left if isinstance(each.place, SkippedUpdate)]
+    return [each.optimizer for each in places if each.is_skipped]
