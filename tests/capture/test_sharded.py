@@ -1,6 +1,7 @@
 """What capture makes of DTensors: the graph of one rank out of several, which need not be there."""
 
 import gc
+from dataclasses import fields
 
 import pytest
 import torch
@@ -134,6 +135,24 @@ def test_a_policy_converts_before_a_gather_and_before_a_reduction():
         "reduce_scatter_tensor: f32[1, 2] = reduce_scatter_tensor(_to_copy.4, avg, 3, 0)",
         "wait_tensor.1: f32[1, 2] = wait_tensor(reduce_scatter_tensor)",
     ]
+
+
+def test_a_policy_says_which_parameters_are_converted():
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if "param_dtype_override_fn" not in {each.name for each in fields(MixedPrecisionPolicy)}:
+        pytest.skip("this version has one policy for all parameters")
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16,
+        reduce_dtype=torch.float32,
+        param_dtype_override_fn=lambda p: torch.bfloat16 if p.dim() == 2 else p.dtype,
+    )
+    model = fully(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)), mp_policy=policy)
+    plans = [
+        each for state in plans_of([model]) for group in state.groups for each in group.parameters
+    ]
+    assert [each.param_dtype for each in plans] == [torch.bfloat16, *[torch.float32] * 3]
+    assert {each.reduce_dtype for each in plans} == {torch.float32}
 
 
 def test_layers_that_are_split_sum_what_ranks_computed():

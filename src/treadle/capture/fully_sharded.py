@@ -99,8 +99,8 @@ class _Gathered(torch.autograd.Function):
         plan, group = held.plan, held.group
         if plan.layout is not None:
             grad = local_of(placed_as(grad, plan.layout))
-        if group.reduce_dtype is not None:
-            grad = grad.to(group.reduce_dtype)
+        if plan.reduce_dtype is not None:
+            grad = grad.to(plan.reduce_dtype)
         grad = grad if held.kept is None else held.kept + grad
         held.kept = None if group.reduces else grad
         if not group.reduces:
@@ -111,8 +111,8 @@ class _Gathered(torch.autograd.Function):
 
 
 def _gather(part: Tensor, plan: ShardedParameterPlan, group: ShardedGroupPlan) -> Tensor:
-    if group.param_dtype is not None and part.is_floating_point():
-        part = part.to(group.param_dtype)
+    if plan.param_dtype is not None and part.is_floating_point():
+        part = part.to(plan.param_dtype)
     ranks = group_of_ranks(group.gathers)
     if ranks is None:
         return part.clone()

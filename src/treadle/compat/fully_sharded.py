@@ -27,7 +27,8 @@ class ShardedParameterPlan:
     """One parameter. ``sharded``: the user's, a DTensor; ``places``: modules and names that hold
     it. ``shape``: gathered. ``rows``: of ``dim``, what each rank gives, padded. ``layout``: of what
     is gathered, if that is a DTensor still (on the axes of a mesh that nothing is gathered
-    along)."""
+    along). ``param_dtype``: of what is gathered; ``reduce_dtype``: of what is summed; ``None`` for
+    those that they have."""
 
     sharded: nn.Parameter
     places: tuple[tuple[nn.Module, str], ...]
@@ -35,6 +36,8 @@ class ShardedParameterPlan:
     dim: int
     rows: int
     layout: ShardedLayout | None
+    param_dtype: torch.dtype | None
+    reduce_dtype: torch.dtype | None
 
 
 @final
@@ -42,15 +45,12 @@ class ShardedParameterPlan:
 class ShardedGroupPlan:
     """Parameters that are gathered and reduced together. ``gathers``: the process group along which
     each has a part; ``copies``: that of those who hold the same parts; ``None`` for no such.
-    ``param_dtype``: of what is gathered; ``reduce_dtype``: of what is summed; ``None`` for those
-    that they have. ``drops``: whether modules hold parts from the forward to the backward pass."""
+    ``drops``: whether modules hold parts from the forward to the backward pass."""
 
     group: Any
     parameters: tuple[ShardedParameterPlan, ...]
     gathers: Any
     copies: Any
-    param_dtype: torch.dtype | None
-    reduce_dtype: torch.dtype | None
     drops: bool
 
     @property
@@ -154,7 +154,7 @@ def _facts(group: Any, *, drops: bool) -> tuple[object, ...]:
         kept["all_reduce_grads"],
         kept["gradient_divide_factor"],
         kept.get("force_sum_reduction_for_comms"),
-        kept["mp_policy"],
+        tuple(_policies(group)),
         id(kept["mesh_info"]),
         *(words for holds, words in without_functions(_beyond)(group) if holds),
     )
@@ -251,19 +251,23 @@ def _plan(state: Any, *, is_outer: bool) -> ShardedStatePlan:
 
 
 def _group_plan(group: Any, *, drops: bool) -> ShardedGroupPlan:
-    mesh, policy = vars(group.mesh_info), group.mp_policy
+    mesh = vars(group.mesh_info)
     return ShardedGroupPlan(
         group,
-        tuple(map(_parameter_plan, group.fsdp_params)),
+        tuple(map(_parameter_plan, group.fsdp_params, _policies(group))),
         mesh.get("shard_process_group"),
         mesh.get("replicate_process_group"),
-        policy.param_dtype,
-        policy.reduce_dtype,
         drops,
     )
 
 
-def _parameter_plan(parameter: Any) -> ShardedParameterPlan:
+def _policies(group: Any) -> list[Any]:
+    """The dtypes of each parameter: of its group, in versions before it had its own."""
+    kept = vars(group).get("mp_policy")
+    return [vars(each)["mp_policy"] if kept is None else kept for each in group.fsdp_params]
+
+
+def _parameter_plan(parameter: Any, policy: Any) -> ShardedParameterPlan:
     kept, place = vars(parameter), parameter._module_info
     spec = kept.get("_unsharded_dtensor_spec") or kept.get("_tp_spec")
     shared = zip(place.shared_modules, place.shared_param_names, strict=True)
@@ -275,6 +279,8 @@ def _parameter_plan(parameter: Any) -> ShardedParameterPlan:
         dim,
         parameter.padded_sharded_param_size[dim],
         None if spec is None else ShardedLayout(spec),
+        policy.param_dtype,
+        policy.reduce_dtype,
     )
 
 

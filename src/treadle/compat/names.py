@@ -3,7 +3,7 @@
 ``tests/compat`` finds what this room names in its sources: nothing can be used and not stand here.
 """
 
-ALL = ("2.11", "2.13", "2.15")
+ALL = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """The versions that are tested."""
 
 NAMES: dict[str, tuple[str, ...]] = {
