@@ -54,11 +54,13 @@ def are_equal(old: object, new: object) -> bool:
     return is_plain(new) and type(new) is type(old) and repr(new) == repr(old)
 
 
-def refused(label: str, kind: str) -> CaptureError:
-    """TR-117 for a change that would happen only when the step is captured."""
+def refused(label: str, kind: str, where: str = "") -> CaptureError:
+    """TR-117 for a change that would happen only when the step is captured; ``where``: the user's
+    line."""
     return CaptureError(
         f"the step changes {label}, a {kind} outside of it: that would happen when the step is "
         "captured, and not at later calls",
         code="TR-117",
+        where=where,
         remedy="return the value and keep it outside, or assign a new one",
     )

@@ -20,7 +20,12 @@ from typing import NoReturn
 import torch
 
 from treadle.capture.explain_errors import BETWEEN, OURS, looks_at_value, show_line
-from treadle.compat.fake import NEEDS_MEMORY, UNSUPPORTED, DataDependentOutputException
+from treadle.compat.fake import (
+    METADATA_CHANGES,
+    NEEDS_MEMORY,
+    UNSUPPORTED,
+    DataDependentOutputException,
+)
 from treadle.util.errors import CaptureError, TreadleError
 
 _TORCH, _TREADLE = OURS
@@ -49,6 +54,8 @@ def _told(error: Exception) -> Exception:
         return _communicates(frames, where)
     if _looks_at_value(error):
         return looks_at_value(where)
+    if _changes_storage(error, inner):
+        return _swaps(where)
     if any(each in str(error) for each in NEEDS_MEMORY):
         return of_torch(error, where)
     if inner is None or not inner.filename.startswith((*OURS, "<")) or _recurs(error, frames):
@@ -58,6 +65,21 @@ def _told(error: Exception) -> Exception:
     if inner.filename.startswith(_TREADLE) and inner.name != _CALLS_TORCH:
         return _internal(error, where)
     return of_torch(error, where)
+
+
+def _changes_storage(error: Exception, inner: traceback.FrameSummary | None) -> bool:
+    """Whether a tensor from outside was to get the storage of another one, or all that it is."""
+    return METADATA_CHANGES in str(error) or (inner is not None and inner.name == "swap_tensors")
+
+
+def _swaps(where: str) -> CaptureError:
+    return CaptureError(
+        "the step gives a tensor the storage of another one by set_() or swap_tensors(): that "
+        "would happen when it is captured, and not at later calls",
+        code="TR-117",
+        where=where,
+        remedy="assign the values: tensor.data = value.clone(), or tensor.copy_(value)",
+    )
 
 
 def _is_communication(frame: traceback.FrameSummary) -> bool:

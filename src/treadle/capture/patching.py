@@ -30,7 +30,7 @@ from treadle.capture.control_flow import instead_of
 from treadle.capture.deferred import DeferredNumbers, asks_number, functions_of_numbers
 from treadle.capture.eager import why_eager
 from treadle.capture.expected import Conditions, constraint_checks
-from treadle.capture.explain_errors import Line, here, running_line
+from treadle.capture.explain_errors import Line, here, running_line, show_line
 from treadle.capture.flatten import flatten_containers, unflatten
 from treadle.capture.frames import Whose, whose
 from treadle.capture.fully_sharded import (
@@ -48,6 +48,7 @@ from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.rng_guard import RngGuard
 from treadle.capture.scalar_index import ScalarIndices
 from treadle.capture.scaled import scaled
+from treadle.capture.tensor_effects import SET_DATA, DataAssignments, GivenTensor, HeldTensor
 from treadle.capture.wrappers import forward_of
 from treadle.compat.checkpointing import watched_checkpointing
 from treadle.compat.control_flow import functions_replaced
@@ -55,7 +56,6 @@ from treadle.compat.fake import is_traced
 from treadle.compat.fully_sharded import resharding_methods, unsharding_methods
 from treadle.compat.hooks import OURS, global_step_hooks, reducer_methods
 from treadle.compat.sharded_tensors import draw_methods, sharded_entries
-from treadle.compat.tensors import storage_key
 from treadle.compat.tracing import (
     METHOD_FILES,
     flat_weights,
@@ -93,7 +93,18 @@ _VALUES = frozenset(
 
 _GRAD = cast(Any, Tensor.grad)
 _READ_GRAD, _SET_GRAD = _GRAD.__get__, _GRAD.__set__
-_SET_DATA = cast(Any, Tensor.data).__set__
+_SETTERS = frozenset(
+    {
+        SET_DATA,
+        _SET_GRAD,
+        cast(Any, Tensor.requires_grad).__set__,
+        Tensor.requires_grad_,
+        Tensor.detach_,
+        Tensor.register_hook,
+        Tensor.register_post_accumulate_grad_hook,
+    }
+)
+"""What changes a tensor itself, and not its values."""
 
 
 def _asks() -> Whose:
@@ -136,7 +147,6 @@ class TensorPatcher(TorchFunctionMode):
         self._table = table
         self._layers = layers
         self._watch = watch
-        self._held = watch.held
 
     def __torch_function__(
         self,
@@ -147,10 +157,6 @@ class TensorPatcher(TorchFunctionMode):
     ) -> Any:
         self._watch.note_line()
         self._watch.rng.check()
-        if func in (_READ_GRAD, _SET_GRAD):
-            leaf = self._table.get(id(args[0]), args[0])
-            is_set = func == _SET_GRAD
-            self._watch.note_gradient(leaf, replaced=is_set, is_set=is_set)
         leaves, rebuilt = _arguments(args, kwargs or {})
         if any(map(is_recorded, leaves)):
             args, kwargs = rebuilt([as_plain(x) if is_recorded(x) else x for x in leaves])
@@ -168,8 +174,13 @@ class TensorPatcher(TorchFunctionMode):
             args, kwargs = rebuilt(leaves)
         if func in _VALUES and any(map(is_traced, leaves)):
             return self._value(func, *args)
-        if func == _SET_DATA:
-            return self._set_data(*args)
+        if func in _SETTERS:
+            self._watch.note_set(args[0])
+        if func in (_READ_GRAD, _SET_GRAD):
+            is_set = func == _SET_GRAD
+            self._watch.note_gradient(args[0], replaced=is_set, is_set=is_set)
+        if func == SET_DATA:
+            return self._watch.assignments.assign(*args)
         if any(isinstance(leaf, Generator) for leaf in leaves):
             result = self._drawn(func, args, kwargs or {})
         elif instead := self._watch.indices.instead_of(func, args):
@@ -219,26 +230,6 @@ class TensorPatcher(TorchFunctionMode):
             self._watch.generators.append(((start, traced_nodes()), number))
         return result
 
-    def _set_data(self, target: Tensor, value: Tensor) -> None:
-        """``p.data = value`` of a tensor of the user's writes the value to it."""
-        if not any(target is each for each in self._table.values()):
-            _SET_DATA(target, value)
-            return
-        alike = (target.shape, target.dtype, target.device) == (
-            value.shape, value.dtype, value.device
-        )  # fmt: skip
-        shared = {storage_key(each) for each in self._table.values()}
-        if not alike or storage_key(value) in shared:
-            raise CaptureError(
-                f"a tensor {list(target.shape)} of {target.dtype} gets the storage of another one "
-                f"({list(value.shape)} of {value.dtype}) by .data =",
-                code="TR-117",
-                where=here(),
-                remedy="copy the values: p.data.copy_(value), or p.data = value.clone()",
-            )
-        with torch.no_grad():
-            target.detach().copy_(value)
-
     def _is_outside(self, leaf: Any) -> bool:
         if not isinstance(leaf, Tensor):
             return False
@@ -260,7 +251,7 @@ class TensorPatcher(TorchFunctionMode):
             return leaf
         found = self._table.get(id(leaf))
         if found is None:
-            found = self._held.get(id(leaf), (None, None))[1]
+            found = self._watch.held_as(leaf)
         if found is None and leaf.requires_grad:
             raise CaptureError(
                 f"a tensor {list(leaf.shape)} that needs a gradient belongs to no model given",
@@ -269,8 +260,7 @@ class TensorPatcher(TorchFunctionMode):
                 remedy="pass the module that owns it in model=, or detach it",
             )
         if found is None and held and not is_traced(leaf):
-            found = held_input(leaf)
-            self._held[id(leaf)] = leaf, found
+            found = self._watch.hold(leaf)
         return leaf if found is None else found
 
 
@@ -424,7 +414,9 @@ class TraceRecorder:
         self._began: int | None = None
         self._made: dict[GradientNode, tuple[Line, str]] = {}
         self.listen: Callable[[], None] = lambda: None  # in a thread of the engine's
-        self.held: dict[int, tuple[Tensor, Tensor]] = {}  # the user's, and what is traced
+        self.held: dict[int, tuple[Tensor, GivenTensor]] = {}  # the user's, by their ids
+        self.assignments = DataAssignments()
+        self._set_at: dict[int, str] = {}  # by the ids of tensors
         self._followed: set[GradientNode] = set()
         self.after_backward: Callable[[], None] = lambda: None
         self.runs_again: Callable[[bool], None] = lambda _: None
@@ -559,6 +551,34 @@ class TraceRecorder:
         """Whether the step looked at ``leaf.grad``, set it, or added to it."""
         known = id(leaf) in self._used or id(leaf) in self.fresh
         return known or self.sync.has_accumulated(leaf)
+
+    def note_set(self, tensor: Any) -> None:
+        """The line that runs now changes a tensor itself."""
+        self._set_at[id(tensor)] = here()
+
+    def line_of(self, tensor: Tensor) -> str:
+        """The last line that changed a tensor itself; that which runs where there was none."""
+        return self._set_at.get(id(tensor), show_line(self.lines[-1][1]))
+
+    def is_looked_at(self, leaf: Tensor) -> bool:
+        """Whether the step looked at ``leaf.grad``."""
+        return id(leaf) in self._used
+
+    def is_replaced_first(self, leaf: Tensor) -> bool:
+        """Whether the first that the step did with ``leaf.grad`` was to replace it."""
+        return id(leaf) in self.fresh
+
+    def hold(self, tensor: Tensor) -> Tensor:
+        """A tensor from outside of the step is an input from now on; what is traced for it."""
+        traced, find = held_input(tensor), HeldTensor(tensor)
+        given = GivenTensor.of("a tensor", find, tensor, traced, is_argument=False)
+        self.held[id(tensor)] = tensor, given
+        return traced
+
+    def held_as(self, tensor: Tensor) -> Tensor | None:
+        """What is traced for it, if it was met before."""
+        _, given = self.held.get(id(tensor), (None, None))
+        return None if given is None else given.traced
 
     def _cleared(self, original: Callable[..., None]) -> Callable[..., None]:
         """``zero_grad``, which looks at gradients only to clear them."""

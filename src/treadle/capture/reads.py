@@ -113,17 +113,22 @@ class Reads:
         """An object among the arguments: at every call another one."""
         if isinstance(value, ONLY_ITSELF) or id(value) in self._nodes:
             # The model, a part of a global, another argument: it has to be that at every call.
-            node = Node(Space, label, getter)
-            self._nodes[id(getter)] = node
-            self._order.append(node)
-            self._watch(node, 0, Got(label, getter), None, deep=True)
-            self._drain()
+            self.add_found(label, getter)
             return
         node = self._node(label, value, None)
         node.getter = getter
         self._drain()
         if isinstance(value, (*_IDENTITIES, Enum)) or not node.watched:
             node.only = value  # there is nothing to compare
+
+    def add_found(self, label: str, getter: Callable[[], object]) -> None:
+        """What ``getter`` finds at every call: the same object, an equal value, or a tensor of the
+        same type."""
+        node = Node(Space, label, getter)
+        self._nodes[id(getter)] = node
+        self._order.append(node)
+        self._watch(node, 0, Got(label, getter), None, deep=True)
+        self._drain()
 
     def add_container(
         self, label: str, value: object, getter: Callable[[], object], parts: frozenset[object]

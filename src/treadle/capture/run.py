@@ -61,12 +61,20 @@ from treadle.capture.sources import (
     Source,
     State,
 )
+from treadle.capture.tensor_effects import (
+    Aspect,
+    GivenTensor,
+    HeldTensor,
+    TensorPlace,
+    refused_storage,
+)
 from treadle.capture.updates import UpdatesOfGroup
 from treadle.compat.fake import is_traced
-from treadle.compat.hooks import copy_hooks
+from treadle.compat.hooks import copy_hooks, tensor_hooks
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.sharded_tensors import ShardedLayout, layout_of, local_of, placed_as
 from treadle.compat.switches import switches_kept, uses_onednn
+from treadle.compat.tensors import storage_key
 from treadle.compat.tracing import outside_modes, traced_nodes, without_functions
 from treadle.graph.signature import Input, Role
 from treadle.util.errors import CaptureError
@@ -91,33 +99,10 @@ class RunAgain:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Gradient:
-    """The ``.grad`` of the argument ``at``, as a place: what is put there is added."""
-
-    at: int
-    call: GivenCall
-
-    @property
-    def label(self) -> str:
-        return f"argument {self.at}.grad"
-
-    def get(self) -> Any:
-        return self.call.leaves[self.at].grad
-
-    def put(self, value: Tensor) -> None:
-        tensor: Tensor = self.call.leaves[self.at]
-        if tensor.grad is None:
-            tensor.grad = value
-        else:
-            tensor.grad += value
-
-
-@final
-@dataclass(frozen=True, slots=True)
 class SideEffect:
     """What the step leaves in a place outside of it. ``leaves``: slots for tensors."""
 
-    place: Location | _Gradient | InArgument | ContainerChanges | SkippedUpdate
+    place: Location | TensorPlace | InArgument | ContainerChanges | SkippedUpdate
     leaves: tuple[Any, ...]
     tree: TreeSpec
 
@@ -218,7 +203,7 @@ class Trace:
     uses: Uses = field(default_factory=Uses)
     changed: list[Change | None] = field(
         default_factory=list[Change | None]
-    )  # beside each of ``left``; none for the gradients of arguments
+    )  # beside each of ``left``; none for what is done to arguments and to tensors themselves
     left: list[SideEffect] = field(default_factory=list[SideEffect])
     toggled: list[Toggle] = field(default_factory=list[Toggle])
     fresh: list[nn.Parameter] = field(default_factory=list[nn.Parameter])
@@ -295,10 +280,13 @@ class Run:
         self._kept: dict[int, Tensor] | None = None  # by the last backward; ``None`` before it
         self._of_fakes: set[str] = set()
         self._on_tensor: set[str] = set()
-        self._batch: list[Tensor] = []
+        self._hooks: dict[int, tuple[object, ...]] = {}  # of parameters, by their ids
+        self._given: list[GivenTensor] = []  # among the arguments
+        self._memory: set[int | None] = set()  # that inputs have, before it runs
         self._stood: dict[int, dict[str, Any]] = {}
         if not update:
             self.trace.watch.after_backward = self._keep_gradients
+        self._assigned: list[tuple[Tensor, Tensor]] = []  # what they were, and what is assigned
         self._stand_ins: dict[int, Tensor] = {}
         self._values: dict[tuple[int, str], Tensor] = {}
         self._handed: dict[int, _Handed] = {}
@@ -307,7 +295,11 @@ class Run:
     def traced(self, inputs: list[Tensor]) -> list[Tensor]:
         """What ``make_fx`` traces: the step as a function of all it reads."""
         batch, self._buffers = self._bind(inputs)
-        self._batch = [each for each in batch if isinstance(each, Tensor) and each.grad is None]
+        self._memory = {storage_key(each) for each in inputs}
+        self._given = [
+            *(self._given_tensor(at, x) for at, x in enumerate(batch) if isinstance(x, Tensor)),
+            *(self._buffer_tensor(*each) for each in self._buffers),
+        ]
         self._inputs = {id(each): at for at, each in enumerate(batch) if not is_plain(each)}
         given, _ = flatten_with_paths(unflatten(batch, self.spec))
         self._paths = [path for path, _ in given]
@@ -351,7 +343,8 @@ class Run:
                     watch.scaling.check()
                     self._refuse_unrecorded(external)
                     self._note_left(external, table)
-                    self._refuse_on_tensors()
+                    without_functions(self._refuse_on_parameters)()
+                    without_functions(self._note_tensors)(table)
             finally:
                 watch.listen = _nothing  # hooks of traced nodes, which stay, know the watch
         return self._returned(result)
@@ -374,6 +367,7 @@ class Run:
                     vars(leaf).update({k: v for k, v in theirs if k not in self._of_fakes})
                     self.sync.watch(leaf, has_gradient=parameter.grad is not None)
                     copy_hooks(parameter, leaf)
+                    self._hooks[id(parameter)] = tensor_hooks(leaf)
                     self._stand_ins[id(parameter)] = leaf
                 case BufferSlot(owner, key):
                     buffers.append((owner, key, around(value, layout_of(owner._buffers[key]))))
@@ -441,6 +435,8 @@ class Run:
                 continue
             if not isinstance(leaf, Tensor) and not is_plain(leaf):
                 reads.add_argument(f"argument {path}", leaf, functools.partial(self._leaf, at))
+        for each in self._given:
+            each.read(reads, self.trace.watch)
         for at, each in enumerate(self._call.containers):
             label, getter = type(each.value).__name__, functools.partial(self._container, at)
             reads.add_container(f"argument {label}", each.value, getter, each.parts)
@@ -508,6 +504,10 @@ class Run:
             elif not self._log.is_got(each):
                 raise refused(each.label, type(each.real).__name__)
         self._leave_what_stands_there(reads)
+        places = reads.places()
+        for tensor, given in self.trace.watch.held.values():
+            if id(tensor) in places and isinstance(given.find, HeldTensor):
+                given.find.found_at(places[id(tensor)])
         for at, (left, change) in enumerate(zip(self.trace.left, self.trace.changed, strict=True)):
             if change is None:
                 continue
@@ -639,7 +639,17 @@ class Run:
                 self.trace.cleared.append(parameter)
         for each in self.trace.eager:
             tensors += [local_of(self._handed[id(p)].copy) for p in each.parameters]
-        return tensors
+        return self._written(tensors)
+
+    def _written(self, results: list[Tensor]) -> list[Tensor]:
+        """The results, and after them the values that ``.data =`` gave to parameters and buffers
+        are in their memory. What was in it until then is a result's own."""
+        memory = {storage_key(before) for before, _ in self._assigned}
+        with torch.no_grad():
+            results = [each.clone() if storage_key(each) in memory else each for each in results]
+            for before, now in self._assigned:
+                before.copy_(now)
+        return results
 
     def _left_tensors(self) -> list[Tensor]:
         """The tensors that go to places outside, which get slots; the user's own go as they are."""
@@ -659,27 +669,68 @@ class Run:
             if key != "params" and key in before and _unlike(value, before[key]):
                 raise _changes_hyper_parameters(cluster)
 
-    def _refuse_on_tensors(self) -> None:
-        """TR-117 for attributes and gradients that the step leaves on tensors it was given."""
+    def _refuse_on_parameters(self) -> None:
+        """TR-117 for attributes, hooks and shapes that the step leaves on parameters."""
         for parameter in self._parameters():
             leaf = self._stand_ins[id(parameter)]
+            where = self.trace.watch.line_of(leaf)
             found, before = vars(leaf), vars(parameter)
             known = self._on_tensor - self._of_fakes
             if any(found.get(k, MISSING) is not before.get(k, MISSING) for k in known):
-                raise refused("an attribute of a parameter", "tensor")
+                raise refused("an attribute of a parameter", "tensor", where)
             new = found.keys() - before.keys() - self._of_fakes
             if new:
-                raise refused(f"the attribute {min(new)} of a parameter", "tensor")
-        held = [fake for _, fake in self.trace.watch.held.values()]
-        looked_at = [each for each in self._batch if self.trace.watch.uses_gradient(each)]
-        if any(each.grad is not None for each in (*held, *looked_at) if each.is_leaf):
-            raise refused("the .grad of a tensor that is no parameter", "tensor")
-        for each in self._batch:
-            if each.is_leaf and each.grad is not None:
-                leaves, tree = flatten(each.grad)
-                place = _Gradient(self._inputs[id(each)], self._call)
-                self.trace.left.append(SideEffect(place, tuple(leaves), tree))
-                self.trace.changed.append(None)
+                raise refused(f"the attribute {min(new)} of a parameter", "tensor", where)
+            if tensor_hooks(leaf) != self._hooks[id(parameter)]:
+                raise refused("the hooks of a parameter", "tensor", where)
+            if leaf.shape != parameter.shape:
+                raise refused_storage(leaf, where)
+
+    def _given_tensor(self, at: int, traced: Tensor) -> GivenTensor:
+        """A tensor among the arguments."""
+        find = functools.partial(self._tensor, at)
+        return GivenTensor.of(f"argument {at}", find, self.leaves[at], traced, is_argument=True)
+
+    def _buffer_tensor(self, owner: nn.Module, key: str, traced: Tensor) -> GivenTensor:
+        """A buffer."""
+        find, buffer = functools.partial(_buffer, owner, key), owner._buffers[key]
+        assert buffer is not None, key
+        return GivenTensor.of(f"the buffer {key}", find, buffer, traced, is_argument=False)
+
+    def _tensor(self, at: int) -> object:
+        """A leaf of the arguments; ``MISSING`` between two calls."""
+        return self._call.leaves[at] if at < len(self._call.leaves) else MISSING
+
+    def _note_tensors(self, table: Mapping[int, Tensor]) -> None:
+        """What the step did to the user's own tensors. Of parameters and buffers, whose memory
+        stays, values that ``.data =`` gave them are written to it when all results are known."""
+        watch = self.trace.watch
+        given = [*self._given, *(each for _, each in watch.held.values())]
+        known = self._memory | {each.memory for each in given}
+        owned = list({id(each): each for each in table.values()}.values())
+        assigned = watch.assignments
+        assigned.refuse_shared([*owned, *(each.traced for each in given)], known, watch)
+        for each in owned:
+            before = assigned.before(each)
+            if before is None:
+                continue
+            if not _is_alike(before, each):
+                raise refused_storage(each, watch.line_of(each))
+            self._assigned.append((before, each))
+        stay = set(map(id, owned))
+        for each in given:
+            for place, value in each.changes(assigned, watch):
+                if place.aspect is not Aspect.DATA or id(each.traced) not in stay:
+                    self._leave(place, value)
+
+    def _leave(self, place: TensorPlace, value: object) -> None:
+        """From now on ``value`` is left there by every call."""
+        leaves, tree = flatten(value)
+        others = [leaf for leaf in leaves if not self._is_given(leaf) and not is_plain(leaf)]
+        if others and value is not MISSING:
+            raise refused(place.label, type(value).__name__, here())
+        self.trace.left.append(SideEffect(place, tuple(leaves), tree))
+        self.trace.changed.append(None)
 
     def _own(self, leaf: Any) -> Any:
         """A parameter, buffer or argument that is returned or left somewhere is that object; a
@@ -694,6 +745,9 @@ class Run:
             return Later(leaf)
         if id(leaf) in self._inputs:
             return Later(functools.partial(self._leaf, self._inputs[id(leaf)]))
+        for tensor, given in self.trace.watch.held.values():
+            if leaf is tensor or leaf is given.traced:
+                return Later(given.find)
         if not is_traced(leaf):
             return leaf
         for parameter in self._parameters():

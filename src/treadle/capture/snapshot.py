@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.object_graph import Location, Node, Watched
 from treadle.capture.parts import Entries
+from treadle.compat.sharded_tensors import layout_of
 
 
 class Snapshot:
@@ -34,6 +35,9 @@ class Snapshot:
         buffers = [b for model in models.values() for b in model.buffers()]
         self._grads = [(p, p.grad) for p in parameters]
         grads = [p.grad for p in parameters if p.grad is not None]
+        leaves = [each for each in others if each.is_leaf and layout_of(each) is None]
+        self._others = [(t, t.detach(), t.requires_grad, t.grad) for t in leaves]
+        grads += [each.grad for each in leaves if each.grad is not None]
         self._states = [(each, _state_of(each)) for each in optimizers.values()]
         state = [
             value
@@ -55,6 +59,10 @@ class Snapshot:
 
     def restore(self) -> None:
         """Everything as it was."""
+        for tensor, memory, flag, grad in self._others:
+            tensor.data = memory
+            tensor.requires_grad_(flag)
+            tensor.grad = grad
         with torch.no_grad():
             for tensor, value in self._values:
                 tensor.copy_(value)

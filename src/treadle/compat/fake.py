@@ -31,6 +31,9 @@ UNSUPPORTED = (DynamicOutputShapeException, UnsupportedOperatorException, NotImp
 NEEDS_MEMORY = ("data pointer", "doesn't have storage", "data_ptr", "access storage")
 """Words of errors about tensors without memory."""
 
+METADATA_CHANGES = "Can't call metadata mutating ops on non-Fake Tensor"
+"""Words of the error about ``set_`` of a tensor that is real."""
+
 
 def fake_mode_of(tensors: Sequence[Tensor]) -> FakeTensorMode:
     """The mode that made the fake ones among them, or a new one that takes real ones as well."""
@@ -150,6 +153,7 @@ def _types_sums_of_products() -> bool:
 
 
 __all__ = [
+    "METADATA_CHANGES",
     "NEEDS_MEMORY",
     "UNSUPPORTED",
     "DataDependentOutputException",
