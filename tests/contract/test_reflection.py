@@ -1,10 +1,13 @@
 """Code that names ``eval``, ``vars``, ``dir`` or ``globals`` reads what it reads, and no more: each
 step is told what changed and what did not, and compiles again for the one and not for the other."""
 
+from pathlib import Path
+
 import pytest
 
 from contract.test_reads_generator import Beside
 from contract.worlds import Probe, Recompiles, no_compiling, same
+from forks import Forks
 
 STATE = """
 import inspect
@@ -97,6 +100,13 @@ def test_what_is_named_is_not_what_is_read(call: str):
             expect_alike(beside)
     finally:
         beside.close()
+
+
+def test_a_script_whose_globals_change_is_compiled_once(forks: Forks):
+    script = Path(__file__).with_name("sentence_classifier.py")
+    done = forks.run(script, quiet=True, seconds=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "compiled once for 6 calls" in done.stdout
 
 
 def expect_alike(beside: Beside) -> None:

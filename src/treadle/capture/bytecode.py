@@ -150,8 +150,8 @@ class ReflectiveRead:
     """Where code reads by a name that it does not mention, in a way that no call tells.
 
     ``kind``: ``dict`` for ``x.__dict__`` of which no single entry is looked at; ``globals`` for
-    ``f.__globals__``, of a single entry with its ``name``; ``frames`` for ``f_globals`` of a frame;
-    ``past`` for ``X.__getattribute__(x, name)``; ``names`` for what reads computed names
+    ``f.__globals__`` and ``frames`` for ``f_globals`` of a frame, with the ``name`` of a single
+    entry; ``past`` for ``X.__getattribute__(x, name)``; ``names`` for what reads computed names
     (``attrgetter``). ``owner`` and ``name``: what loads them; ``None`` if that cannot be said.
     """
 
@@ -170,21 +170,23 @@ def _site(steps: Instructions, at: int) -> ReflectiveRead | None:
     step = steps.all[at]
     match step.op, step.arg:
         case "LOAD_ATTR", "__dict__":
-            key = steps.key_of(at)
-            known = key is not None and steps.is_known(key)
+            known = _known_key(steps, at)
             return None if known else ReflectiveRead("dict", _loaded(steps, at))
         case "LOAD_ATTR", "__globals__":
-            key = steps.key_of(at)
-            known = key is not None and steps.is_known(key)
-            return ReflectiveRead("globals", _loaded(steps, at), key if known else None)
+            return ReflectiveRead("globals", _loaded(steps, at), _known_key(steps, at))
         case "LOAD_ATTR", "f_globals" | "f_locals":
-            return ReflectiveRead("frames")
+            return ReflectiveRead("frames", None, _known_key(steps, at))
         case "LOAD_ATTR" | "LOAD_SUPER_ATTR", "__getattribute__":
             return _past(steps, at)
         case "LOAD_ATTR" | "LOAD_GLOBAL" | "IMPORT_FROM", "attrgetter" | "methodcaller":
             return None if _names_are_constants(steps, at) else ReflectiveRead("names")
         case _:
             return None
+
+
+def _known_key(steps: Instructions, at: int) -> Instruction | None:
+    key = steps.key_of(at)
+    return key if key is not None and steps.is_known(key) else None
 
 
 def _loaded(steps: Instructions, at: int) -> Instruction | None:

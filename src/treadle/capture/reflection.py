@@ -120,9 +120,8 @@ class Reflection:
                 case "globals" if isinstance(of, FunctionType):
                     self._variables(of.__globals__, name)
                 case "frames":
-                    for each in callers(frame):
-                        if whose(file_of(each)) is Whose.USER:
-                            self._variables(each.f_globals)
+                    if owner is Whose.USER or type(name) is str:
+                        self._of_callers(frame, name)
                 case "past":
                     self._past(site, frame.f_code, of, name)
                 case "globals" if owner is Whose.USER:
@@ -131,6 +130,11 @@ class Reflection:
                     self._any_name()
                 case _:
                     pass
+
+    def _of_callers(self, frame: FrameType, name: object) -> None:
+        for each in callers(frame):
+            if whose(file_of(each)) is Whose.USER:
+                self._variables(each.f_globals, name)
 
     def _past(self, site: ReflectiveRead, code: CodeType, of: object, name: object) -> None:
         if site.owner is not None:
