@@ -112,6 +112,12 @@ class Step:
         """Why the step was compiled more than once, or ran eagerly, in words and in order."""
         return self._dispatcher.recompiles
 
+    @property
+    def recaptures(self) -> list[str]:
+        """Why the step was captured again where that made no difference: nothing was compiled, and
+        what is remembered in a dict, say, at first use is known from then on."""
+        return self._dispatcher.recaptures
+
     def explain(self) -> str:
         """Why the step takes what it takes: what to do next, time by phase and kernel, fallbacks
         and why, what is alive at the peak. ``profile`` and ``measure`` first add what is measured.

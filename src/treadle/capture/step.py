@@ -294,17 +294,17 @@ def _sources(
         for key in cluster.scalar_names():
             label = f"{cluster.label}.{key}.{at}"
             found.append((Input(Role.SCALAR, label), Scalar(cluster, key, device)))
-    for model in models.values():
+    leaves, _ = flatten((args, kwargs))
+    for at, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            found.append((Input(Role.BATCH, f"batch {at}", *_parts(leaf)), Batch(at)))
+    for model in models.values():  # last: the names of other inputs are those without them
         for parameter in model.parameters():
             if parameter.grad is not None:
                 label = f"grad of {names[id(parameter)]}"
                 source = Grad(parameter, layout_of(parameter.grad))
                 given = Input(Role.GRADIENT, label, *_parts(parameter.grad))
                 found.append((given, source))
-    leaves, _ = flatten((args, kwargs))
-    for at, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor):
-            found.append((Input(Role.BATCH, f"batch {at}", *_parts(leaf)), Batch(at)))
     return found
 
 

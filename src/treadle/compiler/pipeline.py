@@ -14,8 +14,8 @@
     build                sources -> what runs
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 
 import torch
@@ -56,17 +56,25 @@ from treadle.util.collector import without_collector
 from treadle.util.errors import internal_errors
 from treadle.util.extents import GuardSet
 
+_NOTHING: Mapping[str, Built] = {}
 _ROOM = 1 << 20
 """Bytes that copies of the batch and of results may always take, where no budget is given."""
 
 
 def compile_graph(
-    captured: Captured, options: Options, *, cache: Cache, clock: Clock | None = None
+    captured: Captured,
+    options: Options,
+    *,
+    cache: Cache,
+    clock: Clock | None = None,
+    known: Iterable[Compiled] = (),
 ) -> Compiled:
-    """A captured step to something that runs. Raises what the stages raise; changes nothing."""
+    """A captured step to something that runs: of the same graph as one of ``known``, the very same
+    that runs for it. Raises what the stages raise; changes nothing."""
     steps = carried_steps(captured, options) if options.carries else None
     if steps is None:
-        return _compiled(captured, options, cache, clock)
+        draws_alike = (each for each in known if each.captured.generators == captured.generators)
+        return _compiled(captured, options, cache, clock, {e.key: e for e in draws_alike})
     first = _compiled(replace(captured, step=steps.first), options, cache, clock)
     steady = _compiled(replace(captured, step=steps.steady), options, cache, clock)
     alone = replace(captured, step=steps.flush, fresh=(), kept=(), conditions=(), eager=())
@@ -76,7 +84,13 @@ def compile_graph(
     return replace(steady, captured=captured, carrying=carrying)
 
 
-def _compiled(captured: Captured, options: Options, cache: Cache, clock: Clock | None) -> Compiled:
+def _compiled(
+    captured: Captured,
+    options: Options,
+    cache: Cache,
+    clock: Clock | None,
+    known: Mapping[str, Built] = _NOTHING,
+) -> Compiled:
     built = compile_step(
         captured.step,
         captured.device,
@@ -86,10 +100,12 @@ def _compiled(captured: Captured, options: Options, cache: Cache, clock: Clock |
         generators=captured.generators,
         kept=captured.kept_bytes,
         guards=captured.guards,
+        known=known,
     )
     users = any(map(registered, STAGES))  # of whose draws nothing is known
     draws = captured.draws or users
-    return Compiled(**vars(built), captured=captured, options=options, draws=draws)
+    parts = {each.name: getattr(built, each.name) for each in fields(Built)}
+    return Compiled(**parts, captured=captured, options=options, draws=draws)
 
 
 def compile_step(
@@ -102,10 +118,11 @@ def compile_step(
     generators: Sequence[torch.Generator] = (),
     kept: int = 0,
     guards: GuardSet | None = None,
+    known: Mapping[str, Built] = _NOTHING,
 ) -> Built:
     """A graph to something that runs on ``device``. ``generators``: the user's that it draws from;
     ``kept``: bytes beside its own; ``guards``: of the sizes of its trace, which the graph may not
-    know where no value of it has them."""
+    know where no value of it has them. ``known``: by their keys, what may be returned as it is."""
     guards = guards_of(step.graph) if guards is None else guards
     clock = clock or Clock()
     step, extension = _extended(step, device, options, clock)
@@ -116,6 +133,8 @@ def compile_step(
         facts = request.facts
         key = key_of(facts)
         foreign = bool(registered_late())
+        if key in known and not foreign and not options.watched:
+            return known[key]
         entry = None if options.watched or foreign else cache.get(key)
         found = None if entry is None else read_saved(entry)
     lines = request.canonical.lines

@@ -20,14 +20,15 @@ from treadle.session.saved import Saved
 from treadle.session.shapes import Dynamic, find
 from treadle.session.specialization import Specializations, fixed_numbers
 from treadle.session.user_step import UserStep
-from treadle.session.variants import Variants, warn_of_recompiles
+from treadle.session.variants import Variants, warn_of_recaptures, warn_of_recompiles
 from treadle.targets.registry import target_for
 from treadle.util.errors import LoweringError
 
 
 class Dispatcher:
-    """The variants of one step. ``recompiles``: why there is more than one, in words; ``last``: the
-    one that served last; ``call``: the arguments that are served; ``carrier``: what its calls leave
+    """The variants of one step. ``recompiles``: why there is more than one, in words;
+    ``recaptures``: likewise, of those that run the program of another; ``last``: the one that
+    served last; ``call``: the arguments that are served; ``carrier``: what its calls leave
     for later ones."""
 
     def __init__(
@@ -39,6 +40,7 @@ class Dispatcher:
         saved: Saved | None,
     ) -> None:
         self.recompiles: list[str] = []
+        self.recaptures: list[str] = []
         self.last: Compiled | None = None
         self.call = GivenCall()
         self.carrier = Carrier(step.models, step.optimizers)
@@ -100,10 +102,21 @@ class Dispatcher:
         found = self._specialized(key, args, kwargs, update)
         if found is not None:
             return found
-        self.recompiles += self.variants.why_not(key, self._step.models)
-        warn_of_recompiles(self.recompiles, known)
+        reasons = self.variants.why_not(key, self._step.models)
         self._note_numbers(self.variants.changed_numbers(key))
-        return self._compile(args, kwargs, update=update)
+        found = self._compile(args, kwargs, update=update)
+        if self.variants.runs(found):
+            self._note_recapture(reasons)
+        else:
+            self.recompiles += reasons
+            warn_of_recompiles(self.recompiles, known)
+        return found
+
+    def _note_recapture(self, reasons: list[str]) -> None:
+        """What changed made no difference to what runs."""
+        known = len(self.recaptures)
+        self.recaptures += reasons
+        warn_of_recaptures(self.recaptures, known)
 
     def _note_numbers(self, found: Iterable[str | Location]) -> None:
         """From now on these are inputs, where the graph allows it."""
@@ -160,7 +173,9 @@ class Dispatcher:
                     group=self._step.group,
                 )
             self._note_numbers(captured.counters)
-            compiled = compile_graph(captured, self._options, cache=self._cache, clock=clock)
+            compiled = compile_graph(
+                captured, self._options, cache=self._cache, clock=clock, known=self.variants
+            )
         finally:
             watcher.closes()
         for each in compiled.programs:

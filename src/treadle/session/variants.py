@@ -39,6 +39,16 @@ def warn_of_recompiles(reasons: Sequence[str], known: int) -> None:
         )
 
 
+def warn_of_recaptures(reasons: Sequence[str], known: int) -> None:
+    """Likewise, when a step is captured again for the fourth time for what makes no difference."""
+    if known < MANY_RECOMPILES <= len(reasons):
+        warn_user(
+            f"the step is captured again for the {MANY_RECOMPILES}th time: {reasons[-1]}. Nothing "
+            "was compiled, since what changed makes no difference; but each change of it takes the "
+            "time of a capture. step.recaptures has every reason"
+        )
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class _Again:
@@ -68,6 +78,10 @@ class Variants:
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def runs(self, compiled: Compiled) -> bool:
+        """Whether one of them runs the program of ``compiled``."""
+        return any(each.executable is compiled.executable for each in self)
 
     def again(self, called: Called) -> Compiled | None:
         """The variant of the last call, if nothing at all differs; that is looked at in one pass,
@@ -154,10 +168,16 @@ class Variants:
             self._known.pop(key).release()
 
     def _evict(self) -> None:
-        """Those of a pattern are small: they share its code and its arena."""
-        own = [key for key, each in self._known.items() if each.pattern is None]
+        """Those of a pattern are small, and those that run the program of a newer one: they share
+        its code and its arena."""
+        newest = {id(each.executable): key for key, each in self._known.items()}
+        own = [
+            key
+            for key, each in self._known.items()
+            if each.pattern is None and newest[id(each.executable)] is key
+        ]
+        shared = [key for key in self._known if key not in own]
         for key in own[: max(0, len(own) - self._limit)]:
             self._known.pop(key).release()
-        shared = [key for key, each in self._known.items() if each.pattern is not None]
         for key in shared[: max(0, len(shared) - _SHARED * self._limit)]:
             del self._known[key]
