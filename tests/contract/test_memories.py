@@ -1,5 +1,5 @@
-"""What fills at first use (caches, attributes that are set lazily, types seen): the step is captured
-again when it is full, and nothing is compiled where that makes no difference."""
+"""What fills at first use (caches, attributes that are set lazily, types seen): the step is
+captured again when it is full, and nothing is compiled where that makes no difference."""
 
 import functools
 from collections import defaultdict

@@ -15,7 +15,7 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -73,8 +73,8 @@ def compile_graph(
     that runs for it. Raises what the stages raise; changes nothing."""
     steps = carried_steps(captured, options) if options.carries else None
     if steps is None:
-        draws_alike = (each for each in known if each.captured.generators == captured.generators)
-        return _compiled(captured, options, cache, clock, {e.key: e for e in draws_alike})
+        alike = {each.key: each for each in known if _may_run(each, captured)}
+        return _compiled(captured, options, cache, clock, alike)
     first = _compiled(replace(captured, step=steps.first), options, cache, clock)
     steady = _compiled(replace(captured, step=steps.steady), options, cache, clock)
     alone = replace(captured, step=steps.flush, fresh=(), kept=(), conditions=(), eager=())
@@ -82,6 +82,12 @@ def compile_graph(
     first.kept = KeptResults(steps.results, len(steps.carried))
     carrying = Carrying(first, steady, flush, steps.flushed)
     return replace(steady, captured=captured, carrying=carrying)
+
+
+def _may_run(known: Compiled, captured: Captured) -> bool:
+    """Whether what runs for one may run for another of the same key."""
+    whole = known.pattern is None and known.carrying is None
+    return whole and known.captured.generators == captured.generators
 
 
 def _compiled(
@@ -104,8 +110,9 @@ def _compiled(
     )
     users = any(map(registered, STAGES))  # of whose draws nothing is known
     draws = captured.draws or users
-    parts = {each.name: getattr(built, each.name) for each in fields(Built)}
-    return Compiled(**parts, captured=captured, options=options, draws=draws)
+    if isinstance(built, Compiled):  # one of those known
+        return replace(built, captured=captured)
+    return Compiled(**vars(built), captured=captured, options=options, draws=draws)
 
 
 def compile_step(
