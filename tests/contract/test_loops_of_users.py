@@ -201,26 +201,6 @@ def test_grad_is_what_the_step_leaves(clear):
     beside_eager(make, lambda _: (torch.randn(6, 5),), steps=3)
 
 
-@pytest.mark.parametrize("what", ["scaler", "momentum=None"])
-def test_what_decides_by_values_is_refused_with_its_line(what):
-    model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3, momentum=None))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu")
-
-    def step(x):
-        if what == "momentum=None":
-            return model(x).sum()  # BatchNorm turns its counter into a number
-        loss = model[0](x).sum()
-        scaler.scale(loss).backward()  # skips steps by values
-        optimizer.step()
-        return loss
-
-    compiled = treadle.compile(step, model=model, optimizer=optimizer)
-    with pytest.raises(treadle.CaptureError, match=r"TR-10[26]") as caught:
-        compiled(torch.randn(4, 5))
-    assert "test_loops_of_users.py" in caught.value.where
-
-
 AVERAGES = {
     "mean": {},
     "ema": {"multi_avg_fn": get_ema_multi_avg_fn(0.9)},

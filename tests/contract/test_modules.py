@@ -167,3 +167,30 @@ def test_a_parameter_without_hooks_is_compiled_once():
     step = beside_eager(lambda: stepping(net()), batch)
     assert step.recompiles == []
     assert isinstance(step, treadle.Step)
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [(nn.BatchNorm1d, (6, 3)), (nn.BatchNorm1d, (6, 3, 5)), (nn.BatchNorm2d, (4, 3, 5, 2))],
+)
+def test_batch_norms_that_average_over_all_batches(norm, shape):
+    models = [nn.Sequential(norm(3, momentum=None), nn.Tanh()) for _ in range(2)]
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
+
+    def step_of(model, optimizer):
+        def step(x):
+            loss = model(x).square().mean() + model(2 * x).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    eager, ours = map(step_of, models, optimizers)
+    compiled = treadle.compile(ours, model=models[1], optimizer=optimizers[1])
+    for _ in range(5):
+        x = torch.randn(shape) + 1
+        torch.testing.assert_close(compiled(x), eager(x))
+        torch.testing.assert_close(models[1].state_dict(), models[0].state_dict())
+    assert compiled.recompiles == []

@@ -1,12 +1,16 @@
-"""``AveragedModel.update_parameters`` without a look at how many models it has averaged."""
+"""Averages over all that came before, without a look at how much that is: ``AveragedModel``'s, and
+those of batch norms with ``momentum=None``."""
 
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
+
+from treadle.compat.batch_norm import batch_norm_forward, check_dims
 
 
 def update_parameters(averaged: AveragedModel, model: nn.Module) -> None:
@@ -68,4 +72,30 @@ def _all_at_once(
     return copies
 
 
-__all__ = ["update_parameters"]
+def cumulative_batch_norm() -> tuple[Any, str, Callable[[Any, Tensor], Tensor]]:
+    """What to put where (owner, name, value) while a step is traced: the forward of a batch norm
+    with ``momentum=None``, whose averages are over all batches. It turns the count of batches into
+    a number; here it stays a tensor.
+
+    after n batches:  running = running * (1 - 1 / n) + of this batch / n
+    """
+    owner, name, original = batch_norm_forward()
+
+    def forward(module: Any, given: Tensor) -> Tensor:
+        tracked = module.training and module.track_running_stats
+        if module.momentum is not None or not tracked or module.num_batches_tracked is None:
+            return original(module, given)
+        check_dims(module, given)
+        module.num_batches_tracked.add_(1)
+        mean, variance = (torch.zeros_like(s) for s in (module.running_mean, module.running_var))
+        weights = module.weight, module.bias
+        result = F.batch_norm(given, mean, variance, *weights, True, 1.0, module.eps)
+        share = module.num_batches_tracked.double().reciprocal()
+        for running, now in ((module.running_mean, mean), (module.running_var, variance)):
+            running.copy_(running * (1 - share) + now * share)
+        return result
+
+    return owner, name, forward
+
+
+__all__ = ["cumulative_batch_norm", "update_parameters"]

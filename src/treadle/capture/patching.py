@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from treadle.capture.arrays import CONVERSIONS, converted, from_numpy, is_array
-from treadle.capture.averaging import update_parameters
+from treadle.capture.averaging import cumulative_batch_norm, update_parameters
 from treadle.capture.collectives import all_reduce_in_place
 from treadle.capture.communication import refuse_wrapper
 from treadle.capture.container_recorders import as_plain, is_recorded
@@ -450,6 +450,7 @@ class TraceRecorder:
                 (nn.Module, "zero_grad", self._cleared(nn.Module.zero_grad)),
                 (AveragedModel, "update_parameters", update_parameters),
                 masks_as_given(),
+                cumulative_batch_norm(),
                 (DistributedDataParallel, "forward", forward_of(self.sync)),
                 (
                     torch.distributed,
