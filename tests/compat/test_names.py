@@ -73,6 +73,7 @@ EXAMPLES = {
     "OpOverload": torch.ops.aten.add.Tensor,
     "ProcessGroup": dist.ProcessGroup,
     "BackendOptions": dist.ProcessGroupGloo.Options,
+    "GradScaler": torch.amp.GradScaler("cpu"),
 }
 KNOWN = {
     *(part for name in NAMES for part in name.split(".")),

@@ -120,6 +120,12 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "OpOverload": ("_overloadname", "_schema"),
     "ProcessGroup": ("_get_backend",),
     "BackendOptions": ("_timeout",),
+    "GradScaler": (
+        "_growth_tracker",
+        "_lazy_init_scale_growth_tracker",
+        "_per_optimizer_states",
+        "_scale",
+    ),
 }
 """What objects hold, by their class, in every version."""
 
