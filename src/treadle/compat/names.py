@@ -49,6 +49,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch.fx._lazy_graph_module._LazyGraphModule": ALL,
     "torch.fx._lazy_graph_module._use_lazy_graph_module": ALL,
     "torch.fx.experimental.symbolic_shapes.ShapeEnv": ALL,
+    "torch.nn.modules.batchnorm._BatchNorm": ALL,
     "torch.nn.modules.transformer._detect_is_causal_mask": ALL,
     "torch.nn.utils.rnn._VF._pack_padded_sequence": ALL,
     "torch.nn.utils.rnn._VF._pad_packed_sequence": ALL,
