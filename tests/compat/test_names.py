@@ -73,6 +73,7 @@ EXAMPLES = {
     "OpOverload": torch.ops.aten.add.Tensor,
     "ProcessGroup": dist.ProcessGroup,
     "BackendOptions": dist.ProcessGroupGloo.Options,
+    "BatchNorm": nn.BatchNorm1d(2),
     "GradScaler": torch.amp.GradScaler("cpu"),
 }
 KNOWN = {

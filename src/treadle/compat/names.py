@@ -121,6 +121,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "OpOverload": ("_overloadname", "_schema"),
     "ProcessGroup": ("_get_backend",),
     "BackendOptions": ("_timeout",),
+    "BatchNorm": ("_check_input_dim",),
     "GradScaler": (
         "_growth_tracker",
         "_lazy_init_scale_growth_tracker",
