@@ -609,12 +609,23 @@ def test_however_the_question_is_written(statement, joined, first, second, long)
     "x = x * 2 if x.sum().item() > 0 else x",
     f"numbers = [1 for each in (x, x) if {BAD}]",
 ])  # fmt: skip
-def test_what_both_ways_go_on_from_is_refused(source):
-    checked = written(source)
+def test_what_both_ways_go_on_from_is_a_path_and_refused_where_strict(source):
+    checked = written(source + "\nreturn x")
     model = nn.Linear(3, 3)
-    step = treadle.compile(
-        lambda x: checked(model(x), True, False).sum(), model=model, options=PLAIN
-    )
+
+    def plain(x):
+        return checked(model(x), True, False).sum()
+
+    step = treadle.compile(plain, model=model, options=PLAIN)
+    good, bad = torch.ones(2, 3), torch.full((2, 3), float("nan"))
+    for x in (good, bad, -good, bad, good):
+        ours, theirs = outcome(step, (x,), 0)[0], outcome(plain, (x,), 0)[0]
+        if isinstance(theirs, tuple):
+            assert issubclass(ours[0], theirs[0])  # of the capture it has a code
+        else:
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+    assert len(step.recompiles) <= 1
+    strict = treadle.Options(codegen=False, strict=True)
     with pytest.raises(treadle.CaptureError, match="TR-102"):
-        step(torch.ones(2, 3))
+        treadle.compile(plain, model=model, options=strict)(good)
     assert "__bool__" not in vars(torch.Tensor)

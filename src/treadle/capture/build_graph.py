@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from treadle.capture.computations import NumberDecision
+from treadle.capture.decisions import Path, path_of
 from treadle.capture.deferred import NumbersOfCall
 from treadle.capture.eager import EagerStep, drop_lost, refuse_lost
 from treadle.capture.expected import join_conditions
@@ -97,6 +98,7 @@ class Captured:
     unread_modes: frozenset[int]  # modules, by their numbers, that are in any mode
     kept: tuple[nn.Parameter, ...]  # of these it does, until the conditions are known to hold
     conditions: tuple[str, ...]  # lines that ask what only raises
+    path: Path  # its decisions on values of tensors
     left_grads: tuple[nn.Parameter, ...]
     grad_layouts: tuple[ShardedLayout | None, ...]  # beside them, of those that are DTensors
     cleared_grads: tuple[nn.Parameter, ...]
@@ -106,6 +108,7 @@ class Captured:
     stepped: frozenset[int]  # clusters whose counters advance
     scalars: Scalars
     inputs: Inputs
+    failed: Exception | None = None  # after a guess: then it is captured up to there
     pending: dict[tuple[int, str], Tensor] = field(default_factory=dict[tuple[int, str], Tensor])
     guards: GuardSet = field(default_factory=GuardSet)  # of declared sizes, also of no input's
 
@@ -163,7 +166,8 @@ def finish(
     of its inputs have sizes that were declared."""
     sources = list(run.sources)
     _clean(module, run.trace, reads, sources)
-    step, kept = _functional(module, run.trace, reads, sources)
+    step, kept, decided = _functional(module, run.trace, reads, sources)
+    conditions = run.trace.watch.conditions
     if symbolic:
         refuse_unsized(step.graph)
     else:
@@ -186,7 +190,8 @@ def finish(
         untouched=tuple(run.trace.untouched),
         unread_modes=run.unread_modes(),
         kept=tuple(run.trace.kept),
-        conditions=tuple(run.trace.watch.conditions.where),
+        conditions=tuple(conditions.where),
+        path=path_of(step, conditions.decisions, decided, alone=not run.trace.watch.rng.drawn),
         left_grads=tuple(p for p, _ in run.trace.grads),
         grad_layouts=tuple(layout_of(grad) for _, grad in run.trace.grads),
         cleared_grads=tuple(run.trace.cleared),
@@ -196,7 +201,7 @@ def finish(
         stepped=frozenset(run.trace.stepped),
         scalars=Scalars(kept),
         inputs=Inputs(kept),
-        pending={},
+        failed=run.failed,
     )
 
 
@@ -224,9 +229,9 @@ def _clean(
 
 def _functional(
     module: fx.GraphModule, seen: Trace, reads: Reads, sources: list[tuple[Input, Source]]
-) -> tuple[StepGraph, list[Source]]:
-    """The graph without mutation, what it writes listed at the end; and the sources of those of its
-    inputs that are left."""
+) -> tuple[StepGraph, list[Source], list[fx.Node]]:
+    """The graph without mutation, what it writes listed at the end; the sources of those of its
+    inputs that are left; and what it decides by."""
     graph = module.graph
     (output,) = graph.find_nodes(op="output")
     returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
@@ -240,11 +245,11 @@ def _functional(
     new.output(tuple(results))
     hold_constants(new, module)
     _draw_once(new)
-    join_conditions(new)
+    decided = join_conditions(new)
     _drop_dead(new)
     refuse_loop_values(new)
     refuse_lost(new, seen.eager)
-    return _drop_unused(new, sources, outputs)
+    return *_drop_unused(new, sources, outputs), decided
 
 
 def _outputs(seen: Trace, sources: Sequence[tuple[Input, Source]]) -> list[Output]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.distributions import constraints
 
+from treadle.capture.decisions import MOST_DECISIONS, Answers, ValueDecision
 from treadle.capture.explain_errors import here
 from treadle.capture.frames import Whose, whose
 from treadle.compat.fake import FakeTensor
@@ -30,29 +31,42 @@ aten = torch.ops.aten
 @dataclass
 class Conditions:
     """The conditions that a run has met, in order: what ``asked`` them, and the user's line;
-    ``cleared``: leaves whose gradients the step had cleared when the first was met."""
+    ``cleared``: leaves whose gradients the step had cleared when the first was met. ``path``: the
+    answers to its first decisions, of which both ways go on; those after them are guessed; or
+    ``None``: it may have none."""
 
     asked: list[tuple[object, ...]] = field(default_factory=list[tuple[object, ...]])
     where: list[str] = field(default_factory=list[str])
     cleared: frozenset[int] = frozenset()
+    path: Answers | None = ()
+    decisions: list[ValueDecision] = field(default_factory=list[ValueDecision])
 
     def answer(self, value: Tensor, frame: FrameType, cleared: set[int]) -> bool | None:
         """What ``frame``, which asks whether ``value`` is true, is to be told; ``None`` if that is
         not known. ``cleared``: leaves whose gradients the step has cleared by now."""
         if not isinstance(value, FakeTensor) or value.shape != (1,) * value.dim():
             return None
-        answer = answer_without_error(frame, _is_ours)
+        answer, number = answer_without_error(frame, _is_ours), None
         if answer is None:
-            return None
+            if self.path is None or len(self.decisions) == MOST_DECISIONS:
+                return None
+            number = len(self.decisions)
+            answer = number < len(self.path) and self.path[number]
+            self.decisions.append(ValueDecision(answer, here()))
         if not self.asked:
             self.cleared = frozenset(cleared)
         with torch.no_grad():
             plain = value.detach().reshape(())
             holds = plain.ne(0) if answer else plain.eq(0)
-            self.asked.append((frame.f_code, frame.f_lasti, answer))
+            self.asked.append((frame.f_code, frame.f_lasti, answer, number))
             expect(holds)
         self.where.append(here())
         return answer
+
+    @property
+    def has_guessed(self) -> bool:
+        """Whether an answer was taken that nobody gave."""
+        return self.path is not None and len(self.decisions) > len(self.path)
 
     def keeps(self, leaf: Tensor) -> bool:
         """Whether a gradient that the step clears was still there when it first asked."""
@@ -84,8 +98,9 @@ def _is_ours(frame: FrameType) -> bool:
     return whose(frame.f_code.co_filename) is Whose.OURS
 
 
-def join_conditions(graph: fx.Graph) -> None:
-    """One ``expect`` for each device, of all conditions there.
+def join_conditions(graph: fx.Graph) -> list[fx.Node]:
+    """One ``expect`` for each device, of all conditions there; returned are those of decisions, in
+    their order.
 
     before:  expect(a);  b = ...;  expect(b);  c = ...;   g = ...   | backward
     after:   b = ...;  h = logical_and(a, b);  c = ...;  expect(h);  g = ...
@@ -95,6 +110,7 @@ def join_conditions(graph: fx.Graph) -> None:
     nodes = graph.find_nodes(op="call_function", target=expect)
     first_runs = {info(node).asked_at for node in nodes if info(node).region is None}
     again = [n for n in nodes if info(n).region is not None and info(n).asked_at in first_runs]
+    decided = [_condition(node) for node in nodes if _number(node) is not None]
     by_device: dict[torch.device, list[fx.Node]] = {}
     for node in nodes:
         if node not in again:
@@ -103,6 +119,13 @@ def join_conditions(graph: fx.Graph) -> None:
         _join(graph, each)
     for node in again:
         graph.erase_node(node)
+    return decided
+
+
+def _number(node: fx.Node) -> object:
+    """Which decision an ``expect`` is of."""
+    asked = info(node).asked_at
+    return asked[-1] if asked else None
 
 
 def _join(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:

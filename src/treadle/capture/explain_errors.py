@@ -29,6 +29,16 @@ def looks_at_value(where: str) -> CaptureError:
     )
 
 
+def branches(where: str) -> CaptureError:
+    """TR-102 of a strict step, for the user's line ``where``."""
+    return CaptureError(
+        "strict: the step decides by a tensor's value, and each way on is a variant of its own",
+        code="TR-102",
+        where=where,
+        remedy="leave strict off, or use torch.where instead of a branch",
+    )
+
+
 def running_line() -> Line:
     """The innermost line that runs and is neither torch's nor ours."""
     frame = sys._getframe(1)

@@ -22,7 +22,8 @@ from treadle.capture.container_changes import (
     recorded,
 )
 from treadle.capture.container_recorders import ContainerRecorder, OperationLog
-from treadle.capture.deferred import is_deferred
+from treadle.capture.decisions import Answers
+from treadle.capture.deferred import AsksNumber, is_deferred
 from treadle.capture.eager import EagerStep, Reason, why_eager
 from treadle.capture.explain_errors import here
 from treadle.capture.external import (
@@ -35,7 +36,7 @@ from treadle.capture.external import (
 from treadle.capture.flatten import flatten, flatten_with_paths, unflatten
 from treadle.capture.frames import Whose
 from treadle.capture.given import Copies, GivenCall, InArgument, Whole
-from treadle.capture.grad_scaler import SkippedUpdate, refused_scaling, selected
+from treadle.capture.grad_scaler import ScalerBegins, SkippedUpdate, refused_scaling, selected
 from treadle.capture.gradient_sync import GradientSync, RankGroup
 from treadle.capture.numbers import Number, Text, Uses, is_stand_in
 from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
@@ -245,11 +246,13 @@ class Run:
         stand_in: bool = True,
         containers: Sequence[ChangedContainer] | None = None,
         group: RankGroup | None = None,
+        path: Answers | None = (),
     ) -> None:
         """``call``: where the arguments of later calls are found. ``numbers``: places whose numbers
         change from call to call. ``stand_in=False``: every number is taken as it is.
         ``containers``: those that others stand in for, since a run before changed them; ``None``:
         nothing stands in for any.
+        ``path``: the answers to its first decisions on values of tensors.
         ``update=False``: gradients only. Optimizers do not step, and what the last backward left
         in ``.grad`` stays there, whatever clips or clears it afterwards. ``plans``: there are no
         values."""
@@ -267,6 +270,8 @@ class Run:
         }
         self.sync = GradientSync(group if update else None)
         self.trace = Trace(TraceRecorder(models, self.sync, updates=update))
+        self.trace.watch.conditions.path = path
+        self.failed: Exception | None = None  # after a guess
         self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
         self._updates = update
         self._plans = plans
@@ -333,8 +338,14 @@ class Run:
             watch.listen = external.listen
             try:
                 with external.watching(inputs):
-                    with switches_kept(_sets_switch):
-                        result = self.function(*args, **kwargs)
+                    try:
+                        with switches_kept(_sets_switch):
+                            result = self.function(*args, **kwargs)
+                    except Exception as error:
+                        if not self._may_be_wrong(error):
+                            raise
+                        self.failed = error
+                        return []
                     if not self.optimizers:
                         self.sync.finish()
                     refuse_collectives(watch.lines)
@@ -348,6 +359,12 @@ class Run:
             finally:
                 watch.listen = _nothing  # hooks of traced nodes, which stay, know the watch
         return self._returned(result)
+
+    def _may_be_wrong(self, error: Exception) -> bool:
+        """Whether the step itself would not get there: an answer was guessed."""
+        stands_in = bool(self._containers) or (self._stands_in and self.trace.uses.is_used)
+        runs_again = stands_in or isinstance(error, AsksNumber | ScalerBegins)
+        return self.trace.watch.conditions.has_guessed and not runs_again
 
     def _bind(
         self, inputs: Sequence[Tensor]

@@ -14,6 +14,7 @@ from treadle.capture.build_graph import Captured, finish
 from treadle.capture.changing_numbers import Counted
 from treadle.capture.communication import refuse_accumulator_hooks
 from treadle.capture.container_changes import ChangedContainer, ContainersChanged
+from treadle.capture.decisions import Answers
 from treadle.capture.deferred import AsksNumber
 from treadle.capture.dynamic import Dims, take_samples, with_symbols
 from treadle.capture.eager import in_graph
@@ -75,6 +76,7 @@ def capture(
     call: GivenCall | None = None,
     numbers: Sequence[Location] = (),
     group: RankGroup | None = None,
+    path: Answers = (),
 ) -> Captured:
     """Run ``function`` once on fake tensors; nothing of the user's changes.
 
@@ -83,7 +85,9 @@ def capture(
     ``update=False``: gradients are accumulated, and optimizers do not step. ``call``: where the
     arguments of the calls to come are found; ``numbers``: places of Python's whose numbers change
     from call to call, and are to be inputs where the graph allows it. ``group``: over whose ranks
-    the gradients of a plain model are averaged.
+    the gradients of a plain model are averaged. ``path``: the answers to the first questions of
+    the step about values of tensors of which both ways go on; others are guessed. What fails after
+    a guess is not raised: it is ``failed`` of a step that is captured up to there.
 
     Raises ``CaptureError`` with a code, the user's line and a remedy for what cannot become a
     graph; an exception of the user's own passes through unchanged.
@@ -117,6 +121,7 @@ def capture(
         plans=plans,
         call=call,
         group=group,
+        path=path if group is None and symbolic is None else None,
     )
     casts = nullcontext() if place is None else autocast_on(place)
     symbols = symbolic is not None
@@ -130,6 +135,8 @@ def capture(
             captured = _finished(module, run, call, device, symbols)
         except Exception as error:
             raise_told(error)
+    if captured.failed is not None:
+        return captured
     _refuse_shared(captured, leaves)
     _check_plans(captured, run, models)
     if group is not None:

@@ -134,5 +134,6 @@ def observed_of(compiled: Compiled, name: str, recompiles: Sequence[str] = ()) -
         recompiles=tuple(recompiles),
         launching=compiled.executable.replay.note if compiled.executable.replay else "",
         conditions=len(captured.conditions),
+        decisions=tuple((each.answer, each.where) for each in captured.path.decisions),
         hardware=compiled.hardware,
     )

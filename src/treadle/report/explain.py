@@ -47,11 +47,13 @@ def _captured(report: StepReport) -> str:
     left = f"\n  left outside: {', '.join(report.left)}" if report.left else ""
     checks = f"{report.conditions} check{'s' * (report.conditions > 1)}"
     looked = f"\n  {checks} looked at in each call, before anything is written"
+    path = "".join(f"\n    {answer}: {where}" for answer, where in report.decisions)
+    decided = f"\n  a variant of the path that is taken where values of tensors decide{path}"
     return (
         f"captured: one graph of {total} operations ({phases})\n"
         f"  inputs: {counts}; {report.written_back} written back in place{left}"
-        + looked
-        * bool(report.conditions)
+        + looked * bool(report.conditions)
+        + decided * bool(path)
     )
 
 

@@ -54,6 +54,7 @@ class Observed:
     whole: bool = True  # with its optimizer and its batch; of the backend all inputs are alike
     launching: str = ""  # whether its launches are replayed on a GPU, and why not
     conditions: int = 0  # that are looked at in each call
+    decisions: tuple[tuple[bool, str], ...] = ()  # of them: the answer, and the line that asks
     hardware: DeviceModel | None = None  # that times were estimated with
 
 
@@ -187,6 +188,7 @@ class StepReport:
     launching: str
     conditions: int
     communication: CommunicationTimeline | None = None
+    decisions: tuple[tuple[bool, str], ...] = ()
 
     @property
     def launches(self) -> int:
@@ -258,6 +260,7 @@ def report_of(seen: Observed) -> StepReport:
         launching=seen.launching,
         conditions=seen.conditions,
         communication=seen.log.notes.communication,
+        decisions=seen.decisions,
     )
 
 

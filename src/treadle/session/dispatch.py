@@ -1,11 +1,15 @@
 """Which variant serves a call: one that is known, one of many sizes, or one compiled for it."""
 
+import functools
 from collections.abc import Iterable
 
+from treadle.capture.decisions import Answers
 from treadle.capture.dynamic import Dims
+from treadle.capture.explain_errors import branches
+from treadle.capture.failures import raise_told
 from treadle.capture.given import GivenCall
 from treadle.capture.object_graph import Location, argument_place
-from treadle.capture.step import capture
+from treadle.capture.step import Captured, capture
 from treadle.compiler.compiled import Compiled
 from treadle.compiler.pipeline import compile_graph
 from treadle.options import Options
@@ -13,6 +17,7 @@ from treadle.report.stages import Clock
 from treadle.report.watch import watcher_for
 from treadle.runtime.cache import Cache
 from treadle.session.agreement import common_text, groups_of
+from treadle.session.bind import read_inputs
 from treadle.session.breaks import Break, show_regions, warn_of_breaks
 from treadle.session.carried import Carrier, flush_all
 from treadle.session.guards import Called, GuardKey, Keys
@@ -23,6 +28,11 @@ from treadle.session.user_step import UserStep
 from treadle.session.variants import Variants, warn_of_recaptures, warn_of_recompiles
 from treadle.targets.registry import target_for
 from treadle.util.errors import LoweringError
+from treadle.util.expected import NotExpected
+
+
+class TooManyPaths(NotExpected):
+    """A call takes a path for which there is no variant, and no room for another one."""
 
 
 class Dispatcher:
@@ -54,6 +64,7 @@ class Dispatcher:
         self._special: Specializations | None = None
         self._numbers: list[Location] = []  # of Python's, that change from call to call
         self._breaks: set[Break] = set()  # that were reported
+        self._path: Answers = ()  # that a call is known to take, at its beginning
 
     def variant(
         self, args: tuple[object, ...], kwargs: dict[str, object], *, update: bool = True
@@ -62,11 +73,38 @@ class Dispatcher:
         self._step.start()
         called, given = self._keys.called(args, kwargs, update=update)
         self.call.serve(given)
-        found = self.variants.again(called)
-        if found is None:
-            found = self._looked_up(called, args, kwargs, update)
+        try:
+            found = None if self._path else self.variants.again(called)
+            if found is None:
+                found = self._looked_up(called, args, kwargs, update)
+        finally:
+            self._path = ()
         self.last = found
         return found
+
+    def takes_other_path(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+        """Whether a call, of which nothing has happened, decides otherwise than the variant that
+        was to serve it: the next look for one knows."""
+        if self.last is None or self.last.captured.path.questions is None:
+            return False
+        named = dict(kwargs)
+        self._step.take_update(named)
+        _, given = self._keys.called(args, named)
+        self.call.serve(given)
+        path = self._other_path(self.last.captured)
+        self._path = path or ()
+        return path is not None
+
+    def _other_path(self, captured: Captured) -> Answers | None:
+        """Where the call that is served leaves the path of ``captured``."""
+        if captured.path.questions is None:
+            return None
+        try:
+            return captured.path.other(read_inputs(captured, self.call.leaves))
+        except Exception:
+            return None  # eager meets it as well
+        finally:
+            captured.pending.clear()
 
     def again(
         self, compiled: Compiled, misfit: str, args: tuple[object, ...], kwargs: dict[str, object]
@@ -84,7 +122,7 @@ class Dispatcher:
         self, called: Called, args: tuple[object, ...], kwargs: dict[str, object], update: bool
     ) -> Compiled:
         key = self._keys.key(called)
-        found = self.variants.get(key)
+        found = self.variants.get(key, self._path)
         if found is None:
             found = self._made(key, args, kwargs, update)
             self.variants.add(key, found)
@@ -102,7 +140,7 @@ class Dispatcher:
         found = self._specialized(key, args, kwargs, update)
         if found is not None:
             return found
-        reasons = self.variants.why_not(key, self._step.models)
+        reasons = self._why_not(key)
         self._note_numbers(self.variants.changed_numbers(key))
         found = self._compile(args, kwargs, update=update)
         if self.variants.runs(found):
@@ -117,6 +155,18 @@ class Dispatcher:
         known = len(self.recaptures)
         self.recaptures += reasons
         warn_of_recaptures(self.recaptures, known)
+
+    def _why_not(self, key: GuardKey) -> list[str]:
+        """Why no variant serves a call, in words; ``TooManyPaths`` where another one has no
+        room."""
+        if not self._path or self.last is None:
+            return self.variants.why_not(key, self._step.models)
+        if len(self.variants) >= self._options.max_cached:
+            raise TooManyPaths(
+                f"it takes a path of its own, beside max_cached={self._options.max_cached} "
+                "variants that are kept"
+            )
+        return [self.last.captured.path.decisions[len(self._path) - 1].words]
 
     def _note_numbers(self, found: Iterable[str | Location]) -> None:
         """From now on these are inputs, where the graph allows it."""
@@ -160,18 +210,7 @@ class Dispatcher:
         clock = Clock(watcher)
         try:
             with clock.stage("capture"):
-                captured = capture(
-                    self._step.function,
-                    models=self._step.models,
-                    optimizers=self._step.optimizers,
-                    args=args,
-                    kwargs=kwargs,
-                    dims=dims,
-                    update=update,
-                    call=self.call,
-                    numbers=tuple(self._numbers),
-                    group=self._step.group,
-                )
+                captured = self._captured(args, kwargs, dims, update)
             self._note_numbers(captured.counters)
             compiled = compile_graph(
                 captured, self._options, cache=self._cache, clock=clock, known=self.variants
@@ -190,6 +229,32 @@ class Dispatcher:
         warn_of_breaks(compiled, self._breaks)
         show_regions(compiled)
         return compiled
+
+    def _captured(
+        self, args: tuple[object, ...], kwargs: dict[str, object], dims: Dims | None, update: bool
+    ) -> Captured:
+        """The step along the path that this call takes."""
+        along = functools.partial(
+            capture,
+            self._step.function,
+            models=self._step.models,
+            optimizers=self._step.optimizers,
+            args=args,
+            kwargs=kwargs,
+            dims=dims,
+            update=update,
+            call=self.call,
+            numbers=tuple(self._numbers),
+            group=self._step.group,
+        )
+        captured = along(path=self._path)
+        if self._options.strict and captured.path.decisions:
+            raise branches(captured.path.decisions[0].where)
+        while (path := self._other_path(captured)) is not None:
+            captured = along(path=path)
+        if captured.failed is not None:
+            raise_told(captured.failed)
+        return captured
 
 
 def _identity(place: Location) -> tuple[object, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from treadle.capture.decisions import MOST_DECISIONS
 from treadle.compiler.compiled import Compiled
 from treadle.runtime.interrupt import uninterrupted
 from treadle.runtime.meter import PeakReport, measure_peak
@@ -15,7 +16,7 @@ from treadle.session.bind import (
     read_inputs,
 )
 from treadle.session.carried import Carrier, flush_all
-from treadle.session.dispatch import Dispatcher
+from treadle.session.dispatch import Dispatcher, TooManyPaths
 from treadle.session.perform import perform
 from treadle.session.undo import Undo
 from treadle.session.user_step import UserStep
@@ -35,13 +36,19 @@ def serve(
     kwargs: dict[str, object],
 ) -> object:
     """A call. One in which a condition that only raises does not have the answer that was taken
-    for granted has changed nothing: it is eager's."""
+    for granted has changed nothing: it is eager's. One that takes another path than the last is
+    served by the variant of that path."""
     with dispatcher.carrier.call():
-        try:
-            return _compiled_call(step, dispatcher, serving, args, kwargs)
-        except NotExpected as error:
-            why = str(error)
-        flush_all()  # its own as well: what runs eagerly reads what it likes
+        why = ""
+        for _ in range(MOST_DECISIONS):
+            try:
+                return _compiled_call(step, dispatcher, serving, args, kwargs)
+            except NotExpected as error:
+                why = str(error)
+                ends = isinstance(error, TooManyPaths)
+            flush_all()  # its own as well: what looks at values, or runs eagerly, reads them all
+            if ends or not dispatcher.takes_other_path(args, kwargs):
+                break
         try:
             result = step.run_eagerly(args, kwargs)  # raises what there is to raise
         except BaseException as error:

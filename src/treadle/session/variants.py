@@ -7,6 +7,7 @@ from typing import final
 
 from torch import nn
 
+from treadle.capture.decisions import Answers
 from treadle.capture.object_graph import Location
 from treadle.capture.watching import Watches
 from treadle.compiler.compiled import Compiled
@@ -98,24 +99,27 @@ class Variants:
         if keys.join(watches) and compiled.captured.join(watches):
             self._again = _Again(compiled, called, watches.settle())
 
-    def get(self, key: GuardKey) -> Compiled | None:
-        """The variant for a call; it counts as used."""
+    def get(self, key: GuardKey, path: Answers = ()) -> Compiled | None:
+        """The variant for a call; it counts as used. ``path``: the answers that the call is known
+        to give; without, the path that was taken last."""
         self._parted = False
         recent = self._recent
-        if recent is not None and recent[0] == key:
+        if recent is not None and recent[0] == key and not path:
             compiled = recent[1]
             if compiled.captured.holds() and compiled.captured.agrees():
                 return compiled
-        found = self._search(key)
+        found = self._search(key, path)
         self._recent = None if found is None else (key, found)
         return found
 
-    def _search(self, key: GuardKey) -> Compiled | None:
+    def _search(self, key: GuardKey, path: Answers) -> Compiled | None:
         kinds = dict.fromkeys((each.outside, each.ignored) for each in reversed(self._known))
         for kind in kinds:
             whole = key.of(*kind)
             found = self._known.get(whole)
             if found is None or not found.captured.holds():
+                continue
+            if found.captured.path.answers[: len(path)] != path:
                 continue
             if found.captured.agrees():
                 self._known.move_to_end(whole)
