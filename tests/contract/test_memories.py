@@ -1,7 +1,9 @@
 """What fills at first use (caches, attributes that are set lazily, types seen): the step is
 captured again when it is full, and nothing is compiled where that makes no difference."""
 
+import abc
 import functools
+import gc
 from collections import defaultdict
 
 import pytest
@@ -140,6 +142,33 @@ def test_variants_that_run_one_program_leave_what_each_of_them_leaves():
     step = beside_eager(make, lambda _: (torch.randn(4, 3),), steps=5, between=between)
     assert found[::2] == found[1::2] == [None, "begun", "going on", "going on", "begun"]
     assert step.recompiles == []
+
+
+def test_a_class_that_is_registered_with_an_abstract_one_counts_where_it_is_asked_about():
+    bases = []
+
+    def make():
+        class Base(metaclass=abc.ABCMeta):
+            pass
+
+        class Known:
+            pass
+
+        held = Known()
+        bases.append((Base, Known))
+        return stepping(lambda x: 2.0 if isinstance(held, Base) else 3.0)
+
+    def between(number, model):
+        for base, known in bases:
+            if number == 1:
+                base.register(type("Other", (), {}))
+                gc.collect()
+            if number == 3:
+                base.register(known)
+
+    step = beside_eager(make, lambda _: (torch.randn(4, 3),), steps=5, between=between)
+    assert len(step.recompiles) == 1
+    assert step.recompiles[0].endswith("Base: its contents changed")
 
 
 def test_a_change_at_every_call_that_makes_no_difference_is_told():

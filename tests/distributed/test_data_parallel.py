@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -580,3 +581,42 @@ def test_gradients_that_nothing_averages_are_refused_and_those_that_ranks_share_
             assert code == "TR-516"
             assert "would become another one on each rank" in text
             assert f": {REFUSED[name]}" in text
+
+
+class Rare:
+    """Of one rank alone."""
+
+
+def with_state_of_one_rank():
+    """A step that asks what one rank's state alone changes, and to which it makes no difference."""
+    torch.manual_seed(0)
+    net = network(nn.LayerNorm(12))
+    optimizer = optimizer_of(net)
+    known = {}
+
+    def step(x, y):
+        many = known.setdefault(len(known) > 2, isinstance([x], Sequence))
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach() if many else None
+
+    step = treadle.compile(step, model=net, optimizer=optimizer, parallel=treadle.DataParallel())
+    for at, (x, y) in enumerate(batches(4)):
+        if at == 2 and dist.get_rank() == 0:
+            Sequence.register(Rare)
+            known["seen"] = torch.Size([3])
+        step(x, y)
+    apart = [each.detach().clone() for each in net.parameters()]
+    for each in apart:
+        dist.broadcast(each, 0)
+    pairs = zip(apart, net.parameters(), strict=True)
+    furthest = max((a - b).abs().max().item() for a, b in pairs)
+    return furthest, step.recompiles, len(step.recaptures)
+
+
+def test_what_changes_on_one_rank_and_makes_no_difference_compiles_on_none(launch):
+    first, second = (each.value for each in launch(2, with_state_of_one_rank))
+    assert first[:2] == second[:2] == (0.0, [])
+    assert first[2] > second[2]

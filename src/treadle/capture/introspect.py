@@ -156,8 +156,10 @@ def _advanced(generator: "GeneratorType[object, object, object]") -> int | None:
 
 
 def _registered(kind: ABCMeta) -> frozenset[int]:
-    """The virtual subclasses of an abstract class."""
-    return frozenset(id(each()) for each in get_dump(kind)[0])
+    """The virtual subclasses of an abstract class that are there: one that is gone decides nothing,
+    and is forgotten at different times by different processes."""
+    found = (each() for each in get_dump(kind)[0])
+    return frozenset(id(each) for each in found if each is not None)
 
 
 def _of_object(value: object, label: str) -> Made:

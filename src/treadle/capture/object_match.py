@@ -98,7 +98,10 @@ class Match:
                 continue
             alike = False
             label = watched.part.where(name) if type(watched.part) is not Part else node.label
-            self.words = self.words or f"{label}: {words_of(entry)} became {words_of_value(value)}"
+            change = f"{words_of(entry)} became {words_of_value(value)}"
+            if isinstance(entry, Contents):
+                change = f"{words_of(entry)} changed"
+            self.words = self.words or f"{label}: {change}"
             is_number = isinstance(entry, ReadValue) and entry.fact[0] in NUMBERS and is_real(value)
             # (Of what is taken apart the step has a copy, in which nothing is put.)
             if is_number and watched.part.settable and node.parts is None:
