@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from treadle.capture.bytecode import ReflectiveRead
+from treadle.capture.distributions import is_installed
 from treadle.capture.explain_errors import Line
 from treadle.capture.mentions import Mentions, mentions
 from treadle.capture.numbers import is_stand_in
@@ -69,7 +70,9 @@ def whose(filename: str) -> Whose:
         return Whose.STDLIB
     if any(f"/{folder}/" in filename for folder in _INSTALLED):
         return Whose.INSTALLED
-    return Whose.STDLIB if filename.startswith(_STDLIB) else Whose.USER
+    if filename.startswith(_STDLIB):
+        return Whose.STDLIB
+    return Whose.INSTALLED if is_installed(filename) else Whose.USER
 
 
 @dataclass

@@ -69,6 +69,7 @@ from treadle.capture.parts import (
     Variable,
 )
 from treadle.capture.plain_values import is_plain, plain_fact
+from treadle.capture.remembered import RememberedResults
 
 _NUMBERS = (bool, int, float, complex, str, bytes)
 _MUTABLE_BYTES = (bytearray, ndarray, memoryview, array)
@@ -116,7 +117,7 @@ def parts_of(value: object, label: str) -> Made:
             return Made((Fixed(label, held), Attributes(label, value.__dict__)))
         case _LruCached():
             wrapped = Fixed(label, {"func": value.__wrapped__})
-            return Made((wrapped, Computed(label, lambda: value.cache_info()[1:])))
+            return Made((wrapped, Computed(label, partial(RememberedResults, value))))
         case ModuleType():
             return Made((Attributes(label, value.__dict__),))
         case type():

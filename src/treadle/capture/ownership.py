@@ -70,8 +70,8 @@ def is_machinery(value: object) -> bool:
         return is_machinery_class(value)
     if isinstance(value, _LRU_CACHED):
         wrapped = value.__wrapped__
-        users = isinstance(wrapped, FunctionType) and whose(wrapped.__code__.co_filename)
-        return users is not Whose.USER
+        code = wrapped.__code__ if isinstance(wrapped, FunctionType) else None
+        return code is None or whose(code.co_filename) < Whose.INSTALLED
     return is_machinery_class(type(value))
 
 

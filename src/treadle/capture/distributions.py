@@ -1,0 +1,34 @@
+"""Which files installers have put where they are.
+
+Beside what it installs, an installer leaves a folder ``name-version.dist-info`` whose ``RECORD``
+lists the files, also where the folder is none of Python's own (``pip install --target``). A project
+that is installed editable stays in its own folder: it is somebody's code that is worked on.
+"""
+
+import functools
+import sys
+from pathlib import Path
+
+
+def is_installed(filename: str) -> bool:
+    """Whether the record of an installer has it, by its folder or module below ``sys.path``."""
+    for folder in sys.path:
+        start = folder.rstrip("/") + "/"
+        if len(start) > 1 and filename.startswith(start):
+            top = filename[len(start) :].partition("/")[0]
+            if top in _installed_in(folder):
+                return True
+    return False
+
+
+@functools.cache
+def _installed_in(folder: str) -> frozenset[str]:
+    """The folders and modules at its top that are in a record."""
+    found: set[str] = set()
+    for record in Path(folder).glob("*.dist-info/RECORD"):
+        lines = record.read_text(encoding="utf-8").splitlines()
+        found |= {line.partition("/")[0].partition(",")[0] for line in lines}
+    return frozenset(found)
+
+
+__all__ = ["is_installed"]
