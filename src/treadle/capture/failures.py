@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -25,6 +25,7 @@ from treadle.compat.fake import (
     NEEDS_MEMORY,
     UNSUPPORTED,
     DataDependentOutputException,
+    is_traced,
 )
 from treadle.util.errors import CaptureError, TreadleError
 
@@ -45,11 +46,22 @@ def raise_told(error: Exception) -> NoReturn:
     raise told.with_traceback(frames) from None
 
 
+def called_with(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
+    """``function`` of these: the frame in which Python says that they do not fit."""
+    return function(*args, **kwargs)
+
+
 def _told(error: Exception) -> Exception:
     frames = traceback.extract_tb(error.__traceback__)
     where, inner = _line_of(frames), frames[-1] if frames else None
     if isinstance(error, TreadleError):
         return error
+    if isinstance(error, TypeError) and inner is not None and inner.name == called_with.__name__:
+        return error  # the step does not take these arguments, which Python says as well
+    if isinstance(error, KeyError) and any(map(is_traced, error.args)):
+        return _looks_up(where)
     if any(map(_is_communication, frames)):
         return _communicates(frames, where)
     if _looks_at_value(error):
@@ -65,6 +77,17 @@ def _told(error: Exception) -> Exception:
     if inner.filename.startswith(_TREADLE) and inner.name != _CALLS_TORCH:
         return _internal(error, where)
     return of_torch(error, where)
+
+
+def _looks_up(where: str) -> CaptureError:
+    return CaptureError(
+        "the step, or a hook in it, looks for a tensor among the keys of a dict from outside: "
+        "another one stands in its place while the step is captured",
+        code="TR-117",
+        where=where,
+        remedy="use names or numbers as keys; optimizers that a hook steps one by one are stepped "
+        "in the step, after backward()",
+    )
 
 
 def _changes_storage(error: Exception, inner: traceback.FrameSummary | None) -> bool:

@@ -286,12 +286,13 @@ def swapped(
             if isinstance(module, nn.RNNBase):
                 for key, held in flat_weights(module, table).items():
                     _put(undo, vars(module), key, held)
+        groups = [group for each in optimizers.values() for group in each.param_groups]
+        for group in {id(each): each for each in groups}.values():  # optimizers may share them
+            for key, value in list(group.items()):
+                if key != "params" and uses is not None:
+                    _put(undo, group, key, _standing_in(value, group, key, uses))
+            _put(undo, group, "params", [table[id(p)] for p in group["params"]])
         for optimizer in optimizers.values():
-            for group in optimizer.param_groups:
-                for key, value in list(group.items()):
-                    if key != "params" and uses is not None:
-                        _put(undo, group, key, _standing_in(value, group, key, uses))
-                _put(undo, group, "params", [table[id(p)] for p in group["params"]])
             _put(undo, vars(optimizer), "step", stepper(optimizer))
             if not why_eager(optimizer):
                 _put(undo, vars(optimizer), "state", _NoState(optimizer.state))
@@ -601,7 +602,10 @@ class TraceRecorder:
 
     def note_made(self, result: Any) -> None:
         """The line and the module that run now made these tensors: their gradients are their
-        doing as well."""
+        doing as well. Without gradients nothing has one, and a view of a view that was written to
+        may not even be asked."""
+        if not torch.is_grad_enabled():
+            return
         made = [result] if isinstance(result, Tensor) else flatten_containers(result)[0]
         for each in made:
             if isinstance(each, Tensor) and each.grad_fn is not None:

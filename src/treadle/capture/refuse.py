@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.optimizers import adam, adaptive, matrices, sgd
 from treadle.compat.fully_sharded import ShardedStatePlan, is_fully_sharded, plans_of
+from treadle.compat.hooks import is_initialized
 from treadle.util.errors import CaptureError
 
 KNOWN_FORMS = (adam.FORMS, sgd.FORMS, adaptive.FORMS, matrices.FORMS)
@@ -70,8 +71,23 @@ def named_models(models: object) -> dict[str, nn.Module]:
 
 
 def named_optimizers(optimizers: object) -> dict[str, Optimizer]:
-    """One optimizer, a list or a dict, as a dict; a single one is named ``""``."""
-    return _named(optimizers, Optimizer, "optimizer")
+    """One optimizer, a list or a dict, as a dict; a single one is named ``""``. Of a wrapper that
+    is no optimizer by itself (Accelerate's) the one that it holds, whose ``step`` it calls."""
+    named = _named(optimizers, Optimizer, "optimizer")
+    return {name: _unwrapped(each) for name, each in named.items()}
+
+
+def _unwrapped(optimizer: Optimizer) -> Optimizer:
+    if is_initialized(optimizer):
+        return optimizer
+    held = [each for each in vars(optimizer).values() if isinstance(each, Optimizer)]
+    if len(held) == 1:
+        return _unwrapped(held[0])
+    raise CaptureError(
+        f"{type(optimizer).__name__} is an Optimizer whose __init__ did not run, and holds no one",
+        code="TR-108",
+        remedy="pass the optimizer that it wraps",
+    )
 
 
 def _named(value: object, kind: type[T], word: str) -> dict[str, T]:

@@ -33,6 +33,7 @@ from treadle.capture.external import (
     owner_of,
     refused,
 )
+from treadle.capture.failures import called_with
 from treadle.capture.flatten import flatten, flatten_with_paths, unflatten
 from treadle.capture.frames import Whose
 from treadle.capture.given import Copies, GivenCall, InArgument, Whole
@@ -340,7 +341,7 @@ class Run:
                 with external.watching(inputs):
                     try:
                         with switches_kept(_sets_switch):
-                            result = self.function(*args, **kwargs)
+                            result = called_with(self.function, args, kwargs)
                     except Exception as error:
                         if not self._may_be_wrong(error):
                             raise

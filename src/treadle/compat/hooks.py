@@ -31,6 +31,11 @@ def step_hooks(optimizer: Optimizer) -> bool:
     return any(key != OURS for each in (*everywhere, *own) for key in each)
 
 
+def is_initialized(optimizer: Optimizer) -> bool:
+    """Whether ``Optimizer.__init__`` ran: of a wrapper that only passes calls on it did not."""
+    return "_optimizer_step_pre_hooks" in vars(optimizer)
+
+
 def step_hook_dicts(optimizers: Iterable[Optimizer]) -> tuple[HookDict, ...]:
     """Where the hooks of ``step_hooks`` are kept."""
     own = (

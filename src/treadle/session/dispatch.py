@@ -1,7 +1,10 @@
 """Which variant serves a call: one that is known, one of many sizes, or one compiled for it."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
 
 from treadle.capture.decisions import Answers
 from treadle.capture.dynamic import Dims
@@ -209,7 +212,7 @@ class Dispatcher:
         watcher = watcher_for(self._step.name, self._options)
         clock = Clock(watcher)
         try:
-            with clock.stage("capture"):
+            with clock.stage("capture"), _without_inference_mode():
                 captured = self._captured(args, kwargs, dims, update)
             self._note_numbers(captured.counters)
             compiled = compile_graph(
@@ -262,6 +265,17 @@ def _identity(place: Location) -> tuple[object, ...]:
     if not place.rooted:
         return (place.label,)
     return place.owner, place.at, place.name
+
+
+@contextmanager
+def _without_inference_mode() -> Iterator[None]:
+    """What is traced in inference mode has no gradients to trace; without gradients it is the same
+    graph."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(mode=False), torch.no_grad():
+        yield
 
 
 def _refuse_fallbacks(compiled: Compiled) -> None:

@@ -17,6 +17,10 @@ from treadle.util.formulas import Sizes
 Named = Mapping[int, str] | Sequence[str | None]
 
 
+SMALLEST = 2
+"""The smallest size that may be any size: steps of size 0 and 1 are other steps."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dynamic:
     """What ``dynamic`` returns: names of dims by argument, and for each name its smallest size and
@@ -30,6 +34,12 @@ class Dynamic:
         low, *tops = self.ranges[name]
         at = bisect.bisect_left(tops, size)
         return (tops[at - 1] + 1 if at else low), tops[at]
+
+    def is_alone(self, name: str, size: int) -> bool:
+        """Whether no other size is compiled together with ``size``: steps of size 0 and 1 are other
+        steps, and a bucket may be of one size."""
+        low, high = self.bucket(name, size)
+        return size < SMALLEST or max(low, SMALLEST) == high
 
 
 def dynamic(arguments: Mapping[str, Named], /, **ranges: Sequence[int]) -> Dynamic:
@@ -154,7 +164,7 @@ def sampled_dims(
             made[name] = size
             continue
         low, high = spec.bucket(name, size)
-        low = max(low, 2)  # steps of size 0 and 1 are other steps
+        low = max(low, SMALLEST)
         sample = _strange(size, low, high, taken)
         taken.add(sample)
         made[name] = Size.dim(name, low, high, sample)

@@ -32,7 +32,8 @@ class Specializations:
         ``numbers``: sizes of the step that do not change, which no sample should be; ``make``
         compiles a pattern.
         """
-        fixed = frozenset(name for name, size in found.sizes.items() if size < 2)
+        sizes = found.sizes.items()
+        fixed = frozenset(name for name, size in sizes if self.spec.is_alone(name, size))
         while len(fixed) < len(found.sizes):
             general = _general(key, found, fixed, self.spec)
             if general is None:
