@@ -54,6 +54,7 @@ class AttributeWatch:
         self.between: frozenset[CodeType] = frozenset()  # what stands for Python's own functions
         self._steps: dict[int, Instructions] = {}
         self.everything: set[int] = set()  # ids of objects of which all attributes were read
+        self.whole_kinds: set[type] = set()  # their classes
         self.runs = False  # whether what is read is read by the step
         self.inside = 0  # the thread that is within an operation of the trace
 
@@ -217,6 +218,7 @@ class AttributeWatch:
         for name in cast("Iterable[str]", kept.before if kept is not None else ()):
             self.note(owner, name)
         self.everything.add(id(owner))
+        self.whole_kinds.add(type(owner))
 
     def key_of(self, frame: FrameType, makers: Collection[str]) -> object:
         """The only key that code looks up in a mapping which it gets at this moment, as a

@@ -531,6 +531,7 @@ class ExternalState:
         return ReadNames(
             read={} if entered.past else self._watch.read,
             whole=frozenset(self._watch.everything | entered.whole.keys()),
+            whole_kinds=self._watch.whole_kinds | {type(each) for each in entered.whole.values()},
             mentioned=mentioned,
             of_library=frozenset(entered.names),
             ours=lambda value: ours(value) or is_machinery(value),

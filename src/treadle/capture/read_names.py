@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CellType, FunctionType, ModuleType
@@ -45,11 +45,12 @@ def is_sealed(value: object) -> bool:
 class ReadNames:
     """Which attributes of which objects were read. ``read``: by the id of an object whose reading
     was watched, the names; of others those that any code of the run mentions (``None``: all).
-    ``whole``: ids of objects all of whose attributes were read.
+    ``whole``: ids of objects all of whose attributes were read; ``whole_kinds``: their classes.
     ``of_library``: those mentioned, for modules that come with Python and only their like used."""
 
     read: Mapping[int, set[str]]
     whole: frozenset[int]
+    whole_kinds: Set[type]
     mentioned: frozenset[str] | None
     of_library: frozenset[str]
     ours: Callable[[object], bool]  # is it an object that the compiler itself looks after?
@@ -79,6 +80,10 @@ class ReadNames:
         if isinstance(value, ModuleType) and self.owner(value) is Whose.STDLIB:
             return self.of_library
         return self.mentioned
+
+    def of_copy(self, kind: type, parts: frozenset[object]) -> Names:
+        """Of an argument, of which the run had a copy: the names that count beside its parts."""
+        return Without(None if kind in self.whole_kinds else self.mentioned, parts)
 
     def is_followed(self, value: object) -> bool:
         """Whether what it holds is followed: not of classes and modules of torch's and the

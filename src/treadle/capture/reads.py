@@ -39,7 +39,6 @@ from treadle.capture.object_graph import (
     Same,
     Space,
     Watched,
-    Without,
     first_of_each,
     of_names,
     tensor_fact,
@@ -183,8 +182,8 @@ class Reads:
         for at, part in enumerate(made.parts):
             names = self._names.of_part(value, part)
             if node.parts is not None:  # what was read of it was read of a copy
-                mentioned = Without(self._names.mentioned, node.parts)
-                names = frozenset() if part.entries else mentioned
+                copied = self._names.of_copy(node.kind, node.parts)
+                names = frozenset() if part.entries else copied
             self._watch(node, at, part, names, deep=self._names.is_followed(value))
         kind = type(value)
         if isinstance(value, type) and is_heap(kind):
