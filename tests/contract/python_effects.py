@@ -350,7 +350,7 @@ class Picture:
             case torch.Generator():
                 return (value.get_state(),)
             case dict():
-                return tuple((self._key(k), self.of(v)) for k, v in value.items())
+                return tuple((self._key(k), self.of(v)) for k, v in list(value.items()))
             case list() | tuple() | collections.deque():
                 return tuple(self.of(each) for each in value)
             case set() | frozenset():
@@ -373,7 +373,9 @@ class Picture:
                     (f.name, self.of(getattr(value, f.name))) for f in dataclasses.fields(value)
                 )
             case _:
-                return tuple((k, self.of(v)) for k, v in getattr(value, "__dict__", {}).items())
+                return tuple(
+                    (k, self.of(v)) for k, v in list(getattr(value, "__dict__", {}).items())
+                )
 
     def _key(self, key: Any) -> Any:
         return self.of(key) if not isinstance(key, str | int) else key
