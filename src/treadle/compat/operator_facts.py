@@ -201,9 +201,9 @@ _POINTWISE = _named("""
     log_sigmoid_forward masked_fill mse_loss_backward new_empty new_empty_strided new_full
     new_ones new_zeros one_hot ones ones_like repeat reshape roll rsub scalar_tensor
     select_backward select_scatter slice_backward slice_scatter smooth_l1_loss_backward
-    softplus_backward softshrink_backward stack to tril tril_indices triu triu_indices
-    upsample_bicubic2d
-    upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d
+    soft_margin_loss_backward softplus_backward softshrink_backward stack to tril
+    tril_indices triu triu_indices upsample_bicubic2d upsample_bilinear2d upsample_linear1d
+    upsample_nearest1d upsample_nearest2d
     upsample_nearest3d upsample_trilinear3d _upsample_nearest_exact1d _upsample_nearest_exact2d
     _upsample_nearest_exact3d where zero zeros zeros_like
 """)

@@ -12,7 +12,7 @@ from treadle.loop.traverse import value_index
 from treadle.lower.context import LoweringContext, broadcast_shapes, element, fresh_axes
 from treadle.lower.pointwise import pointwise
 from treadle.lower.reductions import finish, reduce_node, reduced
-from treadle.lower.registry import Value, lowers
+from treadle.lower.registry import Unsupported, Value, lowers
 from treadle.lower.scalars import ScalarExpr, cast, compute_dtype, times_ratio
 from treadle.lower.views import reshaped
 
@@ -138,17 +138,39 @@ def mse_loss_backward(
     )
 
 
+def _check_floating(context: LoweringContext) -> None:
+    if not context.dtype.is_floating_point:
+        raise Unsupported(f"a gradient of {context.dtype} has no formula")
+
+
 @lowers(aten.smooth_l1_loss_backward.default)
 def smooth_l1_loss_backward(
     context: LoweringContext, grad: Value, x: Value, target: Value, reduction: int, beta: float
 ) -> Array:
     """``grad * (x - target) / beta`` where ``|x - target| < beta``, else ``grad`` with the sign of
     the difference; divided by the count for the mean. NaN where the difference is."""
+    _check_floating(context)
     count = max(math.prod(x.shape), 1) if reduction == 1 else 1
 
     def formula(grad: ScalarExpr, x: ScalarExpr, target: ScalarExpr) -> ScalarExpr:
         gap, share = x - target, times_ratio(grad, 1.0, count)
         within = times_ratio(gap, 1.0, count) * grad / beta
         return gap.fn("le", -beta).choose(-share, gap.fn("ge", beta).choose(share, within))
+
+    return pointwise(context, formula, grad, x, target)
+
+
+@lowers(aten.soft_margin_loss_backward.default)
+def soft_margin_loss_backward(
+    context: LoweringContext, grad: Value, x: Value, target: Value, reduction: int
+) -> Array:
+    """``-target * z / (1 + z) * grad`` where ``z = e^(-target * x)``; divided by the count for the
+    mean."""
+    _check_floating(context)
+    count = max(math.prod(x.shape), 1) if reduction == 1 else 1
+
+    def formula(grad: ScalarExpr, x: ScalarExpr, target: ScalarExpr) -> ScalarExpr:
+        z = (-target * x).fn("exp")
+        return times_ratio(target * z, -1.0, count) / (z + 1) * grad
 
     return pointwise(context, formula, grad, x, target)

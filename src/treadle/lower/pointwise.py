@@ -226,7 +226,7 @@ def _register_ignoring_nan(op: OpOverload, name: str) -> None:
             return (maximum if name == "maximum" else minimum)(context, x, y)
 
         def formula(x: ScalarExpr, y: ScalarExpr) -> ScalarExpr:
-            best = y.fn("ne", y).choose(x, x.fn(name, y))
+            best = y.fn("ne", y).choose(x, y.fn(name, x))  # of equal ones x
             return x.fn("ne", x).choose(y, best)
 
         return pointwise(context, formula, x, y)

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -47,6 +48,11 @@ def lowers(*ops: OpOverload) -> Callable[[R], R]:
 def aten_op(name: str) -> OpOverload:
     """``"neg.default"`` -> ``torch.ops.aten.neg.default``."""
     return operator.attrgetter(name)(torch.ops.aten)
+
+
+def registered() -> Mapping[OpOverload, Rule]:
+    """All operations that have a rule, with it."""
+    return MappingProxyType(_RULES)
 
 
 def rule_for(op: OpOverload) -> Rule | None:

@@ -59,14 +59,12 @@ def log_softmax(context: LoweringContext, x: Value, dim: int, half_to_float: boo
 def softmax_backward(
     context: LoweringContext, grad: Value, output: Value, dim: int, input_dtype: torch.dtype
 ) -> Array:
-    """``y * grad - y * sum(y * grad)``."""
+    """``(grad - sum(y * grad)) * y``."""
     wide = compute_dtype(grad.dtype)
     product = step(context, "product", wide, lambda g, y: g * y, grad, output)
     dims = (dim % len(output.shape),) if output.shape else ()
     total = reduced(context, "sum", SUM, product, dims, wide)
-    return pointwise(
-        context, lambda p, y, total: p - y * total, product, output, total, common=wide
-    )
+    return pointwise(context, lambda g, y, total: (g - total) * y, grad, output, total, common=wide)
 
 
 @lowers(aten._log_softmax_backward_data.default)
