@@ -14,7 +14,6 @@ import random
 import re
 import runpy
 import sys
-import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +53,7 @@ class Ran:
 
     values: dict[str, object] = field(default_factory=dict)
     text: str = ""
-    seconds: dict[str, list[float]] = field(default_factory=dict)
+    calls: dict[str, Callable[[], object]] = field(default_factory=dict)  # each step's last one
     steps: list[treadle.Step] = field(default_factory=list)
 
 
@@ -84,20 +83,19 @@ def run(each: Script, *, eager: bool, shaken: float = 0.0) -> Ran:
 
 @contextlib.contextmanager
 def _replaced(ran: Ran, eager: bool, shaken: float) -> Iterator[None]:
-    """``treadle.compile`` leaves the step eager, or keeps account of it; each call is timed."""
+    """``treadle.compile`` leaves the step eager, or keeps account of it and of its calls."""
     models: list[nn.Module] = []  # that were shaken
     real = treadle.compile
 
     def compile(function: Callable[..., object], **how: Any) -> Callable[..., object]:
-        name = getattr(function, "__name__", type(function).__name__)
-        seconds = ran.seconds.setdefault(f"{name} {len(ran.seconds)}", [])
+        name = f"{getattr(function, '__name__', 'step')} {len(ran.calls)}"
         if shaken:
             _shake(named_models(how.get("model")), models, shaken)
         if eager:
-            return _timed(function, seconds)
+            return _noted(ran, name, function)
         step = real(function, **how)
         ran.steps.append(step)
-        return _timed(step, seconds)
+        return _noted(ran, name, step)
 
     treadle.compile = compile
     try:
@@ -118,14 +116,13 @@ def _shake(given: Mapping[str, nn.Module], done: list[nn.Module], part: float) -
                 p.data.add_(by * p.detach().abs().max(), alpha=part)
 
 
-def _timed(function: Callable[..., object], seconds: list[float]) -> Callable[..., object]:
+def _noted(ran: Ran, name: str, function: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(function, updated=())
     def call(*args: object, **kwargs: object) -> object:
-        start = time.perf_counter()
-        result = function(*args, **kwargs)
-        seconds.append(time.perf_counter() - start)
-        return result
+        ran.calls[name] = functools.partial(function, *args, **kwargs)
+        return function(*args, **kwargs)
 
+    ran.calls[name] = call
     return call
 
 
@@ -267,7 +264,7 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is wrong with a script, and how long each call of its steps took, ``again`` eagerly."""
+    """What is wrong with a script, and its runs."""
 
     wrong: Sequence[str]
     eager: Ran
