@@ -272,9 +272,9 @@ class Outcome:
 
 
 def outcome(each: Script) -> Outcome:
-    eager = run(each, eager=True)
-    with compiles() as counts:
+    with compiles() as counts:  # first: what eager fills (caches, registries) is not there yet
         compiled = run(each, eager=False)
+    eager = run(each, eager=True)
     shaken = run(each, eager=True, shaken=1e-7)
     wrong = differences(each, eager, compiled, shaken) + unjustified(each, compiled, counts)
     return Outcome(wrong, eager, compiled)

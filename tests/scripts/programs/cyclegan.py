@@ -1,4 +1,7 @@
-"""Two generators, two discriminators, cycles and an image pool kept by Python between the steps."""
+"""Two generators, two discriminators, cycles and an image pool kept by Python between the steps.
+
+again: D_A.0.weight.grad is there
+"""
 
 import itertools
 import random
