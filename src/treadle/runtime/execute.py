@@ -14,10 +14,10 @@ import threading
 import time
 import weakref
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -580,7 +580,7 @@ class _CallInto:
 class _CallAllocating:
     """A library call whose results PyTorch allocates."""
 
-    __slots__ = ("aliased", "args", "define", "kwargs", "op", "specs")
+    __slots__ = ("aliased", "args", "define", "kwargs", "op", "places", "specs")
 
     def __init__(
         self,
@@ -593,6 +593,7 @@ class _CallAllocating:
         self.op, self.args, self.kwargs = op, args, kwargs
         self.specs, self.define = specs, define
         self.aliased: tuple[bool, ...] | None = None
+        self.places: list[tuple[Any, Any]] | None = None  # where tensors are among the arguments
 
     def __call__(self) -> None:
         result = self.op(*self.args, **self.kwargs)
@@ -613,8 +614,13 @@ class _CallAllocating:
 
     def _own(self, value: object) -> Any:
         """A tensor that shares no storage with an argument, whose bytes may be given away."""
-        taken = {_storage(t) for t in _tensors(self.args, self.kwargs)} - {0}
-        return value.clone() if isinstance(value, Tensor) and _storage(value) in taken else value
+        if not isinstance(value, Tensor):
+            return value
+        if self.places is None:
+            self.places = [*_tensor_places(self.args), *_tensor_places(self.kwargs)]
+        memory = _storage(value)
+        shared = memory and any(_storage(held[key]) == memory for held, key in self.places)
+        return value.clone() if shared else value
 
     def _inspect(self, results: Sequence[object]) -> tuple[bool, ...]:
         """Which results must be copied: those that share the storage of an argument, or have none,
@@ -652,6 +658,15 @@ def _needs_copy(tensor: Tensor, taken: set[int]) -> bool:
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _tensor_places(held: list[Any] | dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """The places of tensors in lists that are filled in at every call: ``held[key]``."""
+    for key, value in held.items() if isinstance(held, dict) else enumerate(held):
+        if isinstance(value, Tensor):
+            yield held, key
+        elif isinstance(value, list):
+            yield from _tensor_places(cast("list[Any]", value))
 
 
 def _tensors(*given: object) -> list[Tensor]:
