@@ -40,6 +40,7 @@ QUICK = frozenset(
 
 
 LONGEST = (
+    "scripts/test_scripts.py",
     "models/test_transformers.py",
     "distributed/test_sharded.py",
     "contract/test_dynamic_shapes.py",
