@@ -553,6 +553,23 @@ def test_parameters_that_were_converted_meanwhile():
     moved.step.flush()  # it was said once
 
 
+def test_parameters_that_were_written_to_meanwhile():
+    """The update would come after the write, and not before it."""
+    _, moved = pair()
+    moved.step(*batch())
+    moved.step(*batch())
+    for each in moved.model.parameters():
+        nn.init.constant_(each, 0.1)
+    with pytest.raises(RuntimeFailure) as found:
+        moved.step(*batch())
+    assert found.value.code == "TR-542"
+    moved.step(*batch())  # it was said once
+    moved.step.flush()
+    for each in moved.model.parameters():
+        nn.init.constant_(each, 0.1)
+    moved.step(*batch())  # nothing was pending
+
+
 # The option.
 
 

@@ -44,6 +44,15 @@ class _Pending:
     carrying: Carrying
     tensors: list[Tensor]
     storages: frozenset[int]
+    written: list[Tensor]  # by the flush
+    versions: list[int]  # of these, when it was left
+
+    def is_overtaken(self) -> bool:
+        """Whether somebody has written meanwhile to what it is to write."""
+        return any(
+            each._version != before
+            for each, before in zip(self.written, self.versions, strict=True)
+        )
 
 
 @final
@@ -82,12 +91,17 @@ class Carrier:
             raise
         finally:
             self._busy = busy
+            self._note_versions()
             _hook()
 
     def turn(
         self, compiled: Compiled, inputs: Sequence[Tensor]
     ) -> tuple[Compiled, Sequence[Tensor]]:
-        """The program that serves a call of ``compiled`` on ``inputs``, and its inputs."""
+        """The program that serves a call of ``compiled`` on ``inputs``, and its inputs. TR-542
+        where what is pending would come after a write that it was to come before."""
+        if self._now is not None and self._now.is_overtaken():
+            self._forget()
+            raise _overtaken()
         if len(_pending) > (self._now is not None):
             _flush_others(self, inputs)
         if self._now is not None and self._now.compiled is not compiled:
@@ -112,7 +126,8 @@ class Carrier:
         assert program.kept is not None, "the first call keeps what it carries"
         written = [inputs[at] for at in carrying.flushed]
         places = frozenset(map(_storage, written))
-        self._now = _Pending(compiled, carrying, program.kept.take(), places)
+        versions = [each._version for each in written]
+        self._now = _Pending(compiled, carrying, program.kept.take(), places, written, versions)
         _pending[id(self)] = self
         if self._watched is not compiled:
             self._watched = compiled
@@ -162,8 +177,14 @@ class Carrier:
                     raise _unfit(error) from error
                 if error.code == "TR-406":
                     self._forget()
+                self._note_versions()  # it was undone
                 raise
         self._forget()
+
+    def _note_versions(self) -> None:
+        """What we have written ourselves overtakes nothing."""
+        if self._now is not None:
+            self._now.versions[:] = [each._version for each in self._now.written]
 
     def _forget(self) -> None:
         self._now = None
@@ -196,6 +217,15 @@ def _unhook() -> None:
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _overtaken() -> RuntimeFailure:
+    return RuntimeFailure(
+        "parameters or state were written to between two calls, while an update was carried "
+        "to the next one: that update would come after the write and not before it, and is lost",
+        code="TR-542",
+        remedy="call step.flush() before they are written to, and load the last checkpoint now",
+    )
 
 
 def _unfit(error: RuntimeFailure) -> RuntimeFailure:
