@@ -30,7 +30,8 @@ REASONS: dict[str, dict[str, str]] = {
     "eager's log1p of the least numbers is zero": {r"log1p .* of torch\.float32": "nan zero"},
     "PyTorch's sixth is one of float32": {r"hardsigmoid of torch\.float64": "number"},
     "of whole numbers, which no gradient is": {
-        r"aten\.native_dropout_backward.* of torch\.float32": "zero"
+        r"aten\.native_dropout_backward.* of torch\.float32": "zero",
+        r"aten\.smooth_l1_loss_backward.* of torch\.uint8": "number",
     },
 }
 """Each reason with what the texts of deviations match, and of which kinds they may be."""
