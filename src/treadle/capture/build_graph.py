@@ -16,6 +16,7 @@ from treadle.capture.expected import join_conditions
 from treadle.capture.explain_errors import looks_at_value, show_line
 from treadle.capture.foreign import refuse_foreign_writes, refuse_undense, refuse_without_memory
 from treadle.capture.functionalize import Functionalizer
+from treadle.capture.host_draws import HostDraws
 from treadle.capture.literals import literals_made_numbers
 from treadle.capture.numbers import Uses
 from treadle.capture.object_graph import Location
@@ -108,6 +109,7 @@ class Captured:
     stepped: frozenset[int]  # clusters whose counters advance
     scalars: Scalars
     inputs: Inputs
+    host_draws: HostDraws
     failed: Exception | None = None  # after a guess: then it is captured up to there
     pending: dict[tuple[int, str], Tensor] = field(default_factory=dict[tuple[int, str], Tensor])
     guards: GuardSet = field(default_factory=GuardSet)  # of declared sizes, also of no input's
@@ -201,6 +203,7 @@ def finish(
         stepped=frozenset(run.trace.stepped),
         scalars=Scalars(kept),
         inputs=Inputs(kept),
+        host_draws=run.draws,
         failed=run.failed,
     )
 

@@ -30,6 +30,7 @@ from treadle.capture.changes import Change, Kept, are_equal, is_cache, is_log, r
 from treadle.capture.container_changes import ChangedContainer
 from treadle.capture.container_recorders import RECORDED, Contents
 from treadle.capture.frames import Entered, FrameRecorder, Whose, whose
+from treadle.capture.host_draws import HostDraws
 from treadle.capture.introspect import is_heap, parts_of
 from treadle.capture.mentions import mentions
 from treadle.capture.numbers import is_stand_in
@@ -103,6 +104,8 @@ class ExternalState:
         optimizers: Mapping[str, Optimizer],
         arguments: Iterable[object] = (),
         seen: Callable[[object], None] = lambda _: None,
+        *,
+        draws: HostDraws,
     ) -> None:
         """``arguments``: leaves of the step's own; objects among them are looked after as well.
         ``seen`` hears of each object that the step can reach, before it can be changed."""
@@ -118,6 +121,8 @@ class ExternalState:
         self._reflection = Reflection(entered, self._watch, self, self._is_importing)
         self._frames = FrameRecorder(entered, self._on_frame, self._threads, self._reflection)
         self._rng = PythonRngGuard()
+        self.draws = draws
+        draws.begins, draws.drawn = self._rng.begins, self._rng.drawn
         self._past = False  # whether attributes are read past what is watched
         self._function, self._models, self._optimizers = function, models, optimizers
         try:
@@ -300,7 +305,7 @@ class ExternalState:
         what the operating system was asked.
         """
         self._rest()
-        self._rng.refuse()
+        self._rng.refuse(decides=self.draws.decides())
         if self._frames.entered.resumed:
             raise CaptureError(
                 f"the step takes the next value of {self._frames.entered.resumed}, a generator "

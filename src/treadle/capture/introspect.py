@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import _lru_cache_wrapper as _LruCached
 from functools import lru_cache, partial
+from random import betavariate
 from threading import local
 from types import (
     BuiltinFunctionType,
@@ -71,6 +72,8 @@ from treadle.capture.parts import (
 from treadle.capture.plain_values import is_plain, plain_fact
 from treadle.capture.remembered import RememberedResults
 
+GLOBAL_GENERATORS: tuple[object, object] = (betavariate.__self__, np.random.beta.__self__)  # type: ignore[attr-defined]
+"""Python's own generator of random numbers, and NumPy's."""
 _NUMBERS = (bool, int, float, complex, str, bytes)
 _MUTABLE_BYTES = (bytearray, ndarray, memoryview, array)
 _SEALED = (
@@ -140,6 +143,8 @@ def parts_of(value: object, label: str) -> Made:
             return Made((InContext(label, value),))
         case GeneratorType():
             return Made((Computed(label, partial(_advanced, value)),), opaque=True)
+        case _ if any(value is each for each in GLOBAL_GENERATORS):
+            return Made()  # likewise
         case Generator():
             return Made()  # its state is that of a generator: read and restored as such
         case Tag() | finfo() | iinfo():

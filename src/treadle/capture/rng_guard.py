@@ -1,7 +1,8 @@
 """Random generators while a step is traced.
 
 PyTorch's (``RngGuard``): whose numbers are drawn, and that none of them is seeded. Python's and
-NumPy's (``PythonRngGuard``): that none is drawn from, since that happens once, when traced.
+NumPy's (``PythonRngGuard``): that none is drawn from otherwise than ``host_draws`` knows, since
+that happens once, when traced.
 """
 
 import ctypes
@@ -158,6 +159,8 @@ class PythonRngGuard:
 
     def __init__(self) -> None:
         self._kept: list[tuple[str, object, Callable[[], object], Callable[[Any], None]]] = []
+        self._now: dict[str, object] = {}  # where draws that are known have left a global one
+        self._is_foreign = False  # whether others were made between those
         self._keep("Python's random", random.getstate, random.setstate)
         self._keep("numpy.random", np.random.get_state, np.random.set_state)
 
@@ -175,17 +178,33 @@ class PythonRngGuard:
     def _keep(self, name: str, get: Callable[[], object], put: Callable[[Any], None]) -> None:
         self._kept.append((name, get(), get, put))
 
-    def refuse(self) -> None:
-        """``CaptureError`` TR-119 if one of them has been used."""
+    def begins(self) -> None:
+        """Before a draw that is made again at every call."""
+        self._is_foreign |= any(self._differing())
+
+    def drawn(self) -> None:
+        """After it."""
+        self._now |= {name: get() for name, _, get, _ in self._kept[:2]}
+
+    def _differing(self) -> Iterator[str]:
         for name, before, get, _ in self._kept:
-            if not _same(get(), before):
-                raise CaptureError(
-                    f"the step draws from {name}: that would happen when it is captured, and later "
-                    "calls would use the same numbers",
-                    code="TR-119",
-                    remedy="draw with torch (torch.rand, torch.randperm), or pass the numbers as "
-                    "tensors",
-                )
+            if not _same(get(), self._now.get(name, before)):
+                yield name
+
+    def refuse(self, *, decides: bool) -> None:
+        """``CaptureError`` TR-119 if one of them has been used otherwise than by draws that are
+        made again; ``decides``: if those decided anything."""
+        names = [*self._differing()]
+        if decides or self._is_foreign or names:
+            name = names[0] if names else "Python's or NumPy's random numbers"
+            raise CaptureError(
+                f"the step draws from {name}, and what it draws decides what it does: later calls "
+                "would do the same",
+                code="TR-119",
+                remedy="draw with torch (torch.rand, torch.randperm), or pass the numbers as "
+                "tensors; numbers and arrays of random.… and numpy.random.… that only enter "
+                "arithmetic with tensors are drawn at every call",
+            )
 
     def restore(self) -> None:
         """All of them as they were."""

@@ -39,6 +39,7 @@ from treadle.capture.frames import Whose
 from treadle.capture.given import Copies, GivenCall, InArgument, Whole
 from treadle.capture.grad_scaler import ScalerBegins, SkippedUpdate, refused_scaling, selected
 from treadle.capture.gradient_sync import GradientSync, RankGroup
+from treadle.capture.host_draws import HostDraws
 from treadle.capture.numbers import Number, Text, Uses, is_stand_in
 from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
 from treadle.capture.parts import MISSING, is_plain
@@ -282,6 +283,7 @@ class Run:
         self._stands_in = stand_in
         self._containers = containers
         self._log = OperationLog()
+        self.draws = HostDraws(self.trace.uses)
         self._steps: list[int] = []  # the ids of optimizers, by each of their updates
         self._kept: dict[int, Tensor] | None = None  # by the last backward; ``None`` before it
         self._of_fakes: set[str] = set()
@@ -321,7 +323,8 @@ class Run:
         )
         containers = self._containers or ()
         standing = recorded(containers, self._log)
-        with inside, watch.watching(), self.numbers.standing_in(), standing:
+        draws = self.draws.noted() if self._stands_in else contextlib.nullcontext()
+        with inside, watch.watching(), self.numbers.standing_in(), standing, draws:
             watch.rng.meet(self.leaves)
             self._stood = {
                 id(group): dict(group)
@@ -334,6 +337,7 @@ class Run:
                 self.optimizers,
                 (*self.leaves, *(each.value for each in containers)),
                 seen=watch.rng.meet,
+                draws=self.draws,
             )
             self.trace.external = external
             watch.listen = external.listen

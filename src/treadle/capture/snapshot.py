@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from treadle.capture.host_draws import put_states, states
 from treadle.capture.object_graph import Location, Node, Watched
 from treadle.capture.parts import Entries
 from treadle.compat.sharded_tensors import layout_of
@@ -54,6 +55,7 @@ class Snapshot:
             for group in each.param_groups
         ]
         self._random = torch.get_rng_state()
+        self._host = states()
         self._own = [(each, each.get_state()) for each in generators]
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
@@ -80,6 +82,7 @@ class Snapshot:
     def restore_random(self) -> None:
         """Only the random generators."""
         torch.set_rng_state(self._random)
+        put_states(self._host)
         for generator, state in self._own:
             generator.set_state(state)
         if self._cuda:

@@ -26,6 +26,7 @@ def read_inputs(captured: Captured, leaves: list[object]) -> list[Tensor]:
     those of its arguments. ``NotExpected`` where a number is none that the graph can be given."""
     captured.call.given.leaves = leaves
     try:
+        captured.host_draws.draw()
         scalars = captured.scalars.read()
         return captured.inputs.read(leaves, captured.pending, scalars)
     except NotExpected:
@@ -173,6 +174,7 @@ def _filled(
 def forget_call(captured: Captured) -> None:
     """A call was captured or begun, and nothing of it happened."""
     captured.pending.clear()
+    captured.host_draws.undo()
     captured.call.forget()
 
 

@@ -89,7 +89,11 @@ def _served(
 ) -> object:
     """By the program whose turn it is."""
     program, given = carrier.turn(compiled, inputs)
-    result = serving(program, given, _undo(program, given))
+    try:
+        result = serving(program, given, _undo(program, given))
+    except BaseException:
+        compiled.captured.host_draws.undo()
+        raise
     carrier.served(compiled, program, inputs)
     return result
 
