@@ -107,8 +107,7 @@ class HostDraws:
             args, named = plain(args), plain(named)
             self.begins()
             value = original(*args, **named)
-            is_known = is_real(value) or is_numeric(value)
-            if not is_known:
+            if not any(test(value) for test in (is_real, is_numeric)):
                 return value
             self.drawn()
             at, values = len(self._draws), self._values
