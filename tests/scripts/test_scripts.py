@@ -8,7 +8,6 @@ GRADS = "gradients that a backward adds to and the step clears unread compile ag
 KNOWN: dict[str, str] = {
     "fgsm_inputs": GRADS,
     "focal_class_weights": "weights of classes by bincount: TR-102",
-    "gcn_scatter": "a memo that fake tensors keep counts as an attribute of a tensor: TR-117",
     "lbfgs_fit": "LBFGS: TR-105",
     "moco": "a slice that begins at the number of a buffer: TR-102",
     "pgd_data": GRADS,

@@ -25,6 +25,7 @@ from treadle.capture.explain_errors import here
 from treadle.capture.object_graph import Location
 from treadle.capture.parts import MISSING
 from treadle.capture.reads import Reads
+from treadle.compat.fake import MEMOS
 from treadle.compat.hooks import tensor_hooks
 from treadle.compat.sharded_tensors import layout_of
 from treadle.compat.tensors import storage_key
@@ -226,7 +227,7 @@ class GivenTensor:
         before, now = self.attributes, vars(self.traced)
         for name in {**before, **now}:
             value = now.get(name, MISSING)
-            if value is not before.get(name, MISSING):
+            if value is not before.get(name, MISSING) and name not in MEMOS:
                 yield self._place(name, Aspect.ATTRIBUTE), value
 
     def _allowed(

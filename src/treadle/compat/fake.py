@@ -61,6 +61,16 @@ def fake_operations_heard(tensors: Sequence[Tensor], hear: Callable[[], None]) -
         del mode.dispatch
 
 
+_MEMO = type(vars(FakeTensor)["item_memo"])
+MEMOS = frozenset(
+    f"_{name}{what}"
+    for name, each in vars(FakeTensor).items()
+    if isinstance(each, _MEMO)
+    for what in ("", "_vc", "_epoch")
+)
+"""Attributes in which a fake tensor keeps what was asked of it: sizes that depend on values."""
+
+
 def is_fake(tensor: Tensor) -> bool:
     """Has it a shape and nothing else?"""
     return isinstance(tensor, FakeTensor)
@@ -153,6 +163,7 @@ def _types_sums_of_products() -> bool:
 
 
 __all__ = [
+    "MEMOS",
     "METADATA_CHANGES",
     "NEEDS_MEMORY",
     "UNSUPPORTED",
