@@ -1,4 +1,5 @@
-"""What Python reads: random state, changed between calls, and no compiled step that is stale.
+"""What Python reads: random state, changed between calls. No compiled step is stale, and what a
+step does not read compiles nothing.
 
 python tests/contract/test_reads_generator.py --cases 20000 --seed 1
 """
@@ -9,6 +10,7 @@ import random
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,6 +59,7 @@ class Tally:
 
     cases: int = 0
     effective: int = 0  # in which the change made a difference in eager
+    unread: int = 0  # changes of what the step does not read
     programs: int = 0
     findings: list[Finding] = field(default_factory=list)
 
@@ -65,10 +68,10 @@ class Tally:
 
 
 class Beside:
-    """A program in two worlds."""
+    """A program in two worlds. ``unread``: state that is there, and that its step does not read."""
 
-    def __init__(self, probes: list[Probe]) -> None:
-        self.text = program_of(probes)
+    def __init__(self, probes: list[Probe], unread: Sequence[Probe] = ()) -> None:
+        self.text = "\n".join([*(each.text for each in unread), program_of(probes)])
         self.ours, self.theirs = World(self.text), World(self.text)
         space = self.ours.space
         self.compiled = treadle.compile(
@@ -225,6 +228,51 @@ def check_again(beside: Beside, probe: Probe, change: Change, tally: Tally) -> b
     return True
 
 
+GIVEN = ("argument", "attribute of a part of the model", "hook of a part of the model")
+"""Scopes whose state is part of what a step is given, whether it reads it or not."""
+SHARED = ("nn.Module", "enum", "Sequential")
+"""Kinds that a model is made of, or that other state of a program may be of as well."""
+
+
+NOT_YET_UNREAD = ("attribute of the model",)
+"""Scopes where a change of what is not read may compile again, rarely: its cause is not known."""
+
+
+def is_apart(probe: Probe) -> bool:
+    """Whether nothing but the probe itself tells of its state."""
+    shared = any(each in probe.label for each in SHARED)
+    return not shared and not probe.label.startswith(GIVEN + NOT_YET_UNREAD)
+
+
+def check_unread(maker: Maker, probes: list[Probe], tally: Tally, each: int = 4) -> None:
+    """What a step does not read is changed, one at a time: nothing is compiled."""
+    made = [maker.probe() for _ in range(6)]
+    unread = valid(list(filter(is_apart, made)))
+    beside = Beside(probes, unread)
+    try:
+        for _ in range(2):
+            if not same(beside.call(), beside.eager()):
+                return
+    except Exception:
+        return  # ``begin`` tells of it
+    for probe in unread:
+        for change in maker.random.sample(probe.changes, min(each, len(probe.changes))):
+            try:
+                beside.ours.run(change.do)
+            except Exception:
+                continue  # Python does not take it
+            tally.unread += 1
+            try:
+                with no_compiling():
+                    beside.call()
+            except Recompiles:
+                words = "; ".join(beside.compiled.recompiles[-2:])
+                tally.add("restless", probe.label, change.label, words, script(beside, change))
+                beside.close()
+                return
+    beside.close()
+
+
 def check_really(beside: Beside, probe: Probe, change: Change, tally: Tally) -> None:
     """The change once more, with whatever is compiled then."""
     try:
@@ -280,10 +328,11 @@ def check_program(maker: Maker, probes: list[Probe], tally: Tally, each: int = 5
 def generated(cases: int, seed: int, seconds: float = 1e9, probes: int = 8) -> Tally:
     maker, tally = Maker(random.Random(seed), not_yet=NOT_YET), Tally()
     end = time.monotonic() + seconds
-    while tally.cases < cases and time.monotonic() < end:
+    while tally.cases + tally.unread < cases and time.monotonic() < end:
         made = [maker.probe() for _ in range(probes)] + [maker.of_module() for _ in range(2)]
         if found := valid(made):
             check_program(maker, found, tally)
+            check_unread(maker, found[:4], tally)
         if maker.random.random() < 0.5 and (found := valid([maker.of_torch()])):
             check_program(maker, found, tally, each=3)
     return tally
@@ -326,6 +375,7 @@ def every_kind(seed: int = 0) -> Tally:
 def summary(tally: Tally, shown: int = 3) -> str:
     counts = collections.Counter(each.how for each in tally.findings)
     lines = [f"{tally.cases} cases, {tally.effective} of them with a difference in eager; "
+             f"{tally.unread} changes of what is not read; "
              f"{tally.programs} programs; {dict(counts)}"]  # fmt: skip
     groups: dict[tuple[str, str], list[Finding]] = {}
     for each in tally.findings:
