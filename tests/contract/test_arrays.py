@@ -156,3 +156,17 @@ def test_arrays_that_are_returned_and_kept():
         assert same is x
         assert model.last is x
         torch.testing.assert_close(model.rows, torch.from_numpy(x))
+
+
+def test_an_array_of_objects_that_the_step_writes_to_is_as_it_was_after_the_refusal():
+    model = nn.Linear(2, 1)
+    held = np.array([None, [1, 2], 3], dtype=object)
+    before = list(held)
+
+    def step(x):
+        held[1] = x
+        return model(x).sum()
+
+    with pytest.raises(treadle.TreadleError, match="TR-117"):
+        treadle.compile(step, model=model)(torch.randn(2, 2))
+    assert all(one is other for one, other in zip(held, before, strict=True))

@@ -270,7 +270,7 @@ def _of_array(value: object, label: str) -> Part:
 
 def _of_ndarray(value: NDArray[np.generic], label: str) -> Part:
     if value.dtype.hasobject:
-        return Listed(label, lambda: dict(enumerate(_plain_array(value).ravel().tolist())))
+        return _of_objects(value, label)
 
     def read() -> tuple[tuple[int, ...], str, bytes]:
         numbers = _plain_array(value)
@@ -283,6 +283,14 @@ def _of_ndarray(value: NDArray[np.generic], label: str) -> Part:
             np.copyto(numbers, np.frombuffer(held, numbers.dtype).reshape(shape))
 
     return Computed(label, read, back)
+
+
+def _of_objects(value: NDArray[np.generic], label: str) -> Part:
+    def put(at: int, held: object) -> None:
+        array: Any = _plain_array(value)
+        array[np.unravel_index(at, array.shape)] = held
+
+    return Listed(label, lambda: dict(enumerate(_plain_array(value).ravel().tolist())), put)
 
 
 def _of_bytes(value: bytearray, label: str) -> Part:

@@ -485,18 +485,29 @@ class InContext(Part):
 
 @final
 class Listed(Part):
-    """Objects in an array, or in what C code made."""
+    """Objects in an array, or in what C code made. ``back`` puts one where it was."""
 
-    __slots__ = ("_read",)
+    __slots__ = ("_back", "_read")
     settable = False
     entries = True
 
-    def __init__(self, label: str, read: Callable[[], Reading]) -> None:
+    def __init__(
+        self,
+        label: str,
+        read: Callable[[], Reading],
+        back: Callable[[Any, object], None] | None = None,
+    ) -> None:
         super().__init__(label)
         self._read = read
+        self._back = back
 
     def now(self) -> Reading:
         return self._read()
 
     def restore(self, before: Reading) -> None:
-        return
+        now = self.now()
+        if self._back is None or len(now) != len(before):
+            return
+        for at, value in before.items():
+            if now.get(at, MISSING) is not value:
+                self._back(at, value)
