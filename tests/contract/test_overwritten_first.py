@@ -91,7 +91,8 @@ def test_a_mode_that_the_step_reads_counts():
         model.train(number % 2 == 0)
 
     step = beside_eager(make, lambda _: (torch.randn(4, 3),), steps=4, between=between)
-    assert step.recompiles == ["the model: switched to eval()"]
+    assert step.recompiles == []  # it is put back, and decides nothing else
+    assert step.recaptures == ["the model: switched to eval()"]
 
 
 class Remembers(nn.Module):
