@@ -6,6 +6,7 @@ python tests/contract/test_numbers_generator.py
 """
 
 import itertools
+import math
 import sys
 import types
 from pathlib import Path
@@ -58,6 +59,18 @@ USES = {
     "a warm-up": Use("x * min(1.0, (v + 1) / 3)", ways=2),
     "rounding": Use("x * round(v / 3)"),
     "a function of NumPy's": Use("x * np.cos(v)"),
+    "a function of Python's": Use("x * math.cos(v) + math.sqrt(v + 1)"),
+    "a conversion": Use("x * float(v) + int(v)"),
+    "an index": Use("x[v % 4] * 2", whole=True),
+    "an index from the end": Use("x[1:, v % 3 - 3] * 2", whole=True),
+    "two indices": Use("x[v % 4, v % 3] * x[None, ..., v % 2]", whole=True),
+    "a slice": Use("x[v % 3 : v % 3 + 2] * 2", whole=True),
+    "narrow": Use("x.narrow(1, v % 2, 2) * x[v % 4, 1:]", whole=True),
+    "an item that is written": Use("put_at(x * 1.0, (v % 4,), x[0])", whole=True),
+    "a column that is written": Use("put_at(x * 1.0, (slice(1, 3), v % 3), v)", whole=True),
+    "a slice that is written": Use(
+        "put_at(x * 1.0, (slice(v % 3, v % 3 + 2), 1), x[:2, 0])", whole=True
+    ),
     "nothing": Use("x * 1.0"),
     "a result": Use("x * 1.0, v, v + 1, -v"),
 }
@@ -93,6 +106,11 @@ PLACES = {
 }
 
 
+def put_at(x, index, value):
+    x[index] = value
+    return x
+
+
 class World:
     """A program of its own; ``compiled`` if its step is."""
 
@@ -101,7 +119,8 @@ class World:
         model = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self.space = {
-            "torch": torch, "np": np, "types": types, "model": model, "optimizer": optimizer,
+            "torch": torch, "np": np, "math": math, "put_at": put_at, "types": types,
+            "model": model, "optimizer": optimizer,
         }  # fmt: skip
         self.space["put"] = self.space.update
         optimizer.param_groups[0]["v"] = 0.0
@@ -207,7 +226,7 @@ def test_what_a_step_decides_is_named():
 
     def step(x, limit):
         if model.n % 3 == 0:
-            return x * 2
+            return x * (2 + model.n)
         return x * 3 if limit < 5 else x
 
     compiled = treadle.compile(step, model=model, options=Options(codegen=False))
@@ -230,6 +249,71 @@ def test_a_decision_that_raises_is_eager_s():
         compiled(torch.ones(2), 0)
     assert torch.equal(compiled(torch.ones(2), 6), step(torch.ones(2), 6))
     assert len(compiled.recompiles) <= 2
+
+
+def test_indices_out_of_bounds_are_eager_s():
+    def step(x, k):
+        return x[k] * 2
+
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=Options(codegen=False))
+    x = torch.randn(4, 2)
+    for k in (0, 1, -1, 3, -4):
+        assert torch.equal(compiled(x, k), step(x, k))
+    for k in (4, -5):
+        with pytest.raises(IndexError):
+            compiled(x, k)
+    assert torch.equal(compiled(x, 2), step(x, 2))
+    assert len(compiled.recompiles) <= 3, compiled.recompiles
+
+
+def test_what_is_picked_by_a_number_has_its_gradient():
+    table = nn.Parameter(torch.randn(6, 3))
+    model = nn.ParameterList([table])
+
+    def step(x, k):
+        table.grad = None
+        loss = (table[k] * x + table[k : k + 2].sum(0)).square().sum()
+        loss.backward()
+        return loss.detach(), table.grad.clone()
+
+    compiled = treadle.compile(step, model=model, options=Options(codegen=False))
+    for k in range(5):
+        x = torch.randn(3)
+        torch.testing.assert_close(compiled(x, k), step(x, k))
+    assert len(compiled.recompiles) == 1, compiled.recompiles
+
+
+def test_views_that_are_written_to_are_eager_s():
+    """The number itself is in the graph then."""
+
+    def step(x, k):
+        y = x * 1.0
+        y[k].add_(1)
+        y[k] += 2
+        return y
+
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=Options(codegen=False))
+    for k in (0, 1, 2, 1):
+        x = torch.randn(4, 2)
+        assert torch.equal(compiled(x, k), step(x, k))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "bool"])
+def test_arrays_that_are_indices(dtype):
+    def step(x, index):
+        y = x * 2.0
+        y[index] = 0.0
+        return x[index], y
+
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=Options(codegen=False))
+    random = np.random.default_rng(0)
+    for _ in range(5):
+        x = torch.randn(6, 2)
+        index = random.permutation(6)[:4].astype(dtype)
+        if dtype == "bool":
+            index = random.permutation(6) < 3
+        torch.testing.assert_close(compiled(x, index), step(x, index))
+    assert not compiled.recompiles
 
 
 def main():

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from treadle.capture.explain_errors import here
-from treadle.capture.numbers import STAND_INS, Key, Uses
+from treadle.capture.numbers import STAND_INS, Key, Uses, plain
 from treadle.compat.tracing import held_input, outside_modes
 from treadle.util.errors import CaptureError
 
@@ -176,6 +176,17 @@ class ArrayLeaf:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         return self.plain().__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """So that it is an operand, and no sequence whose items are asked for."""
+        return func(*plain(args), **plain(dict(kwargs or {})))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.value if name in _KIND else self.plain(), name)

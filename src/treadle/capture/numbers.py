@@ -76,6 +76,11 @@ class Number:
     def __class__(self) -> type:  # type: ignore[override]
         return type(self.value)
 
+    @property
+    def scales(self) -> bool:
+        """Whether it may become an input of the graph."""
+        return self._scales
+
     def plain(self) -> Any:
         """The value, on which the graph depends from now on."""
         if not self._uses.ours:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from treadle.capture.explain_errors import here
+from treadle.capture.number_index import has_stand_ins, number_index
+from treadle.capture.numbers import is_number, plain
 from treadle.util.errors import CaptureError
 
 
@@ -31,6 +33,8 @@ class ScalarIndices:
         if func not in (Tensor.__getitem__, Tensor.__setitem__) or len(args) < 2:
             return None
         entries = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if has_stand_ins((*entries, *args[2:])):
+            return self._get_numbers if func is Tensor.__getitem__ else self._set_numbers
         dim = _dim(entries)
         if dim is None:
             return None
@@ -39,6 +43,38 @@ class ScalarIndices:
         if func is Tensor.__getitem__:
             return lambda x, _: self._get(x, index, dim, place)
         return lambda x, _, value: self._set(x, index, dim, value, place)
+
+    def _get_numbers(self, x: Tensor, entries: Any) -> Tensor:
+        index = number_index(x, entries if isinstance(entries, tuple) else (entries,))
+        found = index.get(x)
+        if index.moved:
+            self._copies.append((found, found._version, here(), (id(x), *index.key)))
+        return found
+
+    def _set_numbers(self, x: Tensor, entries: Any, value: Any) -> None:
+        index = number_index(x, entries if isinstance(entries, tuple) else (entries,))
+        if is_number(value):
+            made: Any = value.tensor(x, copied=True)
+            value = made.to(x.dtype) if isinstance(made, Tensor) else made
+        value = plain(value)
+        if not index.moved:
+            x[index.entries] = value
+            return
+        target = index.place(x)
+        if target is None:
+            raise CaptureError(
+                "the step writes to places that several numbers or tensors decide",
+                code="TR-107",
+                where=here(),
+                remedy="write to one of the dims at a time: x[i][:, j] = value",
+            )
+        whole, at, dim = target
+        place = (id(x), *index.key)
+        self._copies = [e for e in self._copies if not (e[0] is value and e[3] == place)]
+        if at.ndim:
+            whole[(slice(None),) * dim + (at,)] = value
+        else:
+            _set(whole, (slice(None),) * dim + (at[None],), dim, value)
 
     def _get(
         self, x: Tensor, index: tuple[Any, ...], dim: int, place: tuple[object, ...]

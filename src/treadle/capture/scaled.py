@@ -5,18 +5,20 @@ input of the graph. A function that has no form here is given the number itself,
 then depends.
 """
 
+import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from treadle.capture.numbers import Number, PlainNumber, is_number, plain
-from treadle.capture.plain_values import is_real
+from treadle.capture.plain_values import is_real, is_whole
 from treadle.compat.tracing import outside_modes
 
 Call = tuple[Callable[..., Any], tuple[object, ...], dict[str, object]]
 Elementwise = Callable[..., Tensor]
+INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
 Operand = Tensor | Number | PlainNumber
 
 
@@ -25,6 +27,11 @@ def scaled(
 ) -> Call:
     """The call ``func(*args, **kwargs)`` with tensors in the place of numbers that stand in."""
     name = getattr(func, "__name__", "")
+    if func in INDEXING:
+        return func, args, dict(kwargs)  # see ``ScalarIndices``
+    index = _as_index(*cast(Any, args)) if name == "narrow" and not kwargs else None
+    if index is not None:
+        return Tensor.__getitem__, index, {}
     if name.startswith("_foreach_"):
         return _of_each(name.removeprefix("_foreach_"), args, kwargs) or _as_it_is(
             func, args, kwargs
@@ -40,6 +47,16 @@ def scaled(
     if form is not None and "out" not in kwargs and _keeps_dtype((*args, *kwargs.values())):
         return _computed(form, in_place=in_place), args, dict(kwargs)
     return _as_it_is(func, args, kwargs)
+
+
+def _as_index(x: Any, dim: Any, start: Any, length: Any) -> tuple[Any, ...] | None:
+    """Of ``narrow`` the tensor and an index, where only the place is a number that stands in."""
+    inside = type(dim) is int and 0 <= dim < x.ndim and type(length) is int
+    if not inside or not is_number(start) or not is_whole(start.value):
+        return None
+    if start.decided(operator.lt, (start, 0)):
+        return None
+    return x, (slice(None),) * dim + (slice(start, start.derived(operator.add, length)),)
 
 
 def _is_whole_power(name: str, args: tuple[Any, ...]) -> bool:
