@@ -87,7 +87,8 @@ def assert_alike(actual, expected, rtol=1e-6):
     """Python's numbers of the same types, and tensors."""
     assert type(actual) is type(expected)
     if isinstance(actual, torch.Tensor):
-        torch.testing.assert_close(actual, expected)
+        tolerance = max(rtol, torch.finfo(actual.dtype).eps * 4)
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
     elif isinstance(actual, dict):
         assert_alike(list(actual.items()), list(expected.items()), rtol)
     elif isinstance(actual, list | tuple):

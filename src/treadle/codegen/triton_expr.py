@@ -57,6 +57,7 @@ _ANY = {
     "where": "tl.where({0}, {1}, {2})",
 }
 _FLOAT = {
+    "neg": "{0} * -1.0",  # Triton's minus is a difference from 0, and has no -0.0
     "exp": "tl.exp({0})",
     "expm1": "_expm1({0})",
     "log": "tl.log({0})",
@@ -308,6 +309,8 @@ def _as_type(place: str, kind: str) -> str:
 
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:
     """The number alone, as Triton reads it."""
+    if dtype is torch.uint8:
+        return str(int(value) % 256)  # Triton takes no other one
     if not dtype.is_floating_point:
         return str(int(value))
     number = float(value)

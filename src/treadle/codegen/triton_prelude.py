@@ -148,7 +148,7 @@ def _pow_float(x, y):
     "_pow_int": """
 @triton.jit
 def _pow_int(x, y):
-    result = x * 0 + 1
+    result = (x + y) * 0 + 1
     square = x + y * 0
     left = y + x * 0
     for _ in range(6):

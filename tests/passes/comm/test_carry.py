@@ -655,7 +655,7 @@ WORDS = {
         plain(with_mean, after=average), Carry("0.weight"), "TR-531", "0.weight",
     ),
     "gradients that stay": (keeps_gradients, Carry("0.weight"), "TR-532", "'grad of 0.weight'"),
-    "a gradient kept outside": (outside, Carry("0.weight"), "TR-532", "gradient"),
+    "a gradient kept outside": (outside, Carry("0.weight"), "TR-532", "kept"),
     "two choices that overlap": (
         plain(), (Carry("0.*"), Carry("*.weight")), "TR-535", "another moved set",
     ),
