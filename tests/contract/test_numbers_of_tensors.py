@@ -222,3 +222,65 @@ def test_elements_that_are_not_one_raise_as_in_eager():
     compiled = treadle.compile(lambda x: model(x).item(), model=model)
     with pytest.raises(RuntimeError, match="2 elements"):
         compiled(torch.ones(2, 3))
+
+
+class Queue(nn.Module):
+    """Of momentum contrast: a buffer says where to write, another one whether to begin."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.encoder, self.size = nn.Linear(4, 3), size
+        self.register_buffer("queue", torch.randn(3, size))
+        self.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
+        self.register_buffer("begun", torch.tensor(False))
+
+    @torch.no_grad()
+    def put(self, keys):
+        start = int(self.pointer)
+        self.queue[:, start : start + len(keys)] = keys.T
+        start = (start + len(keys)) % self.size
+        self.pointer[0] = start
+        return start
+
+    def forward(self, x):
+        if not self.begun:
+            self.queue.copy_(torch.ones_like(self.queue))
+            self.begun.fill_(True)
+        keys = self.encoder(x)
+        loss = (keys @ self.queue.clone()).logsumexp(1).mean()
+        return loss, self.put(keys.detach()), self.queue[:, int(self.pointer)].sum()
+
+
+def queued(compiled, size, calls):
+    torch.manual_seed(0)
+    model = Queue(size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        loss, place, there = model(x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item(), place, there.detach()
+
+    call = treadle.compile(step, model=model, optimizer=optimizer) if compiled else step
+    for at in range(calls):
+        torch.manual_seed(at)
+        yield call(torch.randn(4, 4)), list(model.state_dict().values()), call
+
+
+def test_buffers_that_are_pointers_and_flags():
+    found = list(queued(True, 12, 8))
+    expected = list(queued(False, 12, 8))
+    torch.testing.assert_close([each[:2] for each in found], [each[:2] for each in expected])
+    (why,) = found[-1][2].recompiles
+    assert "if not self.begun:" in why
+
+
+def test_a_slice_that_is_cut_off_is_eagers():
+    found, expected = queued(True, 10, 3), queued(False, 10, 3)
+    for _ in range(2):
+        torch.testing.assert_close(next(found)[:2], next(expected)[:2])
+    for each in (found, expected):
+        with pytest.raises(RuntimeError, match="size"):
+            next(each)

@@ -9,7 +9,6 @@ KNOWN: dict[str, str] = {
     "fgsm_inputs": GRADS,
     "focal_class_weights": "weights of classes by bincount: TR-102",
     "lbfgs_fit": "LBFGS: TR-105",
-    "moco": "a slice that begins at the number of a buffer: TR-102",
     "pgd_data": GRADS,
     "pinn_burgers": "a leaf of no model that needs a gradient: TR-110",
     "skipgram_sparse": "sparse gradients: TR-127",

@@ -111,9 +111,11 @@ class NumbersOfCall:
 class DeferredNumbers:
     """What a run reads from its tensors. ``read``: a copy of each, as it was when it was read;
     ``fetched``: which of them Python needs after the launch, in order. ``decide``: what a frame
-    that asks whether a value is true is told."""
+    that asks whether a value is true is told. ``require``: takes for granted that a 0-dim tensor is
+    true; a call of which that is wrong is eager's."""
 
     decide: Callable[[Tensor, FrameType], bool | None]
+    require: Callable[[Tensor], None]
     known: dict[int, PlainNumber] = field(default_factory=dict[int, PlainNumber])
     read: list[Tensor] = field(default_factory=list[Tensor])
     fetched: list[int] = field(default_factory=list[int])
@@ -153,9 +155,10 @@ class DeferredNumbers:
 
 class DeferredNumber(Number):
     """A number that ``compute()`` knows once the launch is over. ``parts``: of what was read those
-    numbers that it is made of; ``in_graph()``: it as a tensor of float64, int64 or bool."""
+    numbers that it is made of; ``in_graph()``: it as a tensor of float64, int64 or bool. A whole
+    number is ``base`` and ``ahead`` more."""
 
-    __slots__ = ("deferred", "in_graph", "parts")
+    __slots__ = ("ahead", "base", "deferred", "in_graph", "parts")
 
     def __init__(
         self,
@@ -169,6 +172,8 @@ class DeferredNumber(Number):
         self.deferred = deferred
         self.parts = parts
         self.in_graph = in_graph
+        self.base: DeferredNumber = self
+        self.ahead = 0
 
     def plain(self) -> Any:
         """TR-102: there is no number yet."""
@@ -179,13 +184,17 @@ class DeferredNumber(Number):
         if function is type(self.value) and len(operands) == 1:  # ``float`` of a float
             return self
         known = [each for each in operands if is_deferred(each)]
-        return DeferredNumber(
+        made = DeferredNumber(
             _kind_of_result(function, operands),
             computation(function, operands),
             self.deferred,
             tuple(dict.fromkeys(at for each in known for at in each.parts)),
             _graph_form(function, operands, self.deferred.read[self.parts[0]].device),
         )
+        distance = _distance(function, operands)
+        if distance is not None:
+            made.base, made.ahead = known[0].base, known[0].ahead + distance
+        return made
 
     def applied(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """A number again, whatever it is."""
@@ -264,6 +273,17 @@ def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
 def is_deferred(value: object) -> TypeGuard[DeferredNumber]:
     """Is it a number that is known after the launch?"""
     return type(value) is DeferredNumber
+
+
+def _distance(function: Callable[..., Any], operands: Sequence[Any]) -> int | None:
+    """By how much ``function`` moves the one number among whole ones that is deferred, if it does
+    no more."""
+    plain = [each for each in operands if not is_number(each)]
+    if len(operands) != 2 or len(plain) != 1 or not all(isinstance(e, int) for e in operands):
+        return None
+    if function is operator.add:
+        return int(plain[0])
+    return -int(plain[0]) if function is operator.sub and plain[0] is operands[1] else None
 
 
 def _kind(dtype: torch.dtype) -> type:

@@ -63,6 +63,13 @@ class Conditions:
         self.where.append(here())
         return answer
 
+    def require(self, holds: Tensor) -> None:
+        """Take for granted that a 0-dim tensor is true."""
+        with torch.no_grad():
+            self.asked.append((here(), None))
+            expect(holds)
+        self.where.append(here())
+
     @property
     def has_guessed(self) -> bool:
         """Whether an answer was taken that nobody gave."""

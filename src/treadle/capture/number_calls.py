@@ -58,7 +58,7 @@ class NumberCalls:
         codes = [each for each in error.codes if each is asking or asking in _within(each)]
         # what a program has frozen, the collector does not find
         objects = [*known, *gc.get_referrers(*codes)]
-        found = {id(e): e for e in objects if isinstance(e, FunctionType) and e.__code__ in codes}
+        found = {id(each): each for each in _functions(objects) if each.__code__ in codes}
         new = [each for each in found.values() if not any(each is f for f in self._functions)]
         self._functions += new
         return bool(new)
@@ -125,6 +125,28 @@ def _calls_any(code: CodeType) -> bool:
 
 def _constants(code: CodeType) -> Iterable[CodeType]:
     return (each for each in code.co_consts if isinstance(each, CodeType))
+
+
+def _functions(objects: Iterable[object]) -> Iterator[FunctionType]:
+    """Those among objects and classes, and what they decorate."""
+    left = list(objects)
+    seen: set[int] = set()
+    while left:
+        each = left.pop()
+        if isinstance(each, type) and id(each) not in seen:
+            left += vars(each).values()
+        elif isinstance(each, FunctionType) and id(each) not in seen:
+            yield each
+            left += _held(each)
+        seen.add(id(each))
+
+
+def _held(function: FunctionType) -> Iterator[object]:
+    """What a function holds: a decorator's the function that it decorates."""
+    yield from vars(function).values()
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty yet
+            yield cell.cell_contents
 
 
 def _within(code: CodeType) -> list[CodeType]:

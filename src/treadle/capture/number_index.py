@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from treadle.capture.arrays import ArrayLeaf, is_array
+from treadle.capture.deferred import is_deferred
 from treadle.capture.numbers import Number, is_number, is_stand_in, lead_of, plain, value_now
 from treadle.capture.plain_values import is_whole
 
@@ -126,6 +127,8 @@ def _position(entry: Any, x: Tensor, dim: int) -> tuple[Tensor | None, Any]:
     """Where an entry begins at a call, if that moves; and the entry for what was picked."""
     size: Any = x.shape[dim] if dim < x.ndim else None
     numbers = [part for part in _parts(entry) if is_number(part)]
+    if any(map(is_deferred, numbers)):
+        return _deferred(entry, size, x)
     whole = all(is_whole(each.value) and each.scales for each in numbers)
     if not whole or type(size) is not int:
         return None, entry
@@ -134,6 +137,28 @@ def _position(entry: Any, x: Tensor, dim: int) -> tuple[Tensor | None, Any]:
         position = Number.of(operator.mod, (entry, size)) if inside else None
         return (None, entry) if position is None else (_tensor(position, x), 0)
     return _of_slice(entry, numbers, size, x)
+
+
+def _deferred(entry: Any, size: Any, x: Tensor) -> tuple[Tensor | None, Any]:
+    """Of numbers that the step reads from tensors. That they are within bounds, and that a slice of
+    a length that is known is not cut off, is taken for granted."""
+    if type(size) is not int:
+        return None, entry
+    if is_deferred(entry) and entry.in_graph is not None:
+        at = entry.in_graph()
+        entry.deferred.require((at >= -size) & (at < size))
+        return (at % size).to(x.device), 0
+    if type(entry) is not slice or entry.step not in (None, 1):
+        return None, entry
+    start, stop = entry.start, entry.stop
+    if not is_deferred(start) or not is_deferred(stop) or start.base is not stop.base:
+        return None, entry
+    count = stop.ahead - start.ahead
+    if start.in_graph is None or not 0 < count <= size:
+        return None, entry
+    first = start.in_graph()
+    start.deferred.require((first >= 0) & (first <= size - count))
+    return first.to(x.device) + torch.arange(count, device=x.device), slice(None)
 
 
 def _of_slice(

@@ -405,7 +405,7 @@ class TraceRecorder:
         self.generators: list[tuple[Span, int]] = []  # nodes that draw from one of the user's
         self.indices = ScalarIndices()
         self.conditions = Conditions()
-        self.numbers = DeferredNumbers(self._decide)
+        self.numbers = DeferredNumbers(self._decide, self.conditions.require)
         self.backward: list[Span] = []
         self.lines: list[tuple[int, Line]] = [(0, ("", 0))]
         self.draws: list[tuple[int, bool, int]] = []  # node, whether the state is put back, which
