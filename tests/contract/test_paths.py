@@ -226,3 +226,42 @@ def test_draws_of_a_generator_of_the_users_own():
         x = torch.ones(2, 3) * (-2 if at % 2 else 2)
         torch.testing.assert_close(compiled(x, ours), step(x, theirs))
         assert torch.equal(ours.get_state(), theirs.get_state())
+
+
+def weights_of(step_options, weighted):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+
+    def step(x, y):
+        counts = torch.bincount(y, minlength=3) if weighted is None else torch.bincount(
+            y, weighted[: len(y)], minlength=3
+        )  # fmt: skip
+        weights = counts.sum() / (counts + 1)
+        return F.cross_entropy(model(x), y, weights[:3].float()), counts
+
+    return treadle.compile(step, model=model, options=treadle.Options(**step_options)), step
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("weighted", [None, torch.rand(9), torch.rand(9).double()])
+def test_weights_of_classes_by_their_counts(weighted, strict):
+    compiled, step = weights_of({"strict": strict, "codegen": True}, weighted)
+    for _ in range(3):
+        x, y = torch.randn(9, 4), torch.randint(3, (9,))
+        torch.testing.assert_close(compiled(x, y), step(x, y))
+    assert not compiled.recompiles
+
+
+def test_counts_of_more_than_the_least_length():
+    model = nn.Linear(2, 2)
+
+    def step(x, y):
+        return model(x).sum() * torch.bincount(y, minlength=3).float().square().sum()
+
+    compiled = treadle.compile(step, model=model)
+    for most in (3, 5, 3, 4, 7):
+        x, y = torch.randn(2, 2), torch.cat([torch.randint(most, (6,)), torch.tensor([most - 1])])
+        torch.testing.assert_close(compiled(x, y), step(x, y))
+    assert len(compiled.recompiles) == 1
+    with pytest.raises(RuntimeError):
+        compiled(x, torch.tensor([1, -1]))

@@ -32,10 +32,12 @@ MOST_DECISIONS = 64
 @final
 @dataclass(frozen=True, slots=True)
 class ValueDecision:
-    """The answer that was taken, and the user's line that asks."""
+    """The answer that was taken, and the user's line that asks. ``is_branch``: their code goes on
+    by it; else it is about a length that depends on values."""
 
     answer: bool
     where: str
+    is_branch: bool = True
 
     @property
     def words(self) -> str:

@@ -46,29 +46,41 @@ class Conditions:
         not known. ``cleared``: leaves whose gradients the step has cleared by now."""
         if not isinstance(value, FakeTensor) or value.shape != (1,) * value.dim():
             return None
-        answer, number = answer_without_error(frame, _is_ours), None
+        answer = answer_without_error(frame, _is_ours)
         if answer is None:
-            if self.path is None or len(self.decisions) == MOST_DECISIONS:
-                return None
-            number = len(self.decisions)
-            answer = number < len(self.path) and self.path[number]
-            self.decisions.append(ValueDecision(answer, here()))
+            return self.decide(value, cleared)
+        self._take(value, answer, (frame.f_code, frame.f_lasti, answer, None), cleared)
+        return answer
+
+    def decide(
+        self, value: Tensor, cleared: set[int], *, guess: bool = False, is_branch: bool = True
+    ) -> bool | None:
+        """Whether ``value`` is true along the path of this run; ``None`` if it may have none.
+        ``is_branch``: the user's code asks."""
+        if self.path is None or len(self.decisions) == MOST_DECISIONS:
+            return None
+        number = len(self.decisions)
+        answer = self.path[number] if number < len(self.path) else guess
+        self.decisions.append(ValueDecision(answer, here(), is_branch))
+        self._take(value, answer, (number,), cleared)
+        return answer
+
+    def _take(
+        self, value: Tensor, answer: bool, asked: tuple[object, ...], cleared: set[int]
+    ) -> None:
+        """For granted that ``value`` is true, or that it is not."""
         if not self.asked:
             self.cleared = frozenset(cleared)
         with torch.no_grad():
             plain = value.detach().reshape(())
             holds = plain.ne(0) if answer else plain.eq(0)
-            self.asked.append((frame.f_code, frame.f_lasti, answer, number))
+            self.asked.append(asked)
             expect(holds)
         self.where.append(here())
-        return answer
 
-    def require(self, holds: Tensor) -> None:
+    def require(self, holds: Tensor, cleared: set[int]) -> None:
         """Take for granted that a 0-dim tensor is true."""
-        with torch.no_grad():
-            self.asked.append((here(), None))
-            expect(holds)
-        self.where.append(here())
+        self._take(holds, True, (here(), None), cleared)
 
     @property
     def has_guessed(self) -> bool:

@@ -27,6 +27,7 @@ from treadle.capture.collectives import all_reduce_in_place
 from treadle.capture.communication import refuse_wrapper
 from treadle.capture.container_recorders import as_plain, is_recorded
 from treadle.capture.control_flow import instead_of
+from treadle.capture.counts import counts_instead_of
 from treadle.capture.deferred import DeferredNumbers, asks_number, functions_of_numbers
 from treadle.capture.eager import why_eager
 from treadle.capture.expected import Conditions, constraint_checks
@@ -183,6 +184,8 @@ class TensorPatcher(TorchFunctionMode):
             return self._watch.assignments.assign(*args)
         if any(isinstance(leaf, Generator) for leaf in leaves):
             result = self._drawn(func, args, kwargs or {})
+        elif instead := counts_instead_of(func, self._watch.decides_short):
+            result = instead(*args, **(kwargs or {}))
         elif instead := self._watch.indices.instead_of(func, args):
             result = instead(*args)
         else:
@@ -405,7 +408,7 @@ class TraceRecorder:
         self.generators: list[tuple[Span, int]] = []  # nodes that draw from one of the user's
         self.indices = ScalarIndices()
         self.conditions = Conditions()
-        self.numbers = DeferredNumbers(self._decide, self.conditions.require)
+        self.numbers = DeferredNumbers(self._decide, self._require)
         self.backward: list[Span] = []
         self.lines: list[tuple[int, Line]] = [(0, ("", 0))]
         self.draws: list[tuple[int, bool, int]] = []  # node, whether the state is put back, which
@@ -525,6 +528,13 @@ class TraceRecorder:
     def _decide(self, value: Tensor, frame: FrameType) -> bool | None:
         """What ``frame`` is told, which asks whether a number is true."""
         return self.conditions.answer(value, frame, self.fresh)
+
+    def decides_short(self, value: Tensor) -> bool | None:
+        """A decision that is likely to be true."""
+        return self.conditions.decide(value, self.fresh, guess=True, is_branch=False)
+
+    def _require(self, holds: Tensor) -> None:
+        self.conditions.require(holds, self.fresh)
 
     def note_line(self) -> None:
         """The line of the user's that runs now makes the nodes from here on."""

@@ -251,8 +251,9 @@ class Dispatcher:
             group=self._step.group,
         )
         captured = along(path=self._path)
-        if self._options.strict and captured.path.decisions:
-            raise branches(captured.path.decisions[0].where)
+        asked = [each for each in captured.path.decisions if each.is_branch]
+        if self._options.strict and asked:
+            raise branches(asked[0].where)
         while (path := self._other_path(captured)) is not None:
             captured = along(path=path)
         if captured.failed is not None:
