@@ -11,13 +11,13 @@ from numerics.sweep_values import FLOATS
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool])
 def test_operators_are_eagers(dtype):
-    assert unexplained(operators(dtype, "cuda")) == []
+    assert unexplained(operators(dtype, "cuda"), "cuda") == []
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_gradients_are_eagers(dtype):
-    assert unexplained(functions(dtype, "cuda")) == []
+    assert unexplained(functions(dtype, "cuda"), "cuda") == []
 
 
 def test_what_is_fused_with_a_function_takes_nothing_back():
-    assert unexplained(functions(torch.float32, "cuda", neighbours=True)) == []
+    assert unexplained(functions(torch.float32, "cuda", neighbours=True), "cuda") == []

@@ -185,7 +185,7 @@ def main() -> int:
         if dtype.is_floating_point:
             found += functions(dtype, given.device, only=given.only)
             found += functions(dtype, given.device, True, given.only) if given.all else []
-    found = unexplained(found) if not given.explained else list(map(str, found))
+    found = unexplained(found, given.device) if not given.explained else list(map(str, found))
     for each in found:
         print(each)
     print(f"{len(found)} deviations")

@@ -64,30 +64,40 @@ _FLOAT = {
     "log1p": "_log1p({0})",
     "log2": "tl.log2({0})",
     "sqrt": "tl.sqrt_rn({0})",
-    "rsqrt": "tl.rsqrt({0})",
-    "reciprocal": "1.0 / {0}",
-    "sin": "tl.sin({0})",
+    "rsqrt": "_rsqrt({0})",
+    "reciprocal": "tl.div_rn(1.0, {0})",
+    "sin": "_sin({0})",
     "cos": "tl.cos({0})",
     "tanh": "_tanh({0})",
-    "erf": "tl.erf({0})",
+    "erf": "_erf({0})",
     "erfc": "_erfc({0})",
     "sigmoid": "_sigmoid({0})",
-    "floor": "tl.floor({0})",
-    "ceil": "tl.ceil({0})",
+    "floor": "_floor({0})",
+    "ceil": "_ceil({0})",
     "round": "_round({0})",
     "trunc": "_trunc({0})",
     "sign": "({0} > 0).to({type}) - ({0} < 0).to({type})",
     "div": "tl.div_rn({0}, {1})",
     "floordiv": "_floordiv_float({0}, {1})",
     "mod": "_mod_float({0}, {1})",
-    "fmod": "{0} % {1}",
+    "fmod": "_fmod({0}, {1})",
     "pow": "_pow_float({0}, {1})",
     "minimum": "_bottom({0}, {1})",
     "maximum": "_top({0}, {1})",
     "isnan": "{0} != {0}",
     "isinf": 'tl.abs({0}) == float("inf")',
 }
-_DOUBLE = {"sqrt": "tl.sqrt({0})", "div": "{0} / {1}"}
+_DOUBLE = {
+    "sqrt": "tl.sqrt({0})",
+    "rsqrt": "tl.rsqrt({0})",
+    "sin": "tl.sin({0})",
+    "erf": "tl.erf({0})",
+    "floor": "tl.floor({0})",
+    "ceil": "tl.ceil({0})",
+    "reciprocal": "1.0 / {0}",
+    "div": "{0} / {1}",
+}
+"""Where float64 has another form: its least numbers are never taken for zeros."""
 _INTEGER = {
     "floor": "{0}",
     "ceil": "{0}",
@@ -319,10 +329,17 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
 
 def constant(value: float | int | bool, dtype: torch.dtype) -> str:
     """``tl.full((), 0.5, tl.float32)``: a literal that keeps its dtype."""
+    if dtype.is_floating_point and value == 0 and math.copysign(1.0, value) < 0:
+        return f"tl.full((), 0.0, {TYPES[dtype]}) * -1.0"  # Triton fills with 0.0 for -0.0
     return f"tl.full((), {literal(value, dtype)}, {TYPES[dtype]})"
 
 
 def helpers_text(lines: list[str]) -> str:
-    """The helpers that the lines call, in the prelude's order."""
-    body = "\n".join(lines)
-    return "".join(text for name, text in HELPERS.items() if re.search(rf"\b{name}\b", body))
+    """The helpers that the lines call, and those that these call, in the prelude's order."""
+    called = "\n".join(lines)
+    kept: set[str] = set()
+    for name, text in reversed(HELPERS.items()):
+        if re.search(rf"\b{name}\b", called):
+            kept.add(name)
+            called += text
+    return "".join(text for name, text in HELPERS.items() if name in kept)

@@ -42,9 +42,10 @@ def _tanh(x):
     p = p * z + -0.05396825396864022
     p = p * z + 0.13333333333333444
     p = p * z + -0.33333333333333337
+    near = tl.where(x == 0.0, x, x + x * z * p)  # the sum has no -0.0
     e = tl.exp(-2.0 * tl.abs(x))
-    far = (1.0 - e) / (1.0 + e)
-    return tl.where(tl.abs(x) < 0.5, x + x * z * p, tl.where(x < 0.0, -far, far))
+    far = 1.0 - 2.0 * e / (1.0 + e)
+    return tl.where(tl.abs(x) < 0.5, near, tl.where(x < 0.0, -far, far))
 """,
     "_erfc": """
 @triton.jit
@@ -84,6 +85,39 @@ def _erfc(x):
 def _sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
 """,
+    "_rsqrt": """
+@triton.jit
+def _rsqrt(x):
+    # The GPU's own one takes the least numbers for zeros.
+    small = tl.abs(x) < 1.1754943508222875e-38
+    root = tl.rsqrt(tl.where(small, x * 16777216.0, x))
+    return tl.where(small, root * 4096.0, root)
+""",
+    "_sin": """
+@triton.jit
+def _sin(x):
+    # The GPU's own one takes the least numbers for zeros.
+    return tl.where(tl.abs(x) < 1e-4, x, tl.sin(x))
+""",
+    "_erf": """
+@triton.jit
+def _erf(x):
+    # The GPU's own one takes the least numbers for zeros.
+    return tl.where(tl.abs(x) < 1e-4, x * 1.1283791670955126, tl.erf(x))
+""",
+    "_floor": """
+@triton.jit
+def _floor(x):
+    # The GPU's own one takes the least numbers for zeros.
+    low = tl.floor(x)
+    return tl.where(low > x, low - 1.0, low)
+""",
+    "_ceil": """
+@triton.jit
+def _ceil(x):
+    high = tl.ceil(x)
+    return tl.where(high < x, high + 1.0, high)
+""",
     "_round": """
 @triton.jit
 def _round(x):
@@ -113,19 +147,58 @@ def _floordiv_int(a, b):
     rest = a % b
     return (a - rest) // b - ((rest != 0) & ((rest < 0) != (b < 0))).to(a.dtype)
 """,
+    "_exponent": """
+@triton.jit
+def _exponent(x):
+    # The binary exponent of a positive float64, and 1023.
+    tiny = x < 2.2250738585072014e-308
+    bits = tl.where(tiny, x * 18014398509481984.0, x).to(tl.int64, bitcast=True)
+    return (bits >> 52) - tl.where(tiny, 54, 0).to(tl.int64)
+""",
+    "_two_to": """
+@triton.jit
+def _two_to(n):
+    return ((n + 1023) << 52).to(tl.float64, bitcast=True)
+""",
+    "_fmod": """
+@triton.jit
+def _fmod(a, b):
+    # Long division in float64: each round takes 22 bits of the quotient at least, and nothing
+    # is rounded, since y is cut into two parts whose products with q are exact.
+    x = tl.abs(a).to(tl.float64)
+    y = tl.abs(b).to(tl.float64)
+    known = (x < float("inf")) & (y > 0.0)
+    x = tl.where(known, x, 0.0)
+    y = tl.where(known, y, 1.0)
+    while tl.max((x >= y).to(tl.int32) + tl.zeros([1], tl.int32)) > 0:
+        n = _exponent(x) - _exponent(y) - 22
+        n = tl.where((n > 0) & (y < float("inf")), n, 0)
+        third = n // 3
+        part = _two_to(third)
+        half = tl.where(x > 1e300, 0.5, 1.0)  # q * z may be above x
+        z = y * part * part * _two_to(n - 2 * third) * half
+        q = tl.floor(x * half / z + 0.5)
+        high = (z.to(tl.int64, bitcast=True) & -134217728).to(tl.float64, bitcast=True)
+        rest = (x * half - q * high) - q * (z - high)
+        rest = tl.where(rest < 0.0, rest + z, rest) / half
+        x = tl.where(x >= y, rest, x)
+    rest = tl.where(x == 0.0, a * 0.0, tl.where(a < 0.0, x * -1.0, x).to(a.dtype))
+    return tl.where(known, rest, float("nan"))
+""",
     "_mod_float": """
 @triton.jit
 def _mod_float(a, b):
-    rest = a % b
+    rest = _fmod(a, b)
     return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
 """,
     "_floordiv_float": """
 @triton.jit
 def _floordiv_float(a, b):
-    rest = a % b
+    rest = _fmod(a, b)
     exact = (a - rest) / b - ((rest != 0) & ((rest < 0) != (b < 0))).to(a.dtype)
     low = tl.floor(exact)
     low = tl.where(exact - low > 0.5, low + 1.0, low)
+    low = tl.where(exact == 0.0, a / b * 0.0, low)
     return tl.where(b == 0, a / b, low)
 """,
     "_pow_float": """
@@ -139,7 +212,7 @@ def _pow_float(x, y):
     whole = tl.floor(power) == power
     odd = whole & (power - 2.0 * tl.floor(power * 0.5) == 1.0)
     below = (base < 0.0) | ((base == 0.0) & (1.0 / base < 0.0))
-    signed = tl.where(below & odd, -size, size)
+    signed = tl.where(below & odd, size * -1.0, size)  # a minus has no -0.0
     root = (base < 0.0) & (base > float("-inf")) & (whole == 0)
     signed = tl.where(root, float("nan"), signed)
     signed = tl.where((power == 0.0) | (base == 1.0), 1.0, tl.where(power == 1.0, base, signed))
@@ -151,11 +224,14 @@ def _pow_int(x, y):
     result = (x + y) * 0 + 1
     square = x + y * 0
     left = y + x * 0
-    for _ in range(6):
+    for _ in range(x.dtype.primitive_bitwidth):
         result = tl.where((left & 1) != 0, result * square, result)
         square = square * square
         left = left >> 1
-    return result
+    # Of negative powers only those of 1 and -1 are whole; the others are rounded to zero.
+    sign = 1 - 2 * (y & 1)
+    whole = tl.where(x == 1, 1, tl.where(x == -1, sign, 0)).to(result.dtype)
+    return tl.where(y < 0, whole, result)
 """,
     "_mul": """
 @triton.jit

@@ -437,16 +437,20 @@ def clamp_max(context: LoweringContext, x: Value, high: Operand) -> Array:
 def addcmul(
     context: LoweringContext, x: Operand, a: Operand, b: Operand, value: Number = 1
 ) -> Array:
-    """``out[i] = x[i] + value * a[i] * b[i]``."""
-    return pointwise(context, lambda x, a, b: x + _scaled(a, value) * b, x, a, b)
+    """``out[i] = x[i] + value * a[i] * b[i]``, associated as eager's kernel for the device does."""
+    if context.builder.target.on_host:
+        return pointwise(context, lambda x, a, b: x + _scaled(a, value) * b, x, a, b)
+    return pointwise(context, lambda x, a, b: x + _scaled(a * b, value), x, a, b)
 
 
 @lowers(aten.addcdiv.default)
 def addcdiv(
     context: LoweringContext, x: Operand, a: Operand, b: Operand, value: Number = 1
 ) -> Array:
-    """``out[i] = x[i] + value * a[i] / b[i]``."""
-    return pointwise(context, lambda x, a, b: x + _scaled(a, value) / b, x, a, b)
+    """``out[i] = x[i] + value * a[i] / b[i]``, associated as eager's kernel for the device does."""
+    if context.builder.target.on_host:
+        return pointwise(context, lambda x, a, b: x + _scaled(a, value) / b, x, a, b)
+    return pointwise(context, lambda x, a, b: x + _scaled(a / b, value), x, a, b)
 
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)

@@ -42,9 +42,9 @@ def power(context: LoweringContext, x: Operand, y: Operand) -> Array:
 
 
 def _exponent(context: LoweringContext, y: Number) -> Number:
-    """``y`` as the kernel sees it: on CPUs PyTorch rounds it to half precisions of ``x``."""
+    """``y`` as the kernel sees it: PyTorch rounds it to half precisions of ``x``."""
     dtype = context.dtype
-    if not context.builder.target.on_host or compute_dtype(dtype) is dtype:
+    if compute_dtype(dtype) is dtype:
         return y
     return const(y, dtype).value
 

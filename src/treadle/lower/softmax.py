@@ -59,11 +59,13 @@ def log_softmax(context: LoweringContext, x: Value, dim: int, half_to_float: boo
 def softmax_backward(
     context: LoweringContext, grad: Value, output: Value, dim: int, input_dtype: torch.dtype
 ) -> Array:
-    """``(grad - sum(y * grad)) * y``."""
+    """``(grad - sum(y * grad)) * y``; on GPUs multiplied out, as in eager's kernel."""
     wide = compute_dtype(grad.dtype)
     product = step(context, "product", wide, lambda g, y: g * y, grad, output)
     dims = (dim % len(output.shape),) if output.shape else ()
     total = reduced(context, "sum", SUM, product, dims, wide)
+    if not context.builder.target.on_host:
+        return pointwise(context, lambda p, y, t: p - y * t, product, output, total, common=wide)
     return pointwise(context, lambda g, y, total: (g - total) * y, grad, output, total, common=wide)
 
 
