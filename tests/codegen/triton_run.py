@@ -81,8 +81,8 @@ def scratch_tensors(
     }
 
 
-def run_cases(cases: Sequence[Case], folder: Path, interpreted: Forks) -> None:
-    """Every case's tensors after the generated code equal those after the interpreter."""
+def results_of(cases: Sequence[Case], folder: Path, interpreted: Forks) -> list[dict[str, Tensor]]:
+    """Every case's tensors after the generated code."""
     jobs = []
     for i, case in enumerate(cases):
         source, launches, buffers = rendered(case.kernels, buffers_of(case.tensors))
@@ -99,11 +99,16 @@ def run_cases(cases: Sequence[Case], folder: Path, interpreted: Forks) -> None:
     torch.save(jobs, folder / "jobs.pt")
     done = interpreted.run(_SCRIPT, str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
-    for i, case in enumerate(cases):
+    return [torch.load(folder / f"result{i}.pt") for i in range(len(cases))]
+
+
+def run_cases(cases: Sequence[Case], folder: Path, interpreted: Forks) -> None:
+    """Every case's tensors after the generated code equal those after the interpreter."""
+    results = results_of(cases, folder, interpreted)
+    for case, found in zip(cases, results, strict=True):
         expected = {name: t.clone() for name, t in case.tensors.items()}
         for kernel in case.kernels:
             interpret_kernel(kernel, expected)
-        found = torch.load(folder / f"result{i}.pt")
         for name, tensor in expected.items():
             close = torch.testing.assert_close
             close(

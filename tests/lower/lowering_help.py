@@ -1,6 +1,7 @@
 """Build step graphs from plain functions and compare the interpreted program with eager."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -95,3 +96,12 @@ def check(
 
 
 __all__ = ["calls_of", "check", "fallbacks", "program_of", "run", "trace"]
+
+
+def run_as_on_gpus(
+    fn: Callable[..., Any], inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The results of the program that is made for GPUs, interpreted on the CPU."""
+    program = lower(trace(fn, *inputs), device="cuda")
+    here = {name: replace(each, device="cpu") for name, each in program.buffers.items()}
+    return run(replace(program, buffers=here, device="cpu"), inputs)

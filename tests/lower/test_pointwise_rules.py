@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from lower.lowering_help import check
+from lower.lowering_help import check, run, run_as_on_gpus, trace
+from treadle.lower import lower
 
 aten = torch.ops.aten
 SHAPES = [(), (0,), (1,), (7,), (3, 1, 5), (2, 3, 11)]
@@ -158,3 +160,16 @@ def test_constants_and_masks_need_no_step() -> None:
 
     program = check(fn, x)
     assert len(program.steps) == 1
+
+
+def test_factors_are_associated_as_the_device_does() -> None:
+    """``2 * a`` is infinite, and ``a * 0`` is not: eager's kernels for GPUs multiply by 2 last."""
+
+    def step(x: Tensor, a: Tensor, zero: Tensor, most: Tensor) -> tuple[Tensor, ...]:
+        return torch.addcmul(x, a, zero, value=2), torch.addcdiv(x, a, most, value=2)
+
+    given = (*(torch.full((3,), each) for each in (0.0, 3e38, 0.0, math.inf)),)
+    on_host = run(lower(trace(step, *given)), given)
+    on_gpu = run_as_on_gpus(step, given)
+    assert all(out is not None and out.isnan().all() for out in on_host)
+    assert all(out is not None and (out == 0).all() for out in on_gpu)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from lower.lowering_help import check, run
+from lower.lowering_help import check, run, run_as_on_gpus
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.loop.expr import Reduce
 from treadle.loop.traverse import walk
@@ -179,3 +179,18 @@ def test_batch_norm(shape: tuple[int, ...], layout: torch.memory_format) -> None
         return [y, saved, rstd, new_mean, new_var, *grads]
 
     check(fn, x, g, w, b, mean, var, rtol=1e-4, atol=1e-4)
+
+
+def test_the_gradient_of_softmax_is_multiplied_out_on_gpus() -> None:
+    """``(1 - 2) * 0`` is ``-0.0``, and ``1 * 0 - 0 * 2`` is not."""
+
+    def step(g: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten._softmax_backward_data.default(g, y, 1, torch.float32)
+
+    g, y = torch.randn(3, 7), torch.randn(3, 7).softmax(1)
+    (found,) = run_as_on_gpus(step, (g, y))
+    product = g * y
+    torch.testing.assert_close(found, product - y * product.sum(1, keepdim=True))
+    g, y = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]])
+    (found,) = run_as_on_gpus(step, (g, y))
+    assert not found.signbit().any()
