@@ -87,6 +87,7 @@ register_unary(aten.square.default, lambda x: x * x)
 register_unary(aten.relu.default, lambda x: at_least(x, 0))
 register_unary(aten.log10.default, lambda x: x.fn("log2") * math.log10(2))
 register_unary(aten.exp2.default, lambda x: _filled(x, 2).fn("pow", x))
+register_unary(aten.frac.default, lambda x: x - x.fn("trunc"))  # PyTorch's own varies in zeros
 register_unary(aten.tan.default, lambda x: x.fn("sin") / x.fn("cos"))
 
 
