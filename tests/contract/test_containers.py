@@ -418,3 +418,18 @@ def test_a_tensor_that_becomes_a_key_is_the_users(key, clears):
         assert last is model.bias or (type(last) is tuple and last[1] is model.bias)
         torch.testing.assert_close(value, x.sum())
     assert not compiled.recompiles
+
+
+def test_a_dict_of_the_arguments_that_loses_entries_between_calls():
+    model = nn.Linear(2, 2)
+
+    def step(x, given):
+        return model(x) * float(bool(given)) * len(given)
+
+    compiled = treadle.compile(step, model=model)
+    given, x = collections.OrderedDict(z=torch.ones(1), a=2.0), torch.ones(1, 2)
+    torch.testing.assert_close(compiled(x, given), step(x, given))
+    given.pop("z")
+    torch.testing.assert_close(compiled(x, given), step(x, given))
+    given.clear()
+    torch.testing.assert_close(compiled(x, given), step(x, given))

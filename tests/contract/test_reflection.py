@@ -1,10 +1,15 @@
 """Code that names ``eval``, ``vars``, ``dir`` or ``globals`` reads what it reads, and no more: each
 step is told what changed and what did not, and compiles again for the one and not for the other."""
 
+import builtins
+import types
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import treadle
 from contract.test_reads_generator import Beside
 from contract.worlds import Probe, Recompiles, no_compiling, same
 from forks import Forks
@@ -118,3 +123,18 @@ def expect_alike(beside: Beside) -> None:
             beside.call()
     else:
         assert same(beside.call(), expected)
+
+
+def test_an_attribute_of_a_builtin_that_is_read_past_what_hears_it(monkeypatch):
+    holder = types.ModuleType("holder")
+    holder.v = 3.0
+    monkeypatch.setattr(builtins, "reflected_holder", holder, raising=False)
+    model = nn.Linear(2, 2)
+
+    def step(x):
+        return model(x) * object.__getattribute__(reflected_holder, "v")  # noqa: F821
+
+    compiled = treadle.compile(step, model=model)
+    x = torch.ones(1, 2)
+    for holder.v in (3.0, 5.0, 7.0):
+        torch.testing.assert_close(compiled(x), step(x))

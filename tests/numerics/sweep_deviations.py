@@ -45,6 +45,7 @@ ON_CUDA: dict[str, dict[str, str]] = {
         r"aten\.smooth_l1_loss_backward.* of torch\.float16": "inf",
         r"x\*\*-1 of torch\.float16": "nan",
         r"tanh of torch\.bfloat16": "number",
+        r"aten\._softmax_backward_data\.default 0 of torch\.float16": "zero",
     },
     "eager runs Welford's algorithm, where an infinity becomes NaN": {
         r"aten\._fused_rms_norm\.default": "nan",

@@ -11,7 +11,6 @@ KNOWN: dict[str, str] = {
     "pgd_data": GRADS,
     "pinn_burgers": "a leaf of no model that needs a gradient: TR-110",
     "skipgram_sparse": "sparse gradients: TR-127",
-    "speech_commands_np": "an array of NumPy's that is an index compiles at every call",
 }
 """Scripts that fail today, and what for."""
 

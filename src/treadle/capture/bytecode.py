@@ -4,6 +4,7 @@ them without running them.
     self.__dict__["k"]     ->  LOAD_FAST self; LOAD_ATTR __dict__; LOAD_CONST "k"; SUBSCR
 """
 
+import builtins
 import dis
 import functools
 from bisect import bisect_right
@@ -234,10 +235,13 @@ def _is_plain_name(value: object) -> bool:
 
 
 def value_of(load: Instruction, given: Mapping[str, Any], variables: Mapping[str, Any]) -> object:
-    """What it loads in a frame that begins: of its parameters, or of its globals."""
+    """What it loads in a frame that begins: of its parameters, or of its globals and what stands
+    for those that are missing."""
     if load.op == "LOAD_CONST":
         return load.arg
-    return (given if load.op == "LOAD_FAST" else variables).get(load.arg)
+    if load.op == "LOAD_FAST":
+        return given.get(load.arg)
+    return variables.get(load.arg, vars(builtins).get(load.arg))
 
 
 __all__ = ["Instruction", "Instructions", "ReflectiveRead", "sites", "value_of"]

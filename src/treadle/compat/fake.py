@@ -63,10 +63,10 @@ def fake_operations_heard(tensors: Sequence[Tensor], hear: Callable[[], None]) -
 
 _MEMO = type(vars(FakeTensor)["item_memo"])
 MEMOS = frozenset(
-    f"_{name}{what}"
+    "_".join(("", name, *what))
     for name, each in vars(FakeTensor).items()
     if isinstance(each, _MEMO)
-    for what in ("", "_vc", "_epoch")
+    for what in ((), ("vc",), ("epoch",))
 )
 """Attributes in which a fake tensor keeps what was asked of it: sizes that depend on values."""
 

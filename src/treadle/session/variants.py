@@ -141,6 +141,8 @@ class Variants:
         where they are."""
         found: list[str | Location] = []
         for each in self._known:
+            if each.structure != key.structure:
+                continue  # its places among the arguments are not there
             found += [] if each.outside is None else each.outside.other_numbers()
             found += [f"argument {at}" for at in differing_numbers(each, key)]
         return found
