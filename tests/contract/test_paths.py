@@ -3,6 +3,7 @@ numbers, random ones among them, and nothing of a call on the wrong path is left
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -265,3 +266,18 @@ def test_counts_of_more_than_the_least_length():
     assert len(compiled.recompiles) == 1
     with pytest.raises(RuntimeError):
         compiled(x, torch.tensor([1, -1]))
+
+
+def test_numbers_that_a_step_draws_are_those_of_eager_on_every_path():
+    model = nn.Linear(3, 3)
+
+    def step(x):
+        y = model(x) * np.random.beta(0.4, 0.4)
+        return y * 2 if x.sum() > 0 else y
+
+    compiled = treadle.compile(step, model=model)
+    inputs = [torch.ones(2, 3) * sign for sign in (1, -1, 1, 1, -1)]
+    np.random.seed(3)
+    found = [compiled(x) for x in inputs]
+    np.random.seed(3)
+    torch.testing.assert_close(found, [step(x) for x in inputs])

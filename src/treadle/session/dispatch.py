@@ -106,8 +106,9 @@ class Dispatcher:
             return captured.path.other(read_inputs(captured, self.call.leaves))
         except Exception:
             return None  # eager meets it as well
-        finally:
+        finally:  # the call itself is still to come
             captured.pending.clear()
+            captured.host_draws.undo()
 
     def again(
         self, compiled: Compiled, misfit: str, args: tuple[object, ...], kwargs: dict[str, object]
