@@ -26,7 +26,7 @@ def all_reduced(x: Tensor, group: str = GROUP) -> Tensor:
 
 def gathered(x: Tensor, ranks: int = 1, group: str = GROUP) -> Tensor:
     """What all ranks have, along dim 0."""
-    return WAIT(collective_op("all_gather_into_tensor")(x, ranks, group))
+    return WAIT(collective_op("all_gather_into_tensor")(x.contiguous(), ranks, group))
 
 
 @contextmanager
