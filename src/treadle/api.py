@@ -173,7 +173,9 @@ class Step:
 
     def _step_report(self) -> StepReport:
         """Of the variant that ran last."""
-        return report_of(observed_of(self.compiled, self._step.name, self.recompiles))
+        return report_of(
+            observed_of(self.compiled, self._step.name, self.recompiles, self._dispatcher.variants)
+        )
 
     def report(self, path: str | Path, *, frontier: bool = True) -> Path:
         """Write what ``explain`` says and more as one HTML file; TR-004 if that cannot be done.

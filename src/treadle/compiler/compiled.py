@@ -1,17 +1,19 @@
 """What a compile returns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from treadle.capture.step import Captured
 from treadle.graph.lookups import IndexCheck
-from treadle.graph.signature import StepGraph
+from treadle.graph.signature import Role, StepGraph
+from treadle.loop.printing import dtype_name
 from treadle.options import Options
 from treadle.passes.comm.cost import CommunicationModel
+from treadle.report.advice import short_line
 from treadle.report.log import CompileLog
-from treadle.report.step_report import Observed
+from treadle.report.step_report import Observed, VariantMemory
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.execute import Executable
 from treadle.runtime.votes import VariantText
@@ -104,8 +106,35 @@ class Compiled(Built):
             each.executable.release()
 
 
-def observed_of(compiled: Compiled, name: str, recompiles: Sequence[str] = ()) -> Observed:
-    """A variant of a step, to be told about."""
+def memory_of_variants(variants: Iterable[Compiled], last: Compiled) -> tuple[VariantMemory, ...]:
+    """Those that take turns in the arena of ``last``, one for each program."""
+    programs = {id(each.executable): each for each in (*variants, last)}
+    return tuple(
+        VariantMemory(_kind(each), each.artifact.arena_bytes, each.artifact.peak_bytes)
+        for each in programs.values()
+        if each.executable.takes_turns_with(last.executable)
+    )
+
+
+def _kind(compiled: Compiled) -> str:
+    """What tells a variant from the others: the layouts of its batch, and its path."""
+    artifact = compiled.artifact
+    entries = zip(compiled.step.signature.inputs, artifact.inputs, strict=True)
+    batch = [artifact.buffers[name] for entry, name in entries if entry.role is Role.BATCH]
+    shapes = [f"{dtype_name(each.dtype)}{list(each.shape)}" for each in batch]
+    path = [
+        f"{short_line(each.where)} is {each.answer}" for each in compiled.captured.path.decisions
+    ]
+    return ", ".join((*shapes, *path)) or "no batch"
+
+
+def observed_of(
+    compiled: Compiled,
+    name: str,
+    recompiles: Sequence[str] = (),
+    variants: Iterable[Compiled] = (),
+) -> Observed:
+    """A variant of a step, to be told about, and the ``variants`` that there are."""
     captured = compiled.captured
     tail = "it steps after the graph, and its memory is not in the plan"
     eager = [
@@ -136,4 +165,5 @@ def observed_of(compiled: Compiled, name: str, recompiles: Sequence[str] = ()) -
         conditions=len(captured.conditions),
         decisions=tuple((each.answer, each.where) for each in captured.path.decisions),
         hardware=compiled.hardware,
+        variants=memory_of_variants(variants, compiled),
     )

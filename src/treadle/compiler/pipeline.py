@@ -47,11 +47,13 @@ from treadle.passes.comm.simulate import simulate_communication
 from treadle.passes.registered import STAGES, registered, registered_late
 from treadle.report.log import CompileLog
 from treadle.report.stages import Clock
+from treadle.runtime.arena import Arena
 from treadle.runtime.artifact import Artifact
 from treadle.runtime.cache import Cache
 from treadle.runtime.execute import Executable
 from treadle.runtime.replay import Terms
 from treadle.schedule.launches import launches_of
+from treadle.targets.registry import target_for
 from treadle.util.collector import without_collector
 from treadle.util.errors import internal_errors
 from treadle.util.extents import GuardSet
@@ -68,17 +70,19 @@ def compile_graph(
     cache: Cache,
     clock: Clock | None = None,
     known: Iterable[Compiled] = (),
+    arena: Arena | None = None,
 ) -> Compiled:
     """A captured step to something that runs: of the same graph as one of ``known``, the very same
-    that runs for it. Raises what the stages raise; changes nothing."""
+    that runs for it. ``arena``: what the variants of a step take turns in, where nothing else
+    keeps addresses in it. Raises what the stages raise; changes nothing."""
     steps = carried_steps(captured, options) if options.carries else None
     if steps is None:
         alike = {each.key: each for each in known if _may_run(each, captured)}
-        return _compiled(captured, options, cache, clock, alike)
-    first = _compiled(replace(captured, step=steps.first), options, cache, clock)
-    steady = _compiled(replace(captured, step=steps.steady), options, cache, clock)
+        return _compiled(captured, options, cache, clock, arena, alike)
+    first = _compiled(replace(captured, step=steps.first), options, cache, clock, arena)
+    steady = _compiled(replace(captured, step=steps.steady), options, cache, clock, arena)
     alone = replace(captured, step=steps.flush, fresh=(), kept=(), conditions=(), eager=())
-    flush = _compiled(alone, options, cache, clock)
+    flush = _compiled(alone, options, cache, clock, arena)
     first.kept = KeptResults(steps.results, len(steps.carried))
     carrying = Carrying(first, steady, flush, steps.flushed)
     return replace(steady, captured=captured, carrying=carrying)
@@ -95,6 +99,7 @@ def _compiled(
     options: Options,
     cache: Cache,
     clock: Clock | None,
+    arena: Arena | None,
     known: Mapping[str, Built] = _NOTHING,
 ) -> Compiled:
     built = compile_step(
@@ -107,6 +112,7 @@ def _compiled(
         kept=captured.kept_bytes,
         guards=captured.guards,
         known=known,
+        arena=arena,
     )
     users = any(map(registered, STAGES))  # of whose draws nothing is known
     draws = captured.draws or users
@@ -126,10 +132,13 @@ def compile_step(
     kept: int = 0,
     guards: GuardSet | None = None,
     known: Mapping[str, Built] = _NOTHING,
+    arena: Arena | None = None,
 ) -> Built:
     """A graph to something that runs on ``device``. ``generators``: the user's that it draws from;
     ``kept``: bytes beside its own; ``guards``: of the sizes of its trace, which the graph may not
-    know where no value of it has them. ``known``: by their keys, what may be returned as it is."""
+    know where no value of it has them. ``known``: by their keys, what may be returned as it is.
+    ``arena``: what it takes turns in with others on the host; recordings of a GPU's launches hold
+    addresses, and have arenas of their own."""
     guards = guards_of(step.graph) if guards is None else guards
     clock = clock or Clock()
     step, extension = _extended(step, device, options, clock)
@@ -158,7 +167,12 @@ def compile_step(
     with clock.stage("build"):
         terms = _terms(step, artifact, options)
         executable = Executable(
-            artifact, build_, generators=generators, first=checks.launch, terms=terms
+            artifact,
+            build_,
+            generators=generators,
+            first=checks.launch,
+            terms=terms,
+            space=arena if target_for(device).on_host else None,
         )
     if not from_cache and not foreign:
         cache.put(key, entry)

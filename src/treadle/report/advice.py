@@ -55,8 +55,8 @@ def _not_ours(report: StepReport) -> Iterator[str]:
 def _of_memory(report: StepReport) -> Iterator[str]:
     memory = report.memory
     measured = memory.measured_bytes
-    if measured is not None and measured > _OVER * memory.predicted_bytes:
-        over = format_bytes(measured - memory.predicted_bytes)
+    if measured is not None and measured > _OVER * memory.step_bytes:
+        over = format_bytes(measured - memory.step_bytes)
         yield f"the measured peak is {over} above the predicted one: please report it, with this"
     line = memory.timeline
     free = report.whole and not memory.budget

@@ -182,6 +182,17 @@ def _memory(report: StepReport) -> str:
             f"  the sizes of {count} values are known at run time only; each is counted with a "
             f"bound, {format_bytes(size)} together"
         )
+    if len(memory.variants) > 1:
+        arena = max(each.arena_bytes for each in memory.variants)
+        lines.append(
+            f"  {len(memory.variants)} variants take turns in one arena of {format_bytes(arena)} "
+            f"at most; predicted peak of any call {format_bytes(memory.step_bytes)}"
+        )
+        lines += [
+            f"    {each.name}: arena {format_bytes(each.arena_bytes)}, "
+            f"predicted peak {format_bytes(each.peak_bytes)}"
+            for each in memory.variants[:12]
+        ]
     rows = [
         replace(row, each=replace(row.each, where=short_line(row.each.where)))
         for row in memory.decisions[:12]

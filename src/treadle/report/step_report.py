@@ -27,6 +27,15 @@ _PHASES = ("forward", "backward", "optimizer")
 _DTYPES = {str(each): each for each in (torch.float64, torch.float16, torch.bfloat16)}
 
 
+@dataclass(frozen=True, slots=True)
+class VariantMemory:
+    """One variant of a step: what it is for, its arena, and its predicted peak."""
+
+    name: str
+    arena_bytes: int
+    peak_bytes: int
+
+
 @dataclass(frozen=True)
 class Observed:
     """Something compiled that is to be told about: a variant of a step, or a graph of the backend.
@@ -56,6 +65,7 @@ class Observed:
     conditions: int = 0  # that are looked at in each call
     decisions: tuple[tuple[bool, str], ...] = ()  # of them: the answer, and the line that asks
     hardware: DeviceModel | None = None  # that times were estimated with
+    variants: tuple[VariantMemory, ...] = ()  # that take turns in one arena, this one among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +149,8 @@ class PhaseSummary:
 class Memory:
     """``budget``: as it was asked for. ``budget_bytes`` is ``None`` for a ratio as well.
     ``bounds``: values whose sizes are known at run time only, and the bytes that they are counted
-    with."""
+    with. ``variants``: those of the step that take turns in one arena; ``step_bytes``: the largest
+    peak of any of them, which no call exceeds."""
 
     predicted_bytes: int
     measured_bytes: int | None
@@ -149,6 +160,12 @@ class Memory:
     decisions: tuple[Row, ...]
     timeline: Timeline | None
     bounds: tuple[int, int] = (0, 0)
+    variants: tuple[VariantMemory, ...] = ()
+
+    @property
+    def step_bytes(self) -> int:
+        """The largest predicted peak of any variant, this one included."""
+        return max((self.predicted_bytes, *(each.peak_bytes for each in self.variants)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +302,7 @@ def _memory(seen: Observed) -> Memory:
         tuple(rows(notes.decisions)),
         notes.timeline,
         _bounds(seen.artifact),
+        seen.variants,
     )
 
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from treadle.report.advice import advice
-from treadle.report.step_report import PhaseSummary, StepReport
+from treadle.report.step_report import PhaseSummary, StepReport, VariantMemory
 
-__all__ = ["PhaseSummary", "Summary", "summary_of"]
+__all__ = ["PhaseSummary", "Summary", "VariantMemory", "summary_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,8 @@ class Summary:
 
     ``peak_predicted_bytes``: the plan's promise for the whole step, parameters and state included;
     ``peak_measured_bytes``: ``None`` before ``Step.measure``. ``arena_bytes``: of temporaries.
+    ``variants`` take turns in one arena, and ``peak_of_any_call_bytes`` is the largest of their
+    peaks: no call of the step exceeds it.
     ``budget``: ``memory=`` as text, empty for none. ``launches`` of ``functions`` generated
     functions, ``library_calls`` that were chosen, and ``fallbacks``, optimizers that step eagerly
     included. ``floor_seconds`` and ``seconds``: of all kernels and calls, as in ``PhaseSummary``;
@@ -30,7 +32,9 @@ class Summary:
     fallbacks: int
     peak_predicted_bytes: int
     peak_measured_bytes: int | None
+    peak_of_any_call_bytes: int
     arena_bytes: int
+    variants: tuple[VariantMemory, ...]
     budget: str
     floor_seconds: float
     seconds: float | None
@@ -56,7 +60,9 @@ def summary_of(report: StepReport) -> Summary:
         fallbacks=fallbacks,
         peak_predicted_bytes=memory.predicted_bytes,
         peak_measured_bytes=memory.measured_bytes,
+        peak_of_any_call_bytes=memory.step_bytes,
         arena_bytes=memory.arena_bytes,
+        variants=memory.variants,
         budget=memory.budget,
         floor_seconds=report.floor_seconds,
         seconds=report.profiled_seconds,

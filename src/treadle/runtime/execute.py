@@ -10,7 +10,6 @@ import functools
 import itertools
 import math
 import operator
-import threading
 import time
 import weakref
 from bisect import bisect_left, bisect_right
@@ -99,13 +98,14 @@ class Executable:
         )
         self._bodies: Mapping[str, Executable] = {} if like is None else like._bodies
         if like is None and artifact.bodies:
-            turns = Arena()
+            turns = Arena(grows_only=True)
             self._bodies = {
                 name: Executable(body, build, space=turns) for name, body in artifact.bodies.items()
             }
         self._first = first
-        self._lock = threading.Lock() if like is None else like._lock
         self._space = (space or Arena()) if like is None else like._space
+        self._space.join(self)
+        self._lock = self._space.lock
         self.generators = generators if like is None else like.generators
         self._bindings = Bindings(artifact.buffers, self.generators)
         self._specs = tuple(artifact.buffers[name] for name in artifact.inputs)
@@ -118,6 +118,8 @@ class Executable:
         self._actions: list[Callable[[], object]] = []
         self._owners: list[int] = []
         self._given_away = _given_away(artifact)
+        places = artifact.buffers.items()
+        self._in_block = [name for name, spec in places if spec.place is Storage.ARENA]
         self._keep: list[Any] = []  # C arrays whose addresses the actions hold
         self._empty: list[BufferSpec] = []  # without elements, so that no step fills them
         self._imports: dict[int, tuple[str, bool]] = {}
@@ -212,17 +214,35 @@ class Executable:
 
     def held(self) -> list[Tensor]:
         """What stays allocated between calls: the arena and the constants."""
-        return [*([] if self._arena is None else [self._arena]), *self._constants.values()]
+        block = self._space.bytes
+        return [*([] if block is None else [block]), *self._constants.values()]
+
+    @property
+    def promised_bytes(self) -> int:
+        """The largest peak of all that take turns in its arena."""
+        return self._space.promised_bytes
+
+    def takes_turns_with(self, other: "Executable") -> bool:
+        """Whether the temporaries of both lie in the same arena."""
+        return self._space is other._space
+
+    def leave_arena(self) -> None:
+        """Forget the block, so that nothing here keeps its memory."""
+        if self._arena is not None:
+            self._arena = None
+            for name in self._in_block:
+                self._bindings.uses[name].drop()
 
     def release(self) -> None:
-        """Give the arena back; the next call allocates it again."""
+        """Give the arena back, which those it takes turns with lose as well; the next call
+        allocates it again."""
         with self._lock:
             if self.replay is not None:
                 self.replay.drop()
             self._give_back()
 
     def _give_back(self) -> None:
-        self._arena = self._space.bytes = None
+        self._space.give_back()
         self._constants = {}
         for uses in self._bindings.uses.values():
             uses.drop()
@@ -397,12 +417,11 @@ class Executable:
 
     def _allocate(self) -> None:
         buffers = self.artifact.buffers
-        space = self._space.get(self.artifact.arena_bytes, self.device)
-        if self._arena is not space:
-            self._arena = space
-            for name, spec in buffers.items():
-                if spec.place is Storage.ARENA:
-                    self._bindings.uses[name].bind(self._in_arena(spec), spec)
+        block = self._space.get(self, self.device)
+        if self._arena is not block:
+            self._arena = block
+            for name in self._in_block:
+                self._bindings.uses[name].bind(self._in_arena(buffers[name]), buffers[name])
         if len(self._constants) < len(self.artifact.constants):
             for name, values in self.artifact.constants.items():
                 spec = buffers[name]

@@ -18,6 +18,7 @@ from treadle.compiler.pipeline import compile_graph
 from treadle.options import Options
 from treadle.report.stages import Clock
 from treadle.report.watch import watcher_for
+from treadle.runtime.arena import Arena
 from treadle.runtime.cache import Cache
 from treadle.session.agreement import common_text, groups_of
 from treadle.session.bind import read_inputs
@@ -58,6 +59,7 @@ class Dispatcher:
         self.call = GivenCall()
         self.carrier = Carrier(step.models, step.optimizers)
         self.variants = Variants(options.max_cached)
+        self._arena = Arena()  # of all variants
         self._step = step
         self._options = options
         self._shapes = shapes
@@ -217,7 +219,12 @@ class Dispatcher:
                 captured = self._captured(args, kwargs, dims, update)
             self._note_numbers(captured.counters)
             compiled = compile_graph(
-                captured, self._options, cache=self._cache, clock=clock, known=self.variants
+                captured,
+                self._options,
+                cache=self._cache,
+                clock=clock,
+                known=self.variants,
+                arena=self._arena,
             )
         finally:
             watcher.closes()

@@ -72,4 +72,4 @@ def _has_room(compiled: Compiled, inputs: Sequence[Tensor]) -> bool:
     if isinstance(budget, float):  # a ratio leaves no room by its meaning
         return False
     size = sum(t.untyped_storage().nbytes() for t in _written(compiled, inputs))
-    return compiled.artifact.peak_bytes + size <= budget
+    return compiled.executable.promised_bytes + size <= budget
