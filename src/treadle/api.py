@@ -27,11 +27,12 @@ from treadle.runtime.meter import PeakReport
 from treadle.session.bind import read_inputs
 from treadle.session.bisect import Bisection
 from treadle.session.breaks import known_regions
+from treadle.session.closures import ClosureStep
 from treadle.session.compare import Difference, Tolerance, first_difference
 from treadle.session.data_parallel import rank_group
 from treadle.session.dispatch import Dispatcher
 from treadle.session.saved import Saved, load_saved, save
-from treadle.session.serve import measured, profiled, run, serve
+from treadle.session.serve import Measuring, profiled, run, serve
 from treadle.session.shapes import Dynamic
 from treadle.session.user_step import UserStep
 from treadle.targets.registry import model_for
@@ -69,6 +70,7 @@ class Step:
         self._step = UserStep.of(function, *named, group)
         self._cache = cache or Cache(options.cache_dir)
         self._dispatcher = Dispatcher(self._step, options, shapes, self._cache, saved)
+        self._closures = ClosureStep(self._step, self._dispatcher)
         self._lock = self._dispatcher.carrier.lock
         self._step.gathered.drop()
         check_models(self._step.models, self._step.optimizers)
@@ -85,12 +87,12 @@ class Step:
         that name: gradients stay in ``.grad``, no optimizer steps, and the next call with an
         update includes them."""
         with self._lock:
-            return serve(self._step, self._dispatcher, run, args, kwargs)
+            return serve(self._step, self._dispatcher, self._closures, run, args, kwargs)
 
     def profile(self, *args: object, **kwargs: object) -> Any:
         """Run one real step, each kernel and library call timed; ``explain`` then shows it."""
         with self._lock:
-            return serve(self._step, self._dispatcher, profiled, args, kwargs)
+            return serve(self._step, self._dispatcher, self._closures, profiled, args, kwargs)
 
     def prepare(self, *args: object, **kwargs: object) -> Compiled:
         """Compile for this batch without running the step, and return the variant."""
@@ -171,11 +173,15 @@ class Step:
         captured = compiled.captured
         return frontier_points(compiled.step, captured.device, self.options, self._cache)
 
+    def _variants(self) -> list[Compiled]:
+        return [*self._dispatcher.variants, *self._closures.variants()]
+
     def _step_report(self) -> StepReport:
         """Of the variant that ran last."""
-        return report_of(
-            observed_of(self.compiled, self._step.name, self.recompiles, self._dispatcher.variants)
-        )
+        seen = observed_of(self.compiled, self._step.name, self.recompiles, self._variants())
+        if self._closures.served_last:
+            seen = replace(seen, eager=(*seen.eager, *self._closures.reasons()))
+        return report_of(seen)
 
     def report(self, path: str | Path, *, frontier: bool = True) -> Path:
         """Write what ``explain`` says and more as one HTML file; TR-004 if that cannot be done.
@@ -202,7 +208,7 @@ class Step:
         """Write what was compiled so far to a file that ``treadle.load`` takes."""
         with self._lock:
             self.flush()
-            variants = self._dispatcher.variants
+            variants = self._variants()
             if not variants:
                 _ = self.compiled  # says that there is nothing yet
             save(Path(path), variants, self._cache)
@@ -211,15 +217,16 @@ class Step:
         """Run one real step and measure the peak of all tensor bytes alive during it.
 
         The copies that a variant's first run keeps for undoing it are not counted."""
+        measuring = Measuring()
         with self._lock:
-            report = serve(self._step, self._dispatcher, measured, args, kwargs)
-        if not isinstance(report, PeakReport):
+            serve(self._step, self._dispatcher, self._closures, measuring, args, kwargs)
+        if not measuring.reports:
             raise RuntimeFailure(
                 "nothing was measured: a check did not hold, and the call ran eagerly",
                 code="TR-408",
                 remedy="measure another batch",
             )
-        return report
+        return max(measuring.reports, key=lambda each: each.peak_bytes)
 
     @property
     def compiled(self) -> Compiled:

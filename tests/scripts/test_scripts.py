@@ -7,7 +7,6 @@ from scripts import harness
 GRADS = "gradients that a backward adds to and the step clears unread compile again"
 KNOWN: dict[str, str] = {
     "fgsm_inputs": GRADS,
-    "lbfgs_fit": "LBFGS: TR-105",
     "pgd_data": GRADS,
     "pinn_burgers": "a leaf of no model that needs a gradient: TR-110",
     "skipgram_sparse": "sparse gradients: TR-127",

@@ -19,6 +19,30 @@ from treadle.graph.node_info import info
 from treadle.util.errors import CaptureError
 
 
+class CallsClosure(CaptureError):
+    """An optimizer outside of the graph is given a closure, which it may call as often as its
+    values say (TR-105)."""
+
+    def __init__(self, optimizer: Optimizer, where: str) -> None:
+        super().__init__(
+            f"step(closure) of {type(optimizer).__name__}, which is not in the graph and may call "
+            "the closure as often as its values say: it is no single graph",
+            code="TR-105",
+            where=where,
+            remedy="a call of the step compiles the closure alone and leaves the rest to Python; "
+            "to have all in one graph, call backward() in the step, and step() without a closure",
+        )
+
+    def refused(self) -> CaptureError:
+        """For where the closure alone cannot be compiled."""
+        return CaptureError(
+            f"{self.message}, and with treadle.DataParallel ranks average gradients of whole steps",
+            code=self.code,
+            where=self.where,
+            remedy="DistributedDataParallel around the model, or step() without a closure",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why an optimizer is not in the graph, with the code of the page that explains it."""

@@ -24,7 +24,7 @@ from treadle.capture.container_changes import (
 from treadle.capture.container_recorders import ContainerRecorder, OperationLog
 from treadle.capture.decisions import Answers
 from treadle.capture.deferred import AsksNumber, is_deferred
-from treadle.capture.eager import EagerStep, Reason, why_eager
+from treadle.capture.eager import CallsClosure, EagerStep, Reason, why_eager
 from treadle.capture.explain_errors import here
 from treadle.capture.external import (
     Change,
@@ -812,7 +812,7 @@ class Run:
             loss = None
             if closure is not None:
                 if reason is not None:
-                    raise _calls_closure(optimizer)
+                    raise CallsClosure(optimizer, here())
                 with torch.enable_grad():
                     loss = closure()
             self._refuse_more_steps(optimizer)
@@ -1059,17 +1059,6 @@ def _changes_hyper_parameters(cluster: ParamGroup) -> CaptureError:
         where=here(),
         remedy="set it before the call (a scheduler too is stepped outside), or use a second "
         "parameter group or optimizer",
-    )
-
-
-def _calls_closure(optimizer: Optimizer) -> CaptureError:
-    return CaptureError(
-        f"step(closure) of {type(optimizer).__name__}, which is not in the graph and may call the "
-        "closure as often as its values say",
-        code="TR-105",
-        where=here(),
-        remedy="call backward() in the step, and step() without a closure; LBFGS calls its closure "
-        "several times: compile the closure, without optimizer=",
     )
 
 

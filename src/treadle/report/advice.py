@@ -42,7 +42,7 @@ def _not_ours(report: StepReport) -> Iterator[str]:
             "clang++ (`treadle doctor` says what is found), or leave Options(codegen=False)"
         )
     for name, reason in report.eager:
-        yield f"{name} runs eagerly after the graph, as slow and as large as in eager: {reason}"
+        yield f"{name} runs outside of the graph, as slow and as large as in eager: {reason}"
     share = _share(report, report.fallbacks)
     if share >= _LITTLE and not report.library:
         first = report.fallbacks[0]

@@ -102,14 +102,15 @@ def without_updates(
             if each.requires_grad:
                 undo.callback(each.register_post_accumulate_grad_hook(wait_for_end).remove)
         for optimizer in optimizers.values():
-            undo.callback(_put_back, vars(optimizer), "step", vars(optimizer).get("step"))
+            undo.callback(put_back, vars(optimizer), "step", vars(optimizer).get("step"))
             vars(optimizer)["step"] = _only_closure
         yield
     for each in parameters if kept else ():
         each.grad = kept.get(each)
 
 
-def _put_back(held: dict[str, object], name: str, value: object) -> None:
+def put_back(held: dict[str, object], name: str, value: object) -> None:
+    """What was held under ``name``: nothing, if ``value`` is ``None``."""
     if value is None:
         del held[name]
     else:

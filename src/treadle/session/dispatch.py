@@ -8,6 +8,7 @@ import torch
 
 from treadle.capture.decisions import Answers
 from treadle.capture.dynamic import Dims
+from treadle.capture.eager import CallsClosure
 from treadle.capture.explain_errors import branches
 from treadle.capture.failures import raise_told
 from treadle.capture.given import GivenCall
@@ -69,7 +70,19 @@ class Dispatcher:
         self._special: Specializations | None = None
         self._numbers: list[Location] = []  # of Python's, that change from call to call
         self._breaks: set[Break] = set()  # that were reported
+        self._closure: CallsClosure | None = None  # why calls are no single graph by now
         self._path: Answers = ()  # that a call is known to take, at its beginning
+
+    def beside(self, step: UserStep) -> "Dispatcher":
+        """The variants of ``step``, a part of this one: told about with it."""
+        part = Dispatcher(step, self._options, None, self._cache, self._saved)
+        part.recompiles, part.recaptures = self.recompiles, self.recaptures
+        part._arena = self._arena
+        return part
+
+    def forget_closure(self) -> None:
+        """A call that was to call a closure has called none: the next one is captured again."""
+        self._closure = None
 
     def variant(
         self, args: tuple[object, ...], kwargs: dict[str, object], *, update: bool = True
@@ -130,11 +143,25 @@ class Dispatcher:
         key = self._keys.key(called)
         found = self.variants.get(key, self._path)
         if found is None:
-            found = self._made(key, args, kwargs, update)
+            if self._closure is not None:
+                raise self._closure.with_traceback(None)
+            try:
+                found = self._made(key, args, kwargs, update)
+            except CallsClosure as error:
+                self._refuse(error)
+                self._closure = error
+                raise
             self.variants.add(key, found)
         else:
             self.variants.note(found, called, self._keys)
         return found
+
+    def _refuse(self, error: CallsClosure) -> None:
+        """Where the closure alone must not, or cannot, be what is compiled."""
+        if self._options.strict:
+            raise _strict(error.message, error.code, error.where)
+        if self._step.group is not None:
+            raise error.refused()
 
     def _made(
         self, key: GuardKey, args: tuple[object, ...], kwargs: dict[str, object], update: bool
@@ -287,13 +314,18 @@ def _without_inference_mode() -> Iterator[None]:
         yield
 
 
+def _strict(words: str, code: str, where: str = "") -> LoweringError:
+    return LoweringError(
+        f"strict: an optimizer would step eagerly: {words}",
+        code="TR-302",
+        where=where,
+        remedy=f"leave strict off; {code} says what to do",
+    )
+
+
 def _refuse_fallbacks(compiled: Compiled) -> None:
     for each in compiled.captured.eager:
-        raise LoweringError(
-            f"strict: an optimizer would step eagerly: {each.reason.words}",
-            code="TR-302",
-            remedy=f"leave strict off; {each.reason.code} says what to do",
-        )
+        raise _strict(each.reason.words, each.reason.code)
     reasons = compiled.artifact.fallbacks
     if reasons:
         lines = "; ".join(f"{step.op}: {step.reason}" for step in reasons[:5])

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from treadle.capture.decisions import MOST_DECISIONS
+from treadle.capture.eager import CallsClosure
 from treadle.compiler.compiled import Compiled
 from treadle.runtime.interrupt import uninterrupted
 from treadle.runtime.meter import PeakReport, measure_peak
@@ -16,6 +17,7 @@ from treadle.session.bind import (
     read_inputs,
 )
 from treadle.session.carried import Carrier, flush_all
+from treadle.session.closures import Closure, ClosureStep
 from treadle.session.dispatch import Dispatcher, TooManyPaths
 from treadle.session.perform import perform
 from treadle.session.undo import Undo
@@ -31,13 +33,57 @@ Serving = Callable[[Compiled, Sequence[Tensor], Undo], object]
 def serve(
     step: UserStep,
     dispatcher: Dispatcher,
+    closures: ClosureStep | None,
     serving: Serving,
     args: tuple[object, ...],
     kwargs: dict[str, object],
 ) -> object:
-    """A call. One in which a condition that only raises does not have the answer that was taken
-    for granted has changed nothing: it is eager's. One that takes another path than the last is
-    served by the variant of that path."""
+    """A call. One whose optimizer calls a closure as it likes is Python's, and each of ``closures``
+    a call of its own."""
+    try:
+        return _whole_call(step, dispatcher, serving, args, kwargs)
+    except CallsClosure:
+        if closures is None:
+            raise
+    flush_all()
+    return _with_closures(step, dispatcher, closures, serving, args, kwargs)
+
+
+def _with_closures(
+    step: UserStep,
+    dispatcher: Dispatcher,
+    closures: ClosureStep,
+    serving: Serving,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> object:
+    named = dict(kwargs)
+    if not step.take_update(named):
+        return step.run_eagerly(args, kwargs)
+    part = closures.dispatcher
+
+    def one(closure: Closure) -> object:
+        return serve(closures.closure, part, None, serving, (closure,), {})
+
+    result, served = closures.run(one, args, named)
+    if served:
+        dispatcher.last = part.last
+    else:
+        dispatcher.forget_closure()
+        _tell_eager(dispatcher, "its optimizer was given no closure")
+    return result
+
+
+def _whole_call(
+    step: UserStep,
+    dispatcher: Dispatcher,
+    serving: Serving,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> object:
+    """In one graph. A call in which a condition that only raises does not have the answer that was
+    taken for granted has changed nothing: it is eager's. A call that takes another path than the
+    last is served by the variant of that path."""
     with dispatcher.carrier.call():
         why = ""
         for _ in range(MOST_DECISIONS):
@@ -54,11 +100,15 @@ def serve(
         except BaseException as error:
             tell_ranks(dispatcher.last, error)
             raise
-    note = f"a call ran eagerly: {why or 'a check did not hold, and nothing was raised'}"
+    _tell_eager(dispatcher, why or "a check did not hold, and nothing was raised")
+    return result
+
+
+def _tell_eager(dispatcher: Dispatcher, why: str) -> None:
+    note = f"a call ran eagerly: {why}"
     if note not in dispatcher.recompiles:
         dispatcher.recompiles.append(note)
         warn_user(note)
-    return result
 
 
 def _compiled_call(
@@ -142,11 +192,19 @@ def profiled(compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> object
     return result
 
 
-def measured(compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> PeakReport:
-    """The peak of all tensor bytes that are alive during a run."""
-    held = [*inputs, *compiled.executable.held()]
-    held += [each.grad for each in compiled.captured.kept if each.grad is not None]
-    held += [undo.random] if undo.random is not None and compiled.draws else []
-    report = measure_peak(lambda: run(compiled, inputs, undo), held)
-    compiled.measured_peak = report.peak_bytes
-    return report
+class Measuring:
+    """Serves by a run of which the peak of all tensor bytes alive is measured: ``reports``."""
+
+    def __init__(self) -> None:
+        self.reports: list[PeakReport] = []
+
+    def __call__(self, compiled: Compiled, inputs: Sequence[Tensor], undo: Undo) -> object:
+        """The result of the run."""
+        held = [*inputs, *compiled.executable.held()]
+        held += [each.grad for each in compiled.captured.kept if each.grad is not None]
+        held += [undo.random] if undo.random is not None and compiled.draws else []
+        results: list[object] = []
+        report = measure_peak(lambda: results.append(run(compiled, inputs, undo)), held)
+        compiled.measured_peak = report.peak_bytes
+        self.reports.append(report)
+        return results.pop()
