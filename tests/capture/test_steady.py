@@ -144,7 +144,7 @@ def test_arguments_are_flattened_as_pytree_does():
         assert len(key.arguments) == len(leaves)
         assert not given.containers  # lists and dicts are no more than their entries
     paths = [path for path, _ in keys.of((x,), {"b": y})[0].arguments]
-    assert paths == ["args[0]", "kwargs['b']"]
+    assert paths == ["args[0]", "b"]
 
 
 def test_what_cannot_be_watched_is_not():

@@ -139,7 +139,7 @@ def test_one_object_may_change_between_calls():
     for number, times in ((0, 1.0), (1, 1.0), (2, 3.0)):
         batch.x, batch.times = long(number), times
         torch.testing.assert_close(compiled(batch), step(batch), rtol=1e-5, atol=1e-3)
-    assert compiled.recompiles == ["argument args[0].times: 1.0 became 3.0"]
+    assert compiled.recompiles == ["argument batch.times: 1.0 became 3.0"]
 
 
 class Settings:
@@ -159,7 +159,7 @@ def test_an_object_without_tensors_is_itself_and_what_it_holds():
         torch.testing.assert_close(
             compiled(long(0), settings), step(long(0), settings), rtol=1e-5, atol=1e-3
         )
-    assert compiled.recompiles == ["argument args[1].scale: 1.0 became 2.0"]
+    assert compiled.recompiles == ["argument settings.scale: 1.0 became 2.0"]
 
 
 def middle(number: int) -> Any:
@@ -216,13 +216,13 @@ def test_whether_an_argument_needs_a_gradient_is_part_of_the_key():
     for needs in (False, True, False, True):
         x = torch.randn(4, 5, requires_grad=needs)
         torch.testing.assert_close(compiled(x), step(x).detach())
-    assert compiled.recompiles == ["argument args[0]: requires_grad=False became True"]
+    assert compiled.recompiles == ["argument x: requires_grad=False became True"]
 
 
 def test_what_can_be_neither_compared_nor_read_is_refused():
     model = nn.Linear(5, 5)
 
-    with pytest.raises(treadle.CaptureError, match=r"TR-116.*args\[1\]: generator"):
+    with pytest.raises(treadle.CaptureError, match=r"TR-116.*odd: generator"):
         treadle.compile(lambda x, odd: model(x).sum(), model=model)(long(0), (i for i in range(3)))
 
 

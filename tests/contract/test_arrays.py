@@ -91,8 +91,8 @@ def test_another_kind_of_array_compiles_again():
         turned = np.asfortranarray(x)
         torch.testing.assert_close(step(turned, y), eager(turned, y))
     assert step.recompiles == [
-        "argument args[0]: <f4, shape (6, 4), strides (16, 4) became <f4, (3, 4), (16, 4)",
-        "argument args[0]: <f4, shape (6, 4), strides (16, 4) became <f4, (6, 4), (4, 24)",
+        "argument x: <f4, shape (6, 4), strides (16, 4) became <f4, (3, 4), (16, 4)",
+        "argument x: <f4, shape (6, 4), strides (16, 4) became <f4, (6, 4), (4, 24)",
     ]
 
 

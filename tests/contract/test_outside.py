@@ -93,7 +93,7 @@ def test_what_modules_keep():
     assert "left outside: hidden, aux, rows" in step.explain()
     # both sizes at first and with a hidden state, the other scale: nothing else compiles again
     assert [each.split(":")[0] for each in step.recompiles] == [
-        "argument args[0]",
+        "argument x",
         "hidden",
         "scale",
         "scale",

@@ -1,7 +1,7 @@
 """Arguments and results taken apart into leaves, and put together again."""
 
 from collections import UserDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,28 +109,43 @@ def unflatten(leaves: list[Any], spec: TreeSpec) -> Any:
 
 
 def _with_paths(
-    tree: object, is_leaf: Callable[[Any], bool]
+    call: Any, is_leaf: Callable[[Any], bool]
 ) -> tuple[list[tuple[Any, Any]], TreeSpec]:
     try:
-        return pytree.tree_flatten_with_path(tree, is_leaf=is_leaf)
+        return pytree.tree_flatten_with_path(call, is_leaf=is_leaf)
     except ValueError:  # a class that was registered without names of its parts
-        leaves, spec = pytree.tree_flatten(tree, is_leaf=is_leaf)
-        key: Any = pytree.SequenceKey
-        return [((key(0), key(at)), leaf) for at, leaf in enumerate(leaves)], spec
+        place: Any = pytree.SequenceKey
+        name: Any = pytree.MappingKey
+        args, kwargs = call
+        given = [((place(0), place(at)), each) for at, each in enumerate(args)]
+        given += [((place(1), name(key)), each) for key, each in kwargs.items()]
+        pairs = [
+            ((*path, place(at)), leaf)
+            for path, each in given
+            for at, leaf in enumerate(pytree.tree_leaves(each, is_leaf=is_leaf))
+        ]
+        return pairs, pytree.tree_flatten(call, is_leaf=is_leaf)[1]
 
 
 def flatten_with_paths(
-    tree: object, is_leaf: Callable[[object], bool] = _stays_whole
+    call: tuple[tuple[object, ...], dict[str, object]],
+    names: Sequence[str] = (),
+    is_leaf: Callable[[object], bool] = _stays_whole,
 ) -> tuple[list[tuple[str, Any]], TreeSpec]:
-    """Leaves with readable paths: ``args[0]``, ``kwargs['x']``, and their structure."""
+    """Leaves of a call's arguments with readable paths, and their structure: ``x``, ``batch['y']``,
+    and ``args[3]`` beyond the ``names`` of those by position."""
     with _no_circles():
-        pairs, spec = _with_paths(tree, is_leaf)
+        pairs, spec = _with_paths(call, is_leaf)
         if not all(is_value(value) for _, value in pairs):
-            pairs, spec = _with_paths(_open(tree), _stays_whole)
-    words = ("args", "kwargs")
+            pairs, spec = _with_paths(_open(call), _stays_whole)
     named: dict[str, object] = {}
-    for (at, *rest), value in pairs:
-        path = words[at.idx] + "".join(map(_step, rest))
+    for (kind, which, *rest), value in pairs:
+        if kind.idx == 0:
+            place = int(which.idx)
+            path = names[place] if place < len(names) else f"args[{place}]"
+        else:
+            path = str(which.key)
+        path += "".join(map(_step, rest))
         if path in named:  # of two keys of one class
             path = f"{path} #{len(named)}"
         named[path] = value
@@ -254,16 +269,17 @@ Structure = tuple[TreeSpec, tuple[object, ...]]
 
 class FlatCalls:
     """The leaves of calls' arguments with paths and structure. Those of arguments that are leaves
-    themselves are known from how many there are, and from their names."""
+    themselves are known from how many there are, and from their names. ``names``: of those by
+    position."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._names = names
         self._known: dict[object, tuple[tuple[str, ...], Structure]] = {}
 
     def of(
         self, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[Given, tuple[str, ...], Structure]:
-        """Leaves and containers, the leaves' paths (``args[0]``, ``kwargs['x']``), and their
-        structure."""
+        """Leaves and containers, the leaves' paths (``x``, ``batch['y']``), and their structure."""
         leaves = [*args, *kwargs.values()]
         if not _LEAVES.issuperset(map(type, leaves)):
             kinds: set[type] = set()
@@ -275,7 +291,7 @@ class FlatCalls:
                 return _stays_whole(node)
 
             tree = args, kwargs
-            found, structure = flatten_with_paths(tree, meet)
+            found, structure = flatten_with_paths(tree, self._names, meet)
             leaves = [value for _, value in found]
             plain = kinds <= _PLAIN_NODES
             given = Given(leaves, tree=tree) if plain else Given.of(leaves, tree)
@@ -283,6 +299,6 @@ class FlatCalls:
             return given, tuple(path for path, _ in found), (structure, facts)
         key = len(args), *kwargs
         if key not in self._known:
-            found, structure = flatten_with_paths((args, kwargs))
+            found, structure = flatten_with_paths((args, kwargs), self._names)
             self._known[key] = tuple(path for path, _ in found), (structure, ())
         return Given(leaves, tree=(args, kwargs)), *self._known[key]

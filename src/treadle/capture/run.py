@@ -11,6 +11,7 @@ from torch import SymInt, Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.arrays import ArrayLeaf, is_numeric
+from treadle.capture.call_arguments import parameter_names
 from treadle.capture.changing_numbers import ChangingNumbers, counted, direct_place
 from treadle.capture.communication import refuse_collectives
 from treadle.capture.container_changes import (
@@ -309,7 +310,7 @@ class Run:
             *(self._buffer_tensor(*each) for each in self._buffers),
         ]
         self._inputs = {id(each): at for at, each in enumerate(batch) if not is_plain(each)}
-        given, _ = flatten_with_paths(unflatten(batch, self.spec))
+        given, _ = flatten_with_paths(unflatten(batch, self.spec), parameter_names(self.function))
         self._paths = [path for path, _ in given]
         batch = [self._standing_in(at, leaf) for at, leaf in enumerate(batch)]
         args, kwargs = unflatten(batch, self.spec)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
+from treadle.capture.call_arguments import CallArguments, parameter_names
 from treadle.capture.decisions import Answers
 from treadle.capture.dynamic import Dims
 from treadle.capture.eager import CallsClosure
@@ -66,7 +67,8 @@ class Dispatcher:
         self._shapes = shapes
         self._cache = cache
         self._saved = saved
-        self._keys = Keys(step.models, step.optimizers)
+        self._keys = Keys(step.models, step.optimizers, parameter_names(step.function))
+        self._arguments = CallArguments(step.function)
         self._special: Specializations | None = None
         self._numbers: list[Location] = []  # of Python's, that change from call to call
         self._breaks: set[Break] = set()  # that were reported
@@ -89,6 +91,7 @@ class Dispatcher:
     ) -> Compiled:
         """For this call; ``update``: whether optimizers step. Raises what compiling raises."""
         self._step.start()
+        args, kwargs = self._arguments.of(args, kwargs)
         called, given = self._keys.called(args, kwargs, update=update)
         self.call.serve(given)
         try:
@@ -107,7 +110,7 @@ class Dispatcher:
             return False
         named = dict(kwargs)
         self._step.take_update(named)
-        _, given = self._keys.called(args, named)
+        _, given = self._keys.called(*self._arguments.of(args, named))
         self.call.serve(given)
         path = self._other_path(self.last.captured)
         self._path = path or ()

@@ -113,10 +113,15 @@ class Called:
 
 class Keys:
     """The keys of a step's calls. What is as it was at the call before is not looked at again, and
-    is the very same object in both keys."""
+    is the very same object in both keys. ``names``: of the arguments by position."""
 
-    def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]):
-        self._calls = FlatCalls()
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        optimizers: Mapping[str, Optimizer],
+        names: Sequence[str] = (),
+    ) -> None:
+        self._calls = FlatCalls(names)
         self._switches = Switches()
         self._there: tuple[bool, ...] = ()  # gradients at the last call
         self._models = Steady(lambda: _model_facts(models), lambda: watch_models(models))
@@ -321,6 +326,11 @@ def explain_difference(old: GuardKey, new: GuardKey, names: Names) -> str:
     if old.optimizers != new.optimizers:
         return "an optimizer's options or parameter groups changed"
     return "grad mode, autocast or another of PyTorch's switches changed"
+
+
+def differing_arguments(old: GuardKey, new: GuardKey) -> int:
+    """How many arguments, of either call, are not those of the other one."""
+    return len({*old.arguments} ^ {*new.as_seen_by(old).arguments})
 
 
 def differing_numbers(old: GuardKey, new: GuardKey) -> list[int]:

@@ -2,14 +2,13 @@
 
 import bisect
 import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from treadle.capture.call_arguments import parameter_names
 from treadle.capture.flatten import flatten_with_paths
-from treadle.session.user_step import parameter_names
 from treadle.util.errors import CaptureError, TreadleError, require
 from treadle.util.extents import Size
 from treadle.util.formulas import Sizes
@@ -108,9 +107,8 @@ def find(
     shapes: dict[int, tuple[int, ...]] = {}
     sizes: dict[str, int] = {}
     seen: dict[str, str] = {}
-    given, _ = flatten_with_paths((args, kwargs))
-    for at, (path, leaf) in enumerate(given):
-        argument = _readable(path, names)
+    given, _ = flatten_with_paths((args, kwargs), names)
+    for at, (argument, leaf) in enumerate(given):
         dims = spec.arguments.get(argument)
         if dims is None or not isinstance(leaf, Tensor):
             continue
@@ -125,7 +123,7 @@ def find(
             inside = low <= size <= high
             require(inside, _refused(f"{name} is {size} in {place}, outside {low}..{high}"))
     for argument in spec.arguments:
-        found = any(_readable(path, names) == argument for path, _ in given)
+        found = any(path == argument for path, _ in given)
         require(found, _refused(f"the call has no argument {argument}"))
     return Found(leaves, shapes, sizes)
 
@@ -138,15 +136,6 @@ def _require_fits(argument: str, leaf: Tensor, dims: Mapping[int, str]) -> None:
 def _refused(said: str) -> CaptureError:
     remedy = "change treadle.dynamic(...), or pass what it says"
     return CaptureError(said, code="TR-113", remedy=remedy)
-
-
-def _readable(path: str, names: Sequence[str]) -> str:
-    """``args[1]['ids']`` as the user names it: ``batch['ids']``."""
-    match = re.match(r"args\[(\d+)\]", path)
-    if match and int(match[1]) < len(names):
-        return names[int(match[1])] + path[match.end() :]
-    match = re.match(r"kwargs\['(\w+)'\]", path)
-    return match[1] + path[match.end() :] if match else path
 
 
 def sampled_dims(

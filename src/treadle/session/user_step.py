@@ -1,6 +1,5 @@
 """The user's step: a function, and what it trains."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from types import FunctionType
 from torch import nn
 from torch.optim import Optimizer
 
+from treadle.capture.call_arguments import parameter_names
 from treadle.capture.gradient_sync import RankGroup
 from treadle.compat.fully_sharded import GatheredModules
 from treadle.session.agreement import agree_on_start
@@ -79,13 +79,3 @@ class UserStep:
         together = averaging(self.models, group, steps=steps) if group else nullcontext()
         with whole_state(self.optimizers), together:
             return self.function(*args, **kwargs)
-
-
-def parameter_names(function: Callable[..., object]) -> list[str]:
-    """The parameters that a call fills by position or by name, in order."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin without a signature
-        return []
-    return [each.name for each in parameters if each.kind in kinds]

@@ -16,6 +16,7 @@ from treadle.session.guards import (
     GuardKey,
     Ignored,
     Keys,
+    differing_arguments,
     differing_numbers,
     explain_difference,
     names_of,
@@ -157,7 +158,8 @@ class Variants:
         if alike:  # all but what they read outside: the one that comes nearest
             found = [self._known[each].captured.changed() for each in alike]
             return [min(found, key=len)[0]] if all(found) else []
-        return [explain_difference(each, key, names) for each in keys[:1]]
+        nearest = sorted(keys, key=lambda each: differing_arguments(each, key))[:1]
+        return [explain_difference(each, key, names) for each in nearest]
 
     def forget_replaced(self, key: GuardKey) -> bool:
         """Variants for parameters that the model no longer has go; whether there were any."""

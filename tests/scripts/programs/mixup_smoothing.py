@@ -1,6 +1,6 @@
 """Mixup by NumPy's beta outside of the step, label smoothing, the factor as an argument.
 
-again: argument args[3]
+again: argument lam
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Keyword spotting whose batches are NumPy arrays with indices by np.random.choice, and an epoch number.
 
-again: argument args[1]: 0 became 1
+again: argument epoch: 0 became 1
 loose: 2e-3
 """
 

@@ -1,0 +1,169 @@
+"""How a step's function names its arguments, and the one form of all calls that mean the same.
+
+    step(x, y=y)                      ->  step(x, y, 1.0)      for  def step(x, y, scale=1.0)
+    step(y=y, x=x, scale=1.0)         ->  step(x, y, 1.0)
+    step(x, model)                    ->  step(x)              where ``model`` is the default
+
+The function gets the same values either way. A default that is a number, a truth value, a text or
+``None`` is filled in, so that it is an argument as others are; other defaults are left out, and are
+read from the function, as what a step reads outside is.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from inspect import Parameter
+from operator import is_
+from types import FunctionType, MethodType
+from typing import Any, final
+
+_FILLED = frozenset({int, float, bool, str, type(None)})
+_BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+Arguments = tuple[tuple[object, ...], dict[str, object]]
+
+
+def parameter_names(function: Callable[..., object]) -> list[str]:
+    """The parameters that a call fills by position or by name, in order."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return []
+    return [each.name for each in parameters if each.kind in _BY_POSITION]
+
+
+@final
+class CallArguments:
+    """The form of calls of ``function``, as it is at each of them: its code and its defaults may be
+    set to others."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self._function = function
+        self._seen: tuple[object, ...] = ()
+        self._binding: _Binding | None = None
+
+    def of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Arguments:
+        """The form of one call. What does not fit the function stays as it is, as does what its own
+        parameters do not tell apart: ``*args`` and ``**kwargs``."""
+        now = _facts(self._function)
+        if len(now) != len(self._seen) or not all(map(is_, now, self._seen)):
+            self._seen, self._binding = now, _binding(self._function) if now else None
+        binding = self._binding
+        if binding is None or (not kwargs and len(args) == binding.usual):
+            return args, kwargs
+        return binding.of(args, kwargs) or (args, kwargs)
+
+
+def _facts(function: Any) -> tuple[object, ...]:
+    """What decides how a call fills parameters, to be compared by identity; nothing where it is not
+    Python code that says it."""
+    if isinstance(function, FunctionType):
+        if function.__dict__ and "__signature__" in function.__dict__:
+            return ()
+        by_name = function.__kwdefaults__
+        own = function.__code__, function.__defaults__
+        return own if by_name is None else (*own, *by_name, *by_name.values())
+    if isinstance(function, MethodType):
+        return _facts(function.__func__)
+    if type(function) is functools.partial:
+        inner = _facts(function.func)
+        return inner and (*inner, function.args, *function.keywords, *function.keywords.values())
+    if "__signature__" in getattr(function, "__dict__", ()):
+        return ()
+    called = inspect.getattr_static(type(function), "__call__", None)
+    return _facts(called) if isinstance(called, FunctionType) else ()
+
+
+def _binding(function: Callable[..., object]) -> "_Binding | None":
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # it has no first parameter that is the object
+        return None
+    made = _Binding(list(signature.parameters.values()))
+    return made if made.names or made.by_name else None
+
+
+@final
+class _Binding:
+    """Parameters of one function. ``usual``: how many arguments by position, and none by name, are
+    a call in its form already; -1 where it depends on the values."""
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        kinds = {each.kind for each in parameters}
+        self.names = tuple(each.name for each in parameters if each.kind in _BY_POSITION)
+        self._by_position = [each for each in parameters if each.kind in _BY_POSITION]
+        self.by_name = [each for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
+        self._takes_more = Parameter.VAR_POSITIONAL in kinds
+        self._takes_others = Parameter.VAR_KEYWORD in kinds
+        depends = any(not _fills(each) for each in self._by_position)
+        self.usual = -1 if self.by_name or depends else len(self.names)
+
+    def of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Arguments | None:
+        """The form of a call; ``None`` for one that the function does not take, or of which all
+        has to stay where it is."""
+        left = dict(kwargs)
+        named: dict[str, object] = {}
+        placed: tuple[object, ...] | None
+        if len(args) > len(self.names):
+            placed = args if self._takes_more and not self._taken(left) else None
+        else:
+            placed = self._placed(args, left, named)
+        if placed is None or not self._take_named(left, named):
+            return None
+        if left and not self._takes_others:
+            return None
+        return placed, {**named, **left}
+
+    def _taken(self, left: dict[str, object]) -> bool:
+        """Whether an argument by name is there by position as well."""
+        normal = Parameter.POSITIONAL_OR_KEYWORD
+        return any(each.name in left for each in self._by_position if each.kind is normal)
+
+    def _placed(
+        self, args: tuple[object, ...], left: dict[str, object], named: dict[str, object]
+    ) -> tuple[object, ...] | None:
+        """Those by position. ``named`` gets those after one that is left out; ``left`` loses what
+        is taken."""
+        found: list[object] = []
+        has_gap = False
+        for at, each in enumerate(self._by_position):
+            only_placed = each.kind is Parameter.POSITIONAL_ONLY
+            by_name = not only_placed and each.name in left
+            if at < len(args):
+                value = args[at]
+                if by_name:
+                    return None  # twice
+            elif by_name:
+                value = left.pop(each.name)
+            elif each.default is Parameter.empty:
+                return None  # missing
+            else:
+                value = each.default
+            if value is each.default and not _fills(each):
+                has_gap = True
+            elif not has_gap:
+                found.append(value)
+            elif not only_placed:
+                named[each.name] = value
+            elif at < len(args):
+                return None  # there is no name to give it by
+        return tuple(found)
+
+    def _take_named(self, left: dict[str, object], named: dict[str, object]) -> bool:
+        """``named`` gets those by name, in the order of the parameters; whether none is missing."""
+        for each in self.by_name:
+            value = left.pop(each.name, each.default)
+            if value is Parameter.empty:
+                return False
+            if value is not each.default or _fills(each):
+                named[each.name] = value
+        return True
+
+
+def _fills(parameter: Parameter) -> bool:
+    """Whether it has no default, or one that is filled in."""
+    default = parameter.default
+    return default is Parameter.empty or type(default) in _FILLED
+
+
+__all__ = ["CallArguments", "parameter_names"]
