@@ -17,6 +17,7 @@ from treadle.loop.program import IMPORT, Buffer, BufferKind, Call, Program, Tens
 from treadle.loop.traverse import loads, walk
 from treadle.schedule.arena import Interval, chained, pack
 from treadle.schedule.at_hand import ValuesAtHand
+from treadle.schedule.beside import blocks_beside, lives_beside
 from treadle.schedule.build import build_kernel
 from treadle.schedule.depend import facts, read_buffers, written_buffers
 from treadle.schedule.duplicate import duplicate
@@ -146,18 +147,16 @@ def _finish(
         for name in written_buffers(step)
     }
     ours = {name: each for name, each in lives.items() if name not in by_call | kept}
-    blocks, block_of = chained(ours, _reuse(steps, ours, buffers))
-    places, arena_bytes = pack(blocks)
-    offsets = {name: places[block_of[name]] for name in ours}
-    steps = tuple(noting_overlap(step, buffers, offsets) for step in steps)
-    used = {name for step in steps for name in (*plan_reads(step), *plan_writes(step))}
-    used |= {*program.inputs, *program.constants, *kept}
-    surviving = {name: each for name, each in buffers.items() if name in used}
     calls = {
         name: replace(each, nbytes=allocator.taken(each.nbytes))
         for name, each in lives.items()
         if name in by_call | kept and not program.is_elsewhere(buffers[name])
     }
+    offsets, arena_bytes, calls = _placed(steps, ours, buffers, calls, allocator)
+    steps = tuple(noting_overlap(step, buffers, offsets) for step in steps)
+    used = {name for step in steps for name in (*plan_reads(step), *plan_writes(step))}
+    used |= {*program.inputs, *program.constants, *kept}
+    surviving = {name: each for name, each in buffers.items() if name in used}
     near = {name: each for name, each in surviving.items() if not program.is_elsewhere(each)}
     peak = _peak(steps, near, calls, arena_bytes, allocator)
     return KernelPlan(
@@ -171,6 +170,34 @@ def _finish(
         program.constants,
         program.device,
     )
+
+
+def _placed(
+    steps: Sequence[PlanStep],
+    ours: Mapping[str, Interval],
+    buffers: Mapping[str, Buffer],
+    calls: Mapping[str, Interval],
+    allocator: Allocator,
+) -> tuple[Mapping[str, int], int, Mapping[str, Interval]]:
+    """The offsets of temporaries in the arena, its bytes, and what is allocated beside it: what
+    ``calls`` hold, and temporaries by which arena and calls together would be too large."""
+    blocks, block_of = chained(ours, _reuse(steps, ours, buffers))
+    places, size = pack(blocks)
+    plain = {name: places[block_of[name]] for name in ours}, size, calls
+    if allocator.blocks:  # a GPU's allocator keeps what is freed, and recordings hold addresses
+        return plain
+    busy = busy_by_calls(steps, calls)
+    moved = blocks_beside(blocks, busy)
+    if not moved:
+        return plain
+    beside = {name: each for name, each in ours.items() if block_of[name] in moved}
+    rest = {name: each for name, each in ours.items() if name not in beside}
+    both = {**calls, **lives_beside(beside, steps)}
+    blocks, block_of = chained(rest, _reuse(steps, rest, buffers))
+    places, less = pack(blocks)
+    if less + max(busy_by_calls(steps, both)) >= size + max(busy):
+        return plain
+    return {name: places[block_of[name]] for name in rest}, less, both
 
 
 def noting_overlap(
@@ -212,10 +239,14 @@ def _peak(
         for each in buffers.values()
         if each.kind is not BufferKind.TEMPORARY
     )
-    held = held_by_calls(steps, calls)
-    work = [step.workspace if isinstance(step, Call) else 0 for step in steps]
-    worst = max(a + b for a, b in zip(held, (*work, 0), strict=True))
+    worst = max(busy_by_calls(steps, calls))
     return fixed + allocator.taken(arena_bytes) + worst + allocator.reserve
+
+
+def busy_by_calls(steps: Sequence[PlanStep], calls: Mapping[str, Interval]) -> list[int]:
+    """The same, and what calls work in."""
+    work = [step.workspace if isinstance(step, Call) else 0 for step in steps]
+    return [a + b for a, b in zip(held_by_calls(steps, calls), (*work, 0), strict=True)]
 
 
 def held_by_calls(steps: Sequence[PlanStep], calls: Mapping[str, Interval]) -> list[int]:

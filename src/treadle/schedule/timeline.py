@@ -8,6 +8,8 @@ from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.printing import dtype_name
 from treadle.loop.program import Buffer, BufferKind, Call, Origin
 from treadle.schedule.arena import Interval
+from treadle.schedule.beside import lives_beside
+from treadle.schedule.depend import written_buffers
 from treadle.schedule.plan import PlanStep, held_by_calls, lifetimes, plan_writes
 from treadle.util.extents import largest
 
@@ -59,7 +61,7 @@ def timeline(plan: KernelPlan) -> Timeline:
     spans = lifetimes(plan.steps, plan.buffers, kept)
     lives = {name: each for name, each in spans.items() if each.nbytes}  # nobody writes the others
     ours = [lives[name] for name in lives if name in plan.offsets]
-    theirs = {name: each for name, each in lives.items() if name not in plan.offsets}
+    theirs = _beside_arena(plan, lives, kept)
     writers = _writers(plan.steps)
     temporaries = _in_arena(plan, ours, writers)
     workspace = tuple(each.workspace if isinstance(each, Call) else 0 for each in plan.steps)
@@ -95,6 +97,18 @@ def timeline_from(data: Mapping[str, Any]) -> Timeline:
     lists = {name: tuple(each) for name, each in data.items() if isinstance(each, list)}
     fields: dict[str, Any] = {**data, **lists, "temporaries": rows, "held": held}
     return Timeline(**fields)
+
+
+def _beside_arena(
+    plan: KernelPlan, lives: Mapping[str, Interval], kept: frozenset[str]
+) -> dict[str, Interval]:
+    """What calls allocate, results, and temporaries that are allocated as those are."""
+    theirs = {name: each for name, each in lives.items() if name not in plan.offsets}
+    by_call = {
+        name for step in plan.steps if isinstance(step, Call) for name in written_buffers(step)
+    }
+    moved = {name: each for name, each in theirs.items() if name not in by_call | kept}
+    return theirs | lives_beside(moved, plan.steps)
 
 
 def _constants(plan: KernelPlan) -> int:
