@@ -64,6 +64,12 @@ def test_the_plan_of_a_step_is_what_compile_makes_of_it(tmp_path, monkeypatch):
     assert result.step_ms > 0
 
 
+def test_a_step_that_has_been_trained_can_be_planned():
+    made, given = make(), batch()
+    made[0](*given)
+    assert planned(made, given).peak_bytes == planned(make(), given).peak_bytes
+
+
 def test_the_frontier_goes_from_fast_to_small():
     points = planned(make(width=256), batch(2048)).frontier()
     assert len(points) > 1

@@ -8,7 +8,13 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from treadle.capture.refuse import check_call, check_models, named_models, named_optimizers
+from treadle.capture.refuse import (
+    check_call,
+    check_models,
+    named_models,
+    named_optimizers,
+    with_loose,
+)
 from treadle.compiler.communication import graph_to_simulate
 from treadle.compiler.compiled import Compiled, observed_of
 from treadle.compiler.memory import frontier_points
@@ -66,8 +72,9 @@ class Step:
     ) -> None:
         self.options = options
         group = None if parallel is None else rank_group(parallel)
-        named = named_models(models), named_optimizers(optimizers)
-        self._step = UserStep.of(function, *named, group)
+        stepped = named_optimizers(optimizers)
+        trained = with_loose(named_models(models), stepped)
+        self._step = UserStep.of(function, trained, stepped, group)
         self._cache = cache or Cache(options.cache_dir)
         self._dispatcher = Dispatcher(self._step, options, shapes, self._cache, saved)
         self._closures = ClosureStep(self._step, self._dispatcher)

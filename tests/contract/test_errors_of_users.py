@@ -156,14 +156,6 @@ def test_an_optimizer_that_was_not_given_is_missed():
     torch.optim.SGD(model.parameters()).step()  # others step as ever
 
 
-def test_a_model_that_was_not_given_is_missed():
-    other = nn.Linear(5, 5)
-    model, optimizer, step = made(lambda h, b: other(h))
-    with pytest.raises(treadle.CaptureError, match=r"TR-110") as caught:
-        treadle.compile(step, model=model, optimizer=optimizer)(torch.randn(3, 4), None)
-    assert "other(h)" in caught.value.where
-
-
 class Later:
     async def step(self, x):
         return x

@@ -145,7 +145,7 @@ def test_variants_that_run_one_program_leave_what_each_of_them_leaves():
 
 
 def test_a_class_that_is_registered_with_an_abstract_one_counts_where_it_is_asked_about():
-    bases = []
+    bases, late = [], []
 
     def make():
         Base = abc.ABCMeta("Base", (), {})
@@ -162,6 +162,8 @@ def test_a_class_that_is_registered_with_an_abstract_one_counts_where_it_is_aske
             if number == 1:
                 base.register(type("Other", (), {}))
                 gc.collect()
+            if number == 2:  # as a library does that is imported late
+                late.append(base.register(type("Late", (), {})))
             if number == 3:
                 base.register(known)
 

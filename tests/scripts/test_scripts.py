@@ -8,7 +8,6 @@ GRADS = "gradients that a backward adds to and the step clears unread compile ag
 KNOWN: dict[str, str] = {
     "fgsm_inputs": GRADS,
     "pgd_data": GRADS,
-    "pinn_burgers": "a leaf of no model that needs a gradient: TR-110",
     "skipgram_sparse": "sparse gradients: TR-127",
 }
 """Scripts that fail today, and what for."""

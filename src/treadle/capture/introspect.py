@@ -9,7 +9,6 @@ import copyreg
 import gc
 import itertools
 import struct
-from _abc import _get_dump as get_dump  # pyright: ignore
 from abc import ABCMeta
 from array import array
 from collections import OrderedDict, defaultdict, deque
@@ -71,6 +70,7 @@ from treadle.capture.parts import (
 )
 from treadle.capture.plain_values import is_plain, plain_fact
 from treadle.capture.remembered import RememberedResults
+from treadle.capture.virtual_subclasses import VirtualSubclasses
 
 GLOBAL_GENERATORS: tuple[object, object] = (betavariate.__self__, np.random.beta.__self__)  # type: ignore[attr-defined]
 """Python's own generator of random numbers, and NumPy's."""
@@ -126,7 +126,7 @@ def parts_of(value: object, label: str) -> Made:
         case type():
             found: tuple[Part, ...] = (OfClass(label, value),)
             if isinstance(value, ABCMeta) and is_heap(value):
-                found += (Registered(label, partial(_registered, value)),)
+                found += (Registered(label, partial(VirtualSubclasses, value)),)
             return Made(found)
         case property():
             return Made((Accessors(label, value),))
@@ -159,13 +159,6 @@ def _advanced(generator: "GeneratorType[object, object, object]") -> int | None:
     """How far it is."""
     frame = generator.gi_frame
     return None if frame is None else frame.f_lasti
-
-
-def _registered(kind: ABCMeta) -> frozenset[int]:
-    """The virtual subclasses of an abstract class that are there: one that is gone decides nothing,
-    and is forgotten at different times by different processes."""
-    found = (each() for each in get_dump(kind)[0])
-    return frozenset(id(each) for each in found if each is not None)
 
 
 def _of_object(value: object, label: str) -> Made:

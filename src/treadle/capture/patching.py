@@ -255,12 +255,13 @@ class TensorPatcher(TorchFunctionMode):
         found = self._table.get(id(leaf))
         if found is None:
             found = self._watch.held_as(leaf)
-        if found is None and leaf.requires_grad:
+        if found is None and leaf.requires_grad and not leaf.is_leaf:
             raise CaptureError(
-                f"a tensor {list(leaf.shape)} that needs a gradient belongs to no model given",
+                f"a tensor {list(leaf.shape)} was computed outside of the step, where its gradient "
+                "would have to go on",
                 code="TR-110",
                 where=here(),
-                remedy="pass the module that owns it in model=, or detach it",
+                remedy="compute it in the step, or detach it",
             )
         if found is None and held and not is_traced(leaf):
             found = self._watch.hold(leaf)
@@ -582,7 +583,7 @@ class TraceRecorder:
 
     def hold(self, tensor: Tensor) -> Tensor:
         """A tensor from outside of the step is an input from now on; what is traced for it."""
-        traced, find = held_input(tensor), HeldTensor(tensor)
+        traced, find = held_input(tensor).requires_grad_(tensor.requires_grad), HeldTensor(tensor)
         given = GivenTensor.of("a tensor", find, tensor, traced, is_argument=False)
         self.held[id(tensor)] = tensor, given
         return traced

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treadle.capture.sources import Parameter, Pending, Source
+from treadle.capture.sources import Parameter, Pending, RunTimeNumber, Scalar, Source
 from treadle.compat.fake import fake_mode_of, is_fake
 from treadle.util.errors import CaptureError
 
@@ -20,7 +20,12 @@ def described(sources: Sequence[Source], leaves: list[object], place: torch.devi
     pending: Pending = {}
     held = [source.parameter for source in sources if isinstance(source, Parameter)]
     with fake_mode_of([*held, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]):
-        found = [source.read(leaves, pending) for source in sources]
+        found = [
+            torch.empty((), dtype=torch.float64)  # of what state there is, the numbers are real
+            if isinstance(source, Scalar | RunTimeNumber)
+            else source.read(leaves, pending)
+            for source in sources
+        ]
         return [
             torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=place)
             for each in found

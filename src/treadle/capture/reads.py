@@ -9,6 +9,7 @@ same kind and hold the same all the way down.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from enum import Enum
+from functools import cached_property
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -55,6 +56,7 @@ from treadle.capture.parts import (
 from treadle.capture.plain_values import is_plain, plain_fact
 from treadle.capture.read_names import ReadNames, is_memory, is_sealed
 from treadle.capture.sweep import Sweep
+from treadle.capture.virtual_subclasses import VirtualSubclasses, existing_classes
 from treadle.capture.watching import Watches
 from treadle.compat.collectives import HANDLES
 
@@ -97,6 +99,11 @@ class Reads:
         self._swept: list[tuple[Node, int]] = []
         self._given: list[Node] = []  # those that a call brings
         self._places: dict[int, list[tuple[Node, int]]] = {}  # by a node's id, where it is
+
+    @cached_property
+    def _classes(self) -> frozenset[int]:
+        """All that there are now that the run has ended."""
+        return existing_classes()
 
     # -- making
 
@@ -204,6 +211,8 @@ class Reads:
         held: dict[object, Entry] = {}
         for name, value in of_names(part.now(), names).items():
             if isinstance(part, Computed):
+                if isinstance(value, VirtualSubclasses):
+                    value.existing = self._classes
                 held[name] = Contents(value)
                 continue
             if part.entries and not is_plain(name) and not isinstance(part, Members):

@@ -11,10 +11,10 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.optimizers import adam, adaptive, matrices, sgd
@@ -24,6 +24,9 @@ from treadle.util.errors import CaptureError
 
 KNOWN_FORMS = (adam.FORMS, sgd.FORMS, adaptive.FORMS, matrices.FORMS)
 """Importing the modules registers their forms."""
+
+LOOSE = "loose"
+"""What stands before the names of tensors that an optimizer steps and no model has."""
 
 T = TypeVar("T")
 _WRAPPERS = ("FullyShardedDataParallel", "DataParallel")
@@ -77,6 +80,31 @@ def named_optimizers(optimizers: object) -> dict[str, Optimizer]:
     return {name: _unwrapped(each) for name, each in named.items()}
 
 
+def with_loose(
+    models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
+) -> dict[str, nn.Module]:
+    """The ``models``, and one more for what ``optimizers`` step that belongs to none of them: an
+    image, a temperature."""
+    owned = {id(each) for model in models.values() for each in model.parameters()}
+    stepped = [
+        each
+        for optimizer in optimizers.values()
+        for group in optimizer.param_groups
+        for each in group["params"]
+    ]
+    loose = list({id(each): each for each in stepped if id(each) not in owned}.values())
+    return {**models, LOOSE: LooseTensors(loose)} if loose else dict(models)
+
+
+class LooseTensors(nn.Module):
+    """Tensors as the parameters of a module. They stay the user's own."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()
+        held: dict[str, Any] = {str(at): each for at, each in enumerate(tensors)}
+        self._parameters.update(held)
+
+
 def _unwrapped(optimizer: Optimizer) -> Optimizer:
     if is_initialized(optimizer):
         return optimizer
@@ -98,7 +126,7 @@ def _named(value: object, kind: type[T], word: str) -> dict[str, T]:
         named = {str(key): each for key, each in value.items()}
     elif isinstance(value, Sequence):
         named = {str(at): each for at, each in enumerate(value)}
-    none = kind is Optimizer and isinstance(value, Mapping | Sequence) and not value
+    none = isinstance(value, Mapping | Sequence) and not isinstance(value, str) and not value
     if not (named or none) or not all(isinstance(each, kind) for each in named.values()):
         raise CaptureError(
             f"{word}= takes a torch {kind.__name__}, a list or a dict of them, not {value!r}",
@@ -157,9 +185,11 @@ def _check_owner(optimizer: Optimizer, owned: set[int]) -> None:
     if foreign:
         shapes = ", ".join(str(list(p.shape)) for p in foreign[:3])
         raise CaptureError(
-            f"the optimizer steps {len(foreign)} parameters that are not the model's ({shapes})",
+            f"the optimizer steps {len(foreign)} parameters ({shapes}) that the model has no "
+            "more, or that it got after treadle.compile",
             code="TR-103",
-            remedy="build the optimizer from the parameters of the model passed as model=",
+            remedy="build the optimizer from the parameters that the model has now "
+            "(load_state_dict(assign=True) makes others); add_param_group() before treadle.compile",
         )
 
 

@@ -458,7 +458,7 @@ class Run:
                 continue
             if not isinstance(leaf, Tensor) and not is_plain(leaf):
                 reads.add_argument(f"argument {path}", leaf, functools.partial(self._leaf, at))
-        for each in self._given:
+        for each in self._all_given():
             each.read(reads, self.trace.watch)
         for at, each in enumerate(self._call.containers):
             label, getter = type(each.value).__name__, functools.partial(self._container, at)
@@ -728,7 +728,7 @@ class Run:
         """What the step did to the user's own tensors. Of parameters and buffers, whose memory
         stays, values that ``.data =`` gave them are written to it when all results are known."""
         watch = self.trace.watch
-        given = [*self._given, *(each for _, each in watch.held.values())]
+        given = self._all_given()
         known = self._memory | {each.memory for each in given}
         owned = list({id(each): each for each in table.values()}.values())
         assigned = watch.assignments
@@ -745,6 +745,10 @@ class Run:
             for place, value in each.changes(assigned, watch):
                 if place.aspect is not Aspect.DATA or id(each.traced) not in stay:
                     self._leave(place, value)
+
+    def _all_given(self) -> list[GivenTensor]:
+        """The user's tensors that are no parameters, and those that the step met outside."""
+        return [*self._given, *(each for _, each in self.trace.watch.held.values())]
 
     def _leave(self, place: TensorPlace, value: object) -> None:
         """From now on ``value`` is left there by every call."""

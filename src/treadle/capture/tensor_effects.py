@@ -190,7 +190,7 @@ class GivenTensor:
         if assignments.before(self.traced) is not None:
             yield self._place("data", Aspect.DATA), self.traced.detach()
         if self.traced.is_leaf:
-            yield from self._allowed(self._of_gradient(watch), watch)
+            yield from self._of_gradient(watch)
             if self.traced.requires_grad != self.flag:
                 flag = self._place("requires_grad", Aspect.FLAG), self.traced.requires_grad
                 yield from self._allowed([flag], watch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from treadle.capture.refuse import device_of, named_models, named_optimizers
+from treadle.capture.refuse import device_of, named_models, named_optimizers, with_loose
 from treadle.capture.step import capture
 from treadle.compat.fake import is_fake
 from treadle.compat.switches import switches
@@ -85,7 +85,8 @@ def plan(
     """
     if memory is not None and not isinstance(memory, float):
         parse_bytes(memory)  # before the work
-    models, optimizers = named_models(model), named_optimizers(optimizer)
+    optimizers = named_optimizers(optimizer)
+    models = with_loose(named_models(model), optimizers)
     here = device_of(models)
     name = device or ("cpu" if here.type == "meta" else str(here))
     hardware = model_for(name)
