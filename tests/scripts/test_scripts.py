@@ -4,10 +4,7 @@ import pytest
 
 from scripts import harness
 
-GRADS = "gradients that a backward adds to and the step clears unread compile again"
 KNOWN: dict[str, str] = {
-    "fgsm_inputs": GRADS,
-    "pgd_data": GRADS,
     "skipgram_sparse": "sparse gradients: TR-127",
 }
 """Scripts that fail today, and what for."""

@@ -27,6 +27,7 @@ from treadle.capture.sizes import refuse_unsized, wrap_unsized
 from treadle.capture.sources import (
     Clusters,
     Fixed,
+    Grad,
     Held,
     Inputs,
     Parameter,
@@ -242,7 +243,11 @@ def _functional(
     new, results, writes = functionalizer.run(list(returned))
     refuse_foreign_writes(graph, functionalizer, sources, reads)
     outputs = _outputs(seen, sources)
+    dropped = set(map(id, seen.fresh))
     for at, value in drop_lost(writes).items():
+        source = sources[at][1]
+        if isinstance(source, Grad) and id(source.parameter) in dropped:
+            continue  # what a backward has added to it, nobody sees
         outputs.append(Output(sources[at][0].name, writes=at))
         results.append(value)
     new.output(tuple(results))

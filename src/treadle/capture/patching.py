@@ -55,7 +55,7 @@ from treadle.compat.checkpointing import watched_checkpointing
 from treadle.compat.control_flow import functions_replaced
 from treadle.compat.fake import is_traced
 from treadle.compat.fully_sharded import resharding_methods, unsharding_methods
-from treadle.compat.hooks import OURS, global_step_hooks, reducer_methods
+from treadle.compat.hooks import OURS, backward_inside, global_step_hooks, reducer_methods
 from treadle.compat.sharded_tensors import draw_methods, sharded_entries
 from treadle.compat.tracing import (
     METHOD_FILES,
@@ -340,6 +340,26 @@ def _nth(group: dict[str, Any], key: str, at: int) -> Any:
     return group[key][at]
 
 
+class _GradientsInHooks(TorchFunctionMode):
+    """Takes note of gradients that hooks look at while a backward runs, where no other mode is."""
+
+    def __init__(self, watch: "TraceRecorder") -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in (_READ_GRAD, _SET_GRAD):
+            is_set = func == _SET_GRAD
+            self._watch.note_gradient(args[0], replaced=is_set, is_set=is_set)
+        return func(*args, **(kwargs or {}))
+
+
 class _NoState:
     """In the place of ``optimizer.state``: its values are in the graph. Only we may look."""
 
@@ -427,8 +447,8 @@ class TraceRecorder:
         self.runs_again: Callable[[bool], None] = lambda _: None
         self.mode: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._states: dict[int, Tensor] = {}
-        self.fresh: set[int] = set()  # ids of leaves whose first gradients are replaced unread
-        self._used: set[int] = set()  # and of those whose gradients were looked at, or added to
+        self.fresh: set[int] = set()  # ids of leaves whose first gradients are dropped unread
+        self._used: set[int] = set()  # and of those whose gradients were looked at
         self._clearing = False
         self.modules: list[tuple[int, str]] = [(0, "")]
         self._names = {
@@ -444,6 +464,7 @@ class TraceRecorder:
         with contextlib.ExitStack() as undo:
             undo.enter_context(self.rng.watching())
             undo.enter_context(functions_replaced(_control_flow))
+            undo.enter_context(backward_inside(lambda: _GradientsInHooks(self)))
             for owner, name, ours in (
                 (torch.autograd, "backward", self._noting(torch.autograd.backward)),
                 (torch.autograd, "grad", self._noting(torch.autograd.grad)),
@@ -545,7 +566,7 @@ class TraceRecorder:
 
     def note_gradient(self, leaf: Any, *, replaced: bool, is_set: bool = False) -> None:
         """``leaf.grad`` is read or set. One that is ``replaced``, by nothing or by another tensor,
-        before anybody looks at it or adds to it may as well not have been there."""
+        before anybody looks at it may as well not have been there, whatever was added to it."""
         if self._clearing:
             return
         if is_set:
@@ -554,8 +575,7 @@ class TraceRecorder:
             self.sync.looked_at(leaf)
         if id(leaf) in self.fresh:
             return
-        unused = id(leaf) not in self._used and not self.sync.has_accumulated(leaf)
-        if replaced and unused:
+        if replaced and id(leaf) not in self._used:
             self.fresh.add(id(leaf))
         else:
             self._used.add(id(leaf))

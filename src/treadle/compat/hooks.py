@@ -1,7 +1,8 @@
 """Hooks of tensors, modules and optimizers, where PyTorch keeps them."""
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -123,6 +124,34 @@ def accumulator_hooks(parameter: Tensor) -> bool:
 def after_backward(function: Callable[[], None]) -> None:
     """``function`` is called at the end of the backward pass that runs."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+class _Engine:
+    """PyTorch's engine, each of whose backward passes runs inside of a context."""
+
+    def __init__(self, engine: Any, inside: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._engine = engine
+        self._inside = inside
+        self.queue_callback = engine.queue_callback
+        self.is_checkpoint_valid = engine.is_checkpoint_valid
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """A backward pass, hooks and all."""
+        with self._inside():
+            return self._engine.run_backward(*args, **kwargs)
+
+
+@contextmanager
+def backward_inside(inside: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """While inside, backward passes run in a context of their own. Modes for functions are off by
+    then, since ``backward`` is such a function itself."""
+    kind: Any = torch.autograd.Variable
+    engine = torch.autograd.Variable._execution_engine
+    kind._execution_engine = _Engine(engine, inside)
+    try:
+        yield
+    finally:
+        kind._execution_engine = engine
 
 
 def reducer_methods() -> tuple[tuple[type, str], ...]:
