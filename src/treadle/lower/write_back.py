@@ -2,8 +2,11 @@
 
 ::
 
-    before:  g = f(w); w2 = w - g; loss = ...        returned: loss, w2 (writes w)
-    after:   g = f(w); w2 = w - g; w <- w2; loss = ...
+    before:  g = f(w); w2 = w - g; y = mm(x, w2); loss = ...    returned: loss, w2 (writes w)
+    after:   g = f(w); w2 = w - g; w <- w2; y = mm(x, w); loss = ...
+
+Library calls read the new value from the input, so that it is not stored twice. Formulas read it
+where it is computed, which fuses.
 """
 
 from collections.abc import Hashable, Mapping
@@ -53,16 +56,31 @@ def place_write_backs(builder: Builder, writes: Mapping[str, tuple[Value, Origin
         last_write.update(dict.fromkeys(written, position))
     known = max((at for at, step in enumerate(builder.steps) if may_end_the_call(step)), default=-1)
     after: dict[int, list[Step]] = {}
+    there: dict[int, dict[str, str]] = {}
     for target, copy in copies.items():
         read, _ = buffers_of(copy)
         produced = [last_write.get(name, -1) for name in read]
         position = max([known, last_read.get(target, -1), *produced])
         after.setdefault(position, []).append(copy)
+        value, _ = sources[target]
+        if isinstance(value, TensorRef) and _is_alike(builder, value, target):
+            there.setdefault(position, {})[value.buffer] = target
     steps = after.get(-1, [])
+    current = there.get(-1, {})
     for position, step in enumerate(builder.steps):
-        steps.append(step)
+        reads_new = isinstance(step, Call) and not current.keys().isdisjoint(buffers_of(step)[0])
+        steps.append(step.renamed(current) if reads_new else step)
         steps.extend(after.get(position, []))
+        current |= there.get(position, {})
     builder.steps = steps
+
+
+def _is_alike(builder: Builder, value: TensorRef, target: str) -> bool:
+    """Whether the input holds the value as its own buffer does: a view of one is one of both."""
+    mine, other = builder.whole(value.buffer), builder.whole(target)
+    places = {builder.buffers[name].device for name in (value.buffer, target)}
+    is_whole = value == mine and mine == replace(other, buffer=value.buffer)
+    return is_whole and len(places) == 1
 
 
 def _detached(

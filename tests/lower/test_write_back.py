@@ -1,0 +1,61 @@
+"""Where new values of inputs are written, and who reads them from there."""
+
+import copy
+
+import torch
+from torch import nn
+
+import treadle
+from treadle.runtime.artifact import CallStep, Storage
+
+
+def twice(model, optimizer):
+    """The second product reads the weights that the first update made."""
+
+    def step(x):
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+        return loss.detach(), model(x).detach()
+
+    return step
+
+
+def trained(make, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32))
+    twin = copy.deepcopy(model)
+    ours, theirs = make(model.parameters()), make(twin.parameters())
+    step = treadle.compile(
+        twice(model, ours), model=model, optimizer=ours, options=treadle.Options(**options)
+    )
+    eager = twice(twin, theirs)
+    for _ in range(3):
+        x = torch.randn(16, 32)
+        for got, wanted in zip(step(x), eager(x), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
+    for got, wanted in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
+    return step
+
+
+def operands(call, artifact):
+    """Where what a product reads lies, by size: weights and biases, not values of the batch."""
+    found = [artifact.buffers[view.buffer] for view in call.views]
+    return {each.place for each in found if 16 not in each.shape}
+
+
+def test_products_read_the_last_value_of_a_weight_from_the_weight():
+    artifact = trained(lambda parameters: torch.optim.SGD(parameters, lr=0.1)).compiled.artifact
+    products = [each for each in artifact.steps if isinstance(each, CallStep)]
+    assert [operands(each, artifact) for each in products[-2:]] == [{Storage.INPUT}] * 2
+    middle = [operands(each, artifact) for each in products[3:-2]]
+    assert {Storage.ARENA} in middle  # of the first update, which the second one reads
+
+
+def test_every_optimizer_and_layout_is_eagers():
+    for make in (torch.optim.AdamW, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)):
+        for codegen in (True, False):
+            trained(make, codegen=codegen)
