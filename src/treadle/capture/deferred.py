@@ -14,6 +14,7 @@ step is captured is TR-102.
 import math
 import operator
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
@@ -22,7 +23,7 @@ from typing import Any, TypeGuard, final
 import torch
 from torch import Tensor
 
-from treadle.capture.explain_errors import OURS, here, looks_at_value
+from treadle.capture.explain_errors import BETWEEN, OURS, here, looks_at_value, show_line
 from treadle.capture.numbers import (
     STAND_INS,
     Number,
@@ -49,6 +50,7 @@ _QUESTIONS: dict[object, Callable[[Tensor], Tensor]] = {
     math.isinf: torch.isinf,
     math.isfinite: torch.isfinite,
 }
+_STDLIB = sysconfig.get_path("stdlib")
 _DIVISIONS = {operator.truediv, operator.floordiv, operator.mod}
 
 
@@ -65,13 +67,23 @@ class AsksNumber(CaptureError):
 
 def asks_number() -> CaptureError:
     """For code that needs a number now which is known after the launch."""
-    error = looks_at_value(here())
     frames = list(_users_frames())
+    error = looks_at_value(_where(frames))
     if not frames or called_name(frames[0]) not in CONVERSIONS:
         return error
     asks = AsksNumber(error.message, code=error.code, where=error.where, remedy=error.remedy)
     asks.codes = tuple(each.f_code for each in frames)
     return asks
+
+
+def _where(frames: Sequence[FrameType]) -> str:
+    """The line that runs, below the user's where that is one of Python's own library."""
+    inner = here()
+    for each in frames:
+        if not each.f_code.co_filename.startswith((*BETWEEN, _STDLIB)):
+            own = show_line((each.f_code.co_filename, each.f_lineno))
+            return inner if own == inner else f"{own}\n     in {inner}"
+    return inner
 
 
 def _users_frames() -> Iterator[FrameType]:
@@ -120,6 +132,19 @@ class DeferredNumbers:
     read: list[Tensor] = field(default_factory=list[Tensor])
     fetched: list[int] = field(default_factory=list[int])
     uses: Uses = field(default_factory=Uses)
+    refused: CaptureError | None = None
+
+    def refuse(self) -> CaptureError:
+        """For code that needs a number now: the first refusal of a run is kept."""
+        error = asks_number()
+        self.refused = self.refused or error
+        return error
+
+    def check(self) -> None:
+        """After the step: a refusal that somebody's ``except`` has caught is raised all the same.
+        Eager raises nothing there, so what ran in its place is not the step."""
+        if self.refused is not None:
+            raise self.refused
 
     def item(self, tensor: Tensor) -> "DeferredNumber":
         """``tensor.item()`` of one element; TR-102 of a complex one."""
@@ -177,7 +202,7 @@ class DeferredNumber(Number):
 
     def plain(self) -> Any:
         """TR-102: there is no number yet."""
-        raise asks_number()
+        raise self.deferred.refuse()
 
     def combined(self, function: Callable[..., Any], operands: Sequence[Any]) -> Number:
         """``function`` of numbers, of which one at least is deferred; so is the result."""

@@ -28,7 +28,7 @@ from treadle.capture.communication import refuse_wrapper
 from treadle.capture.container_recorders import as_plain, is_recorded
 from treadle.capture.control_flow import instead_of
 from treadle.capture.counts import counts_instead_of
-from treadle.capture.deferred import DeferredNumbers, asks_number, functions_of_numbers
+from treadle.capture.deferred import DeferredNumbers, functions_of_numbers
 from treadle.capture.eager import why_eager
 from treadle.capture.expected import Conditions, constraint_checks
 from treadle.capture.explain_errors import Line, here, running_line, show_line
@@ -200,7 +200,7 @@ class TensorPatcher(TorchFunctionMode):
             return func(*args) if several else self._watch.numbers.item(args[0])
         if func == Tensor.tolist:
             return self._watch.numbers.tolist(args[0])
-        raise asks_number()
+        raise self._watch.numbers.refuse()
 
     def answering(self, original: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
         """``Tensor.__bool__``, of a condition that only raises: the answer that does not. Functions

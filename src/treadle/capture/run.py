@@ -352,6 +352,7 @@ class Run:
                             raise
                         self.failed = error
                         return []
+                    watch.numbers.check()
                     if not self.optimizers:
                         self.sync.finish()
                     refuse_collectives(watch.lines)
