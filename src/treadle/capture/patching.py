@@ -274,12 +274,14 @@ def swapped(
     optimizers: Mapping[str, Optimizer],
     table: Mapping[int, Tensor],
     stepper: Stepper,
+    state: Callable[[Optimizer], object],
     watch: "TraceRecorder",
     layers: RecurrentLayers,
     uses: Uses | None,
 ) -> Iterator[None]:
     """Modules and ``param_groups`` hold the tensors of ``table`` (by the id of the user's), and
-    ``optimizer.step`` is what ``stepper`` gives; recurrent layers are traced as ``layers`` say.
+    ``optimizer.step`` and, of those in the graph, ``state`` are what
+    ``stepper`` and ``state`` give; recurrent layers are traced as ``layers`` say.
     Hyper-parameters are numbers that stand in, unless ``uses`` is ``None``."""
     with contextlib.ExitStack() as undo:
         for module in {id(m): m for model in models.values() for m in model.modules()}.values():
@@ -299,7 +301,7 @@ def swapped(
         for optimizer in optimizers.values():
             _put(undo, vars(optimizer), "step", stepper(optimizer))
             if not why_eager(optimizer):
-                _put(undo, vars(optimizer), "state", _NoState(optimizer.state))
+                _put(undo, vars(optimizer), "state", state(optimizer))
         stranger = _traced_only(_refuse_stranger, _nothing)
         _put(undo, global_step_hooks(), OURS, stranger)
         watch.runs_again = undo.enter_context(fully_sharded(models, watch.gathers))
@@ -358,48 +360,6 @@ class _GradientsInHooks(TorchFunctionMode):
             is_set = func == _SET_GRAD
             self._watch.note_gradient(args[0], replaced=is_set, is_set=is_set)
         return func(*args, **(kwargs or {}))
-
-
-class _NoState:
-    """In the place of ``optimizer.state``: its values are in the graph. Only we may look."""
-
-    def __init__(self, state: Any) -> None:
-        self._state = state
-
-    def __getattr__(self, name: str) -> Any:
-        if whose(sys._getframe(1).f_code.co_filename) is Whose.OURS:  # pyright: ignore
-            return getattr(self._state, name)
-        raise _no_state()
-
-    def __delitem__(self, key: Any) -> None:
-        raise _no_state()
-
-    def __getitem__(self, key: Any) -> Any:
-        raise _no_state()
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        raise _no_state()
-
-    def __contains__(self, key: object) -> bool:
-        raise _no_state()
-
-    def __iter__(self) -> Any:
-        raise _no_state()
-
-    def __len__(self) -> int:
-        raise _no_state()
-
-    def __bool__(self) -> bool:
-        raise _no_state()
-
-
-def _no_state() -> CaptureError:
-    return CaptureError(
-        "the step looks at optimizer.state, which is part of the graph while it is captured",
-        code="TR-125",
-        where=here(),
-        remedy="look at it between the steps; a tensor of your own in a buffer may be used inside",
-    )
 
 
 def _put(undo: contextlib.ExitStack, target: Any, key: Any, value: Any) -> None:

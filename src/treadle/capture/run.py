@@ -42,6 +42,7 @@ from treadle.capture.grad_scaler import ScalerBegins, SkippedUpdate, refused_sca
 from treadle.capture.gradient_sync import GradientSync, RankGroup
 from treadle.capture.host_draws import HostDraws
 from treadle.capture.numbers import Number, Text, Uses, is_stand_in
+from treadle.capture.optimizer_state import TracedState, refused_state
 from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
 from treadle.capture.parts import MISSING, is_plain
 from treadle.capture.patching import TraceRecorder, swapped
@@ -299,6 +300,7 @@ class Run:
         self._stand_ins: dict[int, Tensor] = {}
         self._values: dict[tuple[int, str], Tensor] = {}
         self._handed: dict[int, _Handed] = {}
+        self._looked_at: dict[int, Optimizer] = {}  # whose state was there, or not, for the step
         self._started: dict[int, dict[str, float]] = {}
 
     def traced(self, inputs: list[Tensor]) -> list[Tensor]:
@@ -319,9 +321,8 @@ class Run:
         table = self._table(self._buffers)
         self._groups = {id(each): dict(each.group) for each in self.clusters}
         uses = self.trace.uses if self._stands_in else None
-        inside = swapped(
-            self.models, self.optimizers, table, self._stepper, watch, self._layers, uses
-        )
+        ours = self._stepper, self._traced_state
+        inside = swapped(self.models, self.optimizers, table, *ours, watch, self._layers, uses)
         containers = self._containers or ()
         standing = recorded(containers, self._log)
         draws = self.draws.noted() if self._stands_in else contextlib.nullcontext()
@@ -461,6 +462,8 @@ class Run:
                 reads.add_argument(f"argument {path}", leaf, functools.partial(self._leaf, at))
         for each in self._all_given():
             each.read(reads, self.trace.watch)
+        for each in self._looked_at.values():
+            reads.add_computed(f"the state of {type(each).__name__}", functools.partial(_has, each))
         for at, each in enumerate(self._call.containers):
             label, getter = type(each.value).__name__, functools.partial(self._container, at)
             reads.add_container(f"argument {label}", each.value, getter, each.parts)
@@ -837,6 +840,47 @@ class Run:
 
         return step
 
+    def _traced_state(self, optimizer: Optimizer) -> TracedState:
+        """What the step finds in the place of ``optimizer.state``."""
+        clusters = {
+            id(parameter): each
+            for each in self.clusters
+            if each.optimizer is optimizer
+            for parameter in each.parameters
+        }
+        owners = {id(self._stand_ins[key]): key for key in clusters}
+        given = {id(each): each for each in self._parameters()}
+        pairs = [
+            (given[owners[id(leaf)]], leaf)
+            for group in optimizer.param_groups  # which have what stands in by now
+            for leaf in group["params"]
+            if id(leaf) in owners
+        ]
+        known = {id(key): pair for pair in pairs for key in pair}
+        return TracedState(
+            optimizer, known, lambda parameter: self._state_of(parameter, clusters[id(parameter)])
+        )
+
+    def _state_of(self, parameter: nn.Parameter, cluster: ParamGroup) -> dict[str, Tensor]:
+        """The state of a parameter at this point of the step."""
+        optimizer, form = cluster.optimizer, form_of(cluster.optimizer)
+        taken = cluster.taken.get(id(parameter), 0)
+        if not taken:
+            self._looked_at[id(optimizer)] = optimizer
+            if not optimizer.state.get(parameter):
+                return {}
+        if id(parameter) in self._divided or layout_of(self._stand_ins[id(parameter)]) is not None:
+            raise refused_state("looks at optimizer.state of parameters of which ranks hold parts")
+        if id(optimizer) in self.trace.watch.scaling.skips or form.counters.keys() - {"step"}:
+            raise refused_state(f"looks at the counters of {type(optimizer).__name__}")
+        found: dict[str, Tensor] = {}
+        if form.counters:
+            step = self._scalar(cluster, "step", max(taken - 1, 0))
+            kind = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+            found["step"] = (step if taken else step - 1).to(kind)
+        names = form.states(parameter, self._groups[id(cluster)])
+        return found | {key: self._values[id(parameter), key] for key in names}
+
     def _refuse_more_steps(self, optimizer: Optimizer) -> None:
         """TR-106 for a second update of an optimizer that a scaler steps: whether the first one
         counted is not known."""
@@ -1051,6 +1095,12 @@ def _itself(value: Any) -> Any:
 def _is_alike(old: Any, new: Any) -> bool:
     alike = isinstance(old, Tensor) and isinstance(new, Tensor)
     return alike and (old.shape, old.dtype) == (new.shape, new.dtype)
+
+
+def _has(optimizer: Optimizer) -> tuple[bool, ...]:
+    """Which parameters have state."""
+    of = (p for group in optimizer.param_groups for p in group["params"])
+    return tuple(bool(optimizer.state.get(each)) for each in of)
 
 
 def _hyper_parameters(cluster: ParamGroup) -> dict[str, float]:

@@ -1,0 +1,135 @@
+"""Steps that look at the state of their optimizer."""
+
+import pytest
+import torch
+from torch import nn
+
+import treadle
+
+
+def adam(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-2, amsgrad=True)
+
+
+def momentum(parameters):
+    return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9)
+
+
+def plain(parameters):
+    return torch.optim.SGD(parameters, lr=1e-2)
+
+
+def rmsprop(parameters):
+    return torch.optim.RMSprop(parameters, lr=1e-3, momentum=0.5)
+
+
+KEYS = {adam: "exp_avg", momentum: "momentum_buffer", rmsprop: "square_avg", plain: "none"}
+
+
+def norms_after(model, optimizer, key):
+    """As logged: one number for each parameter."""
+    found = [optimizer.state[p].get(key) for p in model.parameters()]
+    return [each.norm() for each in found if each is not None]
+
+
+def norms_of_all(model, optimizer, key):
+    return {
+        at: {k: v.float().sum() for k, v in state.items()}
+        for at, (_, state) in enumerate(optimizer.state.items())
+    }
+
+
+def counts(model, optimizer, key):
+    steps = [s["step"].item() for s in optimizer.state.values() if "step" in s]
+    return steps, len(optimizer.state)
+
+
+def as_groups_have_them(model, optimizer, key):
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    return [torch.as_tensor(key in optimizer.state[p]) for p in every if p in optimizer.state]
+
+
+def damped(model, optimizer, key):
+    """Written to in place."""
+    for p in model.parameters():
+        if key in optimizer.state[p]:
+            optimizer.state[p][key].mul_(0.5)
+    return torch.zeros(())
+
+
+LOOKS = (norms_after, norms_of_all, counts, as_groups_have_them, damped)
+
+
+def made(make, look, when):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+    optimizer = make(model.parameters())
+
+    def step(x):
+        found = [look(model, optimizer, KEYS[make])] if when == "before" else []
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        found += [look(model, optimizer, KEYS[make])] if when == "after" else []
+        optimizer.zero_grad()
+        return loss.detach(), found
+
+    return model, optimizer, step
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("make", KEYS)
+def test_values_are_those_of_the_call(make, look, when):
+    model, optimizer, step = made(make, look, when)
+    twin, other, eager = made(make, look, when)
+    compiled = treadle.compile(step, model=model, optimizer=optimizer)
+    for _ in range(4):
+        x = torch.randn(3, 5)
+        torch.testing.assert_close(compiled(x), eager(x), rtol=2e-4, atol=1e-6)
+    torch.testing.assert_close(
+        list(model.parameters()), list(twin.parameters()), rtol=1e-4, atol=1e-6
+    )
+    # Eager leaves empty dicts where it looked.
+    ours, theirs = ([v for v in o.state.values() if v] for o in (optimizer, other))
+    torch.testing.assert_close(
+        ours, theirs, rtol=2e-4, atol=1e-6
+    )  # eager leaves empty dicts where it looked
+    reasons = compiled.recompiles + compiled.recaptures
+    assert len(reasons) == (when == "before" and make is not plain), reasons
+    assert all("the state of" in each for each in reasons)
+
+
+def test_state_that_comes_back_is_looked_at_again():
+    """``optimizer.load_state_dict`` and a cleared state are other answers."""
+    model, optimizer, step = made(adam, counts, "before")
+    compiled = treadle.compile(step, model=model, optimizer=optimizer)
+    seen = []
+    for number in range(5):
+        if number == 3:
+            optimizer.state.clear()
+        seen.append(compiled(torch.randn(3, 5))[1][0])
+    assert seen == [([], 0), ([1.0] * 4, 4), ([2.0] * 4, 4), ([], 0), ([1.0] * 4, 4)]
+    assert len(compiled.recompiles) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda optimizer, p: optimizer.state[p].update(mine=p),
+        lambda optimizer, p: optimizer.state.clear(),
+        lambda optimizer, p: optimizer.state[p].setdefault("mine", p),
+        lambda optimizer, p: optimizer.state.__setitem__(p, {}),
+        lambda optimizer, p: optimizer.state.pop(p),
+    ],
+)
+def test_entries_of_ones_own_are_refused(change):
+    def look(model, optimizer, key):
+        change(optimizer, next(model.parameters()))
+
+    model, optimizer, step = made(adam, look, "after")
+    compiled = treadle.compile(step, model=model, optimizer=optimizer)
+    with pytest.raises(treadle.CaptureError, match="TR-125") as caught:
+        compiled(torch.randn(3, 5))
+    assert "lambda optimizer, p" in caught.value.where
+    assert not optimizer.state
