@@ -21,7 +21,7 @@ from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
 from typing import Any, TypeGuard, final
 
 import torch
-from torch import Tensor
+from torch import SymBool, SymFloat, SymInt, Tensor
 
 from treadle.capture.explain_errors import BETWEEN, OURS, here, looks_at_value, show_line
 from treadle.capture.numbers import (
@@ -35,6 +35,8 @@ from treadle.capture.numbers import (
     lead_of,
 )
 from treadle.capture.plain_values import is_real
+from treadle.compat.tracing import METHOD_FILES
+from treadle.compat.unsized import ASKING_FILES, tensor_of_number
 from treadle.util.answers import called_name
 from treadle.util.errors import CaptureError
 
@@ -54,8 +56,9 @@ _STDLIB = sysconfig.get_path("stdlib")
 _DIVISIONS = {operator.truediv, operator.floordiv, operator.mod}
 
 
-CONVERSIONS: dict[str, type] = {"float": float, "int": int}
-"""Builtins that take no number but a real one: see ``capture/number_calls``."""
+CONVERSIONS: dict[str, Callable[..., object]] = {"float": float, "int": int, "len": len}
+"""Builtins that take or give no number but a real one: see ``capture/number_calls``."""
+_BETWEEN = METHOD_FILES | ASKING_FILES
 
 
 class AsksNumber(CaptureError):
@@ -87,13 +90,17 @@ def _where(frames: Sequence[FrameType]) -> str:
 
 
 def _users_frames() -> Iterator[FrameType]:
-    """From the innermost that is not of ours outwards."""
+    """From the innermost that is not of ours outwards, and no method of tensors or sizes."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(OURS[1]):
+    while frame is not None and _is_between(frame.f_code.co_filename):
         frame = frame.f_back
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def _is_between(file: str) -> bool:
+    return file.startswith(OURS[1]) or file in _BETWEEN
 
 
 @final
@@ -158,6 +165,10 @@ class DeferredNumbers:
         return DeferredNumber(
             _kind(kept.dtype), lambda: known[number], self, (number,), lambda: _widened(kept)
         )
+
+    def of_size(self, size: SymInt | SymFloat | SymBool) -> "DeferredNumber":
+        """A number that sizes decide which values decide."""
+        return self.item(tensor_of_number(size))
 
     def tolist(self, tensor: Tensor) -> Any:
         """``tensor.tolist()``: nested lists of numbers."""

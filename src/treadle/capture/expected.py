@@ -6,7 +6,8 @@
     after:   n = lt(v, 0);  a = any(n);  h = eq(a, 0);  expect(h)
 
 A step has one ``expect`` of all its conditions, before the first operation after the last of them
-that is no longer forward: nothing large is written before that.
+that is no longer forward: nothing large is written before that. A decision on a size has one of its
+own as well, where the size is asked for: what follows may fail for other sizes.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from treadle.util.answers import answer_without_error
 from treadle.util.expected import expect
 
 aten = torch.ops.aten
+_OF_SIZE = "size"
 
 
 @dataclass
@@ -41,28 +43,45 @@ class Conditions:
     path: Answers | None = ()
     decisions: list[ValueDecision] = field(default_factory=list[ValueDecision])
 
-    def answer(self, value: Tensor, frame: FrameType, cleared: set[int]) -> bool | None:
+    def answer(
+        self,
+        value: Tensor,
+        frame: FrameType | None,
+        cleared: set[int],
+        *,
+        guess: bool = False,
+        of_size: bool = False,
+    ) -> bool | None:
         """What ``frame``, which asks whether ``value`` is true, is to be told; ``None`` if that is
-        not known. ``cleared``: leaves whose gradients the step has cleared by now."""
+        not known. No frame: an operation of PyTorch's asks. ``cleared``: leaves whose gradients the
+        step has cleared by now."""
         if not isinstance(value, FakeTensor) or value.shape != (1,) * value.dim():
             return None
-        answer = answer_without_error(frame, _is_ours)
-        if answer is None:
-            return self.decide(value, cleared)
+        answer = None if frame is None else answer_without_error(frame, _is_ours)
+        if frame is None or answer is None:
+            is_branch = frame is not None
+            return self.decide(value, cleared, guess=guess, is_branch=is_branch, of_size=of_size)
         self._take(value, answer, (frame.f_code, frame.f_lasti, answer, None), cleared)
         return answer
 
     def decide(
-        self, value: Tensor, cleared: set[int], *, guess: bool = False, is_branch: bool = True
+        self,
+        value: Tensor,
+        cleared: set[int],
+        *,
+        guess: bool = False,
+        is_branch: bool = True,
+        of_size: bool = False,
     ) -> bool | None:
         """Whether ``value`` is true along the path of this run; ``None`` if it may have none.
-        ``is_branch``: the user's code asks."""
+        ``is_branch``: the user's code asks. ``of_size``: what follows may fail where another
+        answer holds."""
         if self.path is None or len(self.decisions) == MOST_DECISIONS:
             return None
         number = len(self.decisions)
         answer = self.path[number] if number < len(self.path) else guess
         self.decisions.append(ValueDecision(answer, here(), is_branch))
-        self._take(value, answer, (number,), cleared)
+        self._take(value, answer, (_OF_SIZE, number) if of_size else (number,), cleared)
         return answer
 
     def _take(
@@ -162,7 +181,10 @@ def _join(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
     with graph.inserting_before(after):
         _stands_for(graph.call_function(expect, (held,)), last)
     for node in nodes:
-        graph.erase_node(node)
+        if (info(node).asked_at or (None,))[0] == _OF_SIZE:
+            with_info(node, asked_at=None)
+        else:
+            graph.erase_node(node)
 
 
 def _stands_for(node: fx.Node, last: fx.Node) -> None:

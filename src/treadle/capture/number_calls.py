@@ -1,12 +1,13 @@
-"""``float(t)`` and ``int(t)`` of tensors, where Python takes no number but a real one.
+"""``float(t)``, ``int(t)`` and ``len(t)`` of tensors, where Python takes no number but a real one.
 
 ::
 
     LOAD_GLOBAL  NULL + float            ->    LOAD_GLOBAL  NULL + float (deferred)
 
-Code that calls one of the two by its name is given a copy of it, while a step is captured, in
+Code that calls one of them by its name is given a copy of it, while a step is captured, in
 which the call is one of ours: of a traced tensor it gives the number that is known after the launch
-(``capture/deferred``), of anything else what Python gives. Nothing but that name differs.
+(``capture/deferred``), or a length that values decide; of anything else what Python gives. Nothing
+but that name differs.
 """
 
 import builtins
@@ -19,12 +20,14 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, MethodType
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from treadle.capture.deferred import CONVERSIONS, AsksNumber
 from treadle.capture.numbers import is_number
 from treadle.compat.fake import is_traced
 from treadle.compat.tracing import works_for
+from treadle.compat.unsized import is_unsized, length_of
 
 _DEFERRED = " (deferred)"
 """Ends the names of our calls: no name of anybody's code has a space."""
@@ -78,14 +81,18 @@ class NumberCalls:
             yield
 
 
-def _conversion(kind: type) -> Callable[..., object]:
+def _conversion(kind: Callable[..., object]) -> Callable[..., object]:
     thread = threading.get_ident()
 
     def call(*args: Any, **kwargs: Any) -> object:
         if len(args) == 1 and not kwargs and works_for(thread):
             (value,) = args
             if isinstance(value, Tensor) and is_traced(value):
-                value = value.item()
+                value = length_of(value) if kind is len else value.item()
+                if kind is len:
+                    return value
+            if is_unsized(value):
+                return torch.sym_float(value) if kind is float else torch.sym_int(value)
             if is_number(value):
                 return value.derived(kind)
         return kind(*args, **kwargs)
@@ -108,7 +115,7 @@ def _rewritten(code: CodeType) -> CodeType:
 
 
 def _sites(code: CodeType) -> dict[str, list[int]]:
-    """Where the two are loaded to be called, by name."""
+    """Where they are loaded to be called, by name."""
     found: dict[str, list[int]] = {}
     prefixed = False
     for each in dis.get_instructions(code):

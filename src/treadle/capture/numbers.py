@@ -20,6 +20,7 @@ from torch import Tensor
 from treadle.capture.computations import Computation, Decisions, Key
 from treadle.capture.plain_values import is_real, is_whole
 from treadle.compat.tracing import outside_modes
+from treadle.compat.unsized import is_unsized
 
 T = TypeVar("T")
 PlainNumber = bool | int | float | np.integer[Any] | np.floating[Any]
@@ -40,6 +41,7 @@ class Uses:
     tensors: list[Tensor] = field(default_factory=list[Tensor])
     ours: bool = False  # whether we look ourselves
     is_used: bool = False  # whether anything stands in at all
+    of_size: Callable[[Any], "Number"] | None = None  # of a size that values decide
 
     def is_in_graph(self, roots: frozenset[Key]) -> bool:
         """Whether values of ``roots`` are in the graph, and no decision led there."""
@@ -94,9 +96,13 @@ class Number:
     @staticmethod
     def of(function: Callable[..., Any], operands: Sequence[Any]) -> "Number":
         """``function`` of numbers, some of which stand in."""
+        numbers = [each for each in operands if is_number(each)]
+        of_size = numbers[0]._uses.of_size
+        if of_size is not None:
+            operands = [of_size(each) if is_unsized(each) else each for each in operands]
+            numbers = [each for each in operands if is_number(each)]
         if not all(is_number(each) or isinstance(each, bool) or is_real(each) for each in operands):
             return NotImplemented
-        numbers = [each for each in operands if is_number(each)]
         return lead_of(numbers).combined(function, operands)
 
     def combined(self, function: Callable[..., Any], operands: Sequence[Any]) -> "Number":

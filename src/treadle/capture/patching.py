@@ -9,7 +9,7 @@ from types import FrameType, NoneType
 from typing import Any, cast
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, SymBool, Tensor, nn
 from torch.autograd.graph import Node as GradientNode
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -66,6 +66,7 @@ from treadle.compat.tracing import (
     works_for,
 )
 from treadle.compat.transforms import tensor_entries, unwrapped
+from treadle.compat.unsized import is_unsized, size_decisions, squeezed, tensor_of_number
 from treadle.util.errors import CaptureError
 
 Stepper = Callable[[Optimizer], Callable[..., None]]
@@ -90,6 +91,11 @@ _VALUES = frozenset(
     }
 )
 """What gives numbers, a text or the memory of them where there are none yet."""
+
+
+_SQUEEZES = frozenset({torch.squeeze, Tensor.squeeze})
+_OF_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
+"""What makes tensors of numbers that it looks at."""
 
 
 _GRAD = cast(Any, Tensor.grad)
@@ -166,6 +172,10 @@ class TensorPatcher(TorchFunctionMode):
             result = converted(func, args, kwargs or {})
             if result is not None:
                 return result
+        if func in _OF_NUMBERS and any(map(is_unsized, leaves)):
+            of_size = self._watch.numbers.of_size
+            args, kwargs = rebuilt([of_size(x) if is_unsized(x) else x for x in leaves])
+            leaves, rebuilt = _arguments(args, kwargs)
         if any(map(is_stand_in, leaves)):
             func, args, kwargs = scaled(func, args, kwargs or {})
             leaves, rebuilt = _arguments(args, kwargs or {})
@@ -188,6 +198,8 @@ class TensorPatcher(TorchFunctionMode):
             result = instead(*args, **(kwargs or {}))
         elif instead := self._watch.indices.instead_of(func, args):
             result = instead(*args)
+        elif func in _SQUEEZES and any(map(is_unsized, args[0].shape)):
+            result = squeezed(*args, **(kwargs or {}))
         else:
             result = self._layers.instead_of(func, leaves, kwargs)(*args, **(kwargs or {}))
         self._watch.note_made(result)
@@ -448,6 +460,7 @@ class TraceRecorder:
                 *((*method, nothing) for method in resharding_methods()),
                 *((*method, refuse_draws) for method in draw_methods()),
                 *constraint_checks(),
+                *size_decisions(self._decides_size, self.numbers.refuse),
                 *functions_of_numbers(),
             ):
                 _put_attribute(undo, owner, name, _traced_only(ours, vars(owner)[name]))
@@ -514,6 +527,14 @@ class TraceRecorder:
     def decides_short(self, value: Tensor) -> bool | None:
         """A decision that is likely to be true."""
         return self.conditions.decide(value, self.fresh, guess=True, is_branch=False)
+
+    def _decides_size(
+        self, condition: SymBool, likely: bool, frame: FrameType | None
+    ) -> bool | None:
+        """A decision on a size that values decide."""
+        self.note_line()
+        value = tensor_of_number(condition)
+        return self.conditions.answer(value, frame, self.fresh, guess=likely, of_size=True)
 
     def _require(self, holds: Tensor) -> None:
         self.conditions.require(holds, self.fresh)

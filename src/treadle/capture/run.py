@@ -81,6 +81,7 @@ from treadle.compat.sharded_tensors import ShardedLayout, layout_of, local_of, p
 from treadle.compat.switches import switches_kept, uses_onednn
 from treadle.compat.tensors import storage_key
 from treadle.compat.tracing import outside_modes, traced_nodes, without_functions
+from treadle.compat.unsized import is_unsized
 from treadle.graph.signature import Input, Role
 from treadle.util.errors import CaptureError
 
@@ -275,6 +276,7 @@ class Run:
         self.sync = GradientSync(group if update else None)
         self.trace = Trace(TraceRecorder(models, self.sync, updates=update))
         self.trace.watch.conditions.path = path
+        self.trace.uses.of_size = self.trace.watch.numbers.of_size
         self.failed: Exception | None = None  # after a guess
         self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
         self._updates = update
@@ -625,6 +627,7 @@ class Run:
     def _is_given(self, leaf: Any) -> bool:
         """Whether it is of this call, and another one at the next."""
         is_made = is_traced(leaf) or isinstance(leaf, Whole | Reference) or is_stand_in(leaf)
+        is_made = is_made or is_unsized(leaf)
         return is_made or id(leaf) in self._inputs
 
     def _table(self, buffers: list[tuple[nn.Module, str, Tensor]]) -> dict[int, Tensor]:
@@ -766,6 +769,8 @@ class Run:
     def _own(self, leaf: Any) -> Any:
         """A parameter, buffer or argument that is returned or left somewhere is that object; a
         size that was declared is the number it is for the sizes that this variant is for."""
+        if is_unsized(leaf):
+            leaf = self.trace.watch.numbers.of_size(leaf)
         if isinstance(leaf, SymInt):
             return int(leaf)
         if is_deferred(leaf):

@@ -1,5 +1,6 @@
 """Sizes that the step's own values decide: what depends on them is called at run time."""
 
+import itertools
 import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,6 +15,8 @@ from treadle.graph.types import tensors_in
 from treadle.util.errors import CaptureError
 
 Symbolic = SymInt | SymFloat | SymBool
+_MOST_SYMBOLS = 4
+"""Of an expression of which all corners are looked at."""
 Bounds = dict[object, int]
 """By symbol, the number that stands for it."""
 
@@ -77,7 +80,8 @@ def _sizes(value: object) -> Iterator[Symbolic]:
             for each in value:
                 yield from _sizes(each)
         case Tensor() if value.layout is torch.strided:
-            yield from _sizes((*value.shape, *value.stride(), value.storage_offset()))
+            held = value.untyped_storage().nbytes()  # a row of such a value is in its memory
+            yield from _sizes((*value.shape, *value.stride(), value.storage_offset(), held))
         case _:
             pass
 
@@ -117,7 +121,12 @@ def _known(value: object, bounds: Mapping[object, int]) -> Any:
 
 
 def _number(value: object, bounds: Mapping[object, int]) -> Any:
+    """The most that it may be: of ``k - n`` it is that of no ``n``."""
     if not isinstance(value, Symbolic):
         return value
     expression = value.node.expr
-    return expression.subs(dict(bounds)) if expression.free_symbols else expression
+    free = sorted(expression.free_symbols, key=str)
+    if not free or isinstance(value, SymBool) or len(free) > _MOST_SYMBOLS:
+        return expression.subs(dict(bounds))
+    corners = itertools.product(*((0, bounds[each]) for each in free))
+    return max(expression.subs(dict(zip(free, corner, strict=True))) for corner in corners)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from treadle.graph.arguments import given_of
+from treadle.graph.at_run_time import AtRunTime
 from treadle.graph.signature import StepGraph
 
 
@@ -48,5 +49,6 @@ def values_of(step: StepGraph, inputs: Sequence[Tensor]) -> Iterator[tuple[fx.No
 
 def _call(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     args, kwargs = given_of(node, values.__getitem__)
-    assert callable(node.target), node
-    return node.target(*args, **kwargs)
+    target = node.target.op if isinstance(node.target, AtRunTime) else node.target
+    assert callable(target), node
+    return target(*args, **kwargs)

@@ -1,0 +1,120 @@
+"""Sizes that values decide, while a trace runs: symbols that have no number yet."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, TypeGuard
+
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from treadle.compat.fake import is_of_values
+
+_SAMPLE = 64
+ASKING_FILES = frozenset(str(sys.modules[name].__file__) for name in (SymNode.__module__, "torch"))
+"""Where conditions on sizes, and numbers that are sizes, are asked for by Python's code."""
+Decide = Callable[[SymBool, bool, FrameType | None], bool | None]
+"""The answer of a condition on sizes, if there may be one. Given also: the one that is likely, and
+the frame that asks, where that is no operation of PyTorch's."""
+
+
+def size_decisions(
+    decide: Decide, refuse: Callable[[], Exception]
+) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+    """What to put where (owner, name, value) while a step is traced: asked for a condition on
+    sizes that values decide, a trace goes on by what ``decide`` says; where such a size must be
+    a number, it ends by ``refuse()``. Not where an operation asks whose result is not in the graph
+    yet."""
+    answer_now: Callable[..., bool] = vars(SymNode)["guard_bool"]
+    number_now: Callable[..., int] = vars(SymNode)["guard_int"]
+
+    def guard_bool(node: SymNode, file: str, line: int) -> bool:
+        condition = SymBool(node)
+        if not _asks(node) or _is_known(condition):
+            return answer_now(node, file, line)
+        answer = decide(condition, _likely(condition), None if file else _asking())
+        if answer is None:
+            return answer_now(node, file, line)
+        torch._check(condition if answer else torch.sym_not(condition))
+        return answer
+
+    def guard_int(node: SymNode, file: str, line: int) -> int:
+        if file or not _asks(node):
+            return number_now(node, file, line)
+        raise refuse()
+
+    yield SymNode, "guard_bool", guard_bool
+    yield SymNode, "guard_int", guard_int
+
+
+def is_unsized(value: object) -> TypeGuard[SymInt | SymFloat | SymBool]:
+    """Whether it is a number, or an answer, that sizes decide which values decide."""
+    return isinstance(value, SymInt | SymFloat | SymBool) and _is_of_values(value.node)
+
+
+def tensor_of_number(number: SymInt | SymFloat | SymBool) -> Tensor:
+    """It in the graph."""
+    kind = {SymInt: torch.int64, SymFloat: torch.float64, SymBool: torch.bool}[type(number)]
+    given: Any = number
+    return torch.scalar_tensor(given, dtype=kind)
+
+
+def squeezed(tensor: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+    """``tensor.squeeze(dim)``, of which it is decided whether sizes that values decide are one:
+    PyTorch takes them for others."""
+    given = range(tensor.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    dims = sorted(each % tensor.ndim for each in given if -tensor.ndim <= each < tensor.ndim)
+    ones = [each for each in dims if is_unsized(tensor.shape[each]) and tensor.shape[each] == 1]
+    if not ones:
+        return tensor.squeeze() if dim is None else tensor.squeeze(dim)  # type: ignore[arg-type]
+    for each in reversed(ones):
+        tensor = tensor.select(each, 0)
+    left = [each - sum(one < each for one in ones) for each in dims if each not in ones]
+    return tensor.squeeze(tuple(left))
+
+
+def length_of(tensor: Tensor) -> int | SymInt:
+    """``len(tensor)``, of which Python makes a number."""
+    return tensor.shape[0] if tensor.ndim else len(tensor)
+
+
+def _asks(node: SymNode) -> bool:
+    return get_proxy_mode() is not None and _is_of_values(node)
+
+
+def _is_of_values(node: Any) -> bool:
+    return any(map(is_of_values, node.expr.free_symbols))
+
+
+def _is_known(condition: SymBool) -> bool:
+    """Whether one answer holds for all sizes."""
+    either = (condition, torch.sym_not(condition))
+    return any(map(statically_known_true, either))
+
+
+def _likely(condition: SymBool) -> bool:
+    """Of sizes that are neither none nor many."""
+    expression: Any = condition.node.expr
+    return bool(expression.xreplace(dict.fromkeys(expression.free_symbols, _SAMPLE)))
+
+
+def _asking() -> FrameType | None:
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename not in ASKING_FILES:
+        frame = frame.f_back  # what stands around this
+    while frame is not None and frame.f_code.co_filename in ASKING_FILES:
+        frame = frame.f_back
+    return frame
+
+
+__all__ = [
+    "ASKING_FILES",
+    "is_unsized",
+    "length_of",
+    "size_decisions",
+    "squeezed",
+    "tensor_of_number",
+]
