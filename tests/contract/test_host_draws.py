@@ -109,14 +109,82 @@ def sized(model, x):
     return model(x[: random.randint(1, 3)])
 
 
+def branches(model, x):
+    y = model(x)
+    if random.random() < 0.5:
+        y = y * random.uniform(1.0, 2.0)
+    if np.random.random() < 0.5:
+        y = y + np.random.normal()
+    return y * random.random()
+
+
+def selects(model, x):
+    return random.choice([torch.relu, torch.tanh, torch.sigmoid])(model(x))
+
+
+def teaches(model, x):
+    h = x[0]
+    for row in x:
+        h = model(row if random.random() < 0.8 else h)
+    return h
+
+
+def repeats(model, x):
+    for _ in range(np.random.randint(1, 4)):
+        x = torch.tanh(model(x))
+    return x
+
+
+def decides_by_both(model, x):
+    y = model(x) * random.random()
+    if y.sum() > 0:
+        y = y * random.random()
+    return y * 2 if random.random() < 0.5 else y
+
+
+DECIDING = [chooses, sized, branches, selects, teaches, repeats, decides_by_both]
+
+
+@pytest.mark.parametrize("make", DECIDING, ids=lambda make: make.__name__)
+def test_what_a_draw_decides_is_a_path(make):
+    recompiles, _ = losses(lambda model, x: make(model, x).square().mean(), calls=12)
+    assert recompiles
+    assert all(("was" in each and __file__ in each) or "eagerly" in each for each in recompiles)
+
+
+def test_more_sizes_than_are_kept_run_eagerly():
+    model = nn.Linear(3, 3)
+    compiled = treadle.compile(
+        lambda x: model(x[: random.randint(1, 30)]),
+        model=model,
+        options=treadle.Options(max_cached=2, codegen=False),
+    )
+    x = torch.randn(30, 3)
+
+    def calls():
+        for seed in range(8):
+            random.seed(seed)
+            found = compiled(x)
+            random.seed(seed)
+            torch.testing.assert_close(found, model(x[: random.randint(1, 30)]))
+
+    with pytest.warns(RuntimeWarning, match="max_cached=2"):
+        calls()
+    assert len(compiled.recompiles) <= 3
+
+
 def shuffled(model, x):
     order = [0, 1, 2, 3]
     random.shuffle(order)
     return model(x[order])
 
 
-@pytest.mark.parametrize("make", [chooses, sized, shuffled], ids=lambda make: make.__name__)
-def test_what_a_draw_decides_is_refused(make):
+def by_any_number(model, x):
+    return model(x) * (1.0 if f"{random.random():.1f}" == "0.5" else 2.0)
+
+
+@pytest.mark.parametrize("make", [by_any_number, shuffled], ids=lambda make: make.__name__)
+def test_what_any_number_or_order_decides_is_refused(make):
     model = nn.Linear(3, 3)
     before = random.getstate()
     with pytest.raises(treadle.CaptureError, match="TR-119"):

@@ -138,11 +138,15 @@ class Captured:
         return self.reads.hold() and self._decides_alike()
 
     def _decides_alike(self) -> bool:
-        return all(each.holds() for each in self.decisions)
+        if not self.decisions:
+            return True
+        with self.host_draws.foreseen():
+            return all(each.holds() for each in self.decisions)
 
     def changed(self) -> list[str]:
         """What of that is different now, in words."""
-        return self.reads.changed() or [e.words for e in self.decisions if not e.holds()]
+        with self.host_draws.foreseen():
+            return self.reads.changed() or [e.words for e in self.decisions if not e.holds()]
 
     def agrees(self) -> bool:
         """Whether parameters that share a step counter in the graph still share it."""
@@ -185,7 +189,10 @@ def finish(
         call=call,
         free=run.free_arguments(),
         counters=run.numbers.places(),
-        decisions=run.trace.uses.decisions.beside(run.trace.uses.needed),
+        decisions=(
+            *run.trace.uses.decisions.beside(run.trace.uses.needed),
+            *run.draws.decisions(),
+        ),
         left=tuple(run.trace.left),
         numbers=run.trace.watch.numbers.of_call(),
         toggled=tuple(run.trace.toggled),

@@ -305,7 +305,7 @@ class ExternalState:
         what the operating system was asked.
         """
         self._rest()
-        self._rng.refuse(decides=self.draws.decides())
+        self._rng.refuse(decides=self.draws.refuses())
         if self._frames.entered.resumed:
             raise CaptureError(
                 f"the step takes the next value of {self._frames.entered.resumed}, a generator "

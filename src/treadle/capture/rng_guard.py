@@ -203,7 +203,8 @@ class PythonRngGuard:
                 code="TR-119",
                 remedy="draw with torch (torch.rand, torch.randperm), or pass the numbers as "
                 "tensors; numbers and arrays of random.… and numpy.random.… that only enter "
-                "arithmetic with tensors are drawn at every call",
+                "arithmetic with tensors are drawn at every call, and comparisons, whole numbers "
+                "and random.choice are captured by path",
             )
 
     def restore(self) -> None:

@@ -195,13 +195,14 @@ class Dispatcher:
     def _why_not(self, key: GuardKey) -> list[str]:
         """Why no variant serves a call, in words; ``TooManyPaths`` where another one has no
         room."""
-        if not self._path or self.last is None:
-            return self.variants.why_not(key, self._step.models)
-        if len(self.variants) >= self._options.max_cached:
+        drawn = self.last is not None and self.last.captured.host_draws.decides()
+        if len(self.variants) >= self._options.max_cached and (self._path or drawn):
             raise TooManyPaths(
                 f"it takes a path of its own, beside max_cached={self._options.max_cached} "
                 "variants that are kept"
             )
+        if not self._path or self.last is None:
+            return self.variants.why_not(key, self._step.models)
         return [self.last.captured.path.decisions[len(self._path) - 1].words]
 
     def _note_numbers(self, found: Iterable[str | Location]) -> None:
