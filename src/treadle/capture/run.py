@@ -310,7 +310,11 @@ class Run:
         batch, self._buffers = self._bind(inputs)
         self._memory = {storage_key(each) for each in inputs}
         self._given = [
-            *(self._given_tensor(at, x) for at, x in enumerate(batch) if isinstance(x, Tensor)),
+            *(
+                self._given_tensor(at, x)
+                for at, x in enumerate(batch)
+                if isinstance(x, Tensor) and id(self.leaves[at]) not in self._stand_ins
+            ),
             *(self._buffer_tensor(*each) for each in self._buffers),
         ]
         self._inputs = {id(each): at for at, each in enumerate(batch) if not is_plain(each)}
@@ -409,6 +413,8 @@ class Run:
                     batch[at] = around(value, layout_of(self.leaves[at]))
                 case Fixed() | Held() | RunTimeNumber() | RunTimeArray():
                     raise AssertionError("constants are found after the trace")
+        for at, leaf in enumerate(self.leaves):
+            batch[at] = self._stand_ins.get(id(leaf), batch[at])  # a parameter that is passed
         return batch, buffers
 
     def _standing_in(self, at: int, leaf: Any) -> Any:

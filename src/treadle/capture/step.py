@@ -303,7 +303,7 @@ def _sources(
             found.append((Input(Role.SCALAR, label), Scalar(cluster, key, device)))
     leaves, _ = flatten((args, kwargs))
     for at, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor):
+        if isinstance(leaf, Tensor) and id(leaf) not in names:  # a parameter is one input
             found.append((Input(Role.BATCH, f"batch {at}", *_parts(leaf)), Batch(at)))
     for model in models.values():  # last: the names of other inputs are those without them
         for parameter in model.parameters():

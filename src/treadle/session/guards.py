@@ -59,7 +59,8 @@ class GuardKey:
     """Equal keys run the same compiled variant.
 
     ``structure``: of lists, tuples, dicts and other containers among the arguments. ``same``: for
-    each argument the first one that is the same tensor object, and which arrays share memory.
+    each argument the first one that is the same tensor object, which arrays share memory, and which
+    arguments are parameters.
     ``identity``: the parameters as objects, which a variant is bound to.
     """
 
@@ -111,6 +112,15 @@ class Called:
     modes: Facts
 
 
+@dataclass(frozen=True, slots=True)
+class PassedParameter:
+    """An argument, by its place among those that are tensors, which is a parameter of the step: one
+    input of the graph."""
+
+    at: int
+    identity: int
+
+
 class Keys:
     """The keys of a step's calls. What is as it was at the call before is not looked at again, and
     is the very same object in both keys. ``names``: of the arguments by position."""
@@ -122,6 +132,7 @@ class Keys:
         names: Sequence[str] = (),
     ) -> None:
         self._calls = FlatCalls(names)
+        self._trained = models
         self._switches = Switches()
         self._there: tuple[bool, ...] = ()  # gradients at the last call
         self._models = Steady(lambda: _model_facts(models), lambda: watch_models(models))
@@ -148,7 +159,11 @@ class Keys:
         called = Called(
             tuple(zip(paths, map(_fact, leaves), strict=True)),
             structure,
-            (*first_of_each(tensors), *overlaps(leaves)) if several else (0,) * len(tensors),
+            (
+                *(first_of_each(tensors) if several else (0,) * len(tensors)),
+                *(overlaps(leaves) if several else ()),
+                *self._passed(tensors),
+            ),
             (
                 torch.is_grad_enabled(),
                 torch.is_inference_mode_enabled(),
@@ -157,6 +172,18 @@ class Keys:
             ),
         )
         return called, given
+
+    def _passed(self, tensors: Sequence[Tensor]) -> tuple[PassedParameter, ...]:
+        """Which of the arguments are parameters."""
+        likely = [
+            PassedParameter(at, id(each))
+            for at, each in enumerate(tensors)
+            if each.requires_grad or isinstance(each, nn.Parameter)
+        ]
+        if not likely:
+            return ()
+        owned = {id(p) for model in self._trained.values() for p in model.parameters()}
+        return tuple(each for each in likely if each.identity in owned)
 
     def key(self, called: Called) -> GuardKey:
         """The whole key of such a call."""
@@ -307,6 +334,8 @@ def explain_difference(old: GuardKey, new: GuardKey, names: Names) -> str:
         return f"argument {sorted(set(before) - set(after))[0]} is gone"
     if old.structure != new.structure:
         return "lists, tuples or other containers among the arguments changed their kind"
+    if _passed_in(old) != _passed_in(new):
+        return "an argument became a parameter, another one, or no longer is one"
     if old.same != new.same:
         return "arguments that were one tensor are several, or the other way round"
     if old.identity != new.identity:
@@ -331,6 +360,10 @@ def explain_difference(old: GuardKey, new: GuardKey, names: Names) -> str:
 def differing_arguments(old: GuardKey, new: GuardKey) -> int:
     """How many arguments, of either call, are not those of the other one."""
     return len({*old.arguments} ^ {*new.as_seen_by(old).arguments})
+
+
+def _passed_in(key: GuardKey) -> list[object]:
+    return [each for each in key.same if isinstance(each, PassedParameter)]
 
 
 def differing_numbers(old: GuardKey, new: GuardKey) -> list[int]:
