@@ -109,9 +109,9 @@ class Step:
 
     def flush(self) -> None:
         """Run the updates that the last call has left for the next one (``Options.carry``): from
-        here on parameters and optimizer state are what they would be without. What reads them
-        through modules, optimizers and other steps does this by itself; what reads
-        ``parameter.data`` does not. On several ranks all flush, or none."""
+        here on parameters and optimizer state are what they would be without. Whatever reads or
+        writes them does this by itself, but for what holds their memory from before (a view,
+        ``p.data``, an array). On several ranks all flush, or none."""
         with self._lock:
             self._dispatcher.carrier.flush()
             self._dispatcher.carrier.unhook()
@@ -214,7 +214,7 @@ class Step:
     def save(self, path: str | Path) -> None:
         """Write what was compiled so far to a file that ``treadle.load`` takes."""
         with self._lock:
-            self.flush()
+            self._dispatcher.carrier.catch_up()
             variants = self._variants()
             if not variants:
                 _ = self.compiled  # says that there is nothing yet
@@ -258,7 +258,7 @@ class Step:
         """
         within = Tolerance(rtol, atol)
         with self._lock:
-            self.flush()
+            self._dispatcher.carrier.catch_up()
             for number, given in enumerate(batches):
                 batch = tuple(given)
                 compiled = self._dispatcher.variant(batch, {})

@@ -54,12 +54,13 @@ class Training:
     def raw(self):
         """Copies of all that is trained, which nobody is told of."""
         state = self.optimizer.state
-        return [each.detach().clone() for each in self.model.parameters()] + [
-            value.clone()
-            for each in self.model.parameters()
-            for value in state[each].values()
-            if isinstance(value, torch.Tensor)
-        ]
+        with torch._C.DisableTorchFunctionSubclass():
+            return [each.detach().clone() for each in self.model.parameters()] + [
+                value.clone()
+                for each in self.model.parameters()
+                for value in state[each].values()
+                if isinstance(value, torch.Tensor)
+            ]
 
 
 ALL = treadle.Carry()
@@ -215,8 +216,6 @@ def test_updates_by_lists(carry):
     for _ in range(5):
         given = batch()
         assert torch.equal(one(*given), two(*given))
-    assert not same([*plain.parameters()], [*moved.parameters()])
-    two.flush()
     assert same([*plain.parameters()], [*moved.parameters()])
 
 
@@ -544,30 +543,171 @@ def test_a_call_whose_check_does_not_hold_runs_eagerly_on_what_is_up_to_date():
 
 
 def test_parameters_that_were_converted_meanwhile():
-    _, moved = pair()
-    moved.step(*batch())
-    moved.model.double()
-    with pytest.raises(RuntimeFailure) as found:
-        moved.step.flush()
-    assert found.value.code == "TR-539"
-    moved.step.flush()  # it was said once
+    plain, moved = pair()
+    both(plain, moved, 2)
+    plain.model.double(), moved.model.double()
+    assert same(plain.raw(), moved.raw())
 
 
-def test_parameters_that_were_written_to_meanwhile():
-    """The update would come after the write, and not before it."""
-    _, moved = pair()
-    moved.step(*batch())
-    moved.step(*batch())
-    for each in moved.model.parameters():
-        nn.init.constant_(each, 0.1)
-    with pytest.raises(RuntimeFailure) as found:
-        moved.step(*batch())
-    assert found.value.code == "TR-542"
-    moved.step(*batch())  # it was said once
+def another_state(each, kept):
+    state = each.optimizer.state[each.model[0].bias]
+    kept.append(state["exp_avg"])
+    state["exp_avg"] = torch.full((len(each.model[0].bias),), 0.2)
+
+
+def test_state_that_is_replaced_gets_its_update_before_and_what_takes_its_place_none():
+    plain, moved = pair()
+    both(plain, moved, 2)
+    kept = [], []
+    another_state(plain, kept[0]), another_state(moved, kept[1])
+    given = batch()
+    assert torch.equal(plain.step(*given), moved.step(*given))
     moved.step.flush()
+    assert same(plain.raw(), moved.raw())
+    assert same(*kept)
+
+
+def flat(each):
+    return torch.nn.utils.parameters_to_vector(each.model.parameters())
+
+
+def first(each):
+    return each.model[0].weight
+
+
+def moment(each):
+    return each.optimizer.state[first(each)]["exp_avg"]
+
+
+def replaced(each):
+    first(each).data = first(each).data * 0.5
+
+
+def loaded_in_part(each):
+    each.model.load_state_dict({"0.weight": torch.full_like(first(each), 0.1)}, strict=False)
+
+
+WRITES = {
+    "mul_": lambda each: first(each).mul_(0.9),
+    "an element": lambda each: first(each).__setitem__(0, 0.0),
+    "copy_ of itself": lambda each: first(each).copy_(first(each) * 2),
+    "init": lambda each: [nn.init.constant_(p, 0.1) for p in each.model.parameters()],
+    "apply": lambda each: each.model.apply(
+        lambda m: m.weight.fill_(0.1) if isinstance(m, nn.Linear) else None
+    ),
+    "data.mul_": lambda each: first(each).data.mul_(0.9),
+    "another data": replaced,
+    "lists": lambda each: torch._foreach_mul_(list(each.model.parameters()), 0.9),
+    "out=": lambda each: torch.add(first(each).detach(), 1.0, out=first(each).data),
+    "NumPy": lambda each: each.model[0].bias.detach().numpy().fill(0.3),
+    "a view": lambda each: first(each)[0].add_(1.0),
+    "vector_to_parameters": lambda each: torch.nn.utils.vector_to_parameters(
+        flat(each) * 0.9, each.model.parameters()
+    ),
+    "load_state_dict": loaded_in_part,
+    "state": lambda each: moment(each).zero_(),
+    "an operator": lambda each: torch.ops.aten.mul_.Scalar(first(each), 0.9),
+    "clipped": lambda each: first(each).clamp_(-0.05, 0.05),
+    "transposed": lambda each: first(each).T.triu_(),
+}
+LOOKS = {
+    "norm": lambda each: first(each).norm(),
+    "data": lambda each: first(each).data.clone(),
+    "sum of all": lambda each: sum(p.square().sum() for p in each.model.parameters()),
+    "vector": flat,
+    "NumPy": lambda each: torch.tensor(first(each).detach().numpy()),
+    "state": lambda each: moment(each).clone(),
+    "linear": lambda each: nn.functional.linear(FIXED[0], first(each)),
+    "copied": lambda each: copy.deepcopy(first(each)).detach(),
+    "pickled": lambda each: pickle.loads(pickle.dumps(first(each))).detach(),
+    "list": lambda each: torch.tensor(first(each).tolist()),
+    "beside": lambda each: 1 + first(each),
+    "unscaled": lambda each: torch.stack(list(first(each))),
+}
+
+
+def both(plain, moved, times):
+    for _ in range(times):
+        given = batch()
+        assert torch.equal(plain.step(*given), moved.step(*given))
+    assert not same(plain.raw(), moved.raw()), "nothing is pending"
+
+
+@pytest.mark.parametrize("name", WRITES)
+@torch.no_grad()
+def test_a_write_comes_after_the_update_as_in_eager(name):
+    plain, moved = pair()
+    for times in (1, 2):
+        with torch.enable_grad():
+            both(plain, moved, times)
+        WRITES[name](plain), WRITES[name](moved)
+        assert same(plain.raw(), moved.raw())
+    with torch.enable_grad():
+        both(plain, moved, 2)
+    moved.step.flush()
+    assert same(plain.raw(), moved.raw())
+    assert {type(each) for each in moved.model.parameters()} == {nn.Parameter}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+@torch.no_grad()
+def test_whoever_looks_at_a_parameter_sees_what_it_would_see(name):
+    plain, moved = pair()
+    for times in (1, 2):
+        with torch.enable_grad():
+            both(plain, moved, times)
+        seen = LOOKS[name](plain), LOOKS[name](moved)
+        assert torch.equal(*seen)
+        assert type(seen[0]) is type(seen[1])
+        assert same(plain.raw(), moved.raw())
+
+
+def test_what_reads_no_element_leaves_the_update_pending():
+    plain, moved = pair()
+    both(plain, moved, 2)
     for each in moved.model.parameters():
-        nn.init.constant_(each, 0.1)
-    moved.step(*batch())  # nothing was pending
+        assert isinstance(each, nn.Parameter)
+        assert (each.shape, each.numel(), each.grad) == (each.size(), each.nelement(), None)
+        assert each.requires_grad
+        assert each.is_leaf
+    moved.optimizer.zero_grad()
+    moved.optimizer.param_groups[0]["lr"] = plain.optimizer.param_groups[0]["lr"] = 0.02
+    both(plain, moved, 2)
+
+
+ALIASES = {
+    "a view": lambda tensor: tensor.detach()[0].mul_,
+    "data": lambda tensor: tensor.data.mul_,
+    "an array": lambda tensor: torch.from_numpy(tensor.detach().numpy()).mul_,
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+@pytest.mark.parametrize("remedy", ["before", "after"])
+def test_a_write_through_memory_that_was_held_before_is_seen(name, remedy):
+    """It has happened already: the update cannot come before it, and waits for a word."""
+    plain, moved = pair()
+    writes = [ALIASES[name](first(each)) for each in (plain, moved)]
+    for _ in range(3):
+        both(plain, moved, 2)
+        if remedy == "before":
+            moved.step.flush()
+            [each(0.9) for each in writes]
+            both(plain, moved, 1)
+            continue
+        writes[1](0.9)
+        before = moved.raw()
+        for doing in (lambda: moved.step(*batch()), moved.model.state_dict):
+            with pytest.raises(RuntimeFailure) as found:
+                doing()
+            assert found.value.code == "TR-542"
+            assert same(before, moved.raw())  # the write stands
+        moved.step.flush()  # the update after the write
+        assert not same(before, moved.raw())
+        twin = copy.deepcopy(moved.model.state_dict()), copy.deepcopy(moved.optimizer.state_dict())
+        plain.model.load_state_dict(twin[0])
+        plain.optimizer.load_state_dict(twin[1])
+    both(plain, moved, 2)
 
 
 # The option.

@@ -8,6 +8,7 @@ ALL = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 NAMES: dict[str, tuple[str, ...]] = {
     "torch._C.DisableTorchFunction": ALL,
+    "torch._C.DisableTorchFunctionSubclass": ALL,
     "torch._C._cuda_clearCublasWorkspaces": ALL,  # of builds for CUDA
     "torch._C._dispatch_keys": ALL,
     "torch._C._distributed_c10d.Logger": ALL,
@@ -20,6 +21,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._C._get_mkldnn_enabled": ALL,
     "torch._C._len_torch_function_stack": ALL,
     "torch._C._set_mkldnn_enabled": ALL,
+    "torch._C._storage_Use_Count": ALL,
     "torch._dynamo.backends.common.aot_autograd": ALL,
     "torch._dynamo.source.ConstantSource": ALL,
     "torch._dynamo.utils.counters": ALL,

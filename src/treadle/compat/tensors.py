@@ -18,6 +18,21 @@ def storage_of(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def is_held_elsewhere(storage: torch.UntypedStorage) -> bool:
+    """Whether memory has a holder beside one tensor and the object at hand: another tensor, or an
+    array; memory that is not PyTorch's own may always have one."""
+    return torch._C._storage_Use_Count(storage._cdata) > 2 or not storage.resizable()
+
+
+def same_bytes(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one type and shape have the same elements, NaN for NaN."""
+    return torch.equal(_bytes_of(one), _bytes_of(other))
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
 def is_zerotensor(tensor: Tensor) -> bool:
     """Whether it is zeros that have no memory."""
     return tensor._is_zerotensor()

@@ -4,7 +4,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -129,6 +129,11 @@ def without_functions(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
 
     return call
+
+
+def without_classes() -> AbstractContextManager[None]:
+    """Within it, no class of a tensor sees an operation first; modes do."""
+    return torch._C.DisableTorchFunctionSubclass()
 
 
 def traced_nodes() -> int:

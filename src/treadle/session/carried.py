@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from treadle.compiler.compiled import Carrying, Compiled
 from treadle.runtime.interrupt import uninterrupted
 from treadle.session.agreement import RankCall
+from treadle.session.awaited import AsLeft
 from treadle.session.perform import perform
 from treadle.session.read_hooks import ReadHooks
 from treadle.session.undo import Undo
@@ -45,14 +46,16 @@ class _Pending:
     tensors: list[Tensor]
     storages: frozenset[int]
     written: list[Tensor]  # by the flush
-    versions: list[int]  # of these, when it was left
+    left: AsLeft  # these
 
-    def is_overtaken(self) -> bool:
-        """Whether somebody has written meanwhile to what it is to write."""
-        return any(
-            each._version != before
-            for each, before in zip(self.written, self.versions, strict=True)
-        )
+    def continues(self, compiled: Compiled, inputs: Sequence[Tensor]) -> bool:
+        """Whether a call of ``compiled`` on ``inputs`` updates what this writes to: a parameter or
+        a state that was replaced by another one takes no part in it."""
+        if compiled is not self.compiled:
+            return False
+        now = [inputs[at] for at in self.carrying.flushed]
+        pairs = zip(now, self.written, strict=True)
+        return all(new is old or _storage(new) == _storage(old) for new, old in pairs)
 
 
 @final
@@ -63,7 +66,7 @@ class Carrier:
         self, models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
     ) -> None:
         self.lock = threading.RLock()
-        self._hooks = ReadHooks(models, optimizers, self.flush)
+        self._hooks = ReadHooks(models, optimizers, self.catch_up)
         self._watched: Compiled | None = None
         self._now: _Pending | None = None
         self._busy = False
@@ -91,7 +94,6 @@ class Carrier:
             raise
         finally:
             self._busy = busy
-            self._note_versions()
             _hook()
 
     def turn(
@@ -99,12 +101,10 @@ class Carrier:
     ) -> tuple[Compiled, Sequence[Tensor]]:
         """The program that serves a call of ``compiled`` on ``inputs``, and its inputs. TR-542
         where what is pending would come after a write that it was to come before."""
-        if self._now is not None and self._now.is_overtaken():
-            self._forget()
-            raise _overtaken()
+        self._check_order()
         if len(_pending) > (self._now is not None):
             _flush_others(self, inputs)
-        if self._now is not None and self._now.compiled is not compiled:
+        if self._now is not None and not self._now.continues(compiled, inputs):
             self._flush()
         carrying = compiled.carrying
         if carrying is None:
@@ -122,33 +122,48 @@ class Carrier:
         compiled.measured_peak = program.measured_peak or compiled.measured_peak
         if program is carrying.steady:
             compiled.kernel_seconds = program.kernel_seconds
+            self.note_written()
             return
         assert program.kept is not None, "the first call keeps what it carries"
         written = [inputs[at] for at in carrying.flushed]
         places = frozenset(map(_storage, written))
-        versions = [each._version for each in written]
-        self._now = _Pending(compiled, carrying, program.kept.take(), places, written, versions)
+        kept = program.kept.take()
+        self._now = _Pending(compiled, carrying, kept, places, written, AsLeft(written))
         _pending[id(self)] = self
         if self._watched is not compiled:
             self._watched = compiled
             self._hooks.watch(written)
 
     def flush(self) -> None:
-        """Run what is pending; nothing within a call. TR-539 where that no longer fits."""
+        """Run what is pending, after whatever was written meanwhile; nothing within a call. TR-539
+        where that no longer fits."""
         with self.lock:
             if not self._busy and self._now is not None:
                 self._flush()
 
+    def catch_up(self) -> None:
+        """A flush for somebody who is about to read or write. TR-542 as of ``turn``."""
+        with self.lock, self._hooks.tensors.aside():
+            if not self._busy:
+                self._check_order()
+                self.flush()
+
     def settle(self) -> None:
-        """A flush also within a call."""
-        with self.lock:
+        """Likewise also within a call."""
+        with self.lock, self._hooks.tensors.aside():
+            self._check_order()
             if self._now is not None:
                 self._flush()
+
+    def _check_order(self) -> None:
+        if self._now is not None and not self._now.left.holds():
+            raise _overtaken()
 
     def hook(self) -> None:
         """See from now on who reads what is to be written."""
         _hooked[id(self)] = self
-        self._hooks.attach()
+        assert self._now is not None, "there is nothing to wait for"
+        self._hooks.attach(self._now.written)
 
     def unhook(self) -> None:
         """No longer."""
@@ -163,10 +178,9 @@ class Carrier:
     def _flush(self) -> None:
         now = self._now
         assert now is not None, "there is nothing to flush"
-        program, captured = now.carrying.flush, now.compiled.captured
-        with torch.inference_mode(mode=False), uninterrupted():
-            own = [captured.sources[at].read([], {}) for at in now.carrying.flushed]
-            inputs = [*own, *now.tensors]
+        program = now.carrying.flush
+        with torch.inference_mode(mode=False), uninterrupted(), self._hooks.tensors.aside():
+            inputs = [*now.written, *now.tensors]
             call = RankCall(program)
             try:
                 perform(program, inputs, Undo.of(program, inputs), None, call)
@@ -177,14 +191,14 @@ class Carrier:
                     raise _unfit(error) from error
                 if error.code == "TR-406":
                     self._forget()
-                self._note_versions()  # it was undone
+                self.note_written()  # it was undone
                 raise
         self._forget()
 
-    def _note_versions(self) -> None:
+    def note_written(self) -> None:
         """What we have written ourselves overtakes nothing."""
         if self._now is not None:
-            self._now.versions[:] = [each._version for each in self._now.written]
+            self._now.left.note()
 
     def _forget(self) -> None:
         self._now = None
@@ -221,10 +235,12 @@ def _storage(tensor: Tensor) -> int:
 
 def _overtaken() -> RuntimeFailure:
     return RuntimeFailure(
-        "parameters or state were written to between two calls, while an update was carried "
-        "to the next one: that update would come after the write and not before it, and is lost",
+        "parameters or state were written to between two calls by something else that holds "
+        "their memory (a view, p.data or an array from before), while an update was carried to "
+        "the next one: that update would come after the write and not before it. Nothing is lost",
         code="TR-542",
-        remedy="call step.flush() before they are written to, and load the last checkpoint now",
+        remedy="call step.flush() before such writes; now, step.flush() lets the update come after "
+        "the write, and the next call goes on from there",
     )
 
 

@@ -1,4 +1,4 @@
-"""Hooks at all by which parameters and optimizer state are read in public between two calls.
+"""Hooks at all by which parameters and optimizer state are read or written between two calls.
 
 ::
 
@@ -6,13 +6,12 @@
     state_dict, load_state_dict           hooks of the modules that own something, and of optimizers
     optimizer.step()                      a hook of the optimizer
     copy.deepcopy, pickle, torch.save     the reduction of the classes of modules and optimizers
-
-``parameter.data`` and the like have no hooks.
+    a parameter, a tensor of the state    the class of what is to be written (``awaited``)
 """
 
 import copyreg
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from torch.optim import Optimizer
 
 from treadle.compat.hooks import set_own_step_hook
 from treadle.compat.tracing import outside_modes
+from treadle.session.awaited import AwaitedTensors
 
 _PROTOCOL = 4
 
@@ -43,6 +43,7 @@ class ReadHooks:
         self._owners: list[nn.Module] = []
         self._classes: list[type] = []
         self._undo: list[Callable[[], object]] = []
+        self.tensors = AwaitedTensors(_weak(self._told))
         weakref.finalize(self, _run_all, self._undo).atexit = False
         self._watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
@@ -60,9 +61,9 @@ class ReadHooks:
                 self._watched.add(each)
                 _watch_optimizer(each, _weak(self._told))
 
-    def attach(self) -> None:
-        """From now on. The modules that own what is written keep this object alive, also when
-        nobody else does any more."""
+    def attach(self, written: Sequence[Tensor]) -> None:
+        """From now on, also what is done with ``written`` itself. The modules that own it keep
+        this object alive, also when nobody else does any more."""
         if self._undo:
             return
         undo = self._undo
@@ -73,6 +74,8 @@ class ReadHooks:
             undo.append(each.register_load_state_dict_pre_hook(self._told).remove)
         for kind in self._classes:
             undo.append(_reduced(kind, copied))
+        self.tensors.attach(written)
+        undo.append(self.tensors.detach)
 
     def detach(self) -> None:
         """No longer."""

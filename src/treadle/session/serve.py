@@ -143,6 +143,7 @@ def _served(
         result = serving(program, given, _undo(program, given))
     except BaseException:
         compiled.captured.host_draws.undo()
+        carrier.note_written()
         raise
     carrier.served(compiled, program, inputs)
     return result
