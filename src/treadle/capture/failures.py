@@ -33,8 +33,8 @@ _TORCH, _TREADLE = OURS
 _DISTRIBUTED = str(Path(torch.__file__).parent / "distributed")
 _SHARDED = tuple(str(Path(_DISTRIBUTED) / each) for each in ("tensor", "fsdp", "_tensor"))
 """Where tensors are made that know of other ranks; what they send is in the graph."""
-_CALLS_TORCH = "__torch_function__"
-"""The function of ours in which errors of torch's C++ appear."""
+_CALLS_TORCH = frozenset({"__torch_function__", "run_backward"})
+"""The functions of ours in which errors of torch's C++ appear."""
 
 
 def raise_told(error: Exception) -> NoReturn:
@@ -74,7 +74,7 @@ def _told(error: Exception) -> Exception:
         code = "[TR-138] raised by the step's own code, while treadle captured it"
         error.add_note(f"{code}\n  at {where}\n  remedy: see the line; eager raises it as well")
         return error
-    if inner.filename.startswith(_TREADLE) and inner.name != _CALLS_TORCH:
+    if inner.filename.startswith(_TREADLE) and inner.name not in _CALLS_TORCH:
         return _internal(error, where)
     return of_torch(error, where)
 
