@@ -1124,7 +1124,7 @@ def _changes_hyper_parameters(cluster: ParamGroup) -> CaptureError:
         "update, which reads those that are there when it is called",
         code="TR-139",
         where=here(),
-        remedy="set it before the call (a scheduler too is stepped outside), or use a second "
+        remedy="set it after the update or before the call (a scheduler too), or use a second "
         "parameter group or optimizer",
     )
 
