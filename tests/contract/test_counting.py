@@ -223,7 +223,6 @@ def test_counters_of_objects_that_are_replaced():
 
 ASKED = {
     "a text": lambda n: len(f"{n}"),
-    "a float": lambda n: float(n),
     "a size": lambda n: torch.zeros(n).sum(),
     "its type": lambda n: 2.0 if type(n) is int else 1.0,
 }
@@ -242,6 +241,23 @@ def test_what_asks_for_the_number_itself_is_refused(name):
         compiled(torch.ones(2))
     assert holder.n == 1
     assert type(holder.n) is int
+
+
+def test_a_counter_that_becomes_a_float():
+    holder = types.SimpleNamespace(n=1)
+
+    def rate():
+        return 1 / float(holder.n)
+
+    def step(x):
+        holder.n += 1
+        return x * rate()
+
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=Options(codegen=False))
+    for n in range(2, 6):
+        torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 1 / n))
+    assert holder.n == 5
+    assert not compiled.recompiles
 
 
 SCHEDULERS = {

@@ -106,8 +106,8 @@ def counted(changes: Sequence[Change]) -> Counted:
         f"the step counts: it reads {label} and changes it from {before!r} to {now!r}, and what it "
         "does depends on the number itself; it would be compiled at every call",
         code="TR-118",
-        remedy="use the number in arithmetic and comparisons only (not as a text, a size, or by "
-        "float, int, range), or count outside of the step",
+        remedy="use the number in arithmetic and comparisons only (not as a text, a size "
+        "or the end of a range), or count outside of the step",
     )
     error.places = tuple(map(direct_place, changes))
     return error

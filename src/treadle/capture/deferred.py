@@ -11,11 +11,12 @@ is over, or in the graph where a tensor is made of it. What would need the numbe
 step is captured is TR-102.
 """
 
+import builtins
 import math
 import operator
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
 from typing import Any, TypeGuard, final
@@ -23,7 +24,13 @@ from typing import Any, TypeGuard, final
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from treadle.capture.explain_errors import BETWEEN, OURS, here, looks_at_value, show_line
+from treadle.capture.explain_errors import (
+    BETWEEN,
+    here,
+    looks_at_value,
+    show_line,
+    users_frames,
+)
 from treadle.capture.numbers import (
     STAND_INS,
     Number,
@@ -35,8 +42,7 @@ from treadle.capture.numbers import (
     lead_of,
 )
 from treadle.capture.plain_values import is_real
-from treadle.compat.tracing import METHOD_FILES
-from treadle.compat.unsized import ASKING_FILES, tensor_of_number
+from treadle.compat.unsized import tensor_of_number
 from treadle.util.answers import called_name
 from treadle.util.errors import CaptureError
 
@@ -56,27 +62,29 @@ _STDLIB = sysconfig.get_path("stdlib")
 _DIVISIONS = {operator.truediv, operator.floordiv, operator.mod}
 
 
-CONVERSIONS: dict[str, Callable[..., object]] = {"float": float, "int": int, "len": len}
-"""Builtins that take or give no number but a real one: see ``capture/number_calls``."""
-_BETWEEN = METHOD_FILES | ASKING_FILES
-
-
 class AsksNumber(CaptureError):
-    """TR-102, where code that calls one of ``CONVERSIONS`` could be rewritten. ``codes``: of the
-    frames that run, innermost first."""
+    """TR-102, where code that calls a function of real numbers could be rewritten (see
+    ``capture/number_calls``). ``codes``: of the frames that run, innermost first."""
 
     codes: tuple[CodeType, ...]
 
 
 def asks_number() -> CaptureError:
     """For code that needs a number now which is known after the launch."""
-    frames = list(_users_frames())
+    frames = list(users_frames())
     error = looks_at_value(_where(frames))
-    if not frames or called_name(frames[0]) not in CONVERSIONS:
+    if not frames or not _calls_real(frames[0]):
         return error
     asks = AsksNumber(error.message, code=error.code, where=error.where, remedy=error.remedy)
     asks.codes = tuple(each.f_code for each in frames)
     return asks
+
+
+def _calls_real(frame: FrameType) -> bool:
+    """Whether it calls a function of real numbers just now, by a global name."""
+    name = called_name(frame)
+    function = frame.f_globals.get(name, vars(builtins).get(name))
+    return any(function is each for each in (*CONVERSIONS, *OF_NUMBERS))
 
 
 def _where(frames: Sequence[FrameType]) -> str:
@@ -87,20 +95,6 @@ def _where(frames: Sequence[FrameType]) -> str:
             own = show_line((each.f_code.co_filename, each.f_lineno))
             return inner if own == inner else f"{own}\n     in {inner}"
     return inner
-
-
-def _users_frames() -> Iterator[FrameType]:
-    """From the innermost that is not of ours outwards, and no method of tensors or sizes."""
-    frame = sys._getframe(1)
-    while frame is not None and _is_between(frame.f_code.co_filename):
-        frame = frame.f_back
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _is_between(file: str) -> bool:
-    return file.startswith(OURS[1]) or file in _BETWEEN
 
 
 @final
@@ -288,14 +282,6 @@ def _graph_form(
     return compute
 
 
-def functions_of_numbers() -> list[tuple[ModuleType, str, Callable[..., object]]]:
-    """Those of ``math``, which give numbers that stand in of such numbers."""
-    named = vars(math).items()
-    return [
-        (math, k, _of_numbers(each)) for k, each in named if isinstance(each, BuiltinFunctionType)
-    ]
-
-
 def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
     def call(*args: Any, **kwargs: Any) -> object:
         numbers = all(is_number(each) or is_real(each) for each in args)
@@ -304,6 +290,20 @@ def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
         return lead_of(args).applied(function, args)
 
     return call
+
+
+CONVERSIONS: tuple[Callable[..., object], ...] = (float, int, len)
+"""What takes or gives no number but a real one, of tensors too."""
+OF_NUMBERS: Mapping[Callable[..., Any], Callable[..., object]] = {
+    each: _of_numbers(each) for each in vars(math).values() if isinstance(each, BuiltinFunctionType)
+}
+"""The functions of ``math``, which take real numbers alone, and what gives numbers that stand in of
+such numbers."""
+
+
+def functions_of_numbers() -> list[tuple[ModuleType, str, Callable[..., object]]]:
+    """In the places of those of ``math``."""
+    return [(math, each.__name__, instead) for each, instead in OF_NUMBERS.items()]
 
 
 def is_deferred(value: object) -> TypeGuard[DeferredNumber]:

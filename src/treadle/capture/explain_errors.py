@@ -3,16 +3,22 @@
 import contextlib
 import linecache
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import torch
 
+from treadle.compat.tracing import METHOD_FILES
+from treadle.compat.unsized import ASKING_FILES
 from treadle.util.errors import CaptureError
 
 OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 """Where frames are torch's or ours."""
 BETWEEN = (*OURS, "<", str(contextlib.__file__))
 """Where frames are not the user's."""
+
+_METHODS = METHOD_FILES | ASKING_FILES
 
 Line = tuple[str, int]
 """A file and a line number; empty and 0 if there is none."""
@@ -45,6 +51,21 @@ def running_line() -> Line:
     while frame is not None and frame.f_code.co_filename.startswith(BETWEEN):
         frame = frame.f_back
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def users_frames() -> Iterator[FrameType]:
+    """From the innermost that is not of ours outwards, and no method of tensors or sizes; others of
+    torch's are among them."""
+    frame = sys._getframe(1)
+    while frame is not None and _is_between(frame.f_code.co_filename):
+        frame = frame.f_back
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_between(file: str) -> bool:
+    return file.startswith(OURS[1]) or file in _METHODS
 
 
 def show_line(line: Line) -> str:

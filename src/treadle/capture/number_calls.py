@@ -1,13 +1,14 @@
-"""``float(t)``, ``int(t)`` and ``len(t)`` of tensors, where Python takes no number but a real one.
+"""Calls of what takes or gives no number but a real one: ``float(t)``, ``len(t)``, ``cos(n)``.
 
 ::
 
-    LOAD_GLOBAL  NULL + float            ->    LOAD_GLOBAL  NULL + float (deferred)
+    LOAD_GLOBAL  NULL + float            ->    LOAD_GLOBAL  NULL + float (ours)
 
-Code that calls one of them by its name is given a copy of it, while a step is captured, in
-which the call is one of ours: of a traced tensor it gives the number that is known after the launch
-(``capture/deferred``), or a length that values decide; of anything else what Python gives. Nothing
-but that name differs.
+Code that calls ``float``, ``int``, ``len`` or a function of ``math`` by a variable, whatever its
+name, is given a copy of it while a step is captured, in which the call is one of ours: of a traced
+tensor it gives the number that is known after the launch (``capture/deferred``), or a length that
+values decide; of a number that stands in for another one that does so again; of anything else what
+Python gives. Nothing but that name differs.
 """
 
 import builtins
@@ -15,29 +16,30 @@ import contextlib
 import dis
 import functools
 import gc
+import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FunctionType, MethodType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from treadle.capture.deferred import CONVERSIONS, AsksNumber
+from treadle.capture.deferred import CONVERSIONS, OF_NUMBERS
 from treadle.capture.numbers import is_number
 from treadle.compat.fake import is_traced
 from treadle.compat.tracing import works_for
 from treadle.compat.unsized import is_unsized, length_of
 
-_DEFERRED = " (deferred)"
-"""Ends the names of our calls: no name of anybody's code has a space."""
 _MOST_NAMES = 1 << 7
 """Of a code object: an instruction names the first of them without a prefix."""
+_MOST_CONSTANTS = 1 << 8
 
 
 def plain_name(name: str) -> str:
     """As the user's code has it."""
-    return name.removesuffix(_DEFERRED)
+    return name.partition(" ")[0]  # no name of anybody's code has a space
 
 
 @final
@@ -51,34 +53,56 @@ class NumberCalls:
                 function.func if isinstance(function, functools.partial) else function.__func__
             )
         self._functions: list[FunctionType] = []
-        if isinstance(function, FunctionType) and _calls_any(function.__code__):
+        self._asked: list[FunctionType] = []
+        self._codes: set[CodeType] = set()
+        if isinstance(function, FunctionType) and _calls_any(function, asked=False):
             self._functions.append(function)
 
-    def cover(self, error: AsksNumber, known: Iterable[object]) -> bool:
-        """From now on the code that asked is rewritten; whether that is new. ``known``: objects
-        that the run has met, functions among them."""
-        asking = error.codes[0]
-        codes = [each for each in error.codes if each is asking or asking in _within(each)]
+    def cover(self, asking: Iterable[tuple[CodeType, ...]], known: Iterable[object]) -> bool:
+        """From now on code that asked is rewritten; whether any of it is new. ``asking``: each with
+        the code of the frames around it, innermost first. ``known``: objects that the run has met,
+        functions among them."""
+        codes: list[CodeType] = []
+        for inner, *around in asking:
+            if inner not in self._codes:
+                codes += [inner, *(each for each in around if inner in _within(each))]
+        if not codes:
+            return False
+        self._codes.update(codes)
         # what a program has frozen, the collector does not find
         objects = [*known, *gc.get_referrers(*codes)]
-        found = {id(each): each for each in _functions(objects) if each.__code__ in codes}
-        new = [each for each in found.values() if not any(each is f for f in self._functions)]
-        self._functions += new
+        found = {id(each): each for each in _functions(objects) if _has_any(each.__code__, codes)}
+        new = [each for each in found.values() if not any(each is f for f in self._asked)]
+        new = [each for each in new if _calls_any(each, asked=True)]
+        self._asked += new
         return bool(new)
 
     @contextlib.contextmanager
     def rewritten(self) -> Iterator[None]:
         """While inside, functions of that code have the copy."""
         with contextlib.ExitStack() as undo:
-            for name, kind in CONVERSIONS.items():
-                setattr(builtins, name + _DEFERRED, _conversion(kind))
-                undo.callback(delattr, builtins, name + _DEFERRED)
-            for function in self._functions:
-                if function.__globals__.keys() & CONVERSIONS.keys():
-                    continue  # other functions of those names
+            given: dict[str, Callable[..., object]] = {}
+            instead = _all_instead()
+            others = [f for f in self._functions if not any(f is each for each in self._asked)]
+            for function in (*self._asked, *others):
                 undo.callback(setattr, function, "__code__", function.__code__)
-                function.__code__ = _rewritten(function.__code__)
+                scope = _Scope.of(function, instead, asked=function in self._asked)
+                function.__code__ = _rewritten(function.__code__, scope, given)
+            for name, call in given.items():
+                setattr(builtins, name, call)
+                undo.callback(delattr, builtins, name)
             yield
+
+
+def _all_instead() -> dict[int, Callable[..., object]]:
+    """What is called in the place of functions and types, by their ids."""
+    found: dict[int, Callable[..., Any]] = {id(each): _conversion(each) for each in CONVERSIONS}
+    found |= {id(each): instead for each, instead in OF_NUMBERS.items()}
+
+    def mapped(function: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
+        return map(found.get(id(function), function), *args, **kwargs)
+
+    return found | {id(map): mapped}
 
 
 def _conversion(kind: Callable[..., object]) -> Callable[..., object]:
@@ -100,34 +124,119 @@ def _conversion(kind: Callable[..., object]) -> Callable[..., object]:
     return call
 
 
-def _rewritten(code: CodeType) -> CodeType:
-    """``code`` and what is defined in it, with our calls."""
-    constants = tuple(_rewritten(e) if isinstance(e, CodeType) else e for e in code.co_consts)
-    sites = _sites(code)
-    names = dict.fromkeys((*code.co_names, *(name + _DEFERRED for name in sites)))
-    places = {name: at for at, name in enumerate(names)}
+@final
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """What names mean to a piece of code. ``instead``: what is called in the place of what, by its
+    id; ``asked``: whether the code has asked for a real number."""
+
+    variables: Mapping[str, object]
+    cells: Mapping[str, CellType]
+    instead: Mapping[int, Callable[..., object]]
+    asked: bool
+
+    @staticmethod
+    def of(
+        function: FunctionType, instead: Mapping[int, Callable[..., object]], *, asked: bool
+    ) -> "_Scope":
+        """That of a function."""
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        return _Scope(function.__globals__, dict(cells), instead, asked)
+
+    def within(self, code: CodeType) -> "_Scope":
+        """That of code which is defined in it: a name that is its own there is no longer free."""
+        cells = {name: each for name, each in self.cells.items() if name in code.co_freevars}
+        return _Scope(self.variables, cells, self.instead, self.asked)
+
+    def called(self, name: str) -> Callable[..., object] | None:
+        """What to call in the place of a global variable."""
+        known = self.variables.get(name, vars(builtins).get(name))
+        return self.instead.get(id(known))
+
+    def called_in(self, name: str) -> Callable[..., object] | None:
+        """What to call in the place of a variable of a function around. What a cell has that is
+        not made yet is asked when it is called."""
+        cell = self.cells.get(name)
+        known = self.asked if cell is None else id(_content(cell)) in self.instead
+
+        def call(*args: Any, **kwargs: Any) -> object:
+            function: Any = sys._getframe(1).f_locals[name]
+            return self.instead.get(id(function), function)(*args, **kwargs)
+
+        return call if known else None
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty yet
+        return None
+
+
+def _rewritten(code: CodeType, scope: _Scope, given: dict[str, Callable[..., object]]) -> CodeType:
+    """``code`` and what is defined in it, with our calls. ``given``: those that it finds by name,
+    which are added."""
+    constants: list[Any] = [
+        _rewritten(each, scope.within(each), given) if isinstance(each, CodeType) else each
+        for each in code.co_consts
+    ]
+    names = list(code.co_names)
     made = bytearray(code.co_code)
-    for name, offsets in sites.items():
-        at = places[name + _DEFERRED]
-        for offset in offsets if at < _MOST_NAMES else ():
-            made[offset + 1] = at << 1 | 1
-    return code.replace(co_code=bytes(made), co_names=tuple(names), co_consts=constants)
+    for site in _sites(code):
+        call = scope.called_in(site.name) if site.in_cell else scope.called(site.name)
+        if call is None:
+            continue
+        if site.in_cell:
+            if len(constants) < _MOST_CONSTANTS:
+                made[site.offset : site.offset + 2] = _LOAD_CONST, len(constants)
+                constants.append(call)
+            continue
+        name = f"{site.name} ({id(call)})"
+        if name not in names and len(names) < _MOST_NAMES:
+            names.append(name)
+        if name in names:
+            made[site.offset + 1] = names.index(name) << 1 | 1
+            given[name] = call
+    return code.replace(co_code=bytes(made), co_names=tuple(names), co_consts=tuple(constants))
 
 
-def _sites(code: CodeType) -> dict[str, list[int]]:
-    """Where they are loaded to be called, by name."""
-    found: dict[str, list[int]] = {}
-    prefixed = False
-    for each in dis.get_instructions(code):
-        loads = each.opname == "LOAD_GLOBAL" and each.arg is not None and bool(each.arg & 1)
-        if loads and not prefixed and each.argval in CONVERSIONS:
-            found.setdefault(each.argval, []).append(each.offset)
-        prefixed = each.opname == "EXTENDED_ARG"
-    return found
+_LOAD_CONST = dis.opmap["LOAD_CONST"]
 
 
-def _calls_any(code: CodeType) -> bool:
-    return bool(_sites(code)) or any(map(_calls_any, _constants(code)))
+@final
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """Where a variable is loaded to be called: one of a function around, or a global one."""
+
+    name: str
+    offset: int
+    in_cell: bool
+
+
+def _sites(code: CodeType) -> Iterator[_Site]:
+    steps = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
+    for before, each, after in zip([None, *steps], steps, [*steps[1:], None], strict=False):
+        if before is not None and before.opname == "EXTENDED_ARG":
+            continue
+        if each.opname == "LOAD_GLOBAL" and each.arg is not None and each.arg & 1:
+            yield _Site(each.argval, each.offset, in_cell=False)
+        elif each.opname == "LOAD_DEREF" and _NULL in (_name(before), _name(after)):
+            yield _Site(each.argval, each.offset, in_cell=True)
+
+
+_NULL = "PUSH_NULL"
+"""Stands before what is called until CPython 3.12, and behind it since."""
+
+
+def _name(step: dis.Instruction | None) -> str:
+    return "" if step is None else step.opname
+
+
+def _calls_any(function: FunctionType, *, asked: bool) -> bool:
+    """Whether it calls a function of real numbers, or may do so if it ``asked`` for one."""
+    scope = _Scope.of(function, _all_instead(), asked=asked)
+    given: dict[str, Callable[..., object]] = {}
+    return _rewritten(function.__code__, scope, given) != function.__code__
 
 
 def _constants(code: CodeType) -> Iterable[CodeType]:
@@ -154,6 +263,11 @@ def _held(function: FunctionType) -> Iterator[object]:
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # it is empty yet
             yield cell.cell_contents
+
+
+def _has_any(code: CodeType, codes: Sequence[CodeType]) -> bool:
+    """Whether it is one of ``codes``, or one of them is defined in it."""
+    return code in codes or any(_has_any(each, codes) for each in _constants(code))
 
 
 def _within(code: CodeType) -> list[CodeType]:

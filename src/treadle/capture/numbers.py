@@ -10,6 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, Protocol, TypeGuard, TypeVar, final
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treadle.capture.computations import Computation, Decisions, Key
+from treadle.capture.explain_errors import users_frames
 from treadle.capture.plain_values import is_real, is_whole
 from treadle.compat.tracing import outside_modes
 from treadle.compat.unsized import is_unsized
@@ -39,9 +41,18 @@ class Uses:
     inputs: dict[int, "Number"] = field(default_factory=dict[int, "Number"])
     arrays: dict[int, Any] = field(default_factory=dict[int, Any])  # likewise, of NumPy's
     tensors: list[Tensor] = field(default_factory=list[Tensor])
+    asked: dict[CodeType, tuple[CodeType, ...]] = field(
+        default_factory=dict[CodeType, tuple[CodeType, ...]]
+    )  # by code that asked for a real number, the codes of the frames that ran, innermost first
     ours: bool = False  # whether we look ourselves
     is_used: bool = False  # whether anything stands in at all
     of_size: Callable[[Any], "Number"] | None = None  # of a size that values decide
+
+    def note_asked(self) -> None:
+        """Python asks for a real number, which no other object can be."""
+        if not self.ours:
+            codes = tuple(each.f_code for each in users_frames())
+            self.asked.setdefault(codes[0], codes)
 
     def is_in_graph(self, roots: frozenset[Key]) -> bool:
         """Whether values of ``roots`` are in the graph, and no decision led there."""
@@ -88,6 +99,13 @@ class Number:
         if not self._uses.ours:
             self._uses.needed |= self.roots
         return self.value
+
+    def real(self) -> Any:
+        """The value, for a function that takes nothing else."""
+        value = self.plain()
+        if self._scales:
+            self._uses.note_asked()
+        return value
 
     def derived(self, function: Callable[..., Any], *rest: Any, swapped: bool = False) -> "Number":
         """``function(self, *rest)``, or ``function(rest, self)``; a number again."""
@@ -165,10 +183,10 @@ class Number:
         return self.decided(bool, (self,))
 
     def __float__(self) -> float:
-        return float(self.plain())
+        return float(self.real())
 
     def __int__(self) -> int:
-        return int(self.plain())
+        return int(self.real())
 
     def __index__(self) -> int:
         return operator.index(self.plain())

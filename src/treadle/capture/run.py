@@ -4,6 +4,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, TypeVar, final
 
 import torch
@@ -435,6 +436,10 @@ class Run:
     def met(self) -> Iterable[object]:
         """What the step could reach when it ran."""
         return self.trace.external.met() if self.trace.external is not None else ()
+
+    def asked(self) -> Iterable[tuple[CodeType, ...]]:
+        """Where a real number was asked for and another stands in: the codes of the frames."""
+        return self.trace.uses.asked.values()
 
     def asks_types(self) -> bool:
         """Whether a number that stands in may have been asked for its type: then the run is one

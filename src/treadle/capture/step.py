@@ -173,8 +173,8 @@ def _traced(
     """A run and its trace. One that changes containers runs again with others in their places, one
     that counts with numbers that stand in where it counts. One in which numbers or containers are
     stood in for may fail where they themselves do not: then it runs again, as if none could change.
-    Code that asks for a number which is known after the launch runs again with ``calls`` that can
-    take one."""
+    Code that asks for a real number where one stands in, or one is known after the launch, runs
+    again with ``calls`` that can take those."""
     containers: Sequence[ChangedContainer] | None = ()
     counters: list[Location] = []
     refusal: Counted | None = None
@@ -183,23 +183,24 @@ def _traced(
         try:
             with weights_in_place(), calls.rewritten():
                 module = trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
-            if not run.asks_types():
-                return run, module
-            if refusal is not None and not stand_in:
-                raise refusal
-            numbers, stand_in, containers = (), False, None
+            if not calls.cover(run.asked(), run.met()):
+                if not run.asks_types():
+                    return run, module
+                if refusal is not None and not stand_in:
+                    raise refusal
+                numbers, stand_in, containers = (), False, None
         except ScalerBegins as first:
             first.begin()
         except ContainersChanged as changed:
             containers = changed.found
         except Counted as error:
             new = error.places_beside(counters)
-            if not new:
+            if not calls.cover(run.asked(), run.met()) and not new:
                 raise
             refusal = refusal or error
             counters += new
         except AsksNumber as error:
-            if not calls.cover(error, run.met()):
+            if not calls.cover([error.codes], run.met()):
                 if not containers:
                     raise
                 containers = None
