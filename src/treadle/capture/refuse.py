@@ -93,6 +93,12 @@ def with_loose(
         for each in group["params"]
     ]
     loose = list({id(each): each for each in stepped if id(each) not in owned}.values())
+    if not models and not loose:
+        raise CaptureError(
+            "model= is empty, and no optimizer has a tensor to train",
+            code="TR-108",
+            remedy="pass the model that the step uses",
+        )
     return {**models, LOOSE: LooseTensors(loose)} if loose else dict(models)
 
 

@@ -638,7 +638,7 @@ class Run:
     def _is_given(self, leaf: Any) -> bool:
         """Whether it is of this call, and another one at the next."""
         is_made = is_traced(leaf) or isinstance(leaf, Whole | Reference) or is_stand_in(leaf)
-        is_made = is_made or is_unsized(leaf)
+        is_made = is_made or isinstance(leaf, SymInt) or is_unsized(leaf)
         return is_made or id(leaf) in self._inputs
 
     def _table(self, buffers: list[tuple[nn.Module, str, Tensor]]) -> dict[int, Tensor]:

@@ -12,6 +12,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch._C._cuda_clearCublasWorkspaces": ALL,  # of builds for CUDA
     "torch._C._dispatch_keys": ALL,
     "torch._C._distributed_c10d.Logger": ALL,
+    "torch._check": ALL,
     "torch._C._distributed_c10d.Reducer": ALL,
     "torch._C._dynamo.guards.TensorGuards": ALL,
     "torch._C._functorch.get_unwrapped": ALL,
@@ -50,7 +51,10 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch.distributed.utils._apply_to_tensors": ALL,
     "torch.fx._lazy_graph_module._LazyGraphModule": ALL,
     "torch.fx._lazy_graph_module._use_lazy_graph_module": ALL,
+    "torch.fx.experimental.sym_node.SymNode.guard_bool": ALL,
+    "torch.fx.experimental.sym_node.SymNode.guard_int": ALL,
     "torch.fx.experimental.symbolic_shapes.ShapeEnv": ALL,
+    "torch.fx.experimental.symbolic_shapes.statically_known_true": ALL,
     "torch.nn.modules.batchnorm._BatchNorm": ALL,
     "torch.nn.modules.transformer._detect_is_causal_mask": ALL,
     "torch.nn.utils.rnn._VF._pack_padded_sequence": ALL,

@@ -1,5 +1,6 @@
 """Sizes that values decide, while a trace runs: symbols that have no number yet."""
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
@@ -102,7 +103,7 @@ def _likely(condition: SymBool) -> bool:
 
 
 def _asking() -> FrameType | None:
-    frame = sys._getframe(2)
+    frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename not in ASKING_FILES:
         frame = frame.f_back  # what stands around this
     while frame is not None and frame.f_code.co_filename in ASKING_FILES:
