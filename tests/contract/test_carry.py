@@ -776,3 +776,26 @@ def test_reports_speak_of_the_program_that_runs_most():
     assert len(inside) == len(set(inside))
     taken = [node.name for region in moved.step.regions() for node in region.inputs]
     assert any("carried" in name for name in taken)
+
+
+def test_only_what_somebody_else_holds_is_copied():
+    """The views of the compiled programs are no reason to."""
+    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def function(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    options = treadle.Options(carry=treadle.Carry("*"))
+    step = treadle.compile(function, model=model, optimizer=optimizer, options=options)
+    held = []
+    for number in range(5):
+        if number == 3:
+            held.append(model[1].weight.data)
+        step(torch.randn(4, 6))
+        pending = step._dispatcher.carrier._now
+        assert len(pending.left._copies) == len(held)

@@ -18,10 +18,15 @@ def storage_of(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def is_held_elsewhere(storage: torch.UntypedStorage) -> bool:
-    """Whether memory has a holder beside one tensor and the object at hand: another tensor, or an
-    array; memory that is not PyTorch's own may always have one."""
-    return torch._C._storage_Use_Count(storage._cdata) > 2 or not storage.resizable()
+def address_of(storage: torch.UntypedStorage) -> int:
+    """Likewise, of a storage at hand."""
+    return storage._cdata
+
+
+def is_held_elsewhere(storage: torch.UntypedStorage, known: int = 0) -> bool:
+    """Whether memory has a holder beside one tensor, the object at hand and ``known`` others:
+    another tensor, or an array; memory that is not PyTorch's own may always have one."""
+    return torch._C._storage_Use_Count(storage._cdata) > 2 + known or not storage.resizable()
 
 
 def same_bytes(one: Tensor, other: Tensor) -> bool:

@@ -88,6 +88,10 @@ class Compiled(Built):
     carrying: Carrying | None = None  # then what is built is its steady part
     kept: KeptResults | None = None
 
+    def views(self) -> list[Tensor]:
+        """The tensors through which its programs read and write the user's memory."""
+        return [view for each in self.programs for view in each.executable.views()]
+
     @property
     def programs(self) -> "tuple[Compiled, ...]":
         """All that may run for it: itself, or the three parts of one that is carried."""

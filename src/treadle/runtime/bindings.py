@@ -102,6 +102,11 @@ class Bindings:
         self.uses = {name: BufferUses() for name in buffers}
         self._generators = generators
 
+    def views(self) -> list[Tensor]:
+        """All tensors that stand in a place now, each once."""
+        found = (held[key] for uses in self.uses.values() for held, key, _ in uses.views)
+        return list({id(each): each for each in found if isinstance(each, Tensor)}.values())
+
     def pointers(self, rows: tuple[tuple[str, ...], ...]) -> Any:
         """A C array with a slot for each buffer of each instance, one instance after another."""
         names = [name for row in rows for name in row]

@@ -217,6 +217,10 @@ class Executable:
         block = self._space.bytes
         return [*([] if block is None else [block]), *self._constants.values()]
 
+    def views(self) -> list[Tensor]:
+        """The tensors of its own through which it reads and writes what it is bound to."""
+        return self._bindings.views()
+
     @property
     def promised_bytes(self) -> int:
         """The largest peak of all that take turns in its arena."""

@@ -11,14 +11,15 @@ reaches its memory otherwise needs a second holder of the storage: such memory i
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from treadle.compat.tensors import is_held_elsewhere, same_bytes
+from treadle.compat.tensors import address_of, is_held_elsewhere, same_bytes, storage_of
 from treadle.compat.tracing import without_classes
 
 _TENSOR: Any = Tensor  # whose attributes are descriptors, which its declared type does not say
@@ -119,8 +120,10 @@ class AsLeft:
     """Whether tensors have the elements that they were left with: by their versions, and where
     somebody else holds the memory as well (``p.data``, an array of NumPy's), by a copy."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], ours: Callable[[], Iterable[Tensor]]) -> None:
+        """``ours``: tensors of the compiled programs, which write where they are told to."""
         self._tensors = tensors
+        self._ours = ours
         self._storages = [_storage_of(each) for each in tensors]
         self._versions: list[int] = []
         self._copies: dict[int, Tensor] = {}
@@ -130,11 +133,12 @@ class AsLeft:
         """What they hold now is what they are left with."""
         self._versions = [each._version for each in self._tensors]
         copies, self._copies = self._copies, {}
+        known = Counter(map(storage_of, self._ours()))
         for at, storage in enumerate(self._storages):
-            if storage is not None and is_held_elsewhere(storage):
-                known = copies.get(at)
+            if storage is not None and is_held_elsewhere(storage, known[address_of(storage)]):
+                kept = copies.get(at)
                 tensor = self._tensors[at].detach()
-                self._copies[at] = tensor.clone() if known is None else known.copy_(tensor)
+                self._copies[at] = tensor.clone() if kept is None else kept.copy_(tensor)
 
     def holds(self) -> bool:
         """Whether nobody has written to them since."""

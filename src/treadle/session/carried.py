@@ -128,7 +128,9 @@ class Carrier:
         written = [inputs[at] for at in carrying.flushed]
         places = frozenset(map(_storage, written))
         kept = program.kept.take()
-        self._now = _Pending(compiled, carrying, kept, places, written, AsLeft(written))
+        self._now = _Pending(
+            compiled, carrying, kept, places, written, AsLeft(written, compiled.views)
+        )
         _pending[id(self)] = self
         if self._watched is not compiled:
             self._watched = compiled
