@@ -114,8 +114,10 @@ def searching(parameters):
     return lbfgs(parameters, line_search_fn="strong_wolfe")
 
 
-@pytest.mark.parametrize("make", [lbfgs, searching, Sharpness])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("make", "way"),
+    [(lbfgs, way) for way in WAYS] + [(searching, "method"), (Sharpness, "nested")],
+)
 def test_numbers_are_eagers(way, make):
     """Gradients, what closures write outside, and how often they were called, too."""
     eager, ours = Fit(make), Fit(make)
