@@ -142,6 +142,19 @@ def test_explain_and_strict_tell_of_it():
         strict(x, y)
 
 
+def test_without_an_update_the_call_is_eager_and_says_so():
+    fit, eager = Fit(lbfgs), Fit(lbfgs)
+    step = treadle.compile(fit.nested, model=fit.model, optimizer=fit.optimizer)
+    (x, y), (more, target) = batches(2)
+    step(x, y), eager.nested(x, y)
+    step(more, target, update=False)
+    loss = F.mse_loss(eager.model(more), target)
+    grads = torch.autograd.grad(loss, list(eager.model.parameters()))
+    found = [each.grad for each in fit.model.parameters()]
+    torch.testing.assert_close(found, list(grads), rtol=1e-3, atol=1e-5)
+    assert step.recompiles == ["a call ran eagerly: a step with a closure, without its update"]
+
+
 def test_the_first_phase_is_one_graph_and_the_second_is_not():
     """Two optimizers by turns, as for physics-informed networks."""
 

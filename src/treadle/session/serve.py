@@ -1,6 +1,8 @@
 """One call of a step: all of it or nothing."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
 
 from torch import Tensor
 
@@ -30,6 +32,25 @@ Serving = Callable[[Compiled, Sequence[Tensor], Undo], object]
 """What is done with the variant of a call, its inputs, and what undoes it."""
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a step, and what is done with its variant."""
+
+    step: UserStep
+    dispatcher: Dispatcher
+    serving: Serving
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+
+    def tell_eager(self, why: str) -> None:
+        """That it ran eagerly, once for each reason."""
+        note, known = f"a call ran eagerly: {why}", self.dispatcher.recompiles
+        if note not in known:
+            known.append(note)
+            warn_user(note)
+
+
 def serve(
     step: UserStep,
     dispatcher: Dispatcher,
@@ -40,98 +61,75 @@ def serve(
 ) -> object:
     """A call. One whose optimizer calls a closure as it likes is Python's, and each of ``closures``
     a call of its own."""
+    call = _Call(step, dispatcher, serving, args, kwargs)
     try:
-        return _whole_call(step, dispatcher, serving, args, kwargs)
+        return _in_one_graph(call)
     except CallsClosure:
         if closures is None:
             raise
     flush_all()
-    return _with_closures(step, dispatcher, closures, serving, args, kwargs)
+    return _with_closures(call, closures)
 
 
-def _with_closures(
-    step: UserStep,
-    dispatcher: Dispatcher,
-    closures: ClosureStep,
-    serving: Serving,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-) -> object:
-    named = dict(kwargs)
-    if not step.take_update(named):
-        return step.run_eagerly(args, kwargs)
+def _with_closures(call: _Call, closures: ClosureStep) -> object:
+    named = dict(call.kwargs)
+    if not call.step.take_update(named):
+        call.tell_eager("a step with a closure, without its update")
+        return call.step.run_eagerly(call.args, call.kwargs)
     part = closures.dispatcher
 
     def one(closure: Closure) -> object:
-        return serve(closures.closure, part, None, serving, (closure,), {})
+        return serve(closures.closure, part, None, call.serving, (closure,), {})
 
-    result, served = closures.run(one, args, named)
+    result, served = closures.run(one, call.args, named)
     if served:
-        dispatcher.last = part.last
+        call.dispatcher.last = part.last
     else:
-        dispatcher.forget_closure()
-        _tell_eager(dispatcher, "its optimizer was given no closure")
+        call.dispatcher.forget_closure()
+        call.tell_eager("its optimizer was given no closure")
     return result
 
 
-def _whole_call(
-    step: UserStep,
-    dispatcher: Dispatcher,
-    serving: Serving,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-) -> object:
-    """In one graph. A call in which a condition that only raises does not have the answer that was
-    taken for granted has changed nothing: it is eager's. A call that takes another path than the
-    last is served by the variant of that path."""
+def _in_one_graph(call: _Call) -> object:
+    """A call in which a condition that only raises does not have the answer that was taken for
+    granted has changed nothing: it is eager's. A call that takes another path than the last is
+    served by the variant of that path."""
+    dispatcher = call.dispatcher
     with dispatcher.carrier.call():
         why = ""
         for _ in range(MOST_DECISIONS):
             try:
-                return _compiled_call(step, dispatcher, serving, args, kwargs)
+                return _compiled_call(call)
             except NotExpected as error:
                 why = str(error)
                 ends = isinstance(error, TooManyPaths)
             flush_all()  # its own as well: what looks at values, or runs eagerly, reads them all
-            if ends or not dispatcher.takes_other_path(args, kwargs):
+            if ends or not dispatcher.takes_other_path(call.args, call.kwargs):
                 break
         try:
-            result = step.run_eagerly(args, kwargs)  # raises what there is to raise
+            result = call.step.run_eagerly(call.args, call.kwargs)  # raises what there is to raise
         except BaseException as error:
             tell_ranks(dispatcher.last, error)
             raise
-    _tell_eager(dispatcher, why or "a check did not hold, and nothing was raised")
+    call.tell_eager(why or "a check did not hold, and nothing was raised")
     return result
 
 
-def _tell_eager(dispatcher: Dispatcher, why: str) -> None:
-    note = f"a call ran eagerly: {why}"
-    if note not in dispatcher.recompiles:
-        dispatcher.recompiles.append(note)
-        warn_user(note)
-
-
-def _compiled_call(
-    step: UserStep,
-    dispatcher: Dispatcher,
-    serving: Serving,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-) -> object:
+def _compiled_call(call: _Call) -> object:
     """Where gradients or state were replaced by ones of another type, which a key does not see,
     nothing has begun: the step is compiled again, once."""
-    named = dict(kwargs)
-    compiled = dispatcher.variant(args, named, update=step.take_update(named))
+    dispatcher, named = call.dispatcher, dict(call.kwargs)
+    compiled = dispatcher.variant(call.args, named, update=call.step.take_update(named))
     inputs = read_inputs(compiled.captured, dispatcher.call.leaves)
     try:
-        return _served(dispatcher.carrier, compiled, inputs, serving)
+        return _served(dispatcher.carrier, compiled, inputs, call.serving)
     except RuntimeFailure as error:
         misfit = first_misfit(compiled.captured.step, inputs) if error.code == "TR-401" else ""
         if not misfit:
             raise
-    compiled = dispatcher.again(compiled, misfit, args, dict(kwargs))
+    compiled = dispatcher.again(compiled, misfit, call.args, dict(call.kwargs))
     inputs = read_inputs(compiled.captured, dispatcher.call.leaves)
-    return _served(dispatcher.carrier, compiled, inputs, serving)
+    return _served(dispatcher.carrier, compiled, inputs, call.serving)
 
 
 def _served(
