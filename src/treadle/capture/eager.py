@@ -4,9 +4,9 @@ The graph ends where they would begin: what their gradients are at that point be
 and their parameters have no value afterwards that the rest of the step could read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from torch import Tensor, fx, nn
 from torch.optim import Optimizer
@@ -80,12 +80,14 @@ def in_graph(optimizers: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
 @dataclass(frozen=True, slots=True, eq=False)
 class EagerStep:
     """``optimizer.step()`` after the compiled part, with the gradients that the graph made for
-    ``parameters``. ``layouts``: of those that are DTensors."""
+    ``parameters``. ``layouts``: of those that are DTensors. ``values``: of hyper-parameters that
+    the step sets before it, by the number of a group and a key."""
 
     optimizer: Optimizer
     reason: Reason
     parameters: tuple[nn.Parameter, ...]
     layouts: tuple[ShardedLayout | None, ...]
+    values: tuple[tuple[int, str, Callable[[], Any]], ...]
 
     def run(self, grads: Sequence[Tensor]) -> None:
         """All gradients in their places for the time of the step; put back if it fails."""
@@ -95,12 +97,19 @@ class EagerStep:
             each.grad = None
         for each, grad, layout in zip(self.parameters, grads, self.layouts, strict=True):
             each.grad = grad if layout is None else layout.around(grad)
+        groups = self.optimizer.param_groups
+        kept = [(at, key, groups[at][key]) for at, key, _ in self.values]
+        for at, key, value in [(at, key, compute()) for at, key, compute in self.values]:
+            groups[at][key] = value
         try:
             self.optimizer.step()
         except BaseException:
             for each, grad in zip(everyone, before, strict=True):
                 each.grad = grad
             raise
+        finally:  # what the step leaves there is put there when all else has succeeded
+            for at, key, value in kept:
+                groups[at][key] = value
 
     def snapshot(self) -> Snapshot:
         """What it changes, kept aside."""

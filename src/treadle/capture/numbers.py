@@ -162,11 +162,15 @@ class Number:
         dtype = dtype_beside(self.value, beside.dtype, has_dims=copied or beside.ndim > 0)
         if not self._scales or dtype is None:
             return self.plain()
+        return self.entry(beside.device).to(dtype)
+
+    def entry(self, device: torch.device) -> Tensor:
+        """An input of the graph: the number as a float64 without dims."""
         with outside_modes():
-            made = torch.tensor(self.value, dtype=torch.float64, device=beside.device)
+            made = torch.tensor(self.value, dtype=torch.float64, device=device)
         self._uses.inputs[id(made)] = self
         self._uses.tensors.append(made)
-        return made.to(dtype)
+        return made
 
     @classmethod
     def __torch_function__(

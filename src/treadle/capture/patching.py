@@ -43,8 +43,8 @@ from treadle.capture.fully_sharded import (
 )
 from treadle.capture.grad_scaler import LossScaling
 from treadle.capture.gradient_sync import GradientSync
-from treadle.capture.numbers import Number, Uses, is_stand_in
-from treadle.capture.plain_values import is_real
+from treadle.capture.hyper_parameters import standing_in
+from treadle.capture.numbers import Uses, is_stand_in
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.rng_guard import RngGuard
 from treadle.capture.scalar_index import ScalarIndices
@@ -304,11 +304,16 @@ def swapped(
             if isinstance(module, nn.RNNBase):
                 for key, held in flat_weights(module, table).items():
                     _put(undo, vars(module), key, held)
-        groups = [group for each in optimizers.values() for group in each.param_groups]
-        for group in {id(each): each for each in groups}.values():  # optimizers may share them
+        owners = {
+            id(group): (each, at)
+            for each in reversed([*optimizers.values()])  # optimizers may share them: the first one
+            for at, group in enumerate(each.param_groups)
+        }
+        for owner, at in owners.values():
+            group = owner.param_groups[at]
             for key, value in list(group.items()):
                 if key != "params" and uses is not None:
-                    _put(undo, group, key, _standing_in(value, group, key, uses))
+                    _put(undo, group, key, standing_in(value, owner, at, key, uses))
             _put(undo, group, "params", [table[id(p)] for p in group["params"]])
         for optimizer in optimizers.values():
             _put(undo, vars(optimizer), "step", stepper(optimizer))
@@ -334,24 +339,6 @@ def swapped(
         cast(Any, Tensor).__bool__ = mode.answering(Tensor.__bool__)
         with mode:
             yield
-
-
-def _standing_in(value: Any, group: dict[str, Any], key: str, uses: Uses) -> Any:
-    """A hyper-parameter, or several in a tuple, as numbers that are read at every call."""
-    roots = frozenset({(id(group), key)})
-    uses.decisions.labels[id(group), key] = f"a parameter group's {key}"
-    if is_real(value):
-        return Number(value, lambda: group[key], roots, uses, scales=True)
-    if type(value) is tuple and all(map(is_real, cast(Any, value))):
-        return tuple(
-            Number(each, functools.partial(_nth, group, key, at), roots, uses, scales=True)
-            for at, each in enumerate(cast(Any, value))
-        )
-    return value
-
-
-def _nth(group: dict[str, Any], key: str, at: int) -> Any:
-    return group[key][at]
 
 
 class _GradientsInHooks(TorchFunctionMode):

@@ -42,6 +42,7 @@ from treadle.capture.given import Copies, GivenCall, InArgument, Whole
 from treadle.capture.grad_scaler import ScalerBegins, SkippedUpdate, refused_scaling, selected
 from treadle.capture.gradient_sync import GradientSync, RankGroup
 from treadle.capture.host_draws import HostDraws
+from treadle.capture.hyper_parameters import HyperParameters
 from treadle.capture.numbers import Number, Text, Uses, is_stand_in
 from treadle.capture.optimizer_state import TracedState, refused_state
 from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
@@ -296,7 +297,7 @@ class Run:
         self._hooks: dict[int, tuple[object, ...]] = {}  # of parameters, by their ids
         self._given: list[GivenTensor] = []  # among the arguments
         self._memory: set[int | None] = set()  # that inputs have, before it runs
-        self._stood: dict[int, dict[str, Any]] = {}
+        self._hyper = HyperParameters(self.trace.uses, self.trace.watch.held_as)
         if not update:
             self.trace.watch.after_backward = self._keep_gradients
         self._assigned: list[tuple[Tensor, Tensor]] = []  # what they were, and what is assigned
@@ -335,11 +336,7 @@ class Run:
         draws = self.draws.noted() if self._stands_in else contextlib.nullcontext()
         with inside, watch.watching(), self.numbers.standing_in(), standing, draws:
             watch.rng.meet(self.leaves)
-            self._stood = {
-                id(group): dict(group)
-                for each in self.optimizers.values()
-                for group in each.param_groups
-            }
+            self._hyper.begin(self.optimizers)
             external = ExternalState(
                 self.function,
                 self.models,
@@ -703,13 +700,6 @@ class Run:
             found += made
         return found
 
-    def _refuse_changed(self, cluster: ParamGroup) -> None:
-        """TR-139 for a hyper-parameter that the step sets before the update that reads it."""
-        before = self._stood.get(id(cluster.group), {})
-        for key, value in cluster.group.items():
-            if key != "params" and key in before and _unlike(value, before[key]):
-                raise _changes_hyper_parameters(cluster)
-
     def _refuse_on_parameters(self) -> None:
         """TR-117 for attributes, hooks and shapes that the step leaves on parameters."""
         for parameter in self._parameters():
@@ -927,7 +917,8 @@ class Run:
             self.trace.lost.add(traced_nodes())
             value.copy_(torch.empty_like(value))
         layouts = tuple(layout_of(self._handed[id(each)].copy) for each in parameters)
-        self.trace.eager.append(EagerStep(optimizer, reason, tuple(parameters), layouts))
+        values = tuple(self._hyper.set_values(optimizer))
+        self.trace.eager.append(EagerStep(optimizer, reason, tuple(parameters), layouts, values))
 
     def _parameters(self) -> list[nn.Parameter]:
         sources = [source for _, source in self.sources]
@@ -969,7 +960,6 @@ class Run:
             with_grad = [p for p in cluster.parameters if self._stand_ins[id(p)].grad is not None]
         if not with_grad:
             return
-        self._refuse_changed(cluster)
         self.trace.watch.note_line()
         self.trace.uses.ours = True
         try:
@@ -992,6 +982,8 @@ class Run:
         means: Mapping[int, Tensor],
     ) -> None:
         group = self._groups[id(cluster)]
+        changed = self._hyper.at_update(cluster.optimizer, cluster.at, group)
+        group = changed.values(form) if changed.set else group
         self.trace.stepped.add(self.clusters.index(cluster))
         if not cluster.taken:
             cluster.active.clear()
@@ -999,7 +991,11 @@ class Run:
         taken = {id(p): cluster.taken.get(id(p), 0) for p in with_grad}  # before this step
         for nth in sorted({*taken.values()}):
             some = [p for p in with_grad if taken[id(p)] == nth]
-            scalars = {name: self._scalar(cluster, name, nth) for name in cluster.scalar_names()}
+            names = cluster.scalar_names(group)
+            scalars = {name: self._scalar(cluster, name, nth) for name in names}
+            if changed.set:
+                device = next(iter(scalars.values())).device
+                scalars |= changed.scalars(form, device, self.trace.watch.inside)
             shared = form.prepare(scalars, group)
             updates = UpdatesOfGroup() if owner_of(type(form)) is Whose.OURS else None
             for parameter in some:
@@ -1093,13 +1089,6 @@ def _parts(value: Tensor) -> Tensor:
     return torch.view_as_real(value) if value.is_complex() else value
 
 
-def _unlike(now: Any, stood_in: Any) -> bool:
-    """Whether a hyper-parameter is another one than stood there when the run began."""
-    if type(now) is tuple and type(stood_in) is tuple:
-        return len(now) != len(stood_in) or any(map(_unlike, now, stood_in))
-    return now is not stood_in
-
-
 def _length(recorder: ContainerRecorder) -> int:
     return len(recorder.get())
 
@@ -1121,17 +1110,6 @@ def _has(optimizer: Optimizer) -> tuple[bool, ...]:
 
 def _hyper_parameters(cluster: ParamGroup) -> dict[str, float]:
     return form_of(cluster.optimizer).scalars(cluster.group)
-
-
-def _changes_hyper_parameters(cluster: ParamGroup) -> CaptureError:
-    return CaptureError(
-        f"the step changes a hyper-parameter of {type(cluster.optimizer).__name__} before an "
-        "update, which reads those that are there when it is called",
-        code="TR-139",
-        where=here(),
-        remedy="set it after the update or before the call (a scheduler too), or use a second "
-        "parameter group or optimizer",
-    )
 
 
 def _steps_twice() -> CaptureError:

@@ -44,11 +44,12 @@ class ParamGroup:
         """The optimizer's group as it is now."""
         return self.optimizer.param_groups[self.at]
 
-    def scalar_names(self) -> tuple[str, ...]:
+    def scalar_names(self, group: Mapping[str, Any] | None = None) -> tuple[str, ...]:
         """The names of its scalars: hyper-parameters, then step counters; ``first`` where the form
-        has no counters."""
+        has no counters. ``group``: in the place of the optimizer's."""
         form = form_of(self.optimizer)
-        return (*form.scalars(self.group), *(form.counters or ("first",)))
+        scalars = form.scalars(self.group if group is None else group)
+        return (*scalars, *(form.counters or ("first",)))
 
     def values(self, nth: int = 0) -> dict[str, float]:
         """The scalars now, for the ``nth`` step of a call. ``step`` counts the step to come;
