@@ -176,7 +176,8 @@ CHANGES = {
     "none of both": ([], {}, lambda s: 2.0 if isinstance(s, list) else 3.0),
     "order of keys": ({"a": 1, "b": 2}, {"b": 2, "a": 1}, lambda s: float(next(iter(s.values())))),
     "sets": ({1}, {1, 2}, lambda s: float(len(s))),
-    "arrays": (middle(0), middle(1), lambda s: float(s.sum())),
+    "arrays": (middle(0), middle(1), lambda s: 2.0 if s[1000] else 3.0),
+    "arrays' bytes": (middle(0), middle(1), lambda s: float(len(s.tobytes().rstrip(b"\0")))),
     "slices": (slice(0, 2), slice(0, 3), lambda s: float(s.stop)),
 }
 

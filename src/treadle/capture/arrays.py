@@ -12,15 +12,18 @@ depends from then on.
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import EllipsisType, NoneType
 from typing import Any, SupportsIndex, TypeGuard, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from treadle.capture.computations import Computation
 from treadle.capture.explain_errors import here
-from treadle.capture.numbers import STAND_INS, Key, Uses, plain
+from treadle.capture.numbers import STAND_INS, Key, Number, Uses, is_number, is_stand_in, plain
+from treadle.capture.plain_values import is_real
 from treadle.compat.tracing import held_input, outside_modes
 from treadle.util.errors import CaptureError
 
@@ -112,6 +115,12 @@ class ArrayLeaf:
             self._uses.needed |= self.roots
         return self.value
 
+    def real(self) -> NdArray:
+        """The array, for a function that takes nothing but its number."""
+        value = self.plain()
+        self._uses.note_asked()
+        return value
+
     def _refuse_written(self) -> None:
         """TR-112: what the step wrote to a tensor of this memory is not in it yet."""
         for other in self._uses.arrays.values():
@@ -133,6 +142,30 @@ class ArrayLeaf:
         compute = self.compute
         return ArrayLeaf(function(self.value), lambda: function(compute()), self.roots, self._uses)
 
+    def computed(self, function: Callable[..., Any], *operands: Any) -> Any:
+        """``function`` of operands, of which this is one, and whose kinds say the kind of the
+        result: an array or a number that stands in again, or a decision."""
+        if self.roots & self._uses.whole:
+            return function(*map(plain, operands))
+        self._refuse_written()
+        operands = tuple(e.plain() if is_number(e) and not e.scales else e for e in operands)
+        stand = [each for each in operands if is_stand_in(each)]
+        found = function(*(e.value if is_stand_in(e) else e for e in operands))
+        parts = [e.compute if is_stand_in(e) else functools.partial(_same, e) for e in operands]
+        compute = Computation(function, parts)
+        roots = frozenset[Key]().union(*(each.roots for each in stand))
+        if is_numeric(found):
+            return ArrayLeaf(found, compute, roots, self._uses)
+        self._uses.looked |= roots
+        key = self._uses.decisions.key_of(compute)
+        if is_real(found):
+            return Number(found, compute, roots, self._uses, scales=True, key=key)
+        if isinstance(found, bool | np.bool_):
+            if not self._uses.ours:
+                self._uses.decisions.add(key, compute, found, roots)
+            return found
+        return function(*map(plain, operands))
+
     def tensor(self) -> Tensor:
         """Of the same memory; what is traced is another input."""
         if self._made is None:
@@ -143,11 +176,11 @@ class ArrayLeaf:
             self._made = held_input(made)
         return self._made.detach()
 
-    def astype(self, *args: Any, **kwargs: Any) -> "ArrayLeaf":
+    def astype(self, *args: Any, **kwargs: Any) -> Any:
         """With numbers of another dtype."""
         return self.derived(lambda value: value.astype(*args, **kwargs))
 
-    def reshape(self, *args: Any, **kwargs: Any) -> "ArrayLeaf":
+    def reshape(self, *args: Any, **kwargs: Any) -> Any:
         """In another shape."""
         return self.derived(lambda value: value.reshape(*args, **kwargs))
 
@@ -155,12 +188,52 @@ class ArrayLeaf:
         """Of memory of its own."""
         return self.derived(lambda value: value.copy(*args, **kwargs))
 
+    def item(self, *at: Any) -> Any:
+        """One of its numbers, as Python's."""
+        return self.computed(lambda value: value.item(*at), self)
+
+    def tolist(self) -> Any:
+        """Nested lists of its numbers."""
+        return (
+            [e.item() if is_number(e) else e.tolist() for e in self]
+            if self.value.ndim
+            else self.item()
+        )
+
     def __getitem__(self, at: Any) -> Any:
         parts: tuple[object, ...] = at if type(at) is tuple else (at,)
-        basic = all(type(each) in (int, slice, type(None), type(...)) for each in parts)
-        if basic and type(self.value[at]) is np.ndarray:  # and no number
-            return self.derived(lambda value: value[at])
-        return self.plain()[at.plain() if type(at) is ArrayLeaf else at]
+        if not all(map(_is_place, parts)):
+            return self.plain()[plain(at)]
+        whole = type(at) is tuple
+
+        def taken(value: NdArray, *parts: Any) -> Any:
+            return value[parts if whole else parts[0]]
+
+        return self.computed(taken, self, *parts)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.value.ndim:
+            return iter(self.value)  # an error of NumPy's
+        return iter([self[at] for at in range(len(self.value))])
+
+    def __array_ufunc__(
+        self, function: Callable[..., Any], how: str, *inputs: Any, **options: Any
+    ) -> Any:
+        """NumPy's functions of each number, and sums and the like of them."""
+        call = getattr(function, how)
+        simple = how in _UFUNC_FORMS and all(map(_is_option, options.values()))
+        if simple and all(map(_is_operand, inputs)):
+            return self.computed(functools.partial(_with_options, call, options), *inputs)
+        return call(*map(plain, inputs), **plain(options))
+
+    def __array_function__(
+        self, function: Callable[..., Any], types: object, args: Any, kwargs: Any
+    ) -> Any:
+        """Other functions of NumPy's: those of which the kind of the result is known."""
+        simple = function in _FUNCTIONS and all(map(_is_option, kwargs.values()))
+        if simple and all(_is_operand(each) or _is_option(each) for each in args):
+            return self.computed(functools.partial(_with_options, function, kwargs), *args)
+        return function(*plain(tuple(args)), **plain(kwargs))
 
     def __len__(self) -> int:
         return len(self.value)
@@ -189,7 +262,18 @@ class ArrayLeaf:
         return func(*plain(args), **plain(dict(kwargs or {})))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.value if name in _KIND else self.plain(), name)
+        if name in _KIND:
+            return getattr(self.value, name)
+        if name == "T":
+            return self.derived(lambda value: value.T)
+        if name in _METHODS:
+            return functools.partial(self._called, name)
+        return getattr(self.plain(), name)
+
+    def _called(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if not all(map(_is_option, (*args, *kwargs.values()))):
+            return getattr(self.plain(), name)(*plain(args), **plain(kwargs))
+        return self.computed(lambda value: getattr(value, name)(*args, **kwargs), self)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in ArrayLeaf.__slots__:
@@ -198,35 +282,80 @@ class ArrayLeaf:
             setattr(self.plain(), name, value)
 
 
-_WITH_NUMBERS = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
+_UFUNC_FORMS = frozenset({"__call__", "reduce", "accumulate"})
+_METHODS = frozenset({
+    "all", "any", "argmax", "argmin", "argsort", "clip", "cumprod", "cumsum", "diagonal", "dot",
+    "flatten", "max", "mean", "min", "prod", "ravel", "repeat", "round", "squeeze", "std", "sum",
+    "swapaxes", "trace", "transpose", "var",
+})  # fmt: skip
+"""Those of which the kind of the result follows from kinds alone."""
+_FUNCTION_NAMES = (
+    "all", "allclose", "any", "argmax", "argmin", "argsort", "average", "clip", "cumprod", "cumsum",
+    "diff", "dot", "expand_dims", "flip", "inner", "max", "mean", "median", "min", "nan_to_num",
+    "outer", "percentile", "prod", "ptp", "quantile", "ravel", "reshape", "roll", "round", "sort",
+    "squeeze", "std", "sum", "transpose", "var",
+)  # fmt: skip
+_FUNCTIONS: frozenset[object] = frozenset(
+    [np.linalg.norm, *(getattr(np, name) for name in _FUNCTION_NAMES)]
+)
+"""Likewise. By name, since their types are unions of overloads that no type checker can compare."""
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _with_options(function: Callable[..., Any], options: Mapping[str, Any], *args: Any) -> Any:
+    return function(*args, **options)
+
+
+def _is_option(value: object) -> bool:
+    """Whether it says how something is computed, and is the same at every call."""
+    if type(value) is tuple:
+        return all(map(_is_option, value))
+    return type(value) in (int, float, bool, str, NoneType, type) or isinstance(value, np.dtype)
+
+
+def _is_operand(value: object) -> bool:
+    return is_array(value) or type(value) in (Number, bool) or is_real(value)
+
+
+def _is_place(value: object) -> bool:
+    """Whether it takes as much of any array of a kind: a mask does not."""
+    if is_array(value):
+        return value.value.dtype.kind in "iu"
+    return type(value) in (int, slice, NoneType, EllipsisType, Number)
+
+
+_ARITHMETIC = {
+    name: getattr(operator, name)
+    for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
 }  # fmt: skip
+_COMPARISONS = {name: getattr(operator, name) for name in ["eq", "ne", "lt", "le", "gt", "ge"]}
 
 
 def _give_answers() -> None:
-    def arithmetic(name: str, swapped: bool) -> Callable[[ArrayLeaf, Any], object]:
-        function = _WITH_NUMBERS[name]
-
+    def binary(function: Callable[..., Any], swapped: bool) -> Callable[[ArrayLeaf, Any], object]:
         def call(self: ArrayLeaf, other: Any) -> object:
-            if type(other) not in (int, float):
-                value = other.plain() if type(other) is ArrayLeaf else other
-                pair = (value, self.plain()) if swapped else (self.plain(), value)
-                return function(*pair)
-            if swapped:
-                return self.derived(lambda value: function(other, value))
-            return self.derived(lambda value: function(value, other))
+            pair = (other, self) if swapped else (self, other)
+            if _is_operand(other):
+                return self.computed(function, *pair)
+            return function(*map(plain, pair))
 
         return call
 
-    for name in _WITH_NUMBERS:
-        setattr(ArrayLeaf, f"__{name}__", arithmetic(name, swapped=False))
-        setattr(ArrayLeaf, f"__r{name}__", arithmetic(name, swapped=True))
+    for name, function in (_ARITHMETIC | _COMPARISONS).items():
+        setattr(ArrayLeaf, f"__{name}__", binary(function, swapped=False))
+        if name in _ARITHMETIC:
+            setattr(ArrayLeaf, f"__r{name}__", binary(function, swapped=True))
+    for name, function in {"neg": operator.neg, "pos": operator.pos, "abs": abs}.items():
+        setattr(ArrayLeaf, f"__{name}__", lambda self, f=function: self.computed(f, self))
+    for name, kind in {"float": float, "int": int}.items():
+        setattr(ArrayLeaf, f"__{name}__", lambda self, f=kind: f(self.real()))
     names = (
-        "bool", "float", "int", "index", "complex", "str", "repr", "format", "iter", "eq", "ne",
-        "lt", "le", "gt", "ge", "contains", "setitem", "neg", "pos", "abs", "invert",
-        "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow", "matmul", "rmatmul", "and", "rand",
-        "or", "ror", "xor", "rxor", "lshift", "rshift", "iadd", "isub", "imul", "itruediv",
-        "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "buffer",
+        "bool", "index", "complex", "str", "repr", "format", "contains", "setitem", "invert",
+        "and", "rand", "or", "ror", "xor", "rxor", "lshift", "rshift", "iadd", "isub", "imul",
+        "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "buffer",
     )  # fmt: skip
     for name in names:
         dunder = f"__{name}__"

@@ -26,6 +26,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from treadle.capture.arrays import is_array
 from treadle.capture.deferred import CONVERSIONS, OF_NUMBERS
 from treadle.capture.numbers import is_number
 from treadle.compat.fake import is_traced
@@ -119,6 +120,8 @@ def _conversion(kind: Callable[..., object]) -> Callable[..., object]:
                 return torch.sym_float(value) if kind is float else torch.sym_int(value)
             if is_number(value):
                 return value.derived(kind)
+            if is_array(value) and kind is not len:
+                return value.computed(kind, value)
         return kind(*args, **kwargs)
 
     return call

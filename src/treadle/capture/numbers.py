@@ -6,6 +6,7 @@ run time; one that nothing asked is none of the step's business. A comparison is
 graph depends on how it came out, which is asked again before each call.
 """
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +45,8 @@ class Uses:
     asked: dict[CodeType, tuple[CodeType, ...]] = field(
         default_factory=dict[CodeType, tuple[CodeType, ...]]
     )  # by code that asked for a real number, the codes of the frames that ran, innermost first
+    looked: set[Key] = field(default_factory=set[Key])  # arrays whose numbers stand in
+    whole: set[Key] = field(default_factory=set[Key])  # arrays whose numbers may not
     ours: bool = False  # whether we look ourselves
     is_used: bool = False  # whether anything stands in at all
     of_size: Callable[[Any], "Number"] | None = None  # of a size that values decide
@@ -53,6 +56,12 @@ class Uses:
         if not self.ours:
             codes = tuple(each.f_code for each in users_frames())
             self.asked.setdefault(codes[0], codes)
+
+    def written_late(self) -> set[Key]:
+        """The arrays that were written to after a number of theirs was looked at: at a call it
+        would be asked for when they are written."""
+        written = [each.roots for each in self.arrays.values() if each.is_written]
+        return (self.looked & set[Key]().union(*written)) - self.whole
 
     def is_in_graph(self, roots: frozenset[Key]) -> bool:
         """Whether values of ``roots`` are in the graph, and no decision led there."""
@@ -246,7 +255,14 @@ class Number:
         return type(self.plain()), (self.value,)
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("item", "tolist") and isinstance(self.value, np.generic):
+            return functools.partial(self.derived, _item)
         return getattr(self.plain(), name)
+
+
+def _item(value: np.generic) -> Any:
+    """Python's number."""
+    return value.item()
 
 
 _PAIRS = {

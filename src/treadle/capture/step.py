@@ -13,6 +13,7 @@ from treadle.capture.arrays import overlaps
 from treadle.capture.build_graph import Captured, finish
 from treadle.capture.changing_numbers import Counted
 from treadle.capture.communication import refuse_accumulator_hooks
+from treadle.capture.computations import Key
 from treadle.capture.container_changes import ChangedContainer, ContainersChanged
 from treadle.capture.decisions import Answers
 from treadle.capture.deferred import AsksNumber
@@ -174,16 +175,21 @@ def _traced(
     that counts with numbers that stand in where it counts. One in which numbers or containers are
     stood in for may fail where they themselves do not: then it runs again, as if none could change.
     Code that asks for a real number where one stands in, or one is known after the launch, runs
-    again with ``calls`` that can take those."""
+    again with ``calls`` that can take those; one that writes to an array whose numbers it looked at
+    before, with the array itself."""
     containers: Sequence[ChangedContainer] | None = ()
     counters: list[Location] = []
     refusal: Counted | None = None
+    whole: set[Key] = set()
     while True:
         run = make(numbers=(*numbers, *counters), stand_in=stand_in, containers=containers)
+        run.trace.uses.whole |= whole
         try:
             with weights_in_place(), calls.rewritten():
                 module = trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
-            if not calls.cover(run.asked(), run.met()):
+            late = run.trace.uses.written_late()
+            whole |= late
+            if not late and not calls.cover(run.asked(), run.met()):
                 if not run.asks_types():
                     return run, module
                 if refusal is not None and not stand_in:
