@@ -157,6 +157,7 @@ class ArrayLeaf:
         if is_numeric(found):
             return ArrayLeaf(found, compute, roots, self._uses)
         self._uses.looked |= roots
+        self._uses.looked_at += [self.value]
         key = self._uses.decisions.key_of(compute)
         if is_real(found):
             return Number(found, compute, roots, self._uses, scales=True, key=key)

@@ -248,7 +248,7 @@ def _functional(
     returned = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
     functionalizer = Functionalizer(graph)
     new, results, writes = functionalizer.run(list(returned))
-    refuse_foreign_writes(graph, functionalizer, sources, reads)
+    refuse_foreign_writes(graph, functionalizer, sources, reads, seen.uses.looked_at)
     outputs = _outputs(seen, sources)
     dropped = set(map(id, seen.fresh))
     for at, value in drop_lost(writes).items():

@@ -1,21 +1,24 @@
-"""Numbers in Python's places (attributes, entries, variables) that change from call to call.
+"""Numbers in Python's places (attributes, entries, variables) that change from call to call, and
+arrays of them.
 
 ::
 
     self.n += 1; loss = loss * 0.9 ** self.n      n: read before the launch, written after it
 
-While a step is captured, numbers that stand in are in those places. What the step puts there, also
-one that is computed of others, is computed again at each call, exactly as Python does.
+While a step is captured, numbers and arrays that stand in are in those places. What the step puts
+there, also one that is computed of others, is computed again at each call, exactly as Python does.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
+from treadle.capture.arrays import ArrayLeaf, NdArray, array_fact, is_numeric, overlaps
 from treadle.capture.changes import Change
 from treadle.capture.numbers import Number, Uses, is_number
-from treadle.capture.object_graph import Location, Node, Watched
+from treadle.capture.object_graph import Location, Node, Watched, first_of_each
 from treadle.capture.plain_values import is_real
 from treadle.capture.reads import Reads
 from treadle.util.errors import CaptureError
@@ -38,9 +41,18 @@ class _InPlace:
 class ChangingNumbers:
     """Those of one run."""
 
-    def __init__(self, places: Sequence[Location], uses: Uses) -> None:
-        self._places, self._uses = places, uses
+    def __init__(
+        self, places: Sequence[Location], uses: Uses, beside: Callable[[], Sequence[object]]
+    ) -> None:
+        """``beside``: what may share memory with arrays: the leaves of a call."""
+        self._places, self._uses, self._beside = places, uses, beside
         self._found: list[_InPlace] = []
+        self.arrays: dict[int, ArrayLeaf] = {}  # by the id of the array
+
+    @property
+    def real_arrays(self) -> list[NdArray]:
+        """Those in the places of which others stand."""
+        return [each.value for each in self.arrays.values()]
 
     @contextlib.contextmanager
     def standing_in(self) -> Iterator[None]:
@@ -49,17 +61,36 @@ class ChangingNumbers:
         try:
             for place in self._places:
                 value = place.get()
-                if is_real(value):
-                    found = _InPlace(place, place.holder, (place.owner, place.name))
-                    self._found.append(found)
-                    self._uses.decisions.labels[found.key] = place.label
-                    roots = frozenset({found.key})
+                if is_real(value) or is_numeric(value):
                     undo.append((place, value))
-                    place.put(Number(value, found, roots, self._uses, scales=True))
+                    place.put(self._standing_in(place, value))
             yield
         finally:
             for place, value in reversed(undo):
                 place.put(value)
+
+    def _standing_in(self, place: Location, value: Any) -> "Number | ArrayLeaf":
+        found = _InPlace(place, place.holder, (place.owner, place.name))
+        self._found.append(found)
+        self._uses.decisions.labels[found.key] = place.label
+        if is_real(value):
+            return Number(value, found, frozenset({found.key}), self._uses, scales=True)
+        made = ArrayLeaf(value, found, frozenset(), self._uses)
+        made = self.arrays.setdefault(id(value), made)  # an array in two places is one
+        made.roots |= {found.key}
+        return made
+
+    def read(self, reads: Reads) -> None:
+        """What has to be at a call as it is now: what arrays are, and which are the same."""
+        found = [each for each in self._found if is_numeric(each())]
+        if found:
+            label = ", ".join(each.place.label for each in found)
+            reads.add_computed(f"the kind of {label}", functools.partial(self._kinds, found))
+
+    def _kinds(self, places: Sequence[_InPlace]) -> object:
+        values = [each() for each in places]
+        facts = [array_fact(each) if is_numeric(each) else None for each in values]
+        return facts, first_of_each(values), overlaps([*values, *self._beside()])
 
     def keys(self) -> list[tuple[int, object]]:
         """The ids of their owners, and their names."""

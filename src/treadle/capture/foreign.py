@@ -6,9 +6,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
+from treadle.capture.arrays import NdArray, overlaps
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.reads import Reads
-from treadle.capture.sources import Fixed, Source
+from treadle.capture.sources import Fixed, Held, Source
+from treadle.compat.sharded_tensors import local_of
 from treadle.graph.node_info import info, known_value
 from treadle.graph.signature import Input
 from treadle.graph.types import tensors_in
@@ -45,19 +47,24 @@ def refuse_foreign_writes(
     functionalizer: Functionalizer,
     sources: Sequence[tuple[Input, Source]],
     reads: Reads,
+    looked_at: Sequence[NdArray],
 ) -> None:
-    """TR-112 for a write to a tensor that the run itself made of memory that something outside of
-    it has: an array of NumPy's, bytes. Such a tensor is traced as a copy of it (``lift_fresh``), to
-    which the write would go."""
+    """TR-112 for a write to a tensor of memory that something else outside of the step has: an
+    array of NumPy's, bytes. One that the run itself made is traced as a copy of it
+    (``lift_fresh``), to which the write would go; of one that is held the run would see the array
+    as it was. ``looked_at``: arrays of which the snapshot knows nothing."""
     inputs = zip(graph.find_nodes(op="placeholder"), sources, strict=True)
-    fixed = {node: source.tensor for node, (_, source) in inputs if isinstance(source, Fixed)}
-    for node, tensor in fixed.items():
+    for node, (_, source) in inputs:
+        if not isinstance(source, Fixed | Held):
+            continue
+        tensor = source.tensor if isinstance(source, Fixed) else local_of(source.place.get())
         same = [node, *(user for user in node.users if user.target in _LIFTS)]
         written = next((each for each in same if functionalizer.is_written(each)), None)
         if written is None or tensor.untyped_storage().resizable():
             continue  # a storage of PyTorch's own making can be resized, and is the step's alone
         start = tensor.untyped_storage().data_ptr()
-        if reads.has_memory_in(start, start + tensor.untyped_storage().nbytes()):
+        known = reads.has_memory_in(start, start + tensor.untyped_storage().nbytes())
+        if known or any(overlaps([tensor, each]) for each in looked_at):
             raise CaptureError(
                 f"the step writes to a tensor {list(tensor.shape)} of the memory of an array of "
                 "NumPy's or of other bytes outside of it",

@@ -46,6 +46,7 @@ class Uses:
         default_factory=dict[CodeType, tuple[CodeType, ...]]
     )  # by code that asked for a real number, the codes of the frames that ran, innermost first
     looked: set[Key] = field(default_factory=set[Key])  # arrays whose numbers stand in
+    looked_at: list[Any] = field(default_factory=list[Any])  # those arrays
     whole: set[Key] = field(default_factory=set[Key])  # arrays whose numbers may not
     ours: bool = False  # whether we look ourselves
     is_used: bool = False  # whether anything stands in at all

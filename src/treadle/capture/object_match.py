@@ -7,6 +7,7 @@ from enum import Enum
 from types import CellType, MappingProxyType, MethodType, ModuleType
 from typing import cast, final
 
+import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -42,6 +43,7 @@ class Match:
     moved: dict[int, tuple[Node, object]] = field(default_factory=dict[int, tuple[Node, object]])
     words: str = ""
     numbers: list[Location] = field(default_factory=list[Location])
+    arrays: list[Node] = field(default_factory=list[Node])  # with other numbers in them
     renewed: list[tuple[Node, int]] = field(default_factory=list[tuple[Node, int]])
     _taken: dict[int, Node] = field(default_factory=dict[int, Node])
 
@@ -101,6 +103,7 @@ class Match:
             change = f"{words_of(entry)} became {words_of_value(value)}"
             if isinstance(entry, Contents):
                 change = f"{words_of(entry)} changed"
+                self.arrays += [node] if node.kind is np.ndarray else []
             self.words = self.words or f"{label}: {change}"
             is_number = isinstance(entry, ReadValue) and entry.fact[0] in NUMBERS and is_real(value)
             # (Of what is taken apart the step has a copy, in which nothing is put.)

@@ -361,10 +361,18 @@ class Reads:
         return list(self._differences(Match(self._nodes)))
 
     def other_numbers(self) -> list[Location]:
-        """Where numbers stand that are others now."""
+        """Where numbers stand that are others now, and arrays in which others are."""
         match = Match(self._nodes)
         list(self._differences(match))
-        return match.numbers
+        found = match.numbers
+        for array in match.arrays:
+            for node, at in self._places_of([(array, None)]):
+                watched = node.watched[at]
+                if watched.part.settable and node.parts is None:
+                    names = [name for name, entry in watched.held.items() if entry is array]
+                    where = watched.part.where
+                    found += [Location(node, at, name, where(name), True) for name in names]
+        return found
 
     def _differences(self, match: "Match") -> Iterator[str]:
         written: list[tuple[Node, int]] = []

@@ -284,7 +284,7 @@ class Run:
         self._updates = update
         self._plans = plans
         self._call = call or GivenCall()
-        self.numbers = ChangingNumbers(numbers, self.trace.uses)
+        self.numbers = ChangingNumbers(numbers, self.trace.uses, lambda: self._call.leaves)
         self._scaling = frozenset(each.label for each in numbers)
         self._stands_in = stand_in
         self._containers = containers
@@ -341,7 +341,7 @@ class Run:
                 self.function,
                 self.models,
                 self.optimizers,
-                (*self.leaves, *(each.value for each in containers)),
+                (*self.leaves, *self.numbers.real_arrays, *(each.value for each in containers)),
                 seen=watch.rng.meet,
                 draws=self.draws,
             )
@@ -470,6 +470,7 @@ class Run:
                 continue
             if not isinstance(leaf, Tensor) and not is_plain(leaf):
                 reads.add_argument(f"argument {path}", leaf, functools.partial(self._leaf, at))
+        self.numbers.read(reads)
         for each in self._all_given():
             each.read(reads, self.trace.watch)
         for each in self._looked_at.values():
