@@ -118,14 +118,15 @@ def test_state_that_comes_back_is_looked_at_again():
 @pytest.mark.parametrize(
     "change",
     [
-        lambda optimizer, p: optimizer.state[p].update(mine=p),
+        lambda optimizer, p: optimizer.state[p].update(exp_avg=p),
         lambda optimizer, p: optimizer.state.clear(),
-        lambda optimizer, p: optimizer.state[p].setdefault("mine", p),
+        lambda optimizer, p: optimizer.state[p].clear(),
+        lambda optimizer, p: optimizer.state[p].update(mine=[p]),
         lambda optimizer, p: optimizer.state.__setitem__(p, {}),
         lambda optimizer, p: optimizer.state.pop(p),
     ],
 )
-def test_entries_of_ones_own_are_refused(change):
+def test_the_form_s_entries_stay(change):
     def look(model, optimizer, key):
         change(optimizer, next(model.parameters()))
 

@@ -16,7 +16,8 @@ def cache(tmp_path_factory, monkeypatch):
 
 
 class Signs(torch.optim.Optimizer):
-    """Steps by the sign of a running mean; ``fails`` makes it raise half way through."""
+    """Steps by the sign of a running mean, and looks at values; ``fails`` makes it raise half way
+    through."""
 
     def __init__(self, parameters, lr=0.01):
         super().__init__(parameters, {"lr": lr})
@@ -26,7 +27,7 @@ class Signs(torch.optim.Optimizer):
     def step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]:
-                if p.grad is None:
+                if p.grad is None or p.grad.abs().sum().item() == 0.0:
                     continue
                 state = self.state[p]
                 mean = state.setdefault("mean", torch.zeros_like(p))

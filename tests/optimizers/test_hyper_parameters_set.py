@@ -17,7 +17,7 @@ LIBRARY = Options(codegen=False)
 
 
 class Own(torch.optim.Optimizer):
-    """A step of its own."""
+    """A step of its own, which is captured."""
 
     def __init__(self, parameters, lr=0.1):
         super().__init__(parameters, {"lr": lr})
@@ -27,6 +27,15 @@ class Own(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 p.sub_(p.grad.sign(), alpha=group["lr"])
+
+
+class Outside(Own):
+    """One that looks at values first, and steps outside of the graph."""
+
+    def step(self, closure=None):
+        if any(p.grad.norm().item() > 1e9 for p in self.param_groups[0]["params"]):
+            return
+        super().step(closure)
 
 
 class Counter:
@@ -42,6 +51,7 @@ KINDS = {
     "nadam": lambda ps: torch.optim.NAdam(ps, lr=0.1),
     "tensor": lambda ps: torch.optim.AdamW(ps, lr=torch.tensor(0.01)),
     "own": Own,
+    "outside": Outside,
 }
 
 
@@ -86,7 +96,8 @@ WAYS = {  # what sets it, of which optimizer, and the most recompiles
     "the loss": (lambda o, loss, it, c: put(o, lr=0.1 * loss.item()), "adamw", 0),
     "a tensor": (lambda o, loss, it, c: put(o, lr=loss.detach() * 0.1), "sgd", 1),
     "a tensor that is filled": (filled, "tensor", 2),
-    "of an optimizer outside": (lambda o, loss, it, c: put(o, lr=0.01 * (it + 1)), "own", 0),
+    "of a step of one's own": (lambda o, loss, it, c: put(o, lr=0.01 * (it + 1)), "own", 1),
+    "of an optimizer outside": (lambda o, loss, it, c: put(o, lr=0.01 * (it + 1)), "outside", 0),
 }
 
 
@@ -136,7 +147,7 @@ def test_it_is_set_and_put_back():
     def back(optimizer, *_):
         put(optimizer, lr=0.01)
 
-    for kind in ("adamw", "own"):
+    for kind in ("adamw", "outside"):
         step = beside_eager(lambda kind=kind: training(kind, WAYS["of an argument"][0], back))
         assert not step.recompiles
 

@@ -5,38 +5,82 @@
     optimizer.state[p]["exp_avg"]   the state before the update, or after it, as it is at that point
     optimizer.state[p]["step"]      a tensor without dims, from the counter of the call
     p in optimizer.state            whether there is state: part of what the step rests on
+    self.state[p]["old"] = p.clone()    an entry of the user's own: put there at every call
+    self.state[p]["n"] += 1             a number that is read before the launch, and put after it
+
+What an optimizer's form keeps is the form's; all else is the user's own. Their tensors are those
+that are there at a call. Numbers of one key that are equal are one number, as long as they are.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn, final
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from treadle.capture.explain_errors import here
 from treadle.capture.frames import Whose, whose
+from treadle.capture.numbers import Number, Uses, is_number
+from treadle.capture.parts import MISSING
+from treadle.capture.plain_values import is_plain, is_real
 from treadle.util.errors import CaptureError
 
-Entries = dict[str, Tensor]
+Entries = dict[str, Any]
+Changed = tuple["StatePlace", object]
 
 
 @final
-class TracedState(Mapping[Any, Any]):
+@dataclass(frozen=True, slots=True)
+class StatePlace:
+    """An entry of the user's own in the state of a parameter, as a call finds it."""
+
+    optimizer: Optimizer
+    parameter: Any
+    key: Any
+    before: Any = MISSING  # in the run
+
+    @property
+    def label(self) -> str:
+        """The user's words for it."""
+        return f"{type(self.optimizer).__name__}.state[...][{self.key!r}]"
+
+    def get(self) -> Any:
+        """What is there now, or ``MISSING``."""
+        return self.optimizer.state.get(self.parameter, {}).get(self.key, MISSING)
+
+    def put(self, value: Any) -> None:
+        """From now on it is there; ``MISSING`` for nothing."""
+        if value is MISSING:
+            self.optimizer.state[self.parameter].pop(self.key, None)
+        else:
+            self.optimizer.state[self.parameter][self.key] = value
+
+
+@final
+class TracedState(MutableMapping[Any, Any]):
     """In the place of ``optimizer.state``, which ``real`` is and our own code asks.
 
-    ``entries``: what a parameter has now; nothing, if it has no state. ``parameters``: by the id
-    of a parameter and of what stands for it, in the order of the groups, the two of them."""
+    ``parameters``: by the id of a parameter and of what stands for it, in the order of the groups,
+    the two of them. ``entries``: what the optimizer's form has for a parameter now; nothing, if it
+    has no state, or no form. ``names``: of all that the form keeps."""
 
     def __init__(
         self,
         optimizer: Optimizer,
         parameters: Mapping[int, tuple[nn.Parameter, Tensor]],
         entries: Callable[[nn.Parameter], Entries],
+        names: Callable[[nn.Parameter], frozenset[str]],
+        uses: Uses | None,
     ) -> None:
+        self._optimizer = optimizer
         self._real: Any = optimizer.state
         self._parameters = parameters
-        self._entries = entries
+        self._entries, self._names = entries, names
+        self._known: dict[int, tuple[Any, Entries, TracedEntries]] = {}
+        self._assigned: dict[int, Entries] = {}  # whole ones
+        self.numbers = SharedNumbers(optimizer, uses)
 
     def __getattr__(self, name: str) -> Any:
         """What a ``defaultdict`` has beside a mapping: for our own code alone."""
@@ -48,41 +92,221 @@ class TracedState(Mapping[Any, Any]):
         """As of a dict."""
         if _asked_by_us():
             return self._real.get(key, default)
-        return TracedEntries(found) if (found := self._found(key)) else default
+        return self._found(key) if key in self else default
+
+    def _key(self, key: Any) -> Any:
+        known = self._parameters.get(id(key))
+        return key if known is None else known[0]
 
     def _found(self, key: Any) -> Entries:
-        known = self._parameters.get(id(key))
-        return {} if known is None else self._entries(known[0])
+        """The entries of a parameter, with those of the form as they are now."""
+        parameter = self._key(key)
+        if id(parameter) not in self._known:
+            names = self._names(parameter)
+            real = self._real.get(parameter, {})
+            if not isinstance(real, dict):
+                raise refused_state(f"keeps a {type(real).__name__} in optimizer.state")
+            own = {
+                name: self.numbers.standing_in(parameter, name, value)
+                for name, value in real.items()
+                if name not in names
+            }
+            self._known[id(parameter)] = parameter, own, TracedEntries(own, names)
+        found = self._known[id(parameter)][2]
+        found.renew(self._entries(parameter))
+        return self._assigned.get(id(parameter), found)
 
     def __getitem__(self, key: Any) -> Any:
         """What there is; eager makes an empty dict where there is nothing."""
-        return self._real[key] if _asked_by_us() else TracedEntries(self._found(key))
+        return self._real[key] if _asked_by_us() else self._found(key)
 
     def __contains__(self, key: object) -> bool:
-        return bool(self._found(key))
+        return bool(self._found(key)) or self._key(key) in self._real
 
-    def __iter__(self) -> Iterator[Tensor]:
-        pairs = {id(leaf): (parameter, leaf) for parameter, leaf in self._parameters.values()}
-        return (leaf for parameter, leaf in pairs.values() if self._entries(parameter))
+    def __iter__(self) -> Iterator[Any]:
+        pairs = {id(leaf): leaf for _, leaf in self._parameters.values()}
+        return (leaf for leaf in pairs.values() if leaf in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        raise refused_state("sets an entry of optimizer.state")
+        self._found(key)
+        if self._names(self._key(key)) or type(value) is not dict:
+            raise refused_state("sets an entry of optimizer.state")
+        self._assigned[id(self._key(key))] = value
 
     def __delitem__(self, key: Any) -> None:
         raise refused_state("deletes an entry of optimizer.state")
 
+    # -- after the run
 
-class TracedEntries(dict[str, Tensor]):
-    """The state of one parameter: its tensors may be read and written to, not replaced."""
+    def shares(self, optimizer: Optimizer) -> bool:
+        """Whether it still stands where it was put."""
+        return vars(optimizer)["state"] is self
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise refused_state("changes which entries optimizer.state[p] has")
+    def has_own(self) -> bool:
+        """Whether the step asked for entries of the user's own, or made some."""
+        return any(own or each.asked or each.own() for _, own, each in self._known.values())
 
-    __setitem__ = __delitem__ = __ior__ = _refuse  # pyright: ignore
-    setdefault = update = pop = popitem = clear = _refuse  # pyright: ignore
+    def changes(self) -> Iterator[Changed]:
+        """What the run left in entries of the user's own."""
+        for parameter, before, found in self._known.values():
+            now = self._assigned.get(id(parameter), found.own())
+            for key in {**before, **now}:
+                value = now.get(key, MISSING)
+                if value is before.get(key, MISSING):
+                    continue
+                _check(value)
+                place = StatePlace(self._optimizer, parameter, key, before.get(key, MISSING))
+                yield place, value
+
+    def now(self) -> object:
+        """What is there at a call."""
+        return self._optimizer.state
+
+    @property
+    def name(self) -> str:
+        """The user's words for it."""
+        return f"the state of {type(self._optimizer).__name__}"
+
+
+@final
+class SharedNumbers:
+    """The numbers among the user's own entries: equal ones of one key are one number."""
+
+    def __init__(self, optimizer: Optimizer, uses: Uses | None) -> None:
+        self._optimizer, self._uses = optimizer, uses
+        self._first: dict[object, Number] = {}
+        self._places: dict[object, list[tuple[Any, Any]]] = {}
+        self._keys: list[tuple[int, Any]] = []
+
+    def standing_in(self, parameter: Any, key: Any, value: Any) -> Any:
+        """For an entry."""
+        if not is_real(value) or self._uses is None:
+            return value
+        owner = id(self._optimizer.state.get(parameter)), key
+        group = key, type(value), repr(value)
+        self._keys.append(owner)
+        self._places.setdefault(group, []).append((parameter, key))
+        if group not in self._first:
+            self._uses.decisions.labels[owner] = f"optimizer.state[...][{key!r}]"
+            place = StatePlace(self._optimizer, parameter, key)
+            self._first[group] = Number(
+                value, place.get, frozenset({owner}), self._uses, scales=True
+            )
+        return self._first[group]
+
+    def free_keys(self, needed: set[Any]) -> list[tuple[int, Any]]:
+        """Where they are: those that are compared with the first of them alone. ``needed``: of
+        these the first counts by its value."""
+        return [key for key in self._keys if key not in needed]
+
+    def agree(self) -> tuple[bool, ...]:
+        """Whether those that are one number in the graph are so at a call."""
+        return tuple(
+            all(self._at(place) == self._at(places[0]) for place in places)
+            for places in self._places.values()
+        )
+
+    def _at(self, place: tuple[Any, Any]) -> Any:
+        parameter, key = place
+        return self._optimizer.state.get(parameter, {}).get(key)
+
+
+@final
+class TracedEntries(dict[Any, Any]):
+    """The state of one parameter. Of what the form keeps (``fixed``) the tensors may be read and
+    written to, not replaced."""
+
+    def __init__(self, own: Entries, fixed: frozenset[str]) -> None:
+        super().__init__(own)
+        self._fixed = fixed
+        self.asked = False  # for an entry that is not the form's
+
+    def renew(self, entries: Entries) -> None:
+        """The form's are these now."""
+        for key in self._fixed & self.keys():
+            super().__delitem__(key)
+        super().update(entries)
+
+    def own(self) -> Entries:
+        """Without the form's."""
+        return {key: value for key, value in super().items() if key not in self._fixed}
+
+    def _allow(self, keys: Iterable[Any]) -> None:
+        if any(key in self._fixed for key in keys):
+            raise refused_state("changes which entries optimizer.state[p] has")
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._allow((key,))
+        _check(value)
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._allow((key,))
+        super().__delitem__(key)
+
+    def _note(self, key: object) -> None:
+        self.asked = self.asked or key not in self._fixed
+
+    def __getitem__(self, key: Any) -> Any:
+        self._note(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._note(key)
+        return super().__contains__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """As of a dict."""
+        self._note(key)
+        return super().get(key, default)
+
+    def __len__(self) -> int:
+        self.asked = self.asked or not self._fixed
+        return super().__len__()
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """As of a dict."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *args: Any, **named: Any) -> None:
+        """As of a dict."""
+        for key, value in dict(*args, **named).items():
+            self[key] = value
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """As of a dict."""
+        self._allow((key,))
+        return super().pop(key, *default)
+
+    def popitem(self) -> tuple[Any, Any]:
+        """As of a dict."""
+        self._allow(self._fixed & self.keys() or ())
+        return super().popitem()
+
+    def clear(self) -> None:
+        """As of a dict."""
+        self._allow(self._fixed & self.keys() or ())
+        super().clear()
+
+
+def _check(value: Any) -> None:
+    if not _may_stay(value):
+        raise refused_state(f"keeps a {type(value).__name__} in optimizer.state")
+
+
+def _may_stay(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_may_stay, value))
+    return isinstance(value, Tensor) or is_number(value) or is_plain(value) or value is MISSING
 
 
 def _asked_by_us() -> bool:
@@ -95,8 +319,8 @@ def refused_state(what: str) -> CaptureError:
         f"the step {what}, which is part of the graph while it is captured",
         code="TR-125",
         where=here(),
-        remedy="its tensors may be read, and written to in place; keep your own in a buffer",
+        remedy="its tensors may be read, and written to in place; keep your own under other keys",
     )
 
 
-__all__ = ["TracedState", "refused_state"]
+__all__ = ["StatePlace", "TracedState", "refused_state"]

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType, NoneType
 from typing import Any, cast
 
@@ -29,7 +29,6 @@ from treadle.capture.container_recorders import as_plain, is_recorded
 from treadle.capture.control_flow import instead_of
 from treadle.capture.counts import counts_instead_of
 from treadle.capture.deferred import DeferredNumbers, functions_of_numbers
-from treadle.capture.eager import why_eager
 from treadle.capture.expected import Conditions, constraint_checks
 from treadle.capture.explain_errors import Line, here, running_line, show_line
 from treadle.capture.flatten import flatten_containers, unflatten
@@ -45,6 +44,7 @@ from treadle.capture.grad_scaler import LossScaling
 from treadle.capture.gradient_sync import GradientSync
 from treadle.capture.hyper_parameters import standing_in
 from treadle.capture.numbers import Uses, is_stand_in
+from treadle.capture.optimizers.registry import has_form
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.rng_guard import RngGuard
 from treadle.capture.scalar_index import ScalarIndices
@@ -317,9 +317,8 @@ def swapped(
             _put(undo, group, "params", [table[id(p)] for p in group["params"]])
         for optimizer in optimizers.values():
             _put(undo, vars(optimizer), "step", stepper(optimizer))
-            if not why_eager(optimizer):
-                _put(undo, vars(optimizer), "state", state(optimizer))
-        stranger = _traced_only(_refuse_stranger, _nothing)
+        _swap_states(undo, optimizers.values(), state)
+        stranger = _traced_only(_refusing_strangers(optimizers.values()), _nothing)
         _put(undo, global_step_hooks(), OURS, stranger)
         watch.runs_again = undo.enter_context(fully_sharded(models, watch.gathers))
         watch.mode = functools.partial(TensorPatcher, table, watch, layers)
@@ -339,6 +338,21 @@ def swapped(
         cast(Any, Tensor).__bool__ = mode.answering(Tensor.__bool__)
         with mode:
             yield
+
+
+def _swap_states(
+    undo: contextlib.ExitStack,
+    optimizers: Iterable[Optimizer],
+    state: Callable[[Optimizer], object],
+) -> None:
+    """Optimizers that share their state share what stands there, that of one with a form."""
+    made: dict[int, object] = {}
+    for each in sorted(optimizers, key=lambda each: not has_form(each)):
+        real = id(each.state)
+        if real not in made:
+            made[real] = state(each)
+        if made[real] is not None:
+            _put(undo, vars(each), "state", made[real])
 
 
 class _GradientsInHooks(TorchFunctionMode):
@@ -671,13 +685,20 @@ def _put_attribute(undo: contextlib.ExitStack, owner: Any, name: str, value: Any
     setattr(owner, name, value)
 
 
-def _refuse_stranger(optimizer: Optimizer, *_: Any) -> None:
+def _refusing_strangers(known: Iterable[Optimizer]) -> Callable[..., None]:
     """Before any step of an optimizer that was not given."""
-    kind = type(optimizer).__name__
-    raise CaptureError(
-        f"the step calls step() of an optimizer that it was not given ({kind})",
-        code="TR-134",
-        where=here(),
-        remedy="pass it: treadle.compile(step, model=..., optimizer=...), all of them as a list or "
-        "a dict",
-    )
+    given = frozenset(map(id, known))
+
+    def refuse(optimizer: Optimizer, *_: Any) -> None:
+        if id(optimizer) in given:
+            return  # its own code calls that of its base
+        kind = type(optimizer).__name__
+        raise CaptureError(
+            f"the step calls step() of an optimizer that it was not given ({kind})",
+            code="TR-134",
+            where=here(),
+            remedy="pass it: treadle.compile(step, model=..., optimizer=...), all of them as a "
+            "list or a dict",
+        )
+
+    return refuse

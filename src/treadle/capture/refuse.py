@@ -75,9 +75,27 @@ def named_models(models: object) -> dict[str, nn.Module]:
 
 def named_optimizers(optimizers: object) -> dict[str, Optimizer]:
     """One optimizer, a list or a dict, as a dict; a single one is named ``""``. Of a wrapper that
-    is no optimizer by itself (Accelerate's) the one that it holds, whose ``step`` it calls."""
-    named = _named(optimizers, Optimizer, "optimizer")
-    return {name: _unwrapped(each) for name, each in named.items()}
+    is no optimizer by itself (Accelerate's) the one that it holds, whose ``step`` it calls; beside
+    each those that it holds (``self.base_optimizer``). None is there twice."""
+    found: dict[int, tuple[str, Optimizer]] = {}
+    left = [*_named(optimizers, Optimizer, "optimizer").items()]
+    for name, given in left:  # which grows
+        each = _unwrapped(given)
+        if id(each) not in found:
+            found[id(each)] = name, each
+            left += [(f"{name}.{at}".lstrip("."), held) for at, held in _held_by(each)]
+    return dict(found.values())
+
+
+def _held_by(optimizer: Optimizer) -> list[tuple[str, Optimizer]]:
+    """Optimizers among the attributes of one, and in lists and dicts there."""
+    found: list[tuple[str, Optimizer]] = []
+    for name, value in vars(optimizer).items():
+        values = value.values() if type(value) is dict else value
+        several = type(value) in (list, tuple, dict)
+        held = [*values] if several else [value]
+        found += [(name, each) for each in held if isinstance(each, Optimizer)]
+    return found
 
 
 def with_loose(

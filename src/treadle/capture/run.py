@@ -44,8 +44,9 @@ from treadle.capture.gradient_sync import GradientSync, RankGroup
 from treadle.capture.host_draws import HostDraws
 from treadle.capture.hyper_parameters import HyperParameters
 from treadle.capture.numbers import Number, Text, Uses, is_stand_in
-from treadle.capture.optimizer_state import TracedState, refused_state
+from treadle.capture.optimizer_state import StatePlace, TracedState, refused_state
 from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
+from treadle.capture.own_steps import OwnSteps
 from treadle.capture.parts import MISSING, is_plain
 from treadle.capture.patching import TraceRecorder, swapped
 from treadle.capture.plain_values import is_real
@@ -110,7 +111,7 @@ class RunAgain:
 class SideEffect:
     """What the step leaves in a place outside of it. ``leaves``: slots for tensors."""
 
-    place: Location | TensorPlace | InArgument | ContainerChanges | SkippedUpdate
+    place: Location | TensorPlace | InArgument | ContainerChanges | SkippedUpdate | StatePlace
     leaves: tuple[Any, ...]
     tree: TreeSpec
 
@@ -254,12 +255,14 @@ class Run:
         containers: Sequence[ChangedContainer] | None = None,
         group: RankGroup | None = None,
         path: Answers | None = (),
+        own_steps: OwnSteps,
     ) -> None:
         """``call``: where the arguments of later calls are found. ``numbers``: places whose numbers
         change from call to call. ``stand_in=False``: every number is taken as it is.
         ``containers``: those that others stand in for, since a run before changed them; ``None``:
         nothing stands in for any.
-        ``path``: the answers to its first decisions on values of tensors.
+        ``path``: the answers to its first decisions on values of tensors. ``own_steps``: of
+        optimizers without a form those whose own code is captured.
         ``update=False``: gradients only. Optimizers do not step, and what the last backward left
         in ``.grad`` stays there, whatever clips or clears it afterwards. ``plans``: there are no
         values."""
@@ -306,6 +309,8 @@ class Run:
         self._handed: dict[int, _Handed] = {}
         self._looked_at: dict[int, Optimizer] = {}  # whose state was there, or not, for the step
         self._started: dict[int, dict[str, float]] = {}
+        self._own_steps = own_steps
+        self._states: list[TracedState] = []
 
     def traced(self, inputs: list[Tensor]) -> list[Tensor]:
         """What ``make_fx`` traces: the step as a function of all it reads."""
@@ -366,6 +371,7 @@ class Run:
                     watch.scaling.check()
                     self._refuse_unrecorded(external)
                     self._note_left(external, table)
+                    self._note_states()
                     without_functions(self._refuse_on_parameters)()
                     without_functions(self._note_tensors)(table)
             finally:
@@ -475,6 +481,10 @@ class Run:
             each.read(reads, self.trace.watch)
         for each in self._looked_at.values():
             reads.add_computed(f"the state of {type(each).__name__}", functools.partial(_has, each))
+        for each in self._states:
+            if each.has_own():
+                reads.add_found(each.name, each.now)
+                reads.add_computed(f"the numbers in {each.name}", each.numbers.agree)
         for at, each in enumerate(self._call.containers):
             label, getter = type(each.value).__name__, functools.partial(self._container, at)
             reads.add_container(f"argument {label}", each.value, getter, each.parts)
@@ -506,6 +516,8 @@ class Run:
         yield from self.numbers.keys()
         if not self._stands_in:
             return
+        for state in self._states:
+            yield from state.numbers.free_keys(self.trace.uses.needed)
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
                 for key, value in group.items():
@@ -613,6 +625,21 @@ class Run:
         known = {id(each.value) for each in self._containers}
         if any(id(each.value) not in known for each in found):
             raise ContainersChanged([*self._containers, *found])
+
+    def _note_states(self) -> None:
+        """What it left among the user's own entries of the state of optimizers."""
+        for state in self._states:
+            for place, value in state.changes():
+                if self.numbers.depends_on(place.before, value):
+                    raise refused_state(f"counts in {place.label}, and depends on the number")
+                leaves, tree = flatten(value)
+                leaves = [self._held(leaf) for leaf in leaves]
+                self.trace.left.append(SideEffect(place, tuple(leaves), tree))
+                self.trace.changed.append(None)
+
+    def _held(self, leaf: Any) -> Any:
+        """A tensor of the user's becomes the one that is there at a call."""
+        return self.trace.watch.inside(leaf) if isinstance(leaf, Tensor) else leaf
 
     def _note_operations(self, external: ExternalState) -> None:
         """What was done to containers outside, as one side effect."""
@@ -821,8 +848,11 @@ class Run:
 
     def _stepper(self, optimizer: Optimizer) -> Callable[..., Any]:
         """``optimizer.step`` in functional form, on the traced parameters and state."""
-        reason = why_eager(optimizer)
         check_step(optimizer)
+        if self._own_steps.takes(optimizer):
+            trace, updates = self.trace, self._updates
+            return self._own_steps.stepper(optimizer, trace.watch, trace.update, updates=updates)
+        reason = self._own_steps.why_eager(optimizer)
 
         def step(closure: Callable[[], T] | None = None) -> T | None:
             loss = None
@@ -847,26 +877,38 @@ class Run:
 
         return step
 
-    def _traced_state(self, optimizer: Optimizer) -> TracedState:
-        """What the step finds in the place of ``optimizer.state``."""
+    def _traced_state(self, optimizer: Optimizer) -> TracedState | None:
+        """What the step finds in the place of ``optimizer.state``; nothing in that of an optimizer
+        outside of the graph."""
+        own = self._own_steps.takes(optimizer)
+        if not own and why_eager(optimizer) is not None:
+            return None
+        owners = {id(leaf): key for key, leaf in self._stand_ins.items()}
+        given = {id(each): each for each in self._parameters()}
+        pairs = [
+            (given[owners[id(leaf)]], leaf)
+            for group in optimizer.param_groups  # which have what stands in by now
+            for leaf in group["params"]
+        ]
+        known = {id(key): pair for pair in pairs for key in pair}
         clusters = {
             id(parameter): each
             for each in self.clusters
             if each.optimizer is optimizer
             for parameter in each.parameters
         }
-        owners = {id(self._stand_ins[key]): key for key in clusters}
-        given = {id(each): each for each in self._parameters()}
-        pairs = [
-            (given[owners[id(leaf)]], leaf)
-            for group in optimizer.param_groups  # which have what stands in by now
-            for leaf in group["params"]
-            if id(leaf) in owners
-        ]
-        known = {id(key): pair for pair in pairs for key in pair}
-        return TracedState(
-            optimizer, known, lambda parameter: self._state_of(parameter, clusters[id(parameter)])
-        )
+
+        def entries(parameter: nn.Parameter) -> dict[str, Tensor]:
+            cluster = clusters.get(id(parameter))
+            return {} if cluster is None else self._state_of(parameter, cluster)
+
+        def names(parameter: nn.Parameter) -> frozenset[str]:
+            cluster = clusters.get(id(parameter))
+            return frozenset() if cluster is None else cluster.state_names(parameter)
+
+        uses = self.trace.uses if self._stands_in else None
+        self._states.append(TracedState(optimizer, known, entries, names, uses))
+        return self._states[-1]
 
     def _state_of(self, parameter: nn.Parameter, cluster: ParamGroup) -> dict[str, Tensor]:
         """The state of a parameter at this point of the step."""
@@ -874,7 +916,7 @@ class Run:
         taken = cluster.taken.get(id(parameter), 0)
         if not taken:
             self._looked_at[id(optimizer)] = optimizer
-            if not optimizer.state.get(parameter):
+            if not cluster.state_names(parameter) & optimizer.state.get(parameter, {}).keys():
                 return {}
         if id(parameter) in self._divided or layout_of(self._stand_ins[id(parameter)]) is not None:
             raise refused_state("looks at optimizer.state of parameters of which ranks hold parts")
@@ -903,7 +945,7 @@ class Run:
         """The optimizer steps after the graph: its gradients are results, and its parameters are
         written with something that nobody may read."""
         if any(each.optimizer is optimizer for each in self.trace.eager):
-            raise _steps_twice()
+            raise _steps_twice(reason)
         parameters: list[nn.Parameter] = []
         stepped = {id(each) for group in optimizer.param_groups for each in group["params"]}
         for parameter in self._parameters():
@@ -1113,9 +1155,9 @@ def _hyper_parameters(cluster: ParamGroup) -> dict[str, float]:
     return form_of(cluster.optimizer).scalars(cluster.group)
 
 
-def _steps_twice() -> CaptureError:
+def _steps_twice(reason: Reason) -> CaptureError:
     return CaptureError(
-        "an optimizer that steps outside of the graph steps twice in one step",
+        f"an optimizer that steps outside of the graph steps twice in one step: {reason.words}",
         code="TR-109",
         where=here(),
         remedy="compile a function that calls its step() once, or give the optimizer a form "

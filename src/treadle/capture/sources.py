@@ -51,6 +51,11 @@ class ParamGroup:
         scalars = form.scalars(self.group if group is None else group)
         return (*scalars, *(form.counters or ("first",)))
 
+    def state_names(self, parameter: nn.Parameter) -> frozenset[str]:
+        """Under which names the form keeps state of a parameter."""
+        form = form_of(self.optimizer)
+        return frozenset((*form.counters, *form.states(parameter, self.group)))
+
     def values(self, nth: int = 0) -> dict[str, float]:
         """The scalars now, for the ``nth`` step of a call. ``step`` counts the step to come;
         ``first``: is there no state yet?"""

@@ -18,7 +18,7 @@ from treadle.capture.container_changes import ChangedContainer, ContainersChange
 from treadle.capture.decisions import Answers
 from treadle.capture.deferred import AsksNumber
 from treadle.capture.dynamic import Dims, take_samples, with_symbols
-from treadle.capture.eager import in_graph
+from treadle.capture.eager import CallsClosure, in_graph
 from treadle.capture.failures import raise_told
 from treadle.capture.flatten import Given, flatten
 from treadle.capture.grad_scaler import ScalerBegins
@@ -27,6 +27,7 @@ from treadle.capture.number_calls import NumberCalls
 from treadle.capture.object_graph import Location
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.own_gradients import refuse_own_gradients
+from treadle.capture.own_steps import OwnSteps
 from treadle.capture.place import autocast_on, check_values, described
 from treadle.capture.planned_reductions import check_demands, demand_of_wrapper, sharded_demands
 from treadle.capture.recurrent import weights_in_place
@@ -90,10 +91,52 @@ def capture(
     the step about values of tensors of which both ways go on; others are guessed. What fails after
     a guess is not raised: it is ``failed`` of a step that is captured up to there.
 
+    Optimizers without a form step by their own code, which is captured; where it cannot be, after
+    the graph.
+
     Raises ``CaptureError`` with a code, the user's line and a remedy for what cannot become a
     graph; an exception of the user's own passes through unchanged.
     """
     check_models(models, optimizers)
+    along = functools.partial(
+        _captured, function, models, optimizers, args, kwargs, place, dims, update, call, numbers
+    )
+    own_steps, first = OwnSteps.of(optimizers), None
+    while True:
+        try:
+            return along(group, path, own_steps)
+        except CallsClosure:
+            raise
+        except Exception as error:
+            first, failed = first or error, own_steps.failed
+            if not own_steps.taken:  # what is outside of the graph may be why
+                raise (error if own_steps.has_failed else first) from None
+            others = own_steps.taken if failed is None else frozenset({failed})
+            own_steps = own_steps.without(others, _words_of(error))
+
+
+def _words_of(error: Exception) -> str:
+    if isinstance(error, CaptureError):
+        return f"{error.message} ({error.code})"
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _captured(
+    function: Callable[..., object],
+    models: Mapping[str, nn.Module],
+    optimizers: Mapping[str, Optimizer],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    place: torch.device | None,
+    dims: Dims | None,
+    update: bool,
+    call: GivenCall | None,
+    numbers: Sequence[Location],
+    group: RankGroup | None,
+    path: Answers,
+    own_steps: OwnSteps,
+) -> Captured:
+    """With those of the optimizers whose own steps are taken in the graph."""
     leaves, spec = flatten((args, kwargs))
     device = place or device_of(models, leaves)
     clusters = clusters_of(in_graph(optimizers))
@@ -123,6 +166,7 @@ def capture(
         call=call,
         group=group,
         path=path if group is None and symbolic is None else None,
+        own_steps=own_steps,
     )
     casts = nullcontext() if place is None else autocast_on(place)
     symbols = symbolic is not None
