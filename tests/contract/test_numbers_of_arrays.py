@@ -36,6 +36,12 @@ CASES = {
     "a tensor": lambda h, w: h * torch.from_numpy(np.sqrt(w)).sum().float(),
     "a constant beside": lambda h, w: h * np.maximum(w, 0.25).sum(),
     "without dims": lambda h, w: h * float(np.sum(w, keepdims=True).reshape(())),
+    "lists": lambda h, w: h * torch.tensor(w.tolist()).sum() + torch.tensor([w[0], w[1]]).float(),
+    "a copy": lambda h, w: h * np.array(w).sum() * np.asarray(w, dtype=np.float32)[0],
+    "joined": lambda h, w: h * np.concatenate([w, w[:1]]).sum() + np.stack([w, w])[1, 0],
+    "picked": lambda h, w: h * np.where(w > 1, w, 0.5).sum() * np.count_nonzero(w > 0.5),
+    "between": lambda h, w: h * np.interp(0.3, [0, 1, 2], w) + np.interp(w, [0, 1], [3, 4]).sum(),
+    "a row of numbers": lambda h, w: h * np.mean([w[0], 2 * w[1], 3]) + np.array([w[0], 1]).max(),
     "a branch": lambda h, w: h * (w.sum() if (w > -1).all() else 3),
 }
 
@@ -69,6 +75,54 @@ def test_numbers_of_arrays_are_those_of_the_call(name, dtype):
         x, w = torch.randn(4, 3), np.random.rand(3).astype(dtype)
         torch.testing.assert_close(ours(x, w), eager(x, w))
     assert not ours.recompiles
+
+
+OF_NUMBERS = {
+    "clip": lambda h, n, s: h * np.clip(n, 0.2, 0.8) + np.clip(s, 0.2, 0.8),
+    "interp": lambda h, n, s: h * np.interp(n, [0, 2], [1, 0.25]) + np.interp(s, [0, 1], [2, 3]),
+    "round": lambda h, n, s: h * np.round(n, 1) + round(s, 2),
+    "mean": lambda h, n, s: h * np.mean([n, s]) + np.median([n, s, 1.0]),
+    "array": lambda h, n, s: h * np.array([n, s]).sum(),
+    "tensor": lambda h, n, s: h * torch.tensor([n, n + 1]) + torch.tensor([[n, 1], [2, s]]).sum(),
+    "whole": lambda h, n, s: h * torch.tensor([int(n * 10), 3]) + torch.tensor([int(n * 9), s]),
+    "named": lambda h, n, s: h * torch.tensor(data=[n, 1.0], dtype=torch.float64).float(),
+    "one column": lambda h, n, s: h @ torch.as_tensor([[n, n, 1.0], [0.0, n, 2.0]])[:, :2],
+    "cast": lambda h, n, s: h * s.astype("float32") * np.asarray(n).astype(np.float32)[()],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_functions_of_numbers_and_lists_of_them(name):
+    def make():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        return lambda x, n, s: OF_NUMBERS[name](model(x), n, s), model
+
+    step, model = make()
+    ours = treadle.compile(step, model=model, options=Options(codegen=False))
+    eager, _ = make()
+    for _ in range(4):
+        x, n, s = torch.randn(4, 3), float(np.random.rand()), np.float64(np.random.rand())
+        theirs = eager(x, n, s)
+        found = ours(x, n, s)
+        assert found.dtype is theirs.dtype
+        torch.testing.assert_close(found, theirs)
+    assert len(ours.recompiles) + len(ours.recaptures) <= 1
+
+
+def test_a_list_whose_numbers_become_of_another_kind():
+    model = nn.Linear(2, 1)
+
+    def step(n):
+        return torch.tensor([2**n, 1]), np.array([2**n, 3]), model.weight * n
+
+    ours = treadle.compile(step, model=model, options=Options(codegen=False))
+    for n in (1, 2, 3, -1, 2, -2):
+        for found, theirs in zip(ours(n), step(n), strict=True):
+            assert found.dtype == theirs.dtype
+            np.testing.assert_array_equal(
+                torch.as_tensor(found).detach(), torch.as_tensor(theirs).detach()
+            )
 
 
 @pytest.mark.parametrize("read", [float, lambda a: a.item(), lambda a: a * 2, lambda a: a.max()])

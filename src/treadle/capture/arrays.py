@@ -108,10 +108,15 @@ class ArrayLeaf:
     def __class__(self) -> type:  # type: ignore[override]
         return np.ndarray
 
+    @property
+    def uses(self) -> Uses:
+        """What becomes of it and of others."""
+        return self._uses
+
     def plain(self) -> NdArray:
         """The array, on whose contents the graph depends from now on."""
         if not self._uses.ours:
-            self._refuse_written()
+            self.refuse_written()
             self._uses.needed |= self.roots
         return self.value
 
@@ -120,17 +125,6 @@ class ArrayLeaf:
         value = self.plain()
         self._uses.note_asked()
         return value
-
-    def _refuse_written(self) -> None:
-        """TR-112: what the step wrote to a tensor of this memory is not in it yet."""
-        for other in self._uses.arrays.values():
-            if other.is_written and overlaps([self.value, other.value]):
-                raise CaptureError(
-                    "the step looks at an array of NumPy's that it wrote to through a tensor",
-                    code="TR-112",
-                    where=here(),
-                    remedy="look at the tensor, or write to a copy: torch.tensor(array)",
-                )
 
     @property
     def is_written(self) -> bool:
@@ -143,29 +137,19 @@ class ArrayLeaf:
         return ArrayLeaf(function(self.value), lambda: function(compute()), self.roots, self._uses)
 
     def computed(self, function: Callable[..., Any], *operands: Any) -> Any:
-        """``function`` of operands, of which this is one, and whose kinds say the kind of the
-        result: an array or a number that stands in again, or a decision."""
-        if self.roots & self._uses.whole:
-            return function(*map(plain, operands))
-        self._refuse_written()
-        operands = tuple(e.plain() if is_number(e) and not e.scales else e for e in operands)
-        stand = [each for each in operands if is_stand_in(each)]
-        found = function(*(e.value if is_stand_in(e) else e for e in operands))
-        parts = [e.compute if is_stand_in(e) else functools.partial(_same, e) for e in operands]
-        compute = Computation(function, parts)
-        roots = frozenset[Key]().union(*(each.roots for each in stand))
-        if is_numeric(found):
-            return ArrayLeaf(found, compute, roots, self._uses)
-        self._uses.looked |= roots
-        self._uses.looked_at += [self.value]
-        key = self._uses.decisions.key_of(compute)
-        if is_real(found):
-            return Number(found, compute, roots, self._uses, scales=True, key=key)
-        if isinstance(found, bool | np.bool_):
-            if not self._uses.ours:
-                self._uses.decisions.add(key, compute, found, roots)
-            return found
-        return function(*map(plain, operands))
+        """``function`` of operands, of which this is one."""
+        return computed(function, *operands)
+
+    def refuse_written(self) -> None:
+        """TR-112: what the step wrote to a tensor of this memory is not in it yet."""
+        for other in self._uses.arrays.values():
+            if other.is_written and overlaps([self.value, other.value]):
+                raise CaptureError(
+                    "the step looks at an array of NumPy's that it wrote to through a tensor",
+                    code="TR-112",
+                    where=here(),
+                    remedy="look at the tensor, or write to a copy: torch.tensor(array)",
+                )
 
     def tensor(self) -> Tensor:
         """Of the same memory; what is traced is another input."""
@@ -227,15 +211,6 @@ class ArrayLeaf:
             return self.computed(functools.partial(_with_options, call, options), *inputs)
         return call(*map(plain, inputs), **plain(options))
 
-    def __array_function__(
-        self, function: Callable[..., Any], types: object, args: Any, kwargs: Any
-    ) -> Any:
-        """Other functions of NumPy's: those of which the kind of the result is known."""
-        simple = function in _FUNCTIONS and all(map(_is_option, kwargs.values()))
-        if simple and all(_is_operand(each) or _is_option(each) for each in args):
-            return self.computed(functools.partial(_with_options, function, kwargs), *args)
-        return function(*plain(tuple(args)), **plain(kwargs))
-
     def __len__(self) -> int:
         return len(self.value)
 
@@ -290,16 +265,36 @@ _METHODS = frozenset({
     "swapaxes", "trace", "transpose", "var",
 })  # fmt: skip
 """Those of which the kind of the result follows from kinds alone."""
-_FUNCTION_NAMES = (
-    "all", "allclose", "any", "argmax", "argmin", "argsort", "average", "clip", "cumprod", "cumsum",
-    "diff", "dot", "expand_dims", "flip", "inner", "max", "mean", "median", "min", "nan_to_num",
-    "outer", "percentile", "prod", "ptp", "quantile", "ravel", "reshape", "roll", "round", "sort",
-    "squeeze", "std", "sum", "transpose", "var",
-)  # fmt: skip
-_FUNCTIONS: frozenset[object] = frozenset(
-    [np.linalg.norm, *(getattr(np, name) for name in _FUNCTION_NAMES)]
-)
-"""Likewise. By name, since their types are unions of overloads that no type checker can compare."""
+
+
+def computed(function: Callable[..., Any], *operands: Any) -> Any:
+    """``function`` of operands, of which some stand in, and whose kinds say the kind of the result:
+    an array or a number that stands in again, or a decision."""
+    operands = tuple(e.plain() if is_number(e) and not e.scales else e for e in operands)
+    stand: list[ArrayLeaf | Number] = [e for e in operands if is_array(e) or is_number(e)]
+    if not stand:
+        return function(*operands)
+    uses, arrays = stand[0].uses, [each for each in stand if is_array(each)]
+    roots = frozenset[Key]().union(*(each.roots for each in stand))
+    if any(each.roots & uses.whole for each in arrays):
+        return function(*map(plain, operands))
+    for each in arrays:
+        each.refuse_written()
+    found = function(*(e.value if is_stand_in(e) else e for e in operands))
+    parts = [e.compute if is_stand_in(e) else functools.partial(_same, e) for e in operands]
+    compute = Computation(function, parts)
+    if is_numeric(found):
+        return ArrayLeaf(found, compute, roots, uses)
+    uses.looked |= roots
+    uses.looked_at += [each.value for each in arrays]
+    key = uses.decisions.key_of(compute)
+    if is_real(found):
+        return Number(found, compute, roots, uses, scales=True, key=key)
+    if isinstance(found, bool | np.bool_):
+        if not uses.ours:
+            uses.decisions.add(key, compute, found, roots)
+        return found
+    return function(*map(plain, operands))
 
 
 def _same(value: Any) -> Any:
@@ -402,6 +397,6 @@ def from_numpy(original: Callable[[NdArray], Tensor]) -> Callable[[NdArray], Ten
 
 
 __all__ = [
-    "CONVERSIONS", "ArrayLeaf", "array_fact", "converted", "from_numpy", "is_array", "is_numeric",
-    "overlaps",
+    "CONVERSIONS", "ArrayLeaf", "array_fact", "computed", "converted", "from_numpy", "is_array",
+    "is_numeric", "overlaps",
 ]  # fmt: skip

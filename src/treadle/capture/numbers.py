@@ -100,6 +100,11 @@ class Number:
         return type(self.value)
 
     @property
+    def uses(self) -> Uses:
+        """What becomes of it and of others."""
+        return self._uses
+
+    @property
     def scales(self) -> bool:
         """Whether it may become an input of the graph."""
         return self._scales
@@ -255,9 +260,14 @@ class Number:
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return type(self.plain()), (self.value,)
 
+    def _cast(self, dtype: Any) -> Any:
+        return self.applied(np.dtype(plain(dtype)).type, (self,))
+
     def __getattr__(self, name: str) -> Any:
         if name in ("item", "tolist") and isinstance(self.value, np.generic):
             return functools.partial(self.derived, _item)
+        if name == "astype" and isinstance(self.value, np.generic):
+            return self._cast
         return getattr(self.plain(), name)
 
 

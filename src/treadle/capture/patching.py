@@ -21,6 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy
 
+from treadle.capture.array_functions import makers
 from treadle.capture.arrays import CONVERSIONS, converted, from_numpy, is_array
 from treadle.capture.averaging import cumulative_batch_norm, update_parameters
 from treadle.capture.collectives import all_reduce_in_place
@@ -463,6 +464,7 @@ class TraceRecorder:
                 *constraint_checks(),
                 *size_decisions(self._decides_size, self.numbers.refuse),
                 *functions_of_numbers(),
+                *makers(),
             ):
                 _put_attribute(undo, owner, name, _traced_only(ours, vars(owner)[name]))
             for owner, name, value in watched_checkpointing(

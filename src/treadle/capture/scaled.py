@@ -12,7 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from treadle.capture.numbers import Number, PlainNumber, is_number, plain
+from treadle.capture.array_functions import array_of
+from treadle.capture.arrays import ArrayLeaf
+from treadle.capture.numbers import Number, PlainNumber, is_number, plain, value_now
 from treadle.capture.plain_values import is_real, is_whole
 from treadle.compat.tracing import outside_modes
 
@@ -213,20 +215,23 @@ _MAKERS = {
 _NAMES = ("fill_value", "data", "s")
 
 
-def _dtype_of(func: Callable[..., Any], value: PlainNumber) -> torch.dtype:
+def _dtype_of(func: Callable[..., Any], value: PlainNumber | list[Any]) -> torch.dtype:
     """Of a tensor that ``func`` makes of a number: of NumPy's it is theirs."""
     return func(value).dtype
 
 
 def _made(func: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]) -> Call:
-    """A tensor of zeros that is then filled."""
+    """A tensor of zeros that is then filled; of lists of numbers, what NumPy makes of them."""
     at = _MAKERS[func.__name__]
     name = next((name for name in _NAMES if name in kwargs), None)
     number = args[at] if at < len(args) else kwargs.get(name or "")
+    rest = plain(args[:at] + args[at + 1 :])
+    named = plain({key: each for key, each in kwargs.items() if key != name})
+    array = None if at or named.keys() - {"dtype", "device"} else array_of(number)
+    if array is not None:
+        return _of_array(func, array, _values(number)), rest, named
     if not is_number(number) or not is_real(number.value):
         return _as_it_is(func, args, kwargs)
-    rest = args[:at] + args[at + 1 :]
-    named = {key: each for key, each in kwargs.items() if key != name}
 
     def call(*args: object, **kwargs: Any) -> Tensor:
         if at == 0:
@@ -238,7 +243,24 @@ def _made(func: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[st
             filled = func(*args[:at], type(number.value)(0), *args[at:], **kwargs)
         return filled.copy_(_fill(filled, number))
 
-    return call, plain(rest), plain(named)
+    return call, rest, named
+
+
+def _of_array(func: Callable[..., Any], array: ArrayLeaf, values: list[Any]) -> Callable[..., Any]:
+    """``func`` of lists of numbers, which are ``values`` in this run."""
+    with outside_modes():
+        dtype = _dtype_of(func, values)
+
+    def call(**named: Any) -> Tensor:
+        how: dict[str, Any] = {"dtype": dtype, **named}
+        return array.tensor().to(**how)
+
+    return call
+
+
+def _values(nest: Any) -> list[Any]:
+    """What lists hold in this run."""
+    return [_values(each) if type(each) in (list, tuple) else value_now(each) for each in nest]
 
 
 # -- functions of lists of tensors -------------------------------------------------------------

@@ -318,8 +318,12 @@ class RunTimeArray:
     array: ArrayLeaf
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
-        """A tensor of the memory of the array of this call."""
-        return torch.from_numpy(self.array.compute())
+        """A tensor of the memory of the array of this call. ``NotExpected`` for one of another
+        kind than the graph was made for."""
+        found, before = self.array.compute(), self.array.value
+        if found.dtype != before.dtype or found.shape != before.shape:
+            raise NotExpected("what is computed of numbers became an array of another kind")
+        return torch.from_numpy(found)
 
 
 class Scalars:
