@@ -4,9 +4,7 @@ import pytest
 
 from scripts import harness
 
-KNOWN: dict[str, str] = {
-    "skipgram_sparse": "sparse gradients: TR-127",
-}
+KNOWN: dict[str, str] = {}
 """Scripts that fail today, and what for."""
 
 

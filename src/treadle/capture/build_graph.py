@@ -21,8 +21,9 @@ from treadle.capture.literals import literals_made_numbers
 from treadle.capture.numbers import Uses
 from treadle.capture.object_graph import Location
 from treadle.capture.reads import Reads
+from treadle.capture.result_slots import slot_of, slots_in
 from treadle.capture.rng_guard import seeds
-from treadle.capture.run import GivenCall, Run, SideEffect, Toggle, Trace, own_tensor, slots_in
+from treadle.capture.run import GivenCall, Run, SideEffect, Toggle, Trace, own_tensor
 from treadle.capture.sizes import refuse_unsized, wrap_unsized
 from treadle.capture.sources import (
     Clusters,
@@ -40,7 +41,7 @@ from treadle.capture.watching import Watches
 from treadle.capture.while_loops import refuse_loop_values
 from treadle.compat.operators import OpOverload
 from treadle.compat.pytree import TreeSpec
-from treadle.compat.sharded_tensors import ShardedLayout, layout_of, local_of
+from treadle.compat.sharded_tensors import local_of
 from treadle.compat.tracing import hold_constants
 from treadle.graph.node_info import (
     NodeInfo,
@@ -102,7 +103,7 @@ class Captured:
     conditions: tuple[str, ...]  # lines that ask what only raises
     path: Path  # its decisions on values of tensors
     left_grads: tuple[nn.Parameter, ...]
-    grad_layouts: tuple[ShardedLayout | None, ...]  # beside them, of those that are DTensors
+    grad_slots: tuple[object, ...]  # beside them, how these are made of what the graph gives
     cleared_grads: tuple[nn.Parameter, ...]
     eager: tuple[EagerStep, ...]  # optimizers that step after the graph
     generators: tuple[torch.Generator, ...]  # of the user's, that the graph names by number
@@ -203,7 +204,7 @@ def finish(
         conditions=tuple(conditions.where),
         path=path_of(step, conditions.decisions, decided, alone=not run.trace.watch.rng.drawn),
         left_grads=tuple(p for p, _ in run.trace.grads),
-        grad_layouts=tuple(layout_of(grad) for _, grad in run.trace.grads),
+        grad_slots=tuple(slot_of(grad) for _, grad in run.trace.grads),
         cleared_grads=tuple(run.trace.cleared),
         eager=tuple(run.trace.eager),
         generators=tuple(run.trace.watch.rng.drawn),
@@ -275,9 +276,11 @@ def _outputs(seen: Trace, sources: Sequence[tuple[Input, Source]]) -> list[Outpu
         found += [Output(each.place.label)] * slots_in(each.leaves)
     found += [Output(f"number {at}") for at in range(len(seen.watch.numbers.fetched))]
     names = {id(s.parameter): i.name for i, s in sources if isinstance(s, Parameter)}
-    found += [Output(f"grad of {names[id(p)]}") for p, _ in seen.grads]
+    given = [(parameter, slot_of(grad)) for parameter, grad in seen.grads]
     for each in seen.eager:
-        found += [Output(f"grad of {names[id(p)]}") for p in each.parameters]
+        given += zip(each.parameters, each.slots, strict=True)
+    for parameter, slot in given:
+        found += [Output(f"grad of {names[id(parameter)]}")] * slots_in([slot])
     return found
 
 

@@ -12,9 +12,10 @@ from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
 from treadle.capture.optimizers.registry import form_of, has_form
+from treadle.capture.result_slots import fill, slots_in
 from treadle.capture.snapshot import Snapshot
 from treadle.compat.hooks import step_hooks
-from treadle.compat.sharded_tensors import ShardedLayout, layout_of
+from treadle.compat.sharded_tensors import layout_of
 from treadle.graph.node_info import info
 from treadle.util.errors import CaptureError
 
@@ -80,13 +81,13 @@ def in_graph(optimizers: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
 @dataclass(frozen=True, slots=True, eq=False)
 class EagerStep:
     """``optimizer.step()`` after the compiled part, with the gradients that the graph made for
-    ``parameters``. ``layouts``: of those that are DTensors. ``values``: of hyper-parameters that
-    the step sets before it, by the number of a group and a key."""
+    ``parameters``. ``slots``: how these are made of what the graph gives. ``values``: of
+    hyper-parameters that the step sets before it, by the number of a group and a key."""
 
     optimizer: Optimizer
     reason: Reason
     parameters: tuple[nn.Parameter, ...]
-    layouts: tuple[ShardedLayout | None, ...]
+    slots: tuple[Any, ...]
     values: tuple[tuple[int, str, Callable[[], Any]], ...]
 
     def run(self, grads: Sequence[Tensor]) -> None:
@@ -95,8 +96,8 @@ class EagerStep:
         before = [each.grad for each in everyone]
         for each in everyone:
             each.grad = None
-        for each, grad, layout in zip(self.parameters, grads, self.layouts, strict=True):
-            each.grad = grad if layout is None else layout.around(grad)
+        for each, grad in zip(self.parameters, fill(self.slots, iter(grads)), strict=True):
+            each.grad = grad
         groups = self.optimizer.param_groups
         kept = [(at, key, groups[at][key]) for at, key, _ in self.values]
         for at, key, value in [(at, key, compute()) for at, key, compute in self.values]:
@@ -122,7 +123,7 @@ def run_eagerly(steps: Sequence[EagerStep], grads: Sequence[Tensor]) -> None:
     """Each optimizer in the order of the user's code; ``grads``: those of all, in that order."""
     at = 0
     for each in steps:
-        end = at + len(each.parameters)
+        end = at + slots_in(each.slots)
         each.run(grads[at:end])
         at = end
 

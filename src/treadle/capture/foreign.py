@@ -10,6 +10,7 @@ from treadle.capture.arrays import NdArray, overlaps
 from treadle.capture.functionalize import Functionalizer
 from treadle.capture.reads import Reads
 from treadle.capture.sources import Fixed, Held, Source
+from treadle.capture.sparse_gradients import is_sparse
 from treadle.compat.sharded_tensors import local_of
 from treadle.graph.node_info import info, known_value
 from treadle.graph.signature import Input
@@ -27,7 +28,11 @@ _QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32})
 
 
 def refuse_undense(graph: fx.Graph) -> None:
-    """TR-127 for sparse and quantized tensors; sparse gradients never become tensors of a graph."""
+    """TR-127 for sparse and quantized tensors. Those that stand for sparse gradients go: what
+    was to be computed of them was computed of their parts."""
+    for node in reversed(list(graph.nodes)):
+        if not node.users and any(map(is_sparse, tensors_in(known_value(node)))):
+            graph.erase_node(node)
     for node in graph.nodes:
         for value in tensors_in(known_value(node)):
             if value.layout is torch.strided and value.dtype not in _QUANTIZED:

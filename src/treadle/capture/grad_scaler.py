@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.explain_errors import here
 from treadle.capture.failures import of_torch
+from treadle.capture.sparse_gradients import is_sparse
 from treadle.compat.grad_scaler import (
     KINDS,
     METHODS,
@@ -134,7 +135,8 @@ class LossScaling:
         with torch.no_grad():
             scale = self.inside(scale_and_tracker(scaler)[0])
             inverse = scale.double().reciprocal().float()
-            flags = [torch.isfinite(each).logical_not().any() for each in grads]
+            found = [each._values() if is_sparse(each) else each for each in grads]
+            flags = [torch.isfinite(each).logical_not().any() for each in found]
             self._unscaled[key] = _Unscaled(torch.stack(flags).any())
             for each in grads:
                 each.mul_(inverse)

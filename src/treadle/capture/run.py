@@ -53,6 +53,7 @@ from treadle.capture.plain_values import is_real
 from treadle.capture.reads import Location, Reads
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.refuse import refuse_unfinished
+from treadle.capture.result_slots import fill, named_once, slot_of
 from treadle.capture.row_shards import RowShards
 from treadle.capture.sources import (
     Batch,
@@ -69,6 +70,7 @@ from treadle.capture.sources import (
     Source,
     State,
 )
+from treadle.capture.sparse_gradients import SparseGradients, SparseRows, is_sparse
 from treadle.capture.tensor_effects import (
     Aspect,
     GivenTensor,
@@ -91,19 +93,6 @@ from treadle.util.errors import CaptureError
 T = TypeVar("T")
 Toggle = tuple[nn.Parameter, bool]
 """A parameter, and whether it needs a gradient from then on."""
-
-
-class ResultSlot:
-    """Marks the place of a tensor among the leaves of the user's result; that of a DTensor is
-    marked by its layout."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class RunAgain:
-    """Among the leaves of the user's result: the very object that leaf ``at`` is."""
-
-    at: int
 
 
 @final
@@ -140,15 +129,6 @@ def own_tensor(leaf: object) -> Tensor | None:
     return None
 
 
-def slots_in(leaves: Iterable[Any]) -> int:
-    """How many tensors belong among the leaves."""
-    return sum(leaf is ResultSlot or isinstance(leaf, ShardedLayout) for leaf in leaves)
-
-
-def _slot_of(tensor: Tensor) -> Any:
-    return layout_of(tensor) or ResultSlot
-
-
 def _sets_switch(name: str) -> CaptureError:
     return CaptureError(
         f"the step leaves PyTorch's {name} set to another value: that would happen when it is "
@@ -164,34 +144,6 @@ def _buffer(owner: nn.Module, key: str) -> Tensor | None:
 
 def _nothing() -> None:
     """In a thread that has nothing to tell."""
-
-
-def fill(leaves: Iterable[Any], tensors: Iterator[Any]) -> list[Any]:
-    """Leaves with values: tensors of this call, numbers as they are computed now, and new copies
-    of what a run made."""
-    found: list[Any] = []
-    for leaf in leaves:
-        if leaf is ResultSlot:
-            found.append(next(tensors))
-        elif isinstance(leaf, ShardedLayout):
-            found.append(leaf.around(next(tensors)))
-        elif isinstance(leaf, RunAgain):
-            found.append(found[leaf.at])
-        else:
-            found.append(leaf.compute() if isinstance(leaf, Later) else leaf)
-    return found
-
-
-def _named_once(leaves: list[Any]) -> list[Any]:
-    """The leaves, with ``RunAgain`` for a tensor that was there before."""
-    first: dict[int, int] = {}
-    for at, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor):
-            first.setdefault(id(leaf), at)
-    return [
-        leaf if first.get(id(leaf), at) == at else RunAgain(first[id(leaf)])
-        for at, leaf in enumerate(leaves)
-    ]
 
 
 @dataclass
@@ -287,6 +239,7 @@ class Run:
         self._updates = update
         self._plans = plans
         self._call = call or GivenCall()
+        self.sparse = SparseGradients()
         self.numbers = ChangingNumbers(numbers, self.trace.uses, lambda: self._call.leaves)
         self._scaling = frozenset(each.label for each in numbers)
         self._stands_in = stand_in
@@ -314,6 +267,10 @@ class Run:
 
     def traced(self, inputs: list[Tensor]) -> list[Tensor]:
         """What ``make_fx`` traces: the step as a function of all it reads."""
+        with self.sparse:
+            return self._traced(inputs)
+
+    def _traced(self, inputs: list[Tensor]) -> list[Tensor]:
         batch, self._buffers = self._bind(inputs)
         self._memory = {storage_key(each) for each in inputs}
         self._given = [
@@ -400,6 +357,8 @@ class Run:
                     self._on_tensor |= vars(parameter).keys()
                     theirs = vars(parameter).items()  # of a fake one also where it is
                     vars(leaf).update({k: v for k, v in theirs if k not in self._of_fakes})
+                    if is_sparse(parameter.grad):
+                        leaf.grad = self.sparse.left_before(leaf)
                     self.sync.watch(leaf, has_gradient=parameter.grad is not None)
                     copy_hooks(parameter, leaf)
                     self._hooks[id(parameter)] = tensor_hooks(leaf)
@@ -678,9 +637,9 @@ class Run:
             self.trace.watch.rng.refuse_state(leaf)
         refuse_unfinished(leaves)
         leaves = [self._own(leaf) for leaf in leaves]
-        leaves = _named_once(leaves)
-        tensors = [local_of(leaf.detach()) for leaf in leaves if isinstance(leaf, Tensor)]
-        slots = [_slot_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        leaves = named_once(leaves)
+        tensors = [x for leaf in leaves if isinstance(leaf, Tensor) for x in self._parts(leaf)]
+        slots = [slot_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.trace.leaves = slots
         tensors += self._left_tensors()
         tensors += self.trace.watch.numbers.fetched_tensors()
@@ -700,12 +659,19 @@ class Run:
                 self.trace.untouched.append(parameter)
             elif grad is not None:
                 self.trace.grads.append((parameter, grad))
-                tensors.append(local_of(grad.detach()))
+                tensors += self._parts(grad)
             else:
                 self.trace.cleared.append(parameter)
         for each in self.trace.eager:
-            tensors += [local_of(self._handed[id(p)].copy) for p in each.parameters]
+            tensors += [x for p in each.parameters for x in self._parts(self._handed[id(p)].copy)]
         return self._written(tensors)
+
+    def _parts(self, tensor: Tensor) -> list[Tensor]:
+        """What the graph gives for a tensor that leaves it, which ``slot_of`` puts together."""
+        if is_sparse(tensor):
+            rows = self.sparse.rows_of(tensor)
+            return [rows.indices.detach(), rows.values.detach()]
+        return [local_of(tensor.detach())]
 
     def _written(self, results: list[Tensor]) -> list[Tensor]:
         """The results, and after them the values that ``.data =`` gave to parameters and buffers
@@ -721,9 +687,9 @@ class Run:
         """The tensors that go to places outside, which get slots; the user's own go as they are."""
         found: list[Tensor] = []
         for at, each in enumerate(self.trace.left):
-            leaves = _named_once([self._own(leaf) for leaf in each.leaves])
-            made = [local_of(leaf.detach()) for leaf in leaves if is_traced(leaf)]
-            slots = [_slot_of(leaf) if is_traced(leaf) else leaf for leaf in leaves]
+            leaves = named_once([self._own(leaf) for leaf in each.leaves])
+            made = [x for leaf in leaves if is_traced(leaf) for x in self._parts(leaf)]
+            slots = [slot_of(leaf) if is_traced(leaf) else leaf for leaf in leaves]
             self.trace.left[at] = SideEffect(each.place, tuple(slots), each.tree)
             found += made
         return found
@@ -959,9 +925,9 @@ class Run:
             value = local_of(leaf).detach()
             self.trace.lost.add(traced_nodes())
             value.copy_(torch.empty_like(value))
-        layouts = tuple(layout_of(self._handed[id(each)].copy) for each in parameters)
+        slots = tuple(slot_of(self._handed[id(each)].copy) for each in parameters)
         values = tuple(self._hyper.set_values(optimizer))
-        self.trace.eager.append(EagerStep(optimizer, reason, tuple(parameters), layouts, values))
+        self.trace.eager.append(EagerStep(optimizer, reason, tuple(parameters), slots, values))
 
     def _parameters(self) -> list[nn.Parameter]:
         sources = [source for _, source in self.sources]
@@ -1055,18 +1021,19 @@ class Run:
                     if updates is None:
                         update()
                     else:
-                        updates.run((leaf, grad, *state.values()), tuple(state), update)
+                        parts = (grad.indices, grad.values) if type(grad) is SparseRows else (grad,)
+                        updates.run((leaf, *parts, *state.values()), tuple(state), update)
                 cluster.taken[id(parameter)] = nth + 1
 
     @contextlib.contextmanager
     def _rows_of(
         self, parameter: nn.Parameter, means: Mapping[int, Tensor]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[Tensor, Tensor | SparseRows]]:
         """What this rank updates of a parameter, with the mean gradient of it, in ``means`` or
         whole in ``.grad``; afterwards the parameter is whole."""
         leaf, shards = self._stand_ins[id(parameter)], self._divided.get(id(parameter))
         if shards is None:
-            yield _parts_here(leaf)
+            yield self._parts_here(leaf)
             return
         mean = means.get(id(parameter))
         if mean is None:
@@ -1081,16 +1048,28 @@ class Run:
         yield own, mean
         leaf.detach().copy_(shards.whole(own, leaf.shape[0]))
 
+    def _parts_here(self, leaf: Tensor) -> tuple[Tensor, Tensor | SparseRows]:
+        """What this rank holds of a parameter and of its gradient. The gradient of a DTensor may be
+        placed otherwise, as summands are: then it is brought where the parameter is."""
+        assert leaf.grad is not None
+        layout = layout_of(leaf)
+        if layout is not None:
+            return local_of(leaf), local_of(placed_as(leaf.grad, layout))
+        return leaf, self.sparse.rows_of(leaf.grad) if is_sparse(leaf.grad) else leaf.grad
+
     def _update_one(
         self,
         form: OptimizerUpdate,
         group: dict[str, Any],
         leaf: Tensor,
-        grad: Tensor,
+        grad: Tensor | SparseRows,
         state: Values,
         shared: Values,
     ) -> None:
         value = leaf.detach()
+        if isinstance(grad, SparseRows):
+            form.update_rows(value, grad, state, shared, group)
+            return
         if value.is_complex():  # real and imaginary parts are numbers of their own
             value, grad = torch.view_as_real(value), torch.view_as_real(grad)
             state = {key: _parts(each) for key, each in state.items()}
@@ -1116,16 +1095,6 @@ class Run:
 def around(local: T, layout: ShardedLayout | None) -> T | Tensor:
     """The DTensor with this part here, or ``local`` itself where there is no layout."""
     return layout.around(local) if layout is not None and isinstance(local, Tensor) else local
-
-
-def _parts_here(leaf: Tensor) -> tuple[Tensor, Tensor]:
-    """What this rank holds of a parameter and of its gradient. The gradient of a DTensor may be
-    placed otherwise, as summands are: then it is brought where the parameter is."""
-    assert leaf.grad is not None
-    layout = layout_of(leaf)
-    if layout is None:
-        return leaf, leaf.grad
-    return local_of(leaf), local_of(placed_as(leaf.grad, layout))
 
 
 def _parts(value: Tensor) -> Tensor:

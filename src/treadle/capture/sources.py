@@ -15,6 +15,7 @@ from treadle.capture.object_graph import Location
 from treadle.capture.optimizers.registry import Start, form_of
 from treadle.capture.plain_values import is_real, is_whole
 from treadle.capture.row_shards import RowShards
+from treadle.capture.sparse_gradients import is_sparse
 from treadle.capture.watching import Unchanged, Watches, watch_dicts
 from treadle.compat.hooks import note_stepped
 from treadle.compat.sharded_tensors import ShardedLayout, is_sharded, layout_of, local_of
@@ -124,8 +125,10 @@ class ParamGroup:
         for each in self.active:
             state = self.optimizer.state.get(each, {})
             for name, value in after[self.taken[id(each)] - 1].items():
-                if name in state:
+                if isinstance(state.get(name), Tensor):
                     state[name].fill_(value)
+                elif name in state:
+                    state[name] = int(value)
 
 
 Clusters = list[ParamGroup]
@@ -245,7 +248,7 @@ class Grad:
         """The gradient that is there now. ``NotExpected`` if it is placed otherwise than that which
         the graph was made for: summands look like sums."""
         assert self.parameter.grad is not None
-        if layout_of(self.parameter.grad) != self.layout:
+        if layout_of(self.parameter.grad) != self.layout or is_sparse(self.parameter.grad):
             raise NotExpected("a gradient has other placements than when the step was captured")
         return local_of(self.parameter.grad)
 

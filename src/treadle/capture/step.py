@@ -47,6 +47,7 @@ from treadle.capture.sources import (
     State,
     clusters_of,
 )
+from treadle.capture.sparse_gradients import is_sparse
 from treadle.compat.draw_operators import TRACED_AS
 from treadle.compat.fake import alone
 from treadle.compat.fully_sharded import plans_of
@@ -358,7 +359,7 @@ def _sources(
             found.append((Input(Role.BATCH, f"batch {at}", *_parts(leaf)), Batch(at)))
     for model in models.values():  # last: the names of other inputs are those without them
         for parameter in model.parameters():
-            if parameter.grad is not None:
+            if parameter.grad is not None and not is_sparse(parameter.grad):
                 label = f"grad of {names[id(parameter)]}"
                 source = Grad(parameter, layout_of(parameter.grad))
                 given = Input(Role.GRADIENT, label, *_parts(parameter.grad))

@@ -13,7 +13,7 @@ from treadle.capture.eager import run_eagerly
 from treadle.capture.flatten import flatten, unflatten
 from treadle.capture.grad_scaler import SkippedUpdate
 from treadle.capture.optimizers.registry import form_of
-from treadle.capture.run import around, fill, slots_in
+from treadle.capture.result_slots import fill, slots_in
 from treadle.capture.sources import Held, RunTimeNumber, State
 from treadle.compat.hooks import after_backward
 from treadle.graph.node_info import value_of
@@ -127,10 +127,10 @@ def step_eagerly(captured: Captured, results: Sequence[Tensor | None]) -> None:
     if captured.eager:
         slots = (captured.result_leaves, *(each.leaves for each in captured.left))
         first = sum(slots_in(each) for each in slots)
-        first += len(captured.numbers.places) + len(captured.left_grads)
-        grads = [each for each in results[first:] if each is not None]
-        count = sum(len(each.parameters) for each in captured.eager)
-        run_eagerly(captured.eager, grads[:count])
+        first += len(captured.numbers.places) + slots_in(captured.grad_slots)
+        count = sum(slots_in(each.slots) for each in captured.eager)
+        grads = [each for each in results[first : first + count] if each is not None]
+        run_eagerly(captured.eager, grads)
 
 
 def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> object:
@@ -146,8 +146,9 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
     for left, found in zip(captured.left, filled[1:], strict=True):
         if found is not None:
             left.put(found)
-    for parameter, layout in zip(captured.left_grads, captured.grad_layouts, strict=True):
-        parameter.grad = around(next(tensors), layout)
+    grads = fill(captured.grad_slots, tensors)
+    for parameter, grad in zip(captured.left_grads, grads, strict=True):
+        parameter.grad = grad
     for parameter in captured.cleared_grads:
         parameter.grad = None
     for parameter, flag in captured.toggled:
@@ -190,7 +191,8 @@ def _adopt_state(captured: Captured) -> None:
             if value is not None:
                 state = source.optimizer.state[source.parameter]
                 for name, start in form_of(source.optimizer).counters.items():
-                    state.setdefault(name, torch.tensor(start))
+                    counter = torch.tensor(start) if isinstance(start, float) else start
+                    state.setdefault(name, counter)
                 state[source.key] = value
     captured.pending.clear()
 

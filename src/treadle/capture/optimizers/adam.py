@@ -1,4 +1,5 @@
-"""Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019), as ``torch.optim`` rounds."""
+"""Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019), as ``torch.optim``
+rounds; SparseAdam, which is Adam for sparse gradients."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +12,14 @@ from treadle.capture.optimizers.registry import (
     ZEROS,
     ElementwiseUpdate,
     Group,
+    OptimizerUpdate,
     Start,
     Values,
+    refused_gradients,
     register,
 )
 from treadle.capture.optimizers.rounding import add, addcdiv, addcmul, lerp
+from treadle.capture.sparse_gradients import SparseRows
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,65 @@ class AdamForm(ElementwiseUpdate):
         parameter.copy_(addcdiv(value, mean, denominator, shared["step_size"]))
 
 
-FORMS = {torch.optim.Adam: AdamForm(), torch.optim.AdamW: AdamForm()}
+@dataclass(frozen=True)
+class SparseAdamForm(OptimizerUpdate):
+    """Adam on the rows that a sparse gradient has; the moments of others stay, and the step that
+    corrects their bias is that of the parameter."""
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        return {"step": 0}
+
+    def structure(self, group: Group) -> tuple[Any, ...]:
+        return (group["maximize"],)
+
+    def states(self, parameter: Tensor, group: Group) -> Mapping[str, Start]:
+        return {"exp_avg": ZEROS, "exp_avg_sq": ZEROS}
+
+    def scalars(self, group: Group) -> dict[str, float]:
+        beta1, beta2 = group["betas"]
+        return {
+            "lr": float(group["lr"]),
+            "beta1": float(beta1),
+            "beta2": float(beta2),
+            "eps": float(group["eps"]),
+        }
+
+    def prepare(self, scalars: Values, group: Group) -> Values:
+        step, beta1, beta2 = scalars["step"], scalars["beta1"], scalars["beta2"]
+        correction = torch.sqrt(1.0 - torch.pow(beta2, step))
+        return {
+            "beta2": beta2,
+            "eps": scalars["eps"],
+            "rate1": 1.0 - beta1,
+            "rate2": 1.0 - beta2,
+            "step_size": -(scalars["lr"] * correction / (1.0 - torch.pow(beta1, step))),
+        }
+
+    def update(
+        self, parameter: Tensor, grad: Tensor, state: Values, shared: Values, group: Group
+    ) -> None:
+        raise refused_gradients(self, "dense")
+
+    def update_rows(
+        self, parameter: Tensor, rows: SparseRows, state: Values, shared: Values, group: Group
+    ) -> None:
+        at, grad = rows.summed()
+        grad = -grad if group["maximize"] else grad
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        new_mean = lerp(mean[at], grad, shared["rate1"])
+        new_square = lerp(square[at], grad * grad, shared["rate2"])
+        mean.index_copy_(0, at, new_mean)
+        square.index_copy_(0, at, new_square)
+        denominator = new_square.sqrt() + shared["eps"]
+        moved = addcdiv(parameter[at], new_mean, denominator, shared["step_size"])
+        parameter.index_copy_(0, at, moved)
+
+
+FORMS = {
+    torch.optim.Adam: AdamForm(),
+    torch.optim.AdamW: AdamForm(),
+    torch.optim.SparseAdam: SparseAdamForm(),
+}
 for _kind, _form in FORMS.items():
     register(_kind, _form)

@@ -18,9 +18,11 @@ from treadle.capture.optimizers.registry import (
     OptimizerUpdate,
     Start,
     Values,
+    refused_gradients,
     register,
 )
 from treadle.capture.optimizers.rounding import add, addcdiv, addcmul, lerp
+from treadle.capture.sparse_gradients import SparseRows
 
 
 def decays(group: Group) -> bool:
@@ -70,6 +72,20 @@ class AdagradForm(ElementwiseUpdate):
         total = state["sum"]
         total.copy_(addcmul(total, grad, grad, shared["one"]))
         parameter.copy_(addcdiv(parameter, grad, total.sqrt() + shared["eps"], shared["rate"]))
+
+    def update_rows(
+        self, parameter: Tensor, rows: SparseRows, state: Values, shared: Values, group: Group
+    ) -> None:
+        """Of the rows of the gradient alone."""
+        if decays(group):
+            raise refused_gradients(self, "weight_decay and sparse")
+        at, grad = rows.summed()
+        grad = signed(grad, group)
+        total = state["sum"]
+        new = addcmul(total[at], grad, grad, shared["one"])
+        total.index_copy_(0, at, new)
+        found = addcdiv(parameter[at], grad, new.sqrt() + shared["eps"], shared["rate"])
+        parameter.index_copy_(0, at, found)
 
 
 @dataclass(frozen=True)

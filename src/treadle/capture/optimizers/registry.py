@@ -10,6 +10,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from treadle.capture.explain_errors import here
+from treadle.capture.failures import of_torch
+from treadle.capture.sparse_gradients import SparseRows
 from treadle.util.errors import CaptureError
 
 Group = Mapping[str, Any]
@@ -52,6 +55,12 @@ class OptimizerUpdate(abc.ABC):
     ) -> None:
         """Write the new parameter and state in place, under ``no_grad``."""
 
+    def update_rows(
+        self, parameter: Tensor, rows: SparseRows, state: Values, shared: Values, group: Group
+    ) -> None:
+        """The same for a sparse gradient, of which an optimizer may take none."""
+        raise refused_gradients(self, "sparse")
+
     @property
     def elementwise(self) -> bool:
         """Whether what becomes of an element depends on that element of parameter, gradient and
@@ -60,8 +69,9 @@ class OptimizerUpdate(abc.ABC):
 
     @property
     def counters(self) -> Mapping[str, float]:
-        """Numbers that ``torch.optim`` keeps per parameter as 0-dim tensors on the host, with what
-        they begin as. ``prepare`` gets them as scalars, ``step`` already advanced by one."""
+        """Numbers that ``torch.optim`` keeps per parameter, with what they begin as: as 0-dim
+        tensors on the host, or as ints of Python where that is an int. ``prepare`` gets them as
+        scalars, ``step`` already advanced by one."""
         return {"step": 0.0}
 
     def advanced(self, counters: dict[str, float], group: Group) -> dict[str, float]:
@@ -75,6 +85,13 @@ class ElementwiseUpdate(OptimizerUpdate):
     @property
     def elementwise(self) -> bool:
         return True
+
+
+def refused_gradients(form: OptimizerUpdate, layout: str) -> CaptureError:
+    """TR-132 for gradients that an optimizer does not take in PyTorch either."""
+    kinds = [kind.__name__ for kind, each in _FORMS.items() if each is form]
+    text = f"{' and '.join(kinds)} cannot step with {layout} gradients"
+    return of_torch(RuntimeError(text), here())
 
 
 _FORMS: dict[type[Optimizer], OptimizerUpdate] = {}

@@ -13,9 +13,11 @@ from treadle.capture.optimizers.registry import (
     Group,
     Start,
     Values,
+    refused_gradients,
     register,
 )
 from treadle.capture.optimizers.rounding import add
+from treadle.capture.sparse_gradients import SparseRows, refused_sparse
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,21 @@ class SGDForm(ElementwiseUpdate):
             buffer.copy_(add(buffer * shared["momentum"], grad, shared["fresh"]))
             grad = add(grad, buffer, shared["momentum"]) if group["nesterov"] else buffer
         parameter.copy_(add(parameter, grad, shared["rate"]))
+
+    def update_rows(
+        self, parameter: Tensor, rows: SparseRows, state: Values, shared: Values, group: Group
+    ) -> None:
+        """``p[i[n]] -= lr g[n]``, in the order of the rows."""
+        if float(group["weight_decay"]) != 0.0:
+            raise refused_gradients(self, "weight_decay and sparse")
+        if float(group["momentum"]) != 0.0:
+            raise refused_sparse(
+                "steps SGD with momentum by a sparse gradient, of which PyTorch keeps all rows of "
+                "all steps",
+                "momentum=0, SparseAdam, or an embedding without sparse=True",
+            )
+        values = -rows.values if group["maximize"] else rows.values
+        parameter.index_add_(0, rows.at, (values * shared["rate"]).to(parameter.dtype))
 
 
 FORMS = {torch.optim.SGD: SGDForm()}
