@@ -126,7 +126,7 @@ class SparseGradients(DispatchMode):
         """The pair of a sparse tensor that the step made."""
         _, rows = self._known.get(id(gradient), (None, None))
         if rows is None:
-            raise refused_sparse("makes a sparse tensor of its own")
+            raise refused_sparse(f"makes a {gradient.layout} tensor")
         if not rows.known:
             raise refused_sparse(
                 "reads or adds to the sparse gradient that a call before has left",
