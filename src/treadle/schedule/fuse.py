@@ -16,6 +16,7 @@ from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
 from treadle.schedule.depend import Dependencies, read_buffers, written_buffers
 from treadle.schedule.loop_nest import Level, LoopNest, LoopNests, ScheduledOp
+from treadle.schedule.pressure import MemoryPressure, Merge
 from treadle.util.extents import sample_of
 
 MAX_BUFFERS = 40
@@ -125,11 +126,13 @@ class Fuser:
         nests: LoopNests,
         home: Mapping[int, LoopNest],
         sweeps: Sweeps,
+        pressure: MemoryPressure,
     ) -> None:
         self._steps = steps
         self._facts = facts
         self._nests = nests
         self._sweeps = sweeps
+        self._pressure = pressure
         self._home = {m: self._either(nest) for m, nest in home.items()}
         self._group_of: list[Group] = []
         self._sizes = {name: sample_of(each.nbytes) for name, each in buffers.items()}
@@ -171,7 +174,7 @@ class Fuser:
             if theirs is not mine and self._near(theirs, mine.members[0]):
                 merged = self._merged(theirs, mine)
                 if merged is not None:
-                    self._replace(theirs, mine, merged)
+                    self._replace(merged)
         for name in dict.fromkeys(name for name, _ in self._group_of[i].placed[-1].reads):
             recent.setdefault(name, []).append(i)
 
@@ -223,6 +226,8 @@ class Fuser:
         placed = self._place_all(members, nest, {**_by_step(a), **_by_step(b)}, a, b)
         flow = None if placed is None else self._flow(placed, nest, a)
         if placed is None or flow is None or self._comes_between(a, b):
+            return None
+        if not self._pressure.allows(self._merge_of(a, b)):
             return None
         return _union(a, b, nest, placed, flow)
 
@@ -294,8 +299,10 @@ class Fuser:
         flow = flow_of(placed, nest, self._facts)
         if flow is None or not _columns_are_last(placed, nest):
             return None
+        if not self._pressure.allows(self._merge_of(a, b)):
+            return None
         joined = _union(a, b, nest, placed, flow)
-        self._replace(a, b, joined)
+        self._replace(joined)
         return joined
 
     def _at_home(self, a: Group, b: Group, nest: LoopNest) -> bool:
@@ -356,7 +363,24 @@ class Fuser:
         done = all(flow.takes(each, nest, self._facts, pointwise=pointwise) for each in rest)
         return flow if done else None
 
-    def _replace(self, a: Group, b: Group, merged: Group) -> None:
+    def _merge_of(self, a: Group, b: Group) -> Merge:
+        """What runs where once the two are one kernel, and what then waits for it."""
+        at = {each: self._pressure.place(each.members[0]) for each in (a, b)}
+        early, late = sorted((a, b), key=lambda each: at[each])
+        between = range(at[early] + 1, min(at[late], len(self._group_of)))
+        delayed = {g for g in map(self._group_of.__getitem__, between) if g.above & early.mask}
+        delayed -= {a, b}
+        steps = frozenset(each for group in delayed for each in group.members)
+        names = {name for i in steps for name in self._touched(i)}
+        return Merge(
+            frozenset((*a.members, *b.members)), steps, at[late], a.buffers | b.buffers | names
+        )
+
+    def _touched(self, i: int) -> tuple[str, ...]:
+        return (*read_buffers(self._steps[i]), *written_buffers(self._steps[i]))
+
+    def _replace(self, merged: Group) -> None:
+        self._pressure.make()
         for m in merged.members:
             self._group_of[m] = merged
         first = merged.members[0]

@@ -27,6 +27,7 @@ from treadle.schedule.joined import write_where_joined
 from treadle.schedule.loop_nest import LoopNest, LoopNests
 from treadle.schedule.normalize import normalize
 from treadle.schedule.order import ordered
+from treadle.schedule.pressure import MemoryPressure
 from treadle.schedule.sparse import compute_where_picked
 from treadle.schedule.sweeps import reduce_both_ways
 from treadle.schedule.workers import THREADS, Workers, scratch_buffers
@@ -71,7 +72,8 @@ def _scheduled(
         copied = duplicate(steps, buffers, nests, kept)
         steps, buffers, home = copied.steps, copied.buffers, copied.home
     known = facts(steps, program.inputs)
-    fuser = Fuser(steps, buffers, known, nests, home, workers.sweeps)
+    pressure = MemoryPressure(steps, buffers, known, kept)
+    fuser = Fuser(steps, buffers, known, nests, home, workers.sweeps, pressure)
     groups = fuser.run(fuse=fuse)
     if fuse:
         groups = reduce_both_ways(fuser, buffers, workers.sweeps)

@@ -1,0 +1,150 @@
+"""How much memory is alive while kernels are chosen, so that no merge raises the peak.
+
+::
+
+    unfused:   f1  b1 -> g1   f2  b2 -> g2   s = g1 + g2     f1, b1 are gone before f2 is there
+    merged:    f1  f2   (b1, b2, s)                          f1 and f2 wait for one kernel
+
+A kernel of two steps runs where the later one stands: what the earlier one reads is alive until
+then. The steps in program order, each a kernel of its own, are what is to be met: their peak, and a
+little, since what is small is worth fewer launches.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from treadle.loop.program import Buffer, BufferKind, Call, Step
+from treadle.schedule.depend import Dependencies
+from treadle.util.extents import sample_of
+
+LITTLE = 1 << 18
+"""Bytes over the peak of the unfused program that fewer kernels are worth."""
+
+_COUNTED = LITTLE >> 6
+"""Bytes of a value from which it counts: most are smaller, and hundreds of steps read some."""
+
+_Span = tuple[int, int]
+_Change = tuple[str, _Span | None, _Span | None]  # a value, and where it lives before and after
+Bytes = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Steps that become one kernel at ``place``, and those that wait for one of them and so run no
+    earlier. ``names``: the buffers that all of them touch."""
+
+    members: frozenset[int]
+    delayed: frozenset[int]
+    place: int
+    names: frozenset[str]
+
+    def at(self, step: int, places: Sequence[int]) -> int:
+        """Where ``step`` runs then."""
+        moved = step in self.members or step in self.delayed
+        return self.place if moved else places[step]
+
+
+_NOTHING = Merge(frozenset(), frozenset(), 0, frozenset())
+
+
+@final
+class MemoryPressure:
+    """Bytes of temporaries that are alive at each step, as far as groups are known.
+
+    Each value lives from the place of the group that writes it first to that of the last which
+    reads it; a group stands where its last member does.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        buffers: Mapping[str, Buffer],
+        facts: Dependencies,
+        kept: frozenset[str],
+    ) -> None:
+        self._facts = facts
+        self._kept = kept
+        self._end = len(steps)
+        self._place = list(range(len(steps)))
+        self._sizes = {
+            name: sample_of(buffers[name].nbytes)
+            for name in facts.writers
+            if buffers[name].kind is BufferKind.TEMPORARY
+        }
+        self._sizes = {name: size for name, size in self._sizes.items() if size >= _COUNTED}
+        self._spans = {name: self._span(name, _NOTHING) for name in self._sizes}
+        self._alive = np.zeros(len(steps) + 1, np.int64)
+        for i, step in enumerate(steps):
+            self._alive[i] += step.workspace if isinstance(step, Call) else 0
+        for name, span in self._spans.items():
+            _add(self._alive, span, self._sizes[name])
+        self._bound = int(self._alive.max(initial=0)) + LITTLE
+        self._allowed: tuple[Merge, list[_Change]] = _NOTHING, []
+
+    def place(self, step: int) -> int:
+        """Where the kernel of ``step`` runs."""
+        return self._place[step]
+
+    def allows(self, merge: Merge) -> bool:
+        """Whether that keeps the peak."""
+        changes = self._changes(merge)
+        if not self._keeps(changes):
+            return False
+        self._allowed = merge, changes
+        return True
+
+    def make(self) -> None:
+        """Note that what was allowed last is so from now on."""
+        merge, changes = self._allowed
+        for name, before, after in changes:
+            _add(self._alive, before, -self._sizes[name])
+            _add(self._alive, after, self._sizes[name])
+            self._spans[name] = after
+        for step in (*merge.members, *merge.delayed):
+            self._place[step] = merge.place
+
+    def _keeps(self, changes: list[_Change]) -> bool:
+        longer = [piece for _, before, after in changes for piece in _longer(before, after)]
+        if not longer:
+            return True
+        low, high = min(first for first, _ in longer), max(last for _, last in longer)
+        alive = self._alive[low : high + 1].copy()
+        for name, before, after in changes:
+            _add(alive, before, -self._sizes[name], low)
+            _add(alive, after, self._sizes[name], low)
+        return int(alive.max()) <= self._bound
+
+    def _changes(self, merge: Merge) -> list[_Change]:
+        """The values that live otherwise then."""
+        names = merge.names & self._sizes.keys()
+        spans = ((name, self._spans[name], self._span(name, merge)) for name in names)
+        return [each for each in spans if each[1] != each[2]]
+
+    def _span(self, name: str, merge: Merge) -> _Span | None:
+        """From where to where a value lives; ``None`` for one that stays within a kernel."""
+        writers, readers = self._facts.writers[name], self._facts.readers.get(name, ())
+        touching = (*writers, *readers)
+        if name in self._kept:
+            return min(merge.at(each, self._place) for each in writers), self._end
+        if merge.members and all(each in merge.members for each in touching):
+            return None
+        places = [merge.at(each, self._place) for each in touching]
+        return min(places[: len(writers)]), max(places)
+
+
+def _longer(before: _Span | None, after: _Span | None) -> list[_Span]:
+    """Where a value is alive after a merge, and was not before it."""
+    if after is None:
+        return []
+    if before is None:
+        return [after]
+    pieces = (after[0], before[0] - 1), (before[1] + 1, after[1])
+    return [each for each in pieces if each[0] <= each[1]]
+
+
+def _add(alive: Bytes, span: _Span | None, size: int, low: int = 0) -> None:
+    if span is not None:
+        alive[max(span[0] - low, 0) : max(span[1] + 1 - low, 0)] += size
