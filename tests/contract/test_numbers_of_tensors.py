@@ -3,7 +3,6 @@ eager's numbers at every call, and nothing of them decides what runs."""
 
 import builtins
 import copy
-import logging
 import math
 from dataclasses import dataclass
 
@@ -202,7 +201,7 @@ def test_code_is_as_it_was():
     ("read", "line"),
     [
         (lambda x: x.sum().item().hex(), ".hex()"),
-        (lambda x: f"{x.sum().item():.2f}", ":.2f"),
+        (lambda x: len(f"{x.sum().item():.2f}"), ":.2f"),
         (lambda x: list(map(float, x[0])), "map(float"),
         (lambda x: range(int(x.sum())), "range("),
         (lambda x: x.sum().mul(1j).item(), "item()"),
@@ -220,26 +219,17 @@ def test_what_needs_the_number_at_once_is_refused_with_its_line(read, line):
 
 def caught(x):
     try:
-        return f"{x.sum().item():.2f}"
+        return len(f"{x.sum().item():.2f}")
     except Exception:
         return "none"
 
 
-def logged(x):
-    log = logging.getLogger("treadle.tests.logged")
-    log.propagate = False
-    log.handlers = [logging.StreamHandler()]
-    log.warning("sum %.3f", x.sum().item())
-
-
-@pytest.mark.parametrize(("read", "line"), [(caught, ":.2f"), (logged, "log.warning(")])
-def test_a_refusal_that_somebody_catches_is_one(read, line):
-    """``logging`` catches what a handler raises: the record would be lost at every call."""
+def test_a_refusal_that_somebody_catches_is_one():
     model = nn.Linear(3, 1)
-    compiled = treadle.compile(lambda x: (model(x), read(x)), model=model)
+    compiled = treadle.compile(lambda x: (model(x), caught(x)), model=model)
     with pytest.raises(treadle.CaptureError, match="TR-102") as error:
         compiled(torch.ones(2, 3))
-    assert line in error.value.where
+    assert ":.2f" in error.value.where
 
 
 def test_elements_that_are_not_one_raise_as_in_eager():

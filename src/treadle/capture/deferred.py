@@ -23,6 +23,7 @@ from typing import Any, TypeGuard, final
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
+from torch.overrides import handle_torch_function
 
 from treadle.capture.explain_errors import (
     BETWEEN,
@@ -35,13 +36,18 @@ from treadle.capture.numbers import (
     STAND_INS,
     Number,
     PlainNumber,
+    Text,
     Uses,
+    combined_text,
     computation,
     dtype_beside,
     is_number,
+    is_stand_in,
     lead_of,
+    made_now,
 )
 from treadle.capture.plain_values import is_real
+from treadle.capture.text_code import makes_text
 from treadle.compat.unsized import tensor_of_number
 from treadle.util.answers import called_name
 from treadle.util.errors import CaptureError
@@ -73,7 +79,7 @@ def asks_number() -> CaptureError:
     """For code that needs a number now which is known after the launch."""
     frames = list(users_frames())
     error = looks_at_value(_where(frames))
-    if not frames or not _calls_real(frames[0]):
+    if not frames or not (_calls_real(frames[0]) or _makes_text(frames[0])):
         return error
     asks = AsksNumber(error.message, code=error.code, where=error.where, remedy=error.remedy)
     asks.codes = tuple(each.f_code for each in frames)
@@ -84,7 +90,11 @@ def _calls_real(frame: FrameType) -> bool:
     """Whether it calls a function of real numbers just now, by a global name."""
     name = called_name(frame)
     function = frame.f_globals.get(name, vars(builtins).get(name))
-    return any(function is each for each in (*CONVERSIONS, *OF_NUMBERS))
+    return any(function is each for each in (*CONVERSIONS, *OF_NUMBERS, *MAKE_TEXTS))
+
+
+def _makes_text(frame: FrameType) -> bool:
+    return makes_text(frame.f_code, frame.f_lasti)
 
 
 def _where(frames: Sequence[FrameType]) -> str:
@@ -101,10 +111,12 @@ def _where(frames: Sequence[FrameType]) -> str:
 @dataclass(frozen=True, slots=True)
 class NumbersOfCall:
     """What Python needs of a call's tensors: ``places`` are those numbers, in the order in which
-    the graph returns them; ``known`` has their values once the launch is over."""
+    the graph returns them; ``known`` has their values once the launch is over. ``whole``: those
+    that are tensors themselves."""
 
     places: tuple[int, ...]
-    known: dict[int, PlainNumber]
+    known: dict[int, Any]
+    whole: frozenset[int] = frozenset()
 
     def read(self, tensors: Iterator[Tensor | None]) -> None:
         """``tensors`` begin with those that the graph returns for them, which are taken: one read
@@ -113,6 +125,9 @@ class NumbersOfCall:
         for place in self.places:
             each = next(tensors)
             assert each is not None
+            if place in self.whole:
+                self.known[place] = each
+                continue
             groups.setdefault((each.dtype, each.device), []).append((place, each))
         for group in groups.values():
             values = torch.stack([each for _, each in group]).tolist()
@@ -129,9 +144,10 @@ class DeferredNumbers:
 
     decide: Callable[[Tensor, FrameType], bool | None]
     require: Callable[[Tensor], None]
-    known: dict[int, PlainNumber] = field(default_factory=dict[int, PlainNumber])
+    known: dict[int, Any] = field(default_factory=dict[int, Any])
     read: list[Tensor] = field(default_factory=list[Tensor])
     fetched: list[int] = field(default_factory=list[int])
+    whole: set[int] = field(default_factory=set[int])  # those that are tensors themselves
     uses: Uses = field(default_factory=Uses)
     refused: CaptureError | None = None
 
@@ -160,6 +176,14 @@ class DeferredNumbers:
             _kind(kept.dtype), lambda: known[number], self, (number,), lambda: _widened(kept)
         )
 
+    def tensor(self, tensor: Tensor) -> "DeferredTensor":
+        """The tensor as it is now, for a text of it."""
+        with torch.no_grad():
+            self.read.append(tensor.detach().clone())
+        number, known = len(self.read) - 1, self.known
+        self.whole.add(number)
+        return DeferredTensor(tensor, lambda: known[number], self, (number,))
+
     def of_size(self, size: SymInt | SymFloat | SymBool) -> "DeferredNumber":
         """A number that sizes decide which values decide."""
         return self.item(tensor_of_number(size))
@@ -170,13 +194,13 @@ class DeferredNumbers:
             return self.item(tensor)
         return [self.tolist(tensor.select(0, at)) for at in range(tensor.shape[0])]
 
-    def fetch(self, number: "DeferredNumber") -> None:
+    def fetch(self, number: "Deferred") -> None:
         """Python needs this one after the launch."""
         self.fetched += [each for each in number.parts if each not in self.fetched]
 
     def of_call(self) -> NumbersOfCall:
         """Those that Python needs, at any call."""
-        return NumbersOfCall(tuple(self.fetched), self.known)
+        return NumbersOfCall(tuple(self.fetched), self.known, frozenset(self.whole))
 
     def fetched_tensors(self) -> list[Tensor]:
         """What the graph returns for them."""
@@ -257,7 +281,85 @@ class DeferredNumber(Number):
         return self.plain()
 
 
-STAND_INS.add(DeferredNumber)
+@final
+class DeferredText(Text):
+    """A text that ``compute()`` knows once the launch is over. ``value``: one like it."""
+
+    __slots__ = ("deferred", "parts")
+
+    def __init__(
+        self,
+        like: str,
+        compute: Callable[[], str],
+        deferred: DeferredNumbers,
+        parts: tuple[int, ...],
+    ) -> None:
+        super().__init__(like, compute, frozenset(), deferred.uses)
+        self.deferred = deferred
+        self.parts = parts
+
+    def plain(self) -> Any:
+        """TR-102: there is no text yet."""
+        raise self.deferred.refuse()
+
+    def combined(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """``function`` of values, of which this text is one: known later, if it is a text.
+        Another text than this one may raise nothing, where this one does."""
+        try:
+            return text_of(function, operands)
+        except (ArithmeticError, LookupError, ValueError):
+            return self.plain()
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class DeferredTensor:
+    """A tensor that Python has once the launch is over. ``value``: the traced one."""
+
+    value: Tensor
+    compute: Callable[[], Tensor]
+    deferred: DeferredNumbers
+    parts: tuple[int, ...]
+    roots: frozenset[Any] = frozenset()
+
+    def plain(self) -> Any:
+        """TR-102: there is no tensor yet."""
+        raise self.deferred.refuse()
+
+
+STAND_INS.update((DeferredNumber, DeferredText, DeferredTensor))
+Deferred = DeferredNumber | DeferredText | DeferredTensor
+
+
+def text_of(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    """``function`` of values, some of which stand in: a text that stands in, if it gives one."""
+    later = [each for each in operands if is_known_later(each)]
+    if not later:
+        return combined_text(function, operands, _uses_of(operands))
+    like = "" if any(map(_is_tensor, later)) else made_now(function, operands)
+    if type(like) is not str:
+        return later[0].plain()
+    parts = tuple(dict.fromkeys(at for each in later for at in each.parts))
+    return DeferredText(like, computation(function, operands), later[0].deferred, parts)
+
+
+def whole_tensor(tensor: Tensor) -> Any:
+    """What stands in for it until the launch is over."""
+    return handle_torch_function(whole_tensor, (tensor,), tensor)
+
+
+def _uses_of(operands: Sequence[Any]) -> Uses:
+    given: Sequence[Any] = [each for each in operands if is_stand_in(each)]
+    return given[0].uses
+
+
+def _is_tensor(value: Deferred) -> bool:
+    return type(value) is DeferredTensor
+
+
+def is_known_later(value: object) -> TypeGuard[Deferred]:
+    """Is it known after the launch?"""
+    return type(value) in (DeferredNumber, DeferredText, DeferredTensor)
 
 
 def _graph_form(
@@ -292,6 +394,7 @@ def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
     return call
 
 
+MAKE_TEXTS: tuple[Callable[..., object], ...] = (str, repr, ascii, format)
 CONVERSIONS: tuple[Callable[..., object], ...] = (float, int, len)
 """What takes or gives no number but a real one, of tensors too."""
 OF_NUMBERS: Mapping[Callable[..., Any], Callable[..., object]] = {

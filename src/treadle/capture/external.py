@@ -455,6 +455,10 @@ class ExternalState:
         """Every object that the step can reach, as far as it ran."""
         return self._seen.values()
 
+    def knows(self, value: object) -> bool:
+        """Whether an object was there before the run, as far as the step can reach it."""
+        return id(value) in self._seen
+
     def was_read(self, change: Change) -> bool:
         """Whether the run may have read what was there before."""
         if change.part.entries:

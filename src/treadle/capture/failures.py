@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from treadle.capture.explain_errors import BETWEEN, OURS, looks_at_value, show_line
+from treadle.capture.numbers import made_now
 from treadle.compat.fake import (
     METADATA_CHANGES,
     NEEDS_MEMORY,
@@ -70,7 +71,8 @@ def _told(error: Exception) -> Exception:
         return _swaps(where)
     if any(each in str(error) for each in NEEDS_MEMORY):
         return of_torch(error, where)
-    if inner is None or not inner.filename.startswith((*OURS, "<")) or _recurs(error, frames):
+    is_ours = inner is not None and inner.filename.startswith((*OURS, "<"))
+    if inner is None or not is_ours or _formats(frames) or _recurs(error, frames):
         code = "[TR-138] raised by the step's own code, while treadle captured it"
         error.add_note(f"{code}\n  at {where}\n  remedy: see the line; eager raises it as well")
         return error
@@ -107,6 +109,11 @@ def _swaps(where: str) -> CaptureError:
 
 def _is_communication(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith(_DISTRIBUTED) and not frame.filename.startswith(_SHARDED)
+
+
+def _formats(frames: Sequence[traceback.FrameSummary]) -> bool:
+    """Whether Python makes a text of values, as the user's code says."""
+    return any(each.name == made_now.__name__ for each in frames[-4:])
 
 
 def _recurs(error: Exception, frames: Sequence[traceback.FrameSummary]) -> bool:

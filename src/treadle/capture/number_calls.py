@@ -29,6 +29,8 @@ from torch import Tensor
 from treadle.capture.arrays import is_array
 from treadle.capture.deferred import CONVERSIONS, OF_NUMBERS
 from treadle.capture.numbers import is_number
+from treadle.capture.text_calls import text_functions, with_texts
+from treadle.capture.texts import TEXTS
 from treadle.compat.fake import is_traced
 from treadle.compat.tracing import works_for
 from treadle.compat.unsized import is_unsized, length_of
@@ -88,7 +90,9 @@ class NumberCalls:
             for function in (*self._asked, *others):
                 undo.callback(setattr, function, "__code__", function.__code__)
                 scope = _Scope.of(function, instead, asked=function in self._asked)
-                function.__code__ = _rewritten(function.__code__, scope, given)
+                code = with_texts(function.__code__, function.__globals__)
+                given |= text_functions() if code is not function.__code__ else {}
+                function.__code__ = _rewritten(code, scope, given)
             for name, call in given.items():
                 setattr(builtins, name, call)
                 undo.callback(delattr, builtins, name)
@@ -98,7 +102,7 @@ class NumberCalls:
 def _all_instead() -> dict[int, Callable[..., object]]:
     """What is called in the place of functions and types, by their ids."""
     found: dict[int, Callable[..., Any]] = {id(each): _conversion(each) for each in CONVERSIONS}
-    found |= {id(each): instead for each, instead in OF_NUMBERS.items()}
+    found |= {id(each): instead for each, instead in (*OF_NUMBERS.items(), *TEXTS.items())}
 
     def mapped(function: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
         return map(found.get(id(function), function), *args, **kwargs)
@@ -239,6 +243,8 @@ def _calls_any(function: FunctionType, *, asked: bool) -> bool:
     """Whether it calls a function of real numbers, or may do so if it ``asked`` for one."""
     scope = _Scope.of(function, _all_instead(), asked=asked)
     given: dict[str, Callable[..., object]] = {}
+    if with_texts(function.__code__, function.__globals__) is not function.__code__:
+        return True
     return _rewritten(function.__code__, scope, given) != function.__code__
 
 

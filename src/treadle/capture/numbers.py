@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any, Protocol, TypeGuard, TypeVar, final
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -122,6 +122,12 @@ class Number:
             self._uses.note_asked()
         return value
 
+    def shown(self) -> Any:
+        """The value, for a function that gives nothing but a text of Python's."""
+        value = self.plain()
+        self._uses.note_asked()
+        return value
+
     def derived(self, function: Callable[..., Any], *rest: Any, swapped: bool = False) -> "Number":
         """``function(self, *rest)``, or ``function(rest, self)``; a number again."""
         return Number.of(function, (*rest, self) if swapped else (self, *rest))
@@ -130,7 +136,7 @@ class Number:
     def of(function: Callable[..., Any], operands: Sequence[Any]) -> "Number":
         """``function`` of numbers, some of which stand in."""
         numbers = [each for each in operands if is_number(each)]
-        of_size = numbers[0]._uses.of_size
+        of_size = numbers[0].uses.of_size
         if of_size is not None:
             operands = [of_size(each) if is_unsized(each) else each for each in operands]
             numbers = [each for each in operands if is_number(each)]
@@ -214,13 +220,13 @@ class Number:
         return hash(self.plain())
 
     def __repr__(self) -> str:
-        return repr(self.plain())
+        return repr(self.shown())
 
     def __str__(self) -> str:
-        return str(self.plain())
+        return str(self.shown())
 
     def __format__(self, spec: str) -> str:
-        return format(self.plain(), spec)
+        return format(self.shown(), spec)
 
     def __round__(self, *digits: object) -> "Number":
         return self.derived(round, *map(_value, digits))
@@ -352,9 +358,9 @@ class StandIn(Protocol):
         """The value, on which the graph depends from now on."""
 
 
-@final
 class Text:
-    """A Python text that stands for itself until something is asked of it."""
+    """A Python text that stands for itself until something is asked of it. ``combined`` makes
+    texts of texts and numbers."""
 
     __slots__ = ("_uses", "compute", "roots", "value")
 
@@ -371,13 +377,42 @@ class Text:
     def __class__(self) -> type:  # type: ignore[override]
         return str
 
+    @property
+    def uses(self) -> Uses:
+        """What becomes of it and of others."""
+        return self._uses
+
     def plain(self) -> str:
         """The value, on which the graph depends from now on."""
-        self._uses.needed |= self.roots
+        if not self._uses.ours:
+            self._uses.needed |= self.roots
+            self._uses.note_asked()
         return self.value
 
+    def combined(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """``function`` of values, of which this text is one: a text again, if it is one."""
+        return combined_text(function, operands, self._uses)
+
+    def __add__(self, other: object) -> Any:
+        return self.combined(operator.add, (self, other))
+
+    def __radd__(self, other: object) -> Any:
+        return self.combined(operator.add, (other, self))
+
+    def __mul__(self, times: object) -> Any:
+        return self.combined(operator.mul, (self, times))
+
+    __rmul__ = __mul__
+
+    def __getitem__(self, at: Any) -> Any:
+        parts = (at.start, at.stop, at.step) if isinstance(at, slice) else (at,)
+        return self.combined(_entry, (self, isinstance(at, slice), *parts))
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.plain(), name)
+        method = getattr(str, name, None)
+        if method is None or name.startswith("__"):
+            return getattr(self.plain(), name)
+        return lambda *args: self.combined(method, (self, *args))
 
     def __copy__(self) -> "Text":
         return self
@@ -389,10 +424,29 @@ class Text:
         return str, (self.plain(),)
 
 
+def combined_text(function: Callable[..., Any], operands: Sequence[Any], uses: Uses) -> Any:
+    """``function`` of values, of which some stand in: a text that stands in, if it gives one."""
+    found = made_now(function, operands)
+    if type(found) is not str:
+        return function(*map(_value, operands))
+    given = [each for each in operands if is_stand_in(each)]
+    roots = frozenset[Key]().union(*(each.roots for each in given))
+    return Text(found, computation(function, operands), roots, uses)
+
+
+def made_now(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    """``function`` of what stands in this run. What it raises, eager raises as well."""
+    return function(*map(value_now, operands))
+
+
+def _entry(text: str, is_slice: bool, *parts: Any) -> str:
+    return text[slice(*parts) if is_slice else parts[0]]
+
+
 def _give_answers() -> None:
     names = (
         "str", "repr", "len", "iter", "hash", "eq", "ne", "lt", "le", "gt", "ge", "contains",
-        "getitem", "add", "mul", "rmul", "mod", "format",
+        "mod", "format",
     )  # fmt: skip
     for name in names:
         dunder = f"__{name}__"
@@ -401,7 +455,6 @@ def _give_answers() -> None:
             return getattr(self.plain(), _name)(*map(_value, args))
 
         setattr(Text, dunder, call)
-    setattr(Text, "__radd__", lambda self, other: other + self.plain())  # noqa: B010
     setattr(Text, "__fspath__", lambda self: self.plain())  # noqa: B010
 
 
@@ -447,13 +500,13 @@ def dtype_beside(value: PlainNumber, beside: torch.dtype, *, has_dims: bool) -> 
 
 
 def value_now(operand: Any) -> Any:
-    """What a number is in this run, which the graph does not depend on by this."""
-    return operand.value if is_number(operand) else operand
+    """What a stand-in is in this run, which the graph does not depend on by this."""
+    return operand.value if is_stand_in(operand) else operand
 
 
 def computation(function: Callable[..., Any], operands: Sequence[Any]) -> Computation:
     """``function`` of what the operands are at a call."""
-    parts = [each.compute if is_number(each) else _always(each) for each in operands]
+    parts = [each.compute if is_stand_in(each) else _always(each) for each in operands]
     return Computation(function, parts)
 
 

@@ -29,7 +29,7 @@ from treadle.capture.communication import refuse_wrapper
 from treadle.capture.container_recorders import as_plain, is_recorded
 from treadle.capture.control_flow import instead_of
 from treadle.capture.counts import counts_instead_of
-from treadle.capture.deferred import DeferredNumbers, functions_of_numbers
+from treadle.capture.deferred import DeferredNumbers, functions_of_numbers, whole_tensor
 from treadle.capture.expected import Conditions, constraint_checks
 from treadle.capture.explain_errors import Line, here, running_line, show_line
 from treadle.capture.flatten import flatten_containers, unflatten
@@ -89,6 +89,7 @@ _VALUES = frozenset(
         Tensor.__array__,
         Tensor.__dlpack__,
         Tensor.__reduce_ex__,
+        whole_tensor,
     }
 )
 """What gives numbers, a text or the memory of them where there are none yet."""
@@ -213,6 +214,8 @@ class TensorPatcher(TorchFunctionMode):
             return func(*args) if several else self._watch.numbers.item(args[0])
         if func == Tensor.tolist:
             return self._watch.numbers.tolist(args[0])
+        if func == whole_tensor:
+            return self._watch.numbers.tensor(args[0])
         raise self._watch.numbers.refuse()
 
     def answering(self, original: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:

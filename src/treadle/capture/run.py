@@ -25,7 +25,7 @@ from treadle.capture.container_changes import (
 )
 from treadle.capture.container_recorders import ContainerRecorder, OperationLog
 from treadle.capture.decisions import Answers
-from treadle.capture.deferred import AsksNumber, is_deferred
+from treadle.capture.deferred import AsksNumber, is_known_later
 from treadle.capture.eager import CallsClosure, EagerStep, Reason, why_eager
 from treadle.capture.explain_errors import here
 from treadle.capture.external import (
@@ -46,6 +46,7 @@ from treadle.capture.hyper_parameters import HyperParameters
 from treadle.capture.numbers import Number, Text, Uses, is_stand_in
 from treadle.capture.optimizer_state import StatePlace, TracedState, refused_state
 from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
+from treadle.capture.outputs import OutputCall, OutputLog, Stream
 from treadle.capture.own_steps import OwnSteps
 from treadle.capture.parts import MISSING, is_plain
 from treadle.capture.patching import TraceRecorder, swapped
@@ -100,7 +101,15 @@ Toggle = tuple[nn.Parameter, bool]
 class SideEffect:
     """What the step leaves in a place outside of it. ``leaves``: slots for tensors."""
 
-    place: Location | TensorPlace | InArgument | ContainerChanges | SkippedUpdate | StatePlace
+    place: (
+        Location
+        | TensorPlace
+        | InArgument
+        | ContainerChanges
+        | SkippedUpdate
+        | StatePlace
+        | OutputCall
+    )
     leaves: tuple[Any, ...]
     tree: TreeSpec
 
@@ -246,6 +255,7 @@ class Run:
         self._containers = containers
         self._log = OperationLog()
         self.draws = HostDraws(self.trace.uses)
+        self._outputs = OutputLog()
         self._steps: list[int] = []  # the ids of optimizers, by each of their updates
         self._kept: dict[int, Tensor] | None = None  # by the last backward; ``None`` before it
         self._of_fakes: set[str] = set()
@@ -309,8 +319,9 @@ class Run:
             )
             self.trace.external = external
             watch.listen = external.listen
+            self._outputs.knows = external.knows
             try:
-                with external.watching(inputs):
+                with external.watching(inputs), self._outputs.recording():
                     try:
                         with switches_kept(_sets_switch):
                             result = called_with(self.function, args, kwargs)
@@ -569,6 +580,9 @@ class Run:
             self.trace.left.append(SideEffect(place or direct_place(change), tuple(leaves), tree))
             self.trace.changed.append(None if place else change)
         self._note_operations(external)
+        for output, leaves, tree in self._outputs.calls:
+            self.trace.left.append(SideEffect(output, tuple(map(_later, leaves)), tree))
+            self.trace.changed.append(None)
         for optimizer, found in self.trace.watch.scaling.stepped.values():
             leaves, tree = flatten(found)
             self.trace.left.append(SideEffect(SkippedUpdate(optimizer), tuple(leaves), tree))
@@ -768,7 +782,7 @@ class Run:
             leaf = self.trace.watch.numbers.of_size(leaf)
         if isinstance(leaf, SymInt):
             return int(leaf)
-        if is_deferred(leaf):
+        if is_known_later(leaf):
             self.trace.watch.numbers.fetch(leaf)
         if is_stand_in(leaf):
             return Later(leaf.compute)
@@ -1099,6 +1113,10 @@ def around(local: T, layout: ShardedLayout | None) -> T | Tensor:
 
 def _parts(value: Tensor) -> Tensor:
     return torch.view_as_real(value) if value.is_complex() else value
+
+
+def _later(leaf: Any) -> Any:
+    return Later(leaf) if isinstance(leaf, Stream) else leaf
 
 
 def _length(recorder: ContainerRecorder) -> int:

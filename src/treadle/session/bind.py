@@ -13,6 +13,7 @@ from treadle.capture.eager import run_eagerly
 from treadle.capture.flatten import flatten, unflatten
 from treadle.capture.grad_scaler import SkippedUpdate
 from treadle.capture.optimizers.registry import form_of
+from treadle.capture.outputs import OutputCall
 from treadle.capture.result_slots import fill, slots_in
 from treadle.capture.sources import Held, RunTimeNumber, State
 from treadle.compat.hooks import after_backward
@@ -143,8 +144,9 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
     captured.numbers.read(tensors)
     errors: list[Exception] = []
     filled = [_filled(*each, errors) for each in zip(slots, parts, strict=True)]
-    for left, found in zip(captured.left, filled[1:], strict=True):
-        if found is not None:
+    pairs = [*zip(captured.left, filled[1:], strict=True)]
+    for left, found in pairs:
+        if found is not None and not isinstance(left.place, OutputCall):
             left.put(found)
     grads = fill(captured.grad_slots, tensors)
     for parameter, grad in zip(captured.left_grads, grads, strict=True):
@@ -156,6 +158,11 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
     _adopt_state(captured)
     _count_steps(captured)
     captured.call.forget()
+    for left, found in pairs:
+        if isinstance(left.place, OutputCall):
+            if found is None:
+                break
+            left.put(found)
     if errors:
         raise errors[0]
     return unflatten(filled[0] or [], captured.result_tree)

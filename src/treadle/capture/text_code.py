@@ -1,0 +1,40 @@
+"""Where code makes texts, by its instructions."""
+
+import dis
+from types import CodeType
+
+TEXT_METHODS = frozenset({"format", "join", "format_map"})
+"""Methods of texts that take other values."""
+_MAKES = frozenset(
+    {"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "CONVERT_VALUE", "BUILD_STRING"}
+)
+_CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
+
+
+def makes_texts(code: CodeType) -> bool:
+    """Whether it does anywhere, or what is defined in it."""
+    if not TEXT_METHODS.isdisjoint(code.co_names) or any(map(_is_text, dis.get_instructions(code))):
+        return True
+    return any(map(makes_texts, codes_within(code)))
+
+
+def makes_text(code: CodeType, offset: int) -> bool:
+    """Whether the instruction there may."""
+    for each in dis.get_instructions(code):
+        if each.offset >= offset and each.opname not in ("CACHE", "EXTENDED_ARG"):
+            if each.opname in _CALLS:
+                return not TEXT_METHODS.isdisjoint(code.co_names)
+            return _is_text(each)
+    return False
+
+
+def codes_within(code: CodeType) -> list[CodeType]:
+    """What is defined in it, in order."""
+    return [each for each in code.co_consts if isinstance(each, CodeType)]
+
+
+def _is_text(each: dis.Instruction) -> bool:
+    return each.opname in _MAKES or (each.opname == "BINARY_OP" and each.argrepr == "%")
+
+
+__all__ = ["TEXT_METHODS", "codes_within", "makes_text", "makes_texts"]
