@@ -328,7 +328,8 @@ class Picture:
     def of(self, value: Any) -> Any:
         """Nested tuples, in which tensors and arrays stand as they are."""
         if isinstance(value, bool | int | float | complex | str | bytes | None | torch.dtype):
-            return type(value).__name__, value
+            plain = type(value).__module__ in ("builtins", "torch")  # other classes are a world's
+            return type(value).__name__, value if plain else repr(value)
         if isinstance(value, torch.device | torch.Size | range | slice):
             return type(value).__name__, repr(value)
         if id(value) in self._seen:
