@@ -5,10 +5,11 @@
     LOAD_GLOBAL  NULL + float            ->    LOAD_GLOBAL  NULL + float (ours)
 
 Code that calls ``float``, ``int``, ``len`` or a function of ``math`` by a variable, whatever its
-name, is given a copy of it while a step is captured, in which the call is one of ours: of a traced
-tensor it gives the number that is known after the launch (``capture/deferred``), or a length that
-values decide; of a number that stands in for another one that does so again; of anything else what
-Python gives. Nothing but that name differs.
+name, is given a copy of it while a step is captured, in which the call is one of ours, and where an
+object holds a function of ``math`` stands ours as well. Of a traced tensor it gives the number that
+is known after the launch (``capture/deferred``), or a length that values decide; of a number that
+stands in for another one that does so again; of anything else what Python gives. Nothing but that
+name differs.
 """
 
 import builtins
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from treadle.capture.arrays import is_array
 from treadle.capture.deferred import CONVERSIONS, OF_NUMBERS
+from treadle.capture.held_functions import HeldFunction, held_functions, instead_of
 from treadle.capture.numbers import is_number
 from treadle.capture.text_calls import text_functions, with_texts
 from treadle.capture.texts import TEXTS
@@ -58,6 +60,7 @@ class NumberCalls:
         self._functions: list[FunctionType] = []
         self._asked: list[FunctionType] = []
         self._codes: set[CodeType] = set()
+        self._held: dict[object, HeldFunction] = {}  # functions of ``math`` in objects
         if isinstance(function, FunctionType) and _calls_any(function, asked=False):
             self._functions.append(function)
 
@@ -78,7 +81,10 @@ class NumberCalls:
         new = [each for each in found.values() if not any(each is f for f in self._asked)]
         new = [each for each in new if _calls_any(each, asked=True)]
         self._asked += new
-        return bool(new)
+        held = {each.identity: each for each in held_functions(objects, OF_NUMBERS)}
+        others = held.keys() - self._held.keys()
+        self._held |= held
+        return bool(new or others)
 
     @contextlib.contextmanager
     def rewritten(self) -> Iterator[None]:
@@ -96,6 +102,7 @@ class NumberCalls:
             for name, call in given.items():
                 setattr(builtins, name, call)
                 undo.callback(delattr, builtins, name)
+            undo.enter_context(instead_of(self._held.values(), OF_NUMBERS))
             yield
 
 
@@ -161,8 +168,8 @@ class _Scope:
         return self.instead.get(id(known))
 
     def called_in(self, name: str) -> Callable[..., object] | None:
-        """What to call in the place of a variable of a function around. What a cell has that is
-        not made yet is asked when it is called."""
+        """What to call in the place of a function's own variable, or one of a function around.
+        What there is not yet is asked when it is called."""
         cell = self.cells.get(name)
         known = self.asked if cell is None else id(_content(cell)) in self.instead
 
@@ -190,10 +197,10 @@ def _rewritten(code: CodeType, scope: _Scope, given: dict[str, Callable[..., obj
     names = list(code.co_names)
     made = bytearray(code.co_code)
     for site in _sites(code):
-        call = scope.called_in(site.name) if site.in_cell else scope.called(site.name)
+        call = scope.called_in(site.name) if site.in_frame else scope.called(site.name)
         if call is None:
             continue
-        if site.in_cell:
+        if site.in_frame:
             if len(constants) < _MOST_CONSTANTS:
                 made[site.offset : site.offset + 2] = _LOAD_CONST, len(constants)
                 constants.append(call)
@@ -213,11 +220,12 @@ _LOAD_CONST = dis.opmap["LOAD_CONST"]
 @final
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """Where a variable is loaded to be called: one of a function around, or a global one."""
+    """Where a variable is loaded to be called: the function's own or one of a function around it,
+    or a global one."""
 
     name: str
     offset: int
-    in_cell: bool
+    in_frame: bool
 
 
 def _sites(code: CodeType) -> Iterator[_Site]:
@@ -226,13 +234,14 @@ def _sites(code: CodeType) -> Iterator[_Site]:
         if before is not None and before.opname == "EXTENDED_ARG":
             continue
         if each.opname == "LOAD_GLOBAL" and each.arg is not None and each.arg & 1:
-            yield _Site(each.argval, each.offset, in_cell=False)
-        elif each.opname == "LOAD_DEREF" and _NULL in (_name(before), _name(after)):
-            yield _Site(each.argval, each.offset, in_cell=True)
+            yield _Site(each.argval, each.offset, in_frame=False)
+        elif each.opname in _LOADS and _name(after if _NULL_BEHIND else before) == "PUSH_NULL":
+            yield _Site(each.argval, each.offset, in_frame=True)
 
 
-_NULL = "PUSH_NULL"
-"""Stands before what is called until CPython 3.12, and behind it since."""
+_LOADS = frozenset({"LOAD_DEREF", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW"})
+_NULL_BEHIND = sys.version_info >= (3, 13)
+"""Where ``PUSH_NULL`` stands, by what is called; on the other side it is another call's."""
 
 
 def _name(step: dis.Instruction | None) -> str:
