@@ -211,3 +211,15 @@ def test_which_object_stands_where_is_seen(seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of compiling often
         assert not stale(seed, 25)
+
+
+def test_one_tensor_that_is_left_in_two_places_and_returned_stays_one():
+    places = {"one": None, "other": None}
+    model = torch.nn.Linear(3, 2)
+
+    def step(x):
+        places["one"] = places["other"] = model(x).sum().detach()
+        return places["one"]
+
+    found = treadle.compile(step, model=model, optimizer=[])(torch.ones(2, 3))
+    assert places["one"] is places["other"] is found

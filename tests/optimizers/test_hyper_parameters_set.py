@@ -186,3 +186,21 @@ def test_another_update_is_refused():
         treadle.compile(step, model=model, optimizer=optimizer)(torch.randn(4, 5))
     assert "optimizer.step()" in caught.value.where
     assert optimizer.param_groups[0]["momentum"] == 0
+
+
+def test_each_of_several_in_a_tuple_decides_for_itself():
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x):
+        first, second = optimizer.param_groups[0]["betas"]
+        scale = (10.0 if first < 0.5 else 1.0) * (3.0 if second < 0.5 else 1.0)
+        return model(x).sum() * 0 + scale
+
+    compiled = treadle.compile(step, model=model, optimizer=optimizer, options=LIBRARY)
+    found = []
+    for betas in ((0.9, 0.99), (0.9, 0.4), (0.4, 0.99)):
+        put(optimizer, betas=betas)
+        found.append(compiled(torch.randn(2, 5)).item())
+    assert found == [1.0, 3.0, 10.0]

@@ -275,6 +275,69 @@ def test_numbers_that_come_apart_are_looked_at_again():
     torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=1e-4, atol=1e-6)
 
 
+class Warm:
+    """No optimizer itself: sets the rate, and steps the one that it holds."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.calls = optimizer, 0
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+    def step(self):
+        self.calls += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.05 * min(self.calls**-0.5, self.calls * 0.1)
+        self.optimizer.step()
+
+
+class Viewing(torch.optim.Optimizer):
+    """Keeps a tensor and a view of it."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for _, p, state in with_gradient(self):
+            if not state:
+                state["whole"] = torch.zeros(2, *p.shape)
+                state["view"] = state["whole"][0]
+            state["view"].add_(p.grad)
+            p.sub_(state["whole"].sum(0), alpha=0.01)
+
+
+class Twice(Viewing):
+    """Keeps one tensor under two keys, exchanges two others, and has an empty state somewhere."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for _, p, state in with_gradient(self):
+            if p.ndim == 1:
+                continue
+            if not state:
+                state["one"], state["a"], state["b"] = (torch.zeros_like(p) for _ in range(3))
+                state["other"] = state["one"]
+            state["a"], state["b"] = state["b"], state["a"].add_(p.grad)
+            state["one"].add_(state["a"])
+            p.sub_(state["other"], alpha=0.01)
+
+
+@pytest.mark.parametrize("kind", [Warm, Viewing, Twice])
+def test_what_is_kept_stays_what_it_is(kind):
+    def make(ps):
+        return [Warm(ADAMW(ps)) if kind is Warm else kind(ps)]
+
+    (step, model, ours), (eager, twin, theirs) = (made(make, stepping) for _ in range(2))
+    compiled = treadle.compile(step, model=model, optimizer=ours[0], options=LIBRARY)
+    for _ in range(5):
+        x, y = torch.randn(3, 5), torch.randn(3, 2)
+        torch.testing.assert_close(compiled(x, y), eager(x, y), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=1e-4, atol=1e-6)
+    if kind is not Warm:
+        torch.testing.assert_close(ours[0].state_dict(), theirs[0].state_dict())
+
+
 class Looking(Momentum):
     def step(self, closure=None):
         if all(p.grad.norm().item() < 1e9 for p in self.param_groups[0]["params"]):

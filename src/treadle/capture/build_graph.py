@@ -20,6 +20,7 @@ from treadle.capture.host_draws import HostDraws
 from treadle.capture.literals import literals_made_numbers
 from treadle.capture.numbers import Uses
 from treadle.capture.object_graph import Location
+from treadle.capture.optimizer_state import StatePlace
 from treadle.capture.reads import Reads
 from treadle.capture.result_slots import slot_of, slots_in
 from treadle.capture.rng_guard import seeds
@@ -173,7 +174,7 @@ def finish(
     """The traced module as a functional graph with roles, and how to call it. ``symbolic``: some
     of its inputs have sizes that were declared."""
     sources = list(run.sources)
-    _clean(module, run.trace, reads, sources)
+    _clean(module, run.trace, run.places_of_tensors(reads), sources)
     step, kept, decided = _functional(module, run.trace, reads, sources)
     conditions = run.trace.watch.conditions
     if symbolic:
@@ -218,17 +219,20 @@ def finish(
 
 
 def _clean(
-    module: fx.GraphModule, seen: Trace, reads: Reads, sources: list[tuple[Input, Source]]
+    module: fx.GraphModule,
+    seen: Trace,
+    held: Mapping[int, Location | StatePlace],
+    sources: list[tuple[Input, Source]],
 ) -> None:
     """Each node knows who made it, every tensor from outside is an input, and nothing is in the
-    graph that is no computation with dense tensors. ``sources`` gets those of the new inputs."""
+    graph that is no computation with dense tensors. ``sources`` gets those of the new inputs;
+    ``held``: by its id, where a tensor was found."""
     graph = module.graph
     _annotate(graph, seen)
     for node in graph.find_nodes(
         op="call_function", target=torch.ops.aten._local_scalar_dense.default
     ):
         raise looks_at_value(info(node).where)
-    held = reads.places()
     known = (seen.scalars, seen.uses.inputs, seen.uses.arrays, held)
     literals_made_numbers(module, lambda tensor: not any(id(tensor) in each for each in known))
     _constants_to_inputs(module, sources, held, seen)
@@ -417,7 +421,7 @@ def _is_second_run(original: fx.Node, node: fx.Node) -> bool:
 def _constants_to_inputs(
     module: fx.GraphModule,
     sources: list[tuple[Input, Source]],
-    held: Mapping[int, Location],
+    held: Mapping[int, Location | StatePlace],
     seen: Trace,
 ) -> None:
     """Tensors that the step reads from outside the model become inputs, read at every call."""
@@ -443,7 +447,7 @@ def _constants_to_inputs(
 
 
 def _outside(
-    tensor: Tensor, held: Mapping[int, Location], uses: Uses, name: str
+    tensor: Tensor, held: Mapping[int, Location | StatePlace], uses: Uses, name: str
 ) -> tuple[Input, Source]:
     """``held``: by its id, where a tensor was found when the step was captured."""
     if id(tensor) in uses.inputs:

@@ -43,7 +43,14 @@ def standing_in(value: Any, optimizer: Optimizer, at: int, key: str, uses: Uses)
         return Number(value, lambda: optimizer.param_groups[at][key], roots, uses, scales=True)
     if type(value) is tuple and all(map(is_real, cast(Any, value))):
         return tuple(
-            Number(each, functools.partial(_nth, optimizer, at, key, n), roots, uses, scales=True)
+            Number(
+                each,
+                functools.partial(_nth, optimizer, at, key, n),
+                roots,
+                uses,
+                scales=True,
+                key=uses.decisions.key_of(roots, n),
+            )
             for n, each in enumerate(cast(Any, value))
         )
     return value
@@ -176,9 +183,9 @@ class SetGroup:
         for name, value in form.scalars(group).items():
             if name not in found:
                 compute = functools.partial(self._scalar, form, name)
-                found[name] = Number(value, compute, frozenset(), self.uses, scales=True).entry(
-                    device
-                )
+                key = self.uses.decisions.key_of("scalar", id(self), name)
+                number = Number(value, compute, frozenset(), self.uses, scales=True, key=key)
+                found[name] = number.entry(device)
         return found
 
     def _scalar(self, form: OptimizerUpdate, name: str) -> float:

@@ -42,6 +42,9 @@ class Uses:
     inputs: dict[int, "Number"] = field(default_factory=dict[int, "Number"])
     arrays: dict[int, Any] = field(default_factory=dict[int, Any])  # likewise, of NumPy's
     tensors: list[Tensor] = field(default_factory=list[Tensor])
+    entries: dict[tuple[int, torch.device], Tensor] = field(
+        default_factory=dict[tuple[int, torch.device], Tensor]
+    )  # those inputs, by the keys of numbers
     asked: dict[CodeType, tuple[CodeType, ...]] = field(
         default_factory=dict[CodeType, tuple[CodeType, ...]]
     )  # by code that asked for a real number, the codes of the frames that ran, innermost first
@@ -186,11 +189,15 @@ class Number:
         return self.entry(beside.device).to(dtype)
 
     def entry(self, device: torch.device) -> Tensor:
-        """An input of the graph: the number as a float64 without dims."""
+        """An input of the graph: the number as a float64 without dims; one for all that are
+        computed alike."""
+        known = self._uses.entries.get((self.key, device))
+        if known is not None:
+            return known
         with outside_modes():
             made = torch.tensor(self.value, dtype=torch.float64, device=device)
         self._uses.inputs[id(made)] = self
-        self._uses.tensors.append(made)
+        self._uses.entries[self.key, device] = made
         return made
 
     @classmethod

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from treadle.capture.explain_errors import here
 from treadle.capture.frames import Whose, whose
 from treadle.capture.numbers import Number, Uses, is_number
+from treadle.capture.object_graph import first_of_each, tensor_fact
 from treadle.capture.parts import MISSING
 from treadle.capture.plain_values import is_plain, is_real
 from treadle.util.errors import CaptureError
@@ -34,7 +35,8 @@ Changed = tuple["StatePlace", object]
 @final
 @dataclass(frozen=True, slots=True)
 class StatePlace:
-    """An entry of the user's own in the state of a parameter, as a call finds it."""
+    """An entry of the user's own in the state of a parameter, as a call finds it. ``key`` is
+    ``MISSING`` for the state itself, an empty one where there is none."""
 
     optimizer: Optimizer
     parameter: Any
@@ -48,11 +50,15 @@ class StatePlace:
 
     def get(self) -> Any:
         """What is there now, or ``MISSING``."""
+        if self.key is MISSING:
+            return None if self.parameter in self.optimizer.state else MISSING
         return self.optimizer.state.get(self.parameter, {}).get(self.key, MISSING)
 
     def put(self, value: Any) -> None:
         """From now on it is there; ``MISSING`` for nothing."""
-        if value is MISSING:
+        if self.key is MISSING:
+            self.optimizer.state.setdefault(self.parameter, {})
+        elif value is MISSING:
             self.optimizer.state[self.parameter].pop(self.key, None)
         else:
             self.optimizer.state[self.parameter][self.key] = value
@@ -80,6 +86,8 @@ class TracedState(MutableMapping[Any, Any]):
         self._entries, self._names = entries, names
         self._known: dict[int, tuple[Any, Entries, TracedEntries]] = {}
         self._assigned: dict[int, Entries] = {}  # whole ones
+        self._got: set[int] = set()  # ids of those that are there from then on
+        self._asks_there = False  # whether the step asked if a parameter has a state at all
         self.numbers = SharedNumbers(optimizer, uses)
 
     def __getattr__(self, name: str) -> Any:
@@ -106,6 +114,8 @@ class TracedState(MutableMapping[Any, Any]):
             real = self._real.get(parameter, {})
             if not isinstance(real, dict):
                 raise refused_state(f"keeps a {type(real).__name__} in optimizer.state")
+            for name in real.keys() - names:
+                _check(real[name])
             own = {
                 name: self.numbers.standing_in(parameter, name, value)
                 for name, value in real.items()
@@ -117,10 +127,15 @@ class TracedState(MutableMapping[Any, Any]):
         return self._assigned.get(id(parameter), found)
 
     def __getitem__(self, key: Any) -> Any:
-        """What there is; eager makes an empty dict where there is nothing."""
-        return self._real[key] if _asked_by_us() else self._found(key)
+        """What there is; an empty dict where there is nothing."""
+        if _asked_by_us():
+            return self._real[key]
+        found = self._found(key)
+        self._got.add(id(self._key(key)))
+        return found
 
     def __contains__(self, key: object) -> bool:
+        self._asks_there = True
         return bool(self._found(key)) or self._key(key) in self._real
 
     def __iter__(self) -> Iterator[Any]:
@@ -147,12 +162,16 @@ class TracedState(MutableMapping[Any, Any]):
 
     def has_own(self) -> bool:
         """Whether the step asked for entries of the user's own, or made some."""
-        return any(own or each.asked or each.own() for _, own, each in self._known.values())
+        known = self._known.values()
+        asks = self._asks_there and any(not self._names(each) for each, _, _ in known)
+        return asks or any(own or each.asked or each.own() for _, own, each in known)
 
     def changes(self) -> Iterator[Changed]:
         """What the run left in entries of the user's own."""
         for parameter, before, found in self._known.values():
             now = self._assigned.get(id(parameter), found.own())
+            if not now and id(parameter) in self._got and not self._names(parameter):
+                yield StatePlace(self._optimizer, parameter, MISSING), None
             for key in {**before, **now}:
                 value = now.get(key, MISSING)
                 if value is before.get(key, MISSING):
@@ -161,9 +180,41 @@ class TracedState(MutableMapping[Any, Any]):
                 place = StatePlace(self._optimizer, parameter, key, before.get(key, MISSING))
                 yield place, value
 
-    def now(self) -> object:
-        """What is there at a call."""
-        return self._optimizer.state
+    def layout(self, needed: frozenset[Any]) -> tuple[object, ...]:
+        """What of the entries that the step asked for is the same at every call of a variant: their
+        keys and types, which of their tensors are one, and values beside numbers that stand in.
+        ``needed``: of those that do, which count by their values."""
+        state, tensors = self._optimizer.state, list[object]()
+        found: list[object] = [self.numbers.agree()]
+        for parameter, _, _ in self._known.values():
+            entries = state.get(parameter)
+            if self._asks_there:
+                found.append(entries is None)
+            names = self._names(parameter)
+            for key, value in (entries or {}).items():
+                if key in names:
+                    continue
+                if isinstance(value, Tensor):
+                    tensors.append(value)
+                    found.append((key, self._parameter_at(value) or tensor_fact(value)))
+                elif self.numbers.is_free(parameter, key, value, needed):
+                    found.append((key, type(value)))
+                else:
+                    found.append((key, type(value), repr(value)))
+        tensors += [leaf.grad for leaf, _ in self._parameters.values() if leaf.grad is not None]
+        return *found, first_of_each(tensors)
+
+    def _parameter_at(self, value: Tensor) -> int:
+        return id(value) if id(value) in self._parameters else 0
+
+    def places(self) -> dict[int, StatePlace]:
+        """By its id, where a tensor of the user's own is found."""
+        return {
+            id(value): StatePlace(self._optimizer, parameter, key)
+            for parameter, own, _ in reversed([*self._known.values()])
+            for key, value in own.items()
+            if isinstance(value, Tensor) and not self._parameter_at(value)
+        }
 
     @property
     def name(self) -> str:
@@ -179,16 +230,18 @@ class SharedNumbers:
         self._optimizer, self._uses = optimizer, uses
         self._first: dict[object, Number] = {}
         self._places: dict[object, list[tuple[Any, Any]]] = {}
-        self._keys: list[tuple[int, Any]] = []
+        self._roots: dict[tuple[int, Any], Any] = {}  # of a place that of the number there
 
     def standing_in(self, parameter: Any, key: Any, value: Any) -> Any:
         """For an entry."""
         if not is_real(value) or self._uses is None:
             return value
-        owner = id(self._optimizer.state.get(parameter)), key
+        owner = id(self), id(parameter), key
         group = key, type(value), repr(value)
-        self._keys.append(owner)
         self._places.setdefault(group, []).append((parameter, key))
+        if group in self._first:
+            (owner,) = self._first[group].roots
+        self._roots[id(parameter), key] = owner
         if group not in self._first:
             self._uses.decisions.labels[owner] = f"optimizer.state[...][{key!r}]"
             place = StatePlace(self._optimizer, parameter, key)
@@ -197,10 +250,10 @@ class SharedNumbers:
             )
         return self._first[group]
 
-    def free_keys(self, needed: set[Any]) -> list[tuple[int, Any]]:
-        """Where they are: those that are compared with the first of them alone. ``needed``: of
-        these the first counts by its value."""
-        return [key for key in self._keys if key not in needed]
+    def is_free(self, parameter: Any, key: Any, value: Any, needed: frozenset[Any]) -> bool:
+        """Whether what is there is a number of the call."""
+        root = self._roots.get((id(parameter), key))
+        return root is not None and root not in needed and is_real(value)
 
     def agree(self) -> tuple[bool, ...]:
         """Whether those that are one number in the graph are so at a call."""
@@ -305,7 +358,7 @@ def _check(value: Any) -> None:
 
 def _may_stay(value: Any) -> bool:
     if type(value) is tuple:
-        return all(map(_may_stay, value))
+        return all(is_number(each) or is_plain(each) for each in value)
     return isinstance(value, Tensor) or is_number(value) or is_plain(value) or value is MISSING
 
 

@@ -78,7 +78,7 @@ def named_optimizers(optimizers: object) -> dict[str, Optimizer]:
     is no optimizer by itself (Accelerate's) the one that it holds, whose ``step`` it calls; beside
     each those that it holds (``self.base_optimizer``). None is there twice."""
     found: dict[int, tuple[str, Optimizer]] = {}
-    left = [*_named(optimizers, Optimizer, "optimizer").items()]
+    left = [*_named(_opened(optimizers), Optimizer, "optimizer").items()]
     for name, given in left:  # which grows
         each = _unwrapped(given)
         if id(each) not in found:
@@ -87,14 +87,27 @@ def named_optimizers(optimizers: object) -> dict[str, Optimizer]:
     return dict(found.values())
 
 
-def _held_by(optimizer: Optimizer) -> list[tuple[str, Optimizer]]:
-    """Optimizers among the attributes of one, and in lists and dicts there."""
+def _opened(value: object) -> object:
+    """In the place of an object that is no optimizer, but has some as attributes, those."""
+    if isinstance(value, Optimizer | Mapping | Sequence):
+        return value
+    try:
+        return dict(_held_by(value)) or value
+    except TypeError:  # it has no attributes
+        return value
+
+
+def _held_by(owner: object) -> list[tuple[str, Optimizer]]:
+    """Optimizers among the attributes of an object, and in lists and dicts there."""
     found: list[tuple[str, Optimizer]] = []
-    for name, value in vars(optimizer).items():
-        values = value.values() if type(value) is dict else value
-        several = type(value) in (list, tuple, dict)
-        held = [*values] if several else [value]
-        found += [(name, each) for each in held if isinstance(each, Optimizer)]
+    for name, value in vars(owner).items():
+        if type(value) is dict:
+            held = [(f"{name}.{key}", each) for key, each in value.items()]
+        elif type(value) in (list, tuple):
+            held = [(f"{name}.{at}", each) for at, each in enumerate(value)]
+        else:
+            held = [(name, value)]
+        found += [(at, each) for at, each in held if isinstance(each, Optimizer)]
     return found
 
 

@@ -27,7 +27,8 @@ class ResultSlot:
 @final
 @dataclass(frozen=True, slots=True)
 class RunAgain:
-    """Among the leaves of the user's result: the very object that leaf ``at`` is."""
+    """Among the leaves of the user's result and of what is left outside, in this order: the very
+    object that leaf ``at`` of all of them is."""
 
     at: int
 
@@ -46,10 +47,13 @@ def slots_in(leaves: Iterable[Any]) -> int:
     return found
 
 
-def fill(leaves: Iterable[Any], tensors: Iterator[Any]) -> list[Any]:
+def fill(
+    leaves: Iterable[Any], tensors: Iterator[Any], known: list[Any] | None = None
+) -> list[Any]:
     """Leaves with values: tensors of this call, numbers as they are computed now, and new copies
-    of what a run made."""
-    found: list[Any] = []
+    of what a run made. ``known``: those of all leaves before them, to which these are added."""
+    found: list[Any] = [] if known is None else known
+    start = len(found)
     for leaf in leaves:
         if leaf is ResultSlot:
             found.append(next(tensors))
@@ -61,19 +65,27 @@ def fill(leaves: Iterable[Any], tensors: Iterator[Any]) -> list[Any]:
             found.append(found[leaf.at])
         else:
             found.append(leaf.compute() if isinstance(leaf, Later) else leaf)
-    return found
+    return found[start:]
 
 
-def named_once(leaves: list[Any]) -> list[Any]:
-    """The leaves, with ``RunAgain`` for a tensor that was there before."""
-    first: dict[int, int] = {}
-    for at, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor):
-            first.setdefault(id(leaf), at)
-    return [
-        leaf if first.get(id(leaf), at) == at else RunAgain(first[id(leaf)])
-        for at, leaf in enumerate(leaves)
-    ]
+@final
+class NamedOnce:
+    """Tensors among leaves, each of which is a value once; the leaves are counted."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[int, Tensor]] = {}
+        self._count = 0
+
+    def of(self, leaves: Iterable[Any]) -> list[Any]:
+        """The leaves, with ``RunAgain`` for a tensor that was there before."""
+        found: list[Any] = []
+        for leaf in leaves:
+            at = self._count
+            if isinstance(leaf, Tensor):
+                at, _ = self._first.setdefault(id(leaf), (self._count, leaf))
+            found.append(leaf if at == self._count else RunAgain(at))
+            self._count += 1
+        return found
 
 
-__all__ = ["ResultSlot", "RunAgain", "fill", "named_once", "slot_of", "slots_in"]
+__all__ = ["NamedOnce", "ResultSlot", "RunAgain", "fill", "slot_of", "slots_in"]

@@ -54,7 +54,7 @@ from treadle.capture.plain_values import is_real
 from treadle.capture.reads import Location, Reads
 from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.refuse import refuse_unfinished
-from treadle.capture.result_slots import fill, named_once, slot_of
+from treadle.capture.result_slots import NamedOnce, slot_of
 from treadle.capture.row_shards import RowShards
 from treadle.capture.sources import (
     Batch,
@@ -112,10 +112,6 @@ class SideEffect:
     )
     leaves: tuple[Any, ...]
     tree: TreeSpec
-
-    def values(self, tensors: Iterator[Tensor | None]) -> list[Any]:
-        """``tensors``: the values of the slots, taken from the front."""
-        return fill(self.leaves, tensors)
 
     def put(self, values: list[Any]) -> None:
         """From now on it is there; where it is there already, nothing is written."""
@@ -453,8 +449,13 @@ class Run:
             reads.add_computed(f"the state of {type(each).__name__}", functools.partial(_has, each))
         for each in self._states:
             if each.has_own():
-                reads.add_found(each.name, each.now)
-                reads.add_computed(f"the numbers in {each.name}", each.numbers.agree)
+                needed = frozenset(uses.needed)
+                reads.add_computed(each.name, functools.partial(each.layout, needed))
+                elsewhere, label = reads.places(), f"a tensor in {each.name}"
+                for key, place in each.places().items():
+                    if key in elsewhere:
+                        is_one = functools.partial(_are_one, place, elsewhere[key])
+                        reads.add_computed(label, is_one)
         for at, each in enumerate(self._call.containers):
             label, getter = type(each.value).__name__, functools.partial(self._container, at)
             reads.add_container(f"argument {label}", each.value, getter, each.parts)
@@ -486,8 +487,6 @@ class Run:
         yield from self.numbers.keys()
         if not self._stands_in:
             return
-        for state in self._states:
-            yield from state.numbers.free_keys(self.trace.uses.needed)
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
                 for key, value in group.items():
@@ -524,7 +523,7 @@ class Run:
             elif not self._log.is_got(each):
                 raise refused(each.label, type(each.real).__name__)
         self._leave_what_stands_there(reads)
-        places = reads.places()
+        places = self.places_of_tensors(reads)
         for tensor, given in self.trace.watch.held.values():
             if id(tensor) in places and isinstance(given.find, HeldTensor):
                 given.find.found_at(places[id(tensor)])
@@ -535,10 +534,17 @@ class Run:
             if place is not None:
                 self.trace.left[at] = SideEffect(place, left.leaves, left.tree)
 
+    def places_of_tensors(self, reads: Reads) -> dict[int, Location | StatePlace]:
+        """By its id, where a tensor of the user's is found at a call."""
+        found: dict[int, Location | StatePlace] = {}
+        for state in self._states:
+            found |= state.places()
+        return {**reads.places(), **found}
+
     def _leave_what_stands_there(self, reads: Reads) -> None:
         """An object from outside that is left in another place is the one that stands in its own
         at a call."""
-        places = reads.places()
+        places = self.places_of_tensors(reads)
 
         def now(leaf: Any) -> Any:
             if is_plain(leaf) or isinstance(leaf, Later):
@@ -601,6 +607,7 @@ class Run:
 
     def _note_states(self) -> None:
         """What it left among the user's own entries of the state of optimizers."""
+        kept: list[Tensor] = []
         for state in self._states:
             for place, value in state.changes():
                 if self.numbers.depends_on(place.before, value):
@@ -609,6 +616,21 @@ class Run:
                 leaves = [self._held(leaf) for leaf in leaves]
                 self.trace.left.append(SideEffect(place, tuple(leaves), tree))
                 self.trace.changed.append(None)
+                kept += [leaf for leaf in leaves if is_traced(leaf)]
+        self._refuse_views(kept)
+
+    def _refuse_views(self, kept: Sequence[Tensor]) -> None:
+        """TR-125 for tensors of which one is in the memory of another, or of one that is there
+        before: what is written to the one at a later call, the other would not have."""
+        grads = [leaf.grad for leaf in self._stand_ins.values() if leaf.grad is not None]
+        own = {id(each) for each in (*self._stand_ins.values(), *grads)}
+        own |= {id(given.traced) for given in self._all_given()}
+        owners = {storage_key(each): id(each) for each in grads} | dict.fromkeys(self._memory, 0)
+        for each in kept:
+            if id(each) in own:
+                continue
+            if owners.setdefault(storage_key(each), id(each)) != id(each):
+                raise refused_state("keeps a view of another tensor in optimizer.state")
 
     def _held(self, leaf: Any) -> Any:
         """A tensor of the user's becomes the one that is there at a call."""
@@ -651,11 +673,12 @@ class Run:
             self.trace.watch.rng.refuse_state(leaf)
         refuse_unfinished(leaves)
         leaves = [self._own(leaf) for leaf in leaves]
-        leaves = named_once(leaves)
+        named = NamedOnce()
+        leaves = named.of(leaves)
         tensors = [x for leaf in leaves if isinstance(leaf, Tensor) for x in self._parts(leaf)]
         slots = [slot_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.trace.leaves = slots
-        tensors += self._left_tensors()
+        tensors += self._left_tensors(named)
         tensors += self.trace.watch.numbers.fetched_tensors()
         for parameter in self._parameters():
             if id(self._stand_ins[id(parameter)]) in self.trace.watch.fresh:
@@ -697,11 +720,12 @@ class Run:
                 before.copy_(now)
         return results
 
-    def _left_tensors(self) -> list[Tensor]:
-        """The tensors that go to places outside, which get slots; the user's own go as they are."""
+    def _left_tensors(self, named: NamedOnce) -> list[Tensor]:
+        """The tensors that go to places outside, which get slots; the user's own go as they are.
+        ``named``: has those of the result."""
         found: list[Tensor] = []
         for at, each in enumerate(self.trace.left):
-            leaves = named_once([self._own(leaf) for leaf in each.leaves])
+            leaves = named.of([self._own(leaf) for leaf in each.leaves])
             made = [x for leaf in leaves if is_traced(leaf) for x in self._parts(leaf)]
             slots = [slot_of(leaf) if is_traced(leaf) else leaf for leaf in leaves]
             self.trace.left[at] = SideEffect(each.place, tuple(slots), each.tree)
@@ -1125,6 +1149,10 @@ def _length(recorder: ContainerRecorder) -> int:
 
 def _itself(value: Any) -> Any:
     return value
+
+
+def _are_one(one: StatePlace, other: Location) -> bool:
+    return one.get() is other.get()
 
 
 def _is_alike(old: Any, new: Any) -> bool:

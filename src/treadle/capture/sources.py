@@ -12,6 +12,7 @@ from treadle.capture.arrays import ArrayLeaf
 from treadle.capture.counters import SharedCounters
 from treadle.capture.numbers import Number, is_exact
 from treadle.capture.object_graph import Location
+from treadle.capture.optimizer_state import StatePlace
 from treadle.capture.optimizers.registry import Start, form_of
 from treadle.capture.plain_values import is_real, is_whole
 from treadle.capture.row_shards import RowShards
@@ -283,7 +284,7 @@ class Held:
     """A tensor that an object, a container or a variable outside of the step holds: the one that
     is there at a call."""
 
-    place: Location
+    place: Location | StatePlace
 
     def read(self, leaves: list[object], pending: Pending) -> Tensor:
         """The tensor that is there now."""

@@ -23,6 +23,7 @@ from torch import Tensor
 from treadle.capture.changes import refused
 from treadle.capture.explain_errors import here
 from treadle.capture.object_graph import Location
+from treadle.capture.optimizer_state import StatePlace
 from treadle.capture.parts import MISSING
 from treadle.capture.reads import Reads
 from treadle.compat.fake import MEMOS
@@ -141,12 +142,12 @@ class HeldTensor:
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor: Tensor | None = tensor
-        self._place: Location | None = None
+        self._place: Location | StatePlace | None = None
 
     def __call__(self) -> object:
         return self.tensor if self._place is None else self._place.get()
 
-    def found_at(self, place: Location) -> None:
+    def found_at(self, place: Location | StatePlace) -> None:
         """From now on it is looked for there."""
         self.tensor, self._place = None, place
 

@@ -143,7 +143,8 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
     parts = [list(islice(tensors, slots_in(each))) for each in slots]
     captured.numbers.read(tensors)
     errors: list[Exception] = []
-    filled = [_filled(*each, errors) for each in zip(slots, parts, strict=True)]
+    known: list[object] = []
+    filled = [_filled(*each, known, errors) for each in zip(slots, parts, strict=True)]
     pairs = [*zip(captured.left, filled[1:], strict=True)]
     for left, found in pairs:
         if found is not None and not isinstance(left.place, OutputCall):
@@ -169,14 +170,23 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
 
 
 def _filled(
-    leaves: tuple[object, ...], tensors: Sequence[Tensor | None], errors: list[Exception]
+    leaves: tuple[object, ...],
+    tensors: Sequence[Tensor | None],
+    known: list[object],
+    errors: list[Exception],
 ) -> list[object] | None:
-    """The leaves of this call; ``None`` if Python's arithmetic with its numbers fails, as it would
-    in the step (``1 / loss.item()``). The rest of the step is done then."""
+    """The leaves of this call, which ``known`` gets; ``None`` if Python's arithmetic with its
+    numbers fails, as it would in the step (``1 / loss.item()``). The rest of the step is done
+    then."""
+    start = len(known)
     try:
-        return fill(leaves, iter(tensors))
+        return fill(leaves, iter(tensors), known)
     except Exception as error:
         errors.append(error)
+        given = iter(tensors)
+        known[start:] = [
+            fill((leaf,), given, [])[0] if slots_in((leaf,)) else None for leaf in leaves
+        ]
         return None
 
 
