@@ -80,6 +80,12 @@ def all_of_them(optimizer, loss, it, counter):
     put(optimizer, lr=0.1 / (1 + it), momentum=0.5 + 0.01 * it, weight_decay=0.01 * (it + 1))
 
 
+def at_milestones(optimizer, loss, it, counter):
+    counter.n += 1
+    if counter.n in {2, 5}:
+        put(optimizer, lr=0.5 * optimizer.param_groups[0]["lr"])
+
+
 def filled(optimizer, loss, it, counter):
     optimizer.param_groups[0]["lr"].fill_(0.01).mul_(1 + it)
 
@@ -91,6 +97,7 @@ WAYS = {  # what sets it, of which optimizer, and the most recompiles
     "a constant": (lambda o, loss, it, c: put(o, lr=0.5), "rmsprop", 0),
     "an entry of an array": (lambda o, loss, it, c: put(o, lr=TABLE[it]), "adamw", 0),
     "its own value": (scaled, "adamw", 0),
+    "milestones": (at_milestones, "adamw", 1),
     "several": (all_of_them, "sgd", 0),
     "betas": (lambda o, loss, it, c: put(o, betas=(0.9 - 0.01 * it, 0.9)), "adamw", 0),
     "the loss": (lambda o, loss, it, c: put(o, lr=0.1 * loss.item()), "adamw", 0),

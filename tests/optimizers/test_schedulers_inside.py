@@ -7,7 +7,15 @@ from torch import nn
 import treadle
 from optimizers.test_schedulers import SCHEDULERS
 
-INSIDE = ("StepLR", "LambdaLR", "CosineAnnealingLR", "OneCycleLR", "SequentialLR", "ExponentialLR")
+INSIDE = (
+    "StepLR",
+    "LambdaLR",
+    "CosineAnnealingLR",
+    "OneCycleLR",
+    "SequentialLR",
+    "ExponentialLR",
+    "MultiStepLR",
+)
 
 
 def ran(scheduler_of, *, compiled, calls=12):
@@ -59,9 +67,35 @@ def test_a_step_may_set_the_learning_rate_after_its_update():
     assert reasons == []
 
 
-def test_a_scheduler_that_looks_its_count_up_is_refused():
-    with pytest.raises(treadle.CaptureError, match="TR-118"):
-        ran(SCHEDULERS["MultiStepLR"], compiled=True)
+def test_one_that_looks_at_the_loss_takes_a_path():
+    """``ReduceLROnPlateau`` compares: one compile for each way that it takes first."""
+
+    def plateau(optimizer):
+        made = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.5)
+        return lambda loss: made.step(loss.item())
+
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        after = plateau(optimizer)
+
+        def step(x, model=model, optimizer=optimizer, after=after):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            after(loss)
+            return loss.detach()
+
+        made = treadle.compile(step, model=model, optimizer=optimizer) if compiled else step
+        torch.manual_seed(1)
+        losses = [made(torch.randn(4, 5)).item() for _ in range(10)]
+        found.append([*losses, optimizer.param_groups[0]["lr"]])
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert found[0][-1] < 1e-3
+    assert len(made.recompiles) <= 1, made.recompiles
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])

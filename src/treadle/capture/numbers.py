@@ -9,9 +9,10 @@ graph depends on how it came out, which is asked again before each call.
 import functools
 import math
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Protocol, TypeGuard, TypeVar
 
 import numpy as np
@@ -54,6 +55,9 @@ class Uses:
     ours: bool = False  # whether we look ourselves
     is_used: bool = False  # whether anything stands in at all
     of_size: Callable[[Any], "Number"] | None = None  # of a size that values decide
+    membership_asked: Callable[[FrameType, object], Callable[[object], bool] | None] = lambda *_: (
+        None
+    )  # whether a frame asks if a number is in a set
 
     def note_asked(self) -> None:
         """Python asks for a real number, which no other object can be."""
@@ -224,7 +228,11 @@ class Number:
         return operator.index(self.plain())
 
     def __hash__(self) -> int:
-        return hash(self.plain())
+        asked = self._uses.membership_asked(sys._getframe(1), self)  # pyright: ignore
+        if asked is None:
+            return hash(self.plain())
+        self.decided(asked, (self,))
+        return hash(self.value)
 
     def __repr__(self) -> str:
         return repr(self.shown())

@@ -43,6 +43,7 @@ from treadle.capture.grad_scaler import ScalerBegins, SkippedUpdate, refused_sca
 from treadle.capture.gradient_sync import GradientSync, RankGroup
 from treadle.capture.host_draws import HostDraws
 from treadle.capture.hyper_parameters import HyperParameters
+from treadle.capture.memberships import membership_asked
 from treadle.capture.numbers import Number, Text, Uses, is_stand_in
 from treadle.capture.optimizer_state import StatePlace, TracedState, refused_state
 from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
@@ -239,6 +240,7 @@ class Run:
         self.trace = Trace(TraceRecorder(models, self.sync, updates=update))
         self.trace.watch.conditions.path = path
         self.trace.uses.of_size = self.trace.watch.numbers.of_size
+        self.trace.uses.membership_asked = membership_asked
         self.failed: Exception | None = None  # after a guess
         self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
         self._updates = update
