@@ -230,18 +230,14 @@ def check_again(beside: Beside, probe: Probe, change: Change, tally: Tally) -> b
 
 GIVEN = ("argument", "attribute of a part of the model", "hook of a part of the model")
 """Scopes whose state is part of what a step is given, whether it reads it or not."""
-SHARED = ("nn.Module", "enum", "Sequential")
-"""Kinds that a model is made of, or that other state of a program may be of as well."""
-
-
-NOT_YET_UNREAD = ("attribute of the model",)
-"""Scopes where a change of what is not read may compile again, rarely: its cause is not known."""
+SHARED = ("nn.Module", "Sequential")
+"""Kinds that a model is made of."""
 
 
 def is_apart(probe: Probe) -> bool:
     """Whether nothing but the probe itself tells of its state."""
     shared = any(each in probe.label for each in SHARED)
-    return not shared and not probe.label.startswith(GIVEN + NOT_YET_UNREAD)
+    return not shared and not probe.label.startswith(GIVEN)
 
 
 def check_unread(maker: Maker, probes: list[Probe], tally: Tally, each: int = 4) -> None:

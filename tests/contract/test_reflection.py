@@ -79,6 +79,16 @@ CASES = {
     "get_lr(cfg)": (UNREAD, (READ_LR,)),
     "operator.attrgetter('fac' + 'tor'[name is None:])(cfg)": (UNREAD[:2], (READ_FACTOR,)),
     "object.__getattribute__(cfg, 'lr')": (UNREAD[::2], (READ_LR,)),
+    "object.__getattribute__([cfg][0], 'lr')": (UNREAD, (READ_LR,)),
+    "object.__getattribute__(next(iter(map(take, [rate and cfg], ['dir'])), 0) and cfg, 'lr')": (
+        UNREAD[:1],
+        (READ_LR,),
+    ),
+    "object.__getattribute__(table.get('none', getattr(helper, 'no', cfg)), 'lr')": (
+        UNREAD,
+        (READ_LR,),
+    ),
+    "object.__getattribute__([cfg][0], name)": (UNREAD[:1], (READ_LR,)),
     "proxy.missing": ((*UNREAD, "proxy.other = 5"), ("proxy.inner = 5.0",)),
     "inspect.getattr_static(cfg, 'lr')": (UNREAD, (READ_LR,)),
     "len(inspect.signature(helper).parameters)": (UNREAD, ("helper = lambda: 0",)),

@@ -213,7 +213,31 @@ def _past(steps: Instructions, at: int) -> ReflectiveRead | None:
             return ReflectiveRead("past", Instruction(0, "LOAD_FAST", own[0]), name)
     elif name is not None:
         return None  # a method of the object itself, which hears it
-    return ReflectiveRead("past", None, name)
+    return ReflectiveRead("past", None, name or _second_constant(steps, at))
+
+
+_CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
+"""Where the arguments of a call are there."""
+
+
+def _second_constant(steps: Instructions, at: int) -> Instruction | None:
+    """What loads the second argument of the method that instruction ``at`` takes, where it is
+    called at once with two, and that one is a constant."""
+    raw = [each for each in dis.get_instructions(steps.code) if each.opname != "CACHE"]
+    nth = next(k for k, each in enumerate(raw) if each.offset == steps.all[at].offset)
+    if raw[nth].opname != "LOAD_METHOD" and "NULL" not in raw[nth].argrepr:
+        return None
+    depth = 0  # of the arguments so far
+    for before, each in pairwise(raw[nth:]):
+        if each.is_jump_target or each.opcode in dis.hasjrel:
+            return None
+        if depth == 2 and each.arg == 2 and each.opname == _CALL:
+            found = Instruction(before.offset, "LOAD_CONST", before.argval)
+            return found if before.opname == "LOAD_CONST" else None
+        depth += dis.stack_effect(each.opcode, each.arg)
+        if depth < 0:
+            return None
+    return None
 
 
 def _is_super(steps: Instructions, at: int) -> bool:

@@ -124,6 +124,7 @@ class ExternalState:
         self.draws = draws
         draws.begins, draws.drawn = self._rng.begins, self._rng.drawn
         self._past = False  # whether attributes are read past what is watched
+        self._past_names: set[str] = set()  # likewise, under these names
         self._function, self._models, self._optimizers = function, models, optimizers
         try:
             self._watch.watch_class(_LOGGER)
@@ -193,6 +194,11 @@ class ExternalState:
         for name in new & self._waiting.keys():
             for part, value in self._waiting.pop(name, ()):
                 self._meet(value, part.where(name))
+        for name in entered.past_names - self._past_names:
+            self._past_names.add(name)
+            for kept in [kept for key in self._watch.read for kept in self._parts_kept(key)]:
+                if name in kept.before:
+                    self._meet(kept.before[name], kept.part.where(name))
         if entered.past and not self._past:
             self._past = True
             for kept in [kept for key in self._watch.read for kept in self._parts_kept(key)]:
@@ -232,7 +238,7 @@ class ExternalState:
             self._kept[id(value), at] = Kept(value, at, part, before)
             named = isinstance(part, Attributes) or isinstance(value, type)
             if named and watched and not self._past and not isinstance(value, type):
-                read = self._watch.of_object(value)
+                read = self._watch.of_object(value) | self._past_names
                 found += [(before[name], part.where(name)) for name in read & before.keys()]
                 continue  # met when it is read
             for name, each in before.items():
@@ -337,7 +343,8 @@ class ExternalState:
     def unread_modes(self) -> frozenset[int]:
         """By their numbers among all modules of the models, those in train or eval mode alike."""
         modules = [each for model in self._models.values() for each in model.modules()]
-        if self._frames.entered.past:
+        entered = self._frames.entered
+        if entered.past or "training" in entered.past_names:
             return frozenset()
         return frozenset(
             at
@@ -537,8 +544,9 @@ class ExternalState:
         step changes, those that it read."""
         entered = self._frames.entered
         mentioned = None if entered.any_name else frozenset(entered.names)
+        read = {key: names | entered.past_names for key, names in self._watch.read.items()}
         return ReadNames(
-            read={} if entered.past else self._watch.read,
+            read={} if entered.past else read,
             whole=frozenset(self._watch.everything | entered.whole.keys()),
             whole_kinds=self._watch.whole_kinds | {type(each) for each in entered.whole.values()},
             mentioned=mentioned,

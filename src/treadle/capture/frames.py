@@ -91,6 +91,7 @@ class Entered:
     modules: set[str] = field(default_factory=set[str])
     any_name: bool = False  # what hears no reading is read by names that cannot be said
     past: bool = False  # objects are read past what hears their reading
+    past_names: set[str] = field(default_factory=set[str])  # likewise, under these names alone
     whole: dict[int, object] = field(default_factory=dict[int, object])
     """Objects that hear no reading, all of whose attributes were read."""
     whole_spaces: set[int] = field(default_factory=set[int])  # likewise, globals

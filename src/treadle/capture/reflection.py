@@ -139,9 +139,15 @@ class Reflection:
     def _past(self, site: ReflectiveRead, code: CodeType, of: object, name: object) -> None:
         if site.owner is not None:
             self._attribute(of, name)
-        elif code.co_name != "__getattribute__":  # of a class whose objects hear nothing
+        elif code.co_name == "__getattribute__":
+            return  # of a class whose objects hear nothing
+        elif type(name) is str:
+            self._entered.past_names.add(name)
+            self._name(name)
+            self._meets.learn_names()
+        else:
             self._entered.past = True
-            self._any_name() if site.name is None else self._name(name)
+            self._any_name()
             self._meets.learn_names()
 
     def _all_variables(self) -> None:
