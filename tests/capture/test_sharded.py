@@ -111,7 +111,7 @@ def test_parts_are_gathered_padded_and_their_gradients_reduced_to_a_mean():
         "detach.3: f32[0, 2] = detach(detach.2)",
         "return [detach.3]",
     ]
-    assert found.grad_layouts[0].spec.placements == (Shard(0),)
+    assert found.grad_slots[0].spec.placements == (Shard(0),)
 
 
 def test_a_policy_converts_before_a_gather_and_before_a_reduction():
