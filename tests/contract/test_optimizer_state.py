@@ -93,10 +93,10 @@ def test_values_are_those_of_the_call(make, look, when):
         list(model.parameters()), list(twin.parameters()), rtol=1e-4, atol=1e-6
     )
     # Eager leaves empty dicts where it looked.
+    there = [[p in o.state for p in m.parameters()] for m, o in ((model, optimizer), (twin, other))]
+    assert there[0] == there[1]
     ours, theirs = ([v for v in o.state.values() if v] for o in (optimizer, other))
-    torch.testing.assert_close(
-        ours, theirs, rtol=2e-4, atol=1e-6
-    )  # eager leaves empty dicts where it looked
+    torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=1e-6)
     reasons = compiled.recompiles + compiled.recaptures
     assert len(reasons) == (when == "before" and make is not plain), reasons
     assert all("the state of" in each for each in reasons)

@@ -170,7 +170,7 @@ class TracedState(MutableMapping[Any, Any]):
         """What the run left in entries of the user's own."""
         for parameter, before, found in self._known.values():
             now = self._assigned.get(id(parameter), found.own())
-            if not now and id(parameter) in self._got and not self._names(parameter):
+            if not now and id(parameter) in self._got and not self._entries(parameter):
                 yield StatePlace(self._optimizer, parameter, MISSING), None
             for key in {**before, **now}:
                 value = now.get(key, MISSING)
