@@ -203,7 +203,7 @@ WAYS = {  # the optimizers, of which the first is used; the body; how often it c
 
 def made(make, body):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+    model = nn.Sequential(nn.Linear(5, 2), nn.Tanh())
     optimizers = make(list(model.parameters()))
 
     def step(x, y):
@@ -224,13 +224,13 @@ def test_equal_to_eager(way):
     (step, model, ours), (eager, twin, theirs) = made(make, body), made(make, body)
     given = {"model": model, "optimizer": ours, "options": LIBRARY}
     compiled = treadle.compile(step, **given)
-    for number in range(7):
+    for number in range(5):
         x, y = torch.randn(3, 5), torch.randn(3, 2)
         torch.testing.assert_close(compiled(x, y), eager(x, y), rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=1e-4, atol=1e-6)
         mine, other = states(ours[0]), states(theirs[0])
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
-        if number == 3:
+        if number == 2:
             for optimizer in (ours[0], theirs[0]):
                 optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert len(compiled.recompiles) <= most, compiled.recompiles

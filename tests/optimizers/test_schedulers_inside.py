@@ -6,6 +6,9 @@ from torch import nn
 
 import treadle
 from optimizers.test_schedulers import SCHEDULERS
+from treadle.options import Options
+
+LIBRARY = Options(codegen=False)
 
 INSIDE = (
     "StepLR",
@@ -89,7 +92,8 @@ def test_one_that_looks_at_the_loss_takes_a_path():
             after(loss)
             return loss.detach()
 
-        made = treadle.compile(step, model=model, optimizer=optimizer) if compiled else step
+        given = {"model": model, "optimizer": optimizer, "options": LIBRARY}
+        made = treadle.compile(step, **given) if compiled else step
         torch.manual_seed(1)
         losses = [made(torch.randn(4, 5)).item() for _ in range(10)]
         found.append([*losses, optimizer.param_groups[0]["lr"]])
