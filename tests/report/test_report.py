@@ -304,7 +304,8 @@ def test_paths_that_cannot_be_written(tmp_path):
 def test_an_optimizer_that_steps_after_the_graph_is_a_fallback(tmp_path):
     class Own(torch.optim.SGD):
         def step(self, closure=None):
-            return super().step(closure)
+            if self.param_groups[0]["params"][0].grad.norm().item() < 1e9:
+                super().step(closure)
 
     model = nn.Linear(6, 6)
     optimizer = Own(model.parameters(), lr=0.1)
