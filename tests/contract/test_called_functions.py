@@ -96,6 +96,10 @@ STEPS = {
     "a variable": lambda m: lambda x, n: m(x) * in_variables(n),
     "an argument": lambda m: lambda x, n: (lambda f: m(x) * f(n))(math.exp),
     "a variable beside": lambda m: lambda x, n: m(x) * beside_a_cell(n),
+    "lists": lambda m: (
+        lambda x, n: m(x) * math.fsum([n, 1.0]) * math.prod([n, 2, n]) + math.dist([n], [0])
+    ),
+    "named": lambda m: lambda x, n: m(x) * (2 if math.isclose(n, 9.0, rel_tol=0.1) else 3),
     "mapped": lambda m: lambda x, n: m(x) * sum(map(float, [n, 2 * n])),
     "reduced": lambda m: lambda x, n: m(x) * functools.reduce(math.hypot, [n, 2 * n, 3]),
 }

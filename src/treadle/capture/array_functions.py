@@ -72,6 +72,12 @@ def _filled(value: Any, values: Iterator[object]) -> Any:
     return next(values) if is_stand_in(value) else value
 
 
+def are_nests(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Whether something stands in in arguments that can be taken apart."""
+    nest = (*args, *kwargs.values())
+    return all(map(_is_nest, nest)) and any(True for _ in _stand_ins(nest))
+
+
 def of_nests(
     function: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Any:
@@ -129,4 +135,4 @@ for _kind in (ArrayLeaf, Number):
     setattr(_kind, "__array_function__", _asked)  # noqa: B010
 
 
-__all__ = ["array_of", "makers", "of_nests"]
+__all__ = ["are_nests", "array_of", "makers", "of_nests"]

@@ -25,6 +25,7 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.overrides import handle_torch_function
 
+from treadle.capture.array_functions import are_nests, of_nests
 from treadle.capture.explain_errors import (
     BETWEEN,
     here,
@@ -387,9 +388,11 @@ def _graph_form(
 def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
     def call(*args: Any, **kwargs: Any) -> object:
         numbers = all(is_number(each) or is_real(each) for each in args)
-        if kwargs or not numbers or not any(map(is_number, args)):
-            return function(*args, **kwargs)
-        return lead_of(args).applied(function, args)
+        if numbers and not kwargs and any(map(is_number, args)):
+            return lead_of(args).applied(function, args)
+        if are_nests(args, kwargs):
+            return of_nests(function, args, kwargs)
+        return function(*args, **kwargs)
 
     return call
 
