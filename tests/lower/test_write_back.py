@@ -59,3 +59,37 @@ def test_every_optimizer_and_layout_is_eagers():
     for make in (torch.optim.AdamW, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)):
         for codegen in (True, False):
             trained(make, codegen=codegen)
+
+
+def rows_of(kind):
+    """A step that updates the rows of a table that it looked up, and a queue of its last rows."""
+    torch.manual_seed(1)
+    model = nn.Embedding(4000, 8, sparse=True)
+    model.register_buffer("queue", torch.zeros(4000, 8))
+    optimizer = kind(model.parameters())
+
+    def step(x):
+        optimizer.zero_grad()
+        found = model(x)
+        loss = found.square().mean()
+        loss.backward()
+        optimizer.step()
+        model.queue[x] = found.detach()
+        return loss.detach(), model.queue.sum()
+
+    return model, optimizer, step
+
+
+def test_calls_that_change_some_rows_write_them_into_the_input():
+    for kind in (lambda p: torch.optim.SGD(p, 0.1), lambda p: torch.optim.SparseAdam(p, 0.1)):
+        (ours, optimizer, function), (twin, _, eager) = rows_of(kind), rows_of(kind)
+        step = treadle.compile(function, model=ours, optimizer=optimizer)
+        for _ in range(3):
+            x = torch.randint(0, 4000, (20,))
+            torch.testing.assert_close(step(x), eager(x))
+        torch.testing.assert_close(dict(ours.state_dict()), dict(twin.state_dict()))
+        artifact = step.compiled.artifact
+        calls = [s for s in artifact.steps if isinstance(s, CallStep) and "index_" in s.out]
+        written = [artifact.buffers[each.outputs[0]] for each in calls]
+        assert all(each.place is Storage.INPUT for each in written if each.shape[0] == 4000)
+        assert any(each.shape[0] == 4000 for each in written)

@@ -39,7 +39,7 @@ from treadle.lower.node import Environment, error_at, lower_constant, lower_node
 from treadle.lower.padding import layouts_for
 from treadle.lower.registry import Value
 from treadle.lower.reuse import LoweredNodes
-from treadle.lower.write_back import drop_dead_steps, place_write_backs
+from treadle.lower.write_back import drop_dead_steps, place_write_backs, write_in_place
 from treadle.targets.record import DeviceTarget
 from treadle.targets.registry import target_for
 from treadle.util.errors import internal_errors
@@ -83,6 +83,7 @@ def lower(
         elif node.op not in ("placeholder", "output"):
             raise error_at(node, f"{node.op} is not part of a functional ATen graph")
     results, writes = _outputs(builder, step, env)
+    writes = write_in_place(builder, writes, results)
     place_write_backs(builder, writes)
     drop_dead_steps(builder, inputs, results)
     steps = tuple(builder.steps)

@@ -6,14 +6,20 @@
     after:   g = f(w); w2 = w - g; w <- w2; y = mm(x, w); loss = ...
 
 Library calls read the new value from the input, so that it is not stored twice. Formulas read it
-where it is computed, which fuses.
+where it is computed, which fuses. A call that gives an input with other elements at some places
+writes those into it, and nothing is copied::
+
+    before:  y = index_add(w, 0, i, rows); ...                  returned: y (writes w)
+    after:   w <- index_add(w, 0, i, rows); ...
 """
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
+from treadle.compat.operator_facts import may_accumulate
 from treadle.loop.expr import Array
 from treadle.loop.program import BufferKind, Call, Compute, Origin, Step, TensorRef
+from treadle.loop.traverse import buffers_in
 from treadle.lower.context import Builder, element, fresh_axes
 from treadle.lower.registry import Value
 from treadle.lower.scalars import cast
@@ -32,7 +38,58 @@ def buffers_of(step: Step) -> tuple[frozenset[str], frozenset[str]]:
     return read, frozenset(name for name in step.outputs if name is not None)
 
 
-def place_write_backs(builder: Builder, writes: Mapping[str, tuple[Value, Origin]]) -> None:
+Writes = Mapping[str, tuple[Value, Origin]]
+"""By the input that changes, its new value."""
+
+
+def write_in_place(
+    builder: Builder, writes: Writes, results: tuple[TensorRef | None, ...]
+) -> Writes:
+    """Calls that give an input with other elements at some places write into it, where nobody reads
+    what was there afterwards. The write-backs that are left."""
+    kept = {ref.buffer for ref in results if ref is not None}
+    left = dict(writes)
+    for target, (value, _) in writes.items():
+        others = {name for key in left if key != target for name in _read_by(left[key][0])}
+        if isinstance(value, TensorRef) and not {target, value.buffer} & (others | kept):
+            steps = _written_by_call(builder, target, value, set(writes))
+            if steps is not None:
+                builder.steps = steps
+                del left[target]
+    return left
+
+
+def _read_by(value: Value) -> tuple[str, ...]:
+    return (value.buffer,) if isinstance(value, TensorRef) else buffers_in(value.body)
+
+
+def _written_by_call(
+    builder: Builder, target: str, value: TensorRef, changing: set[str]
+) -> list[Step] | None:
+    """The steps, of which the call that makes ``value`` of ``target`` writes to ``target``: after
+    the last reader of what was there, and when every condition is known to hold."""
+    at = next((n for n, step in enumerate(builder.steps) if value.buffer in buffers_of(step)[1]), 0)
+    call = builder.steps[at] if builder.steps else None
+    if not isinstance(call, Call) or not may_accumulate(call.out) or call.into is not None:
+        return None
+    read = [ref.buffer for ref in call.refs]
+    whole = builder.whole(target)
+    alone = call.args[0] == whole and read.count(target) == 1
+    if not alone or not _is_alike(builder, value, target) or changing & {*read} - {target}:
+        return None
+    steps = enumerate(builder.steps)
+    waits = [n for n, step in steps if may_end_the_call(step) or target in buffers_of(step)[0]]
+    last = max([at, *waits])
+    reads = [n for n, step in enumerate(builder.steps) if value.buffer in buffers_of(step)[0]]
+    if min(reads, default=last + 1) <= last:
+        return None
+    names = {value.buffer: target}
+    before = [step for n, step in enumerate(builder.steps[: last + 1]) if n != at]
+    after = [step.renamed(names) for step in builder.steps[last + 1 :]]
+    return [*before, call.renamed(names), *after]
+
+
+def place_write_backs(builder: Builder, writes: Writes) -> None:
     """Append a copy into each input of ``writes`` right after its value and its last reader, and
     not before every condition of the step is known to hold and all collectives are over: a call
     that a dead rank ends is undone by having written nothing.
