@@ -9,6 +9,7 @@ from types import FrameType, NoneType
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, SymBool, Tensor, nn
 from torch.autograd.graph import Node as GradientNode
 from torch.nn.modules.module import (
@@ -50,6 +51,7 @@ from treadle.capture.recurrent import RecurrentLayers
 from treadle.capture.rng_guard import RngGuard
 from treadle.capture.scalar_index import ScalarIndices
 from treadle.capture.scaled import scaled
+from treadle.capture.sparse_gradients import embedding
 from treadle.capture.tensor_effects import SET_DATA, DataAssignments, GivenTensor, HeldTensor
 from treadle.capture.wrappers import forward_of
 from treadle.compat.checkpointing import watched_checkpointing
@@ -200,6 +202,8 @@ class TensorPatcher(TorchFunctionMode):
             result = instead(*args, **(kwargs or {}))
         elif instead := self._watch.indices.instead_of(func, args):
             result = instead(*args)
+        elif func is F.embedding:
+            result = embedding(*args, **(kwargs or {}))
         elif func in _SQUEEZES and any(map(is_unsized, args[0].shape)):
             result = squeezed(*args, **(kwargs or {}))
         else:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.capture.explain_errors import here
@@ -219,11 +220,41 @@ def _rows_of_bags(
         values = values * bag_size.to(grad.dtype).reciprocal()[bag].unsqueeze(1)
     if per_sample_weights is not None:
         values = values * per_sample_weights.unsqueeze(1)
-    if padding_idx >= 0:
-        kept = indices != padding_idx
-        indices, values = indices[kept], values[kept]
+    if padding_idx >= 0 and indices.numel():
+        kept, indices = _without_padding(indices, padding_idx)
+        values = torch.where(kept.unsqueeze(1), values, 0)
     shape = torch.Size((num_weights, *grad.shape[1:]))
     return SparseRows(indices.view(1, -1), values, shape)
+
+
+def _without_padding(indices: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+    """Which indices are none of padding, and all of them, where one of those others stands in the
+    place of padding. It gets zeros added, so how many rows there are does not depend on values."""
+    kept = indices != padding
+    first = kept.view(-1).to(torch.int32).argmax(0, keepdim=True)
+    return kept, torch.where(kept, indices, indices.view(-1)[first])
+
+
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """``F.embedding``. Of one with a sparse gradient and padding, rows of padding are looked up
+    without a gradient."""
+    given = max_norm, norm_type, scale_grad_by_freq, sparse
+    plain = not sparse or max_norm is not None or scale_grad_by_freq
+    sized = all(type(n) is int for n in input.shape)
+    if padding_idx is None or plain or not sized or not input.numel():
+        return F.embedding(input, weight, padding_idx, *given)
+    padding = padding_idx % weight.shape[0]
+    kept, at = _without_padding(input.contiguous(), padding)
+    found = F.embedding(at, weight, None, *given)
+    return torch.where(kept.unsqueeze(-1), found, weight.detach()[padding])
 
 
 def _norm(mode: SparseGradients, gradient: Tensor, p: Any = None, *rest: Any, **_: Any) -> Tensor:
@@ -324,6 +355,7 @@ __all__ = [
     "SparseGradients",
     "SparseLayout",
     "SparseRows",
+    "embedding",
     "is_sparse",
     "refused_sparse",
     "sparse_layout_of",
