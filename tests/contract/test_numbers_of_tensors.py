@@ -201,7 +201,7 @@ def test_code_is_as_it_was():
     ("read", "line"),
     [
         (lambda x: x.sum().item().hex(), ".hex()"),
-        (lambda x: len(f"{x.sum().item():.2f}"), ":.2f"),
+        (lambda x: "nan" in f"{x.sum().item():.2f}", ":.2f"),
         (lambda x: list(map(float, x[0])), "map(float"),
         (lambda x: range(int(x.sum())), "range("),
         (lambda x: x.sum().mul(1j).item(), "item()"),
@@ -219,7 +219,7 @@ def test_what_needs_the_number_at_once_is_refused_with_its_line(read, line):
 
 def caught(x):
     try:
-        return len(f"{x.sum().item():.2f}")
+        return "nan" in f"{x.sum().item():.2f}"
     except Exception:
         return "none"
 

@@ -46,6 +46,7 @@ class Trainer:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
+        print(loss)
         return loss.detach(), self.report(self, loss.detach())
 
 
@@ -74,13 +75,18 @@ def trained(report, compiled, calls=4):
     return (results, told, left), call
 
 
+log = print
+
+
 def printed(trainer, loss):
     print("a constant")
     print(loss.item())
     print("loss", loss.item(), 3, None, sep=": ", end="!\n")
+    log(f"{loss.item()}", "by another name")
     print([loss.item(), 2], {"loss": loss.item()}, (float(loss),))
     print(loss, loss[None] * 2, file=sys.stderr)
     print("to a file", loss.item(), file=trainer.file)
+    trainer.file.write(f"{loss:.3f}\n")
     print(round(loss.item(), 3), loss.item() > 0.5, max(1.0, 2.0))
     print()
 
@@ -123,6 +129,7 @@ def in_helpers(trainer, loss):
     for at, each in enumerate([loss.item(), 1.0]):
         print(f"{at}: {each}")
     show("drawn", random.random())
+    trainer.last = float(f"{loss:.2f}"), len(f"{loss}"), f"{random.random():.3f}"
 
 
 @pytest.mark.parametrize("report", [printed, formatted, logged, stored, in_helpers])
@@ -148,7 +155,7 @@ def test_an_error_of_formatting_is_pythons():
 @pytest.mark.parametrize(
     "read",
     [
-        lambda text, trainer: len(text),
+        lambda text, trainer: range(len(text)),
         lambda text, trainer: text == "0.50",
         lambda text, trainer: "5" in text,
         lambda text, trainer: trainer.entries.update({text: 1}),
@@ -165,3 +172,49 @@ def test_what_needs_the_text_at_once_is_refused(read):
     with pytest.raises(treadle.CaptureError, match="TR-102") as error:
         trained(report, compiled=True)
     assert "lambda text" in error.value.where
+
+
+def test_what_was_printed_before_an_error_is_there():
+    def step(x):
+        print("shape", x.shape)
+        raise KeyError("mine")
+
+    model, out = nn.Linear(4, 1), io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(KeyError, match="mine"):
+        treadle.compile(step, model=model)(torch.ones(2, 4))
+    assert out.getvalue() == "shape torch.Size([2, 4])\n"
+
+
+FORMS = (
+    lambda rng: "print('constant', {})".format(rng.randrange(9)),
+    lambda rng: "print({}, loss.item(), sep='-')".format(rng.choice(["self.n", "'x'", "loss"])),
+    lambda rng: "print(f'{{loss:.{}f}} {{self.n:>4}}')".format(rng.randrange(1, 6)),
+    lambda rng: "LOG.info('%d %.3f', self.n, loss.item())",
+    lambda rng: "LOG.warning(f'{loss.item():.2f}')",
+    lambda rng: "self.history.append({})".format(
+        rng.choice(["f'{loss:.3f}'", "loss.item()", "str(self.n)", "'a' + str(loss.item())"])
+    ),
+    lambda rng: "self.entries['k{}'] = '%.2f' % loss".format(rng.randrange(3)),
+    lambda rng: "self.last = '{{:.{}e}}'.format(float(loss))".format(rng.randrange(4)),
+    lambda rng: "self.n += {}".format(rng.randrange(1, 4)),
+    lambda rng: "sys.stderr.write(str(loss.item() * {}) + '\\n')".format(rng.randrange(9)),
+    lambda rng: "print(f'{random.random():.3f}', random.uniform(0, 2))",
+    lambda rng: "loss = loss * {}".format(rng.randrange(1, 4)),
+    lambda rng: "for i in range(2): print(i, f'{loss + i:.2f}')",
+    lambda rng: "print(self.last, len(self.history))" if rng.random() < 0.2 else "print(self.n)",
+)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_steps(seed, tmp_path):
+    rng = random.Random(seed)
+    lines = [rng.choice(FORMS)(rng) for _ in range(8)]
+    body = "".join(f"    {each}\n" for each in lines)
+    file = tmp_path / "step.py"
+    file.write_text(f"def report(self, loss):\n{body}    return f'{{loss:.4f}}', self.n\n")
+    space = {"LOG": LOG, "sys": sys, "random": random}
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    found, _ = trained(space["report"], compiled=True)
+    expected, _ = trained(space["report"], compiled=False)
+    assert [each[1] for each in found[0]] == [each[1] for each in expected[0]], lines
+    assert found[1:] == expected[1:], lines

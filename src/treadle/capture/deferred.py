@@ -328,7 +328,9 @@ class DeferredTensor:
         raise self.deferred.refuse()
 
 
-STAND_INS.update((DeferredNumber, DeferredText, DeferredTensor))
+LATER = (DeferredNumber, DeferredText, DeferredTensor)
+"""Classes of what is known after the launch."""
+STAND_INS.update(LATER)
 Deferred = DeferredNumber | DeferredText | DeferredTensor
 
 
@@ -342,6 +344,18 @@ def text_of(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
         return later[0].plain()
     parts = tuple(dict.fromkeys(at for each in later for at in each.parts))
     return DeferredText(like, computation(function, operands), later[0].deferred, parts)
+
+
+def number_of(function: Callable[[Any], Any], text: Text) -> Number:
+    """``len``, ``float`` or ``int`` of a text that stands in: a number that does so."""
+    compute = computation(function, (text,))
+    if type(text) is not DeferredText:
+        return Number(function(text.value), compute, text.roots, text.uses, scales=True)
+    try:
+        kind = type(function(text.value))
+    except ValueError:  # of another text it may be a number
+        return text.plain()
+    return DeferredNumber(kind, compute, text.deferred, text.parts, None)
 
 
 def whole_tensor(tensor: Tensor) -> Any:
@@ -360,7 +374,7 @@ def _is_tensor(value: Deferred) -> bool:
 
 def is_known_later(value: object) -> TypeGuard[Deferred]:
     """Is it known after the launch?"""
-    return type(value) in (DeferredNumber, DeferredText, DeferredTensor)
+    return type(value) in LATER
 
 
 def _graph_form(
@@ -397,7 +411,7 @@ def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
     return call
 
 
-MAKE_TEXTS: tuple[Callable[..., object], ...] = (str, repr, ascii, format)
+MAKE_TEXTS: tuple[Callable[..., object], ...] = (str, repr, ascii, format, print)
 CONVERSIONS: tuple[Callable[..., object], ...] = (float, int, len)
 """What takes or gives no number but a real one, of tensors too."""
 OF_NUMBERS: Mapping[Callable[..., Any], Callable[..., object]] = {

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from treadle.capture.deferred import LATER
 from treadle.capture.explain_errors import BETWEEN, OURS, looks_at_value, show_line
 from treadle.capture.numbers import made_now
 from treadle.compat.fake import (
@@ -181,6 +182,8 @@ def refused_communication(what: str, where: str) -> CaptureError:
 def _looks_at_value(error: Exception) -> bool:
     text = str(error)
     words = "data-dependent" in text or "value out of a tracing tensor" in text
+    if isinstance(error, TypeError):  # Python says that it takes no such class
+        return any(each.__name__ in text for each in LATER)
     return isinstance(error, DataDependentOutputException) or (
         words and isinstance(error, RuntimeError)
     )

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from treadle.capture.arrays import is_array
-from treadle.capture.deferred import CONVERSIONS, OF_NUMBERS
+from treadle.capture.deferred import CONVERSIONS, OF_NUMBERS, number_of
 from treadle.capture.held_functions import HeldFunction, held_functions, instead_of
-from treadle.capture.numbers import is_number
+from treadle.capture.numbers import Text, is_number
 from treadle.capture.text_calls import text_functions, with_texts
 from treadle.capture.texts import TEXTS
 from treadle.compat.fake import is_traced
@@ -131,6 +131,8 @@ def _conversion(kind: Callable[..., object]) -> Callable[..., object]:
                 return torch.sym_float(value) if kind is float else torch.sym_int(value)
             if is_number(value):
                 return value.derived(kind)
+            if isinstance(value, Text):
+                return number_of(kind, value)
             if is_array(value) and kind is not len:
                 return value.computed(kind, value)
         return kind(*args, **kwargs)

@@ -22,9 +22,11 @@ from typing import Any, final
 
 from torch import Tensor
 
+from treadle.capture import texts
+from treadle.capture.flatten import unflatten
 from treadle.capture.frames import Whose, callers, is_of_logs, whose
 from treadle.capture.numbers import is_stand_in
-from treadle.capture.texts import taken
+from treadle.capture.texts import shown, taken
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.tracing import works_for
 
@@ -95,6 +97,15 @@ class OutputLog:
         leaves, spec = taken(((*(0 for _ in whole), *args), named))
         self.calls.append((OutputCall(function), [*whole, *leaves[len(whole) :]], spec))
 
+    def tell_known(self) -> None:
+        """Of a run that failed, what it said before it said something that is not known yet."""
+        for output, leaves, spec in self.calls:
+            if any(map(_is_later, leaves)):
+                return
+            output.put(
+                unflatten([each() if isinstance(each, Stream) else each for each in leaves], spec)
+            )
+
     def _printing(self, recorded: dict[str, "_Stream"], thread: int) -> Callable[..., None]:
         def call(*args: Any, file: Any = None, **named: Any) -> None:
             stream = sys.stdout if file is None else file
@@ -103,7 +114,8 @@ class OutputLog:
             if not is_kept or not works_for(thread) or not _is_users(sys._getframe(1)):
                 _PRINT(*args, file=file, **named)
                 return
-            self.note(_print_to, args, named, Stream(name) if name else stream)
+            shown_args = [shown(each) if isinstance(each, Tensor) else each for each in args]
+            self.note(_print_to, shown_args, named, Stream(name) if name else stream)
 
         return call
 
@@ -132,7 +144,7 @@ def _logs(frame: FrameType) -> Whose:
     """Whose code speaks: that of the frame, or which calls Python's own library there."""
     for each in callers(frame):
         owner = whose(each.f_code.co_filename)
-        if owner is not Whose.STDLIB:
+        if owner is not Whose.STDLIB and each.f_code.co_filename != str(texts.__file__):
             return owner
     return Whose.OURS
 

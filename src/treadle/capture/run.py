@@ -253,7 +253,7 @@ class Run:
         self._containers = containers
         self._log = OperationLog()
         self.draws = HostDraws(self.trace.uses)
-        self._outputs = OutputLog()
+        self.outputs = OutputLog()
         self._steps: list[int] = []  # the ids of optimizers, by each of their updates
         self._kept: dict[int, Tensor] | None = None  # by the last backward; ``None`` before it
         self._of_fakes: set[str] = set()
@@ -317,9 +317,9 @@ class Run:
             )
             self.trace.external = external
             watch.listen = external.listen
-            self._outputs.knows = external.knows
+            self.outputs.knows = external.knows
             try:
-                with external.watching(inputs), self._outputs.recording():
+                with external.watching(inputs), self.outputs.recording():
                     try:
                         with switches_kept(_sets_switch):
                             result = called_with(self.function, args, kwargs)
@@ -588,7 +588,7 @@ class Run:
             self.trace.left.append(SideEffect(place or direct_place(change), tuple(leaves), tree))
             self.trace.changed.append(None if place else change)
         self._note_operations(external)
-        for output, leaves, tree in self._outputs.calls:
+        for output, leaves, tree in self.outputs.calls:
             self.trace.left.append(SideEffect(output, tuple(map(_later, leaves)), tree))
             self.trace.changed.append(None)
         for optimizer, found in self.trace.watch.scaling.stepped.values():

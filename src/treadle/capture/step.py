@@ -99,8 +99,20 @@ def capture(
     graph; an exception of the user's own passes through unchanged.
     """
     check_models(models, optimizers)
+    tried: list[Run] = []
     along = functools.partial(
-        _captured, function, models, optimizers, args, kwargs, place, dims, update, call, numbers
+        _captured,
+        tried,
+        function,
+        models,
+        optimizers,
+        args,
+        kwargs,
+        place,
+        dims,
+        update,
+        call,
+        numbers,
     )
     own_steps, first = OwnSteps.of(optimizers), None
     while True:
@@ -111,7 +123,10 @@ def capture(
         except Exception as error:
             first, failed = first or error, own_steps.failed
             if not own_steps.taken:  # what is outside of the graph may be why
-                raise (error if own_steps.has_failed else first) from None
+                error = error if own_steps.has_failed else first
+                if not isinstance(error, CaptureError) and place is None and tried:  # the user's
+                    tried[-1].outputs.tell_known()
+                raise error from None
             others = own_steps.taken if failed is None else frozenset({failed})
             own_steps = own_steps.without(others, _words_of(error))
 
@@ -123,6 +138,7 @@ def _words_of(error: Exception) -> str:
 
 
 def _captured(
+    tried: list[Run],
     function: Callable[..., object],
     models: Mapping[str, nn.Module],
     optimizers: Mapping[str, Optimizer],
@@ -176,7 +192,7 @@ def _captured(
     with _tracing, torch.random.fork_rng(devices=[]), casts, inside:
         try:
             run, module = _traced(
-                make, inputs, numbers, calls, stand_in=not plans, symbolic=symbols
+                make, inputs, numbers, calls, tried, stand_in=not plans, symbolic=symbols
             )
             captured = _finished(module, run, call, device, symbols)
         except Exception as error:
@@ -212,6 +228,7 @@ def _traced(
     inputs: list[Tensor],
     numbers: Sequence[Location],
     calls: NumberCalls,
+    tried: list[Run],
     *,
     stand_in: bool,
     symbolic: bool,
@@ -221,7 +238,7 @@ def _traced(
     stood in for may fail where they themselves do not: then it runs again, as if none could change.
     Code that asks for a real number where one stands in, or one is known after the launch, runs
     again with ``calls`` that can take those; one that writes to an array whose numbers it looked at
-    before, with the array itself."""
+    before, with the array itself. ``tried`` gets each run."""
     containers: Sequence[ChangedContainer] | None = ()
     counters: list[Location] = []
     refusal: Counted | None = None
@@ -229,6 +246,7 @@ def _traced(
     while True:
         run = make(numbers=(*numbers, *counters), stand_in=stand_in, containers=containers)
         run.trace.uses.whole |= whole
+        tried.append(run)
         try:
             with weights_in_place(), calls.rewritten():
                 module = trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
@@ -256,7 +274,9 @@ def _traced(
                     raise
                 containers = None
         except Exception as error:
-            if containers:
+            if calls.cover(run.asked(), run.met()):
+                pass
+            elif containers:
                 containers = None
             elif not stand_in and refusal is not None:
                 raise refusal from error

@@ -3,8 +3,8 @@
 import dis
 from types import CodeType
 
-TEXT_METHODS = frozenset({"format", "join", "format_map"})
-"""Methods of texts that take other values."""
+TEXT_METHODS = frozenset({"format", "join", "format_map", "write"})
+"""Methods of texts that take other values, and of streams."""
 _MAKES = frozenset(
     {"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "CONVERT_VALUE", "BUILD_STRING"}
 )

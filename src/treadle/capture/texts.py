@@ -11,6 +11,7 @@ The functions here give what Python's do, but for such values; ``text_calls`` ha
 """
 
 import functools
+import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -18,7 +19,7 @@ from typing import Any, final
 from torch import Tensor
 
 from treadle.capture.container_recorders import as_plain, is_recorded
-from treadle.capture.deferred import text_of, whole_tensor
+from treadle.capture.deferred import number_of, text_of, whole_tensor
 from treadle.capture.flatten import flatten_containers, replaced, unflatten
 from treadle.capture.introspect import is_heap
 from treadle.capture.numbers import Text, is_stand_in
@@ -87,7 +88,7 @@ def formatted(value: Any, spec: Any = "") -> Any:
     if isinstance(value, Tensor):
         if not value.ndim:
             return formatted(value.item(), spec)
-        return object.__format__(value, spec) if spec else made_by(str, value)
+        return object.__format__(value, spec) if spec else shown(value)
     if isinstance(value, Text) and not spec:
         return value
     return made_by(format, value, spec)
@@ -95,12 +96,32 @@ def formatted(value: Any, spec: Any = "") -> Any:
 
 def shown(value: Any) -> Any:
     """``str(value)``."""
-    return value if isinstance(value, Text) else made_by(str, value)
+    if isinstance(value, Text):
+        return value
+    made = value.grad_fn if isinstance(value, Tensor) else None
+    return made_by(str if made is None else _OfTensor(made.name()), value)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _OfTensor:
+    """The text of a tensor that a differentiable operation made."""
+
+    operation: str
+
+    def __call__(self, tensor: Tensor) -> str:
+        text = str(tensor.detach().requires_grad_())
+        head, _, tail = text.rpartition("requires_grad=True")
+        return f"{head}grad_fn=<{self.operation}>{tail}"
+
+
+def _represented(value: Any) -> Any:
+    return shown(value) if isinstance(value, Tensor) else made_by(repr, value)
 
 
 _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "s": shown,
-    "r": functools.partial(made_by, repr),
+    "r": _represented,
     "a": functools.partial(made_by, ascii),
 }
 
@@ -130,12 +151,20 @@ def _modulo(left: Any, right: Any) -> Any:
 
 
 def method(owner: Any, name: str) -> Any:
-    """``owner.name``, where that may be a method of texts which takes others."""
+    """``owner.name``, where that may be a method of texts which takes others, or of a stream which
+    takes texts: what is written is printed."""
+    if name == "write" and isinstance(owner, io.TextIOBase):
+        return functools.partial(_write, owner)
     if type(owner) is not str and not isinstance(owner, Text):
         return getattr(owner, name)
     if name == "join":
         return functools.partial(_join, owner)
     return functools.partial(_called, owner, name)
+
+
+def _write(stream: io.TextIOBase, text: Any) -> Any:
+    print(text, end="", file=stream)
+    return number_of(len, text) if isinstance(text, Text) else len(text)
 
 
 def _join(separator: Any, texts: Iterable[Any]) -> Any:
@@ -153,10 +182,15 @@ def _called(owner: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     return made_by(call, owner, args, kwargs)
 
 
+def _printed(*args: Any, **named: Any) -> None:
+    print(*args, **named)
+
+
 TEXTS: dict[Callable[..., Any], Callable[..., Any]] = {
     str: shown,
     repr: _CONVERSIONS["r"],
     ascii: _CONVERSIONS["a"],
     format: formatted,
+    print: _printed,
 }
 """What is called in the place of Python's functions that make texts."""
