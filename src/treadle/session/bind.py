@@ -12,6 +12,7 @@ from treadle.capture.build_graph import Captured
 from treadle.capture.eager import run_eagerly
 from treadle.capture.flatten import flatten, unflatten
 from treadle.capture.grad_scaler import SkippedUpdate
+from treadle.capture.optimizer_state import StatePlace
 from treadle.capture.optimizers.registry import form_of
 from treadle.capture.outputs import OutputCall
 from treadle.capture.result_slots import fill, slots_in
@@ -147,7 +148,7 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
     filled = [_filled(*each, known, errors) for each in zip(slots, parts, strict=True)]
     pairs = [*zip(captured.left, filled[1:], strict=True)]
     for left, found in pairs:
-        if found is not None and not isinstance(left.place, OutputCall):
+        if found is not None and not isinstance(left.place, OutputCall | StatePlace):
             left.put(found)
     grads = fill(captured.grad_slots, tensors)
     for parameter, grad in zip(captured.left_grads, grads, strict=True):
@@ -157,6 +158,9 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
     for parameter, flag in captured.toggled:
         parameter.requires_grad_(flag)
     _adopt_state(captured)
+    for left, found in pairs:
+        if found is not None and isinstance(left.place, StatePlace):
+            left.put(found)  # behind what the update itself keeps
     _count_steps(captured)
     captured.call.forget()
     for left, found in pairs:
