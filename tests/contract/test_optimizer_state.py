@@ -136,3 +136,46 @@ def test_the_form_s_entries_stay(change):
         compiled(torch.randn(3, 5))
     assert "lambda optimizer, p" in caught.value.where
     assert not optimizer.state
+
+
+WHOLE = {
+    "len": len,
+    "list": lambda state: len(list(state)),
+    "reversed": lambda state: len(list(reversed(state))),
+    "keys": lambda state: len(state.keys()),
+    "values": lambda state: len(list(state.values())),
+    "items": lambda state: len(dict(state.items())),
+    "dict": lambda state: len(dict(state)),
+    "stars": lambda state: len({**state}),
+    "copy": lambda state: len(state.copy()),
+    "or": lambda state: len({} | state),
+    "equal": lambda state: float(state == {"own": 4.0}),
+    "branch": lambda state: 2.0 if len(state) > 3 else 1.0,
+}
+
+
+@pytest.mark.parametrize("ask", WHOLE.values(), ids=WHOLE)
+def test_a_question_for_all_entries_hears_of_a_new_one(ask):
+    def made():
+        torch.manual_seed(0)
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step(x):
+            loss = (model(x) * ask(optimizer.state[model.weight])).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return model, optimizer, step
+
+    model, optimizer, step = made()
+    model_, optimizer_, train = made()
+    ours = treadle.compile(train, model=model_, optimizer=optimizer_)
+    for number in range(5):
+        if number == 3:
+            optimizer.state[model.weight]["own"] = optimizer_.state[model_.weight]["own"] = 4.0
+        x = torch.randn(3, 2)
+        torch.testing.assert_close(ours(x), step(x))
+    assert len(ours.recompiles) <= 2  # the first state, and the entry

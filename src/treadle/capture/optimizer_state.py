@@ -12,6 +12,7 @@ What an optimizer's form keeps is the form's; all else is the user's own. Their 
 that are there at a call. Numbers of one key that are equal are one number, as long as they are.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -136,7 +137,8 @@ class TracedState(MutableMapping[Any, Any]):
 
     def __contains__(self, key: object) -> bool:
         self._asks_there = True
-        return bool(self._found(key)) or self._key(key) in self._real
+        # a question of ours: `bool(found)` would be one for every entry
+        return dict.__len__(self._found(key)) > 0 or self._key(key) in self._real
 
     def __iter__(self) -> Iterator[Any]:
         pairs = {id(leaf): leaf for _, leaf in self._parameters.values()}
@@ -188,9 +190,9 @@ class TracedState(MutableMapping[Any, Any]):
         found: list[object] = [self.numbers.agree()]
         for parameter, _, _ in self._known.values():
             entries = state.get(parameter)
-            if self._asks_there:
-                found.append(entries is None)
             names = self._names(parameter)
+            if self._asks_there and not names:
+                found.append(entries is None)
             for key, value in (entries or {}).items():
                 if key in names:
                     continue
@@ -279,7 +281,7 @@ class TracedEntries(dict[Any, Any]):
 
     def renew(self, entries: Entries) -> None:
         """The form's are these now."""
-        for key in self._fixed & self.keys():
+        for key in self._fixed & super().keys():
             super().__delitem__(key)
         super().update(entries)
 
@@ -316,10 +318,6 @@ class TracedEntries(dict[Any, Any]):
         self._note(key)
         return super().get(key, default)
 
-    def __len__(self) -> int:
-        self.asked = self.asked or not self._fixed
-        return super().__len__()
-
     def setdefault(self, key: Any, default: Any = None) -> Any:
         """As of a dict."""
         if key not in self:
@@ -342,13 +340,31 @@ class TracedEntries(dict[Any, Any]):
 
     def popitem(self) -> tuple[Any, Any]:
         """As of a dict."""
-        self._allow(self._fixed & self.keys() or ())
+        self._allow(self._fixed & super().keys() or ())
         return super().popitem()
 
     def clear(self) -> None:
         """As of a dict."""
-        self._allow(self._fixed & self.keys() or ())
+        self._allow(self._fixed & super().keys() or ())
         super().clear()
+
+
+def _of_all(name: str) -> Callable[..., Any]:
+    """A method of a dict whose answer depends on every entry."""
+    original = getattr(dict, name)
+
+    @functools.wraps(original)
+    def call(self: TracedEntries, *args: Any) -> Any:
+        self.asked = True
+        return original(self, *args)
+
+    return call
+
+
+_OF_ALL = ("__len__", "__iter__", "__reversed__", "__eq__", "__ne__", "__or__", "__ror__",
+    "__repr__", "keys", "values", "items", "copy")  # fmt: skip
+for _name in _OF_ALL:
+    setattr(TracedEntries, _name, _of_all(_name))
 
 
 def _check(value: Any) -> None:

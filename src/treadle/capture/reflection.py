@@ -227,11 +227,11 @@ class Reflection:
             self._of_module(frame)
 
     def _asked(self, owner: Any, name: str) -> None:
-        if name not in self._entered.names:
+        frame = _getframe(2)
+        if name not in self._entered.names and not self._is_ours(frame):
             self._name(name)
         if name not in _WAYS_ON:
             return
-        frame = _getframe(2)
         asks = whose(file_of(frame))
         if asks is Whose.OURS or self._is_importing(frame):
             return

@@ -619,7 +619,7 @@ class Run:
                 self.trace.left.append(SideEffect(place, tuple(leaves), tree))
                 self.trace.changed.append(None)
                 kept += [leaf for leaf in leaves if is_traced(leaf)]
-        self._refuse_views(kept)
+        without_functions(self._refuse_views)(kept)  # else gradients would count as read
 
     def _refuse_views(self, kept: Sequence[Tensor]) -> None:
         """TR-125 for tensors of which one is in the memory of another, or of one that is there
