@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import treadle
+from contract.linear_step import pair
 from treadle import Options
 
 
@@ -44,27 +45,6 @@ CASES = {
     "a row of numbers": lambda h, w: h * np.mean([w[0], 2 * w[1], 3]) + np.array([w[0], 1]).max(),
     "a branch": lambda h, w: h * (w.sum() if (w > -1).all() else 3),
 }
-
-
-def pair(body):
-    def make():
-        torch.manual_seed(0)
-        model = nn.Linear(3, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(x, w):
-            optimizer.zero_grad()
-            loss = body(model(x), w).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step, model, optimizer
-
-    step, model, optimizer = make()
-    options = Options(codegen=False)
-    ours = treadle.compile(step, model=model, optimizer=optimizer, options=options)
-    return ours, make()[0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import treadle
-from treadle import Options
+from contract.linear_step import pair
 
 
 def as_float(n):
@@ -97,27 +97,6 @@ VALUES = {
     "whole": list(range(1, 6)),
     "floats": [0.7, 1.9, 3.2, 4.4, 5.1],
 }
-
-
-def pair(body):
-    def make():
-        torch.manual_seed(0)
-        model = nn.Linear(3, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(x, n):
-            optimizer.zero_grad()
-            loss = body(model(x), n).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step, model, optimizer
-
-    step, model, optimizer = make()
-    options = Options(codegen=False)
-    ours = treadle.compile(step, model=model, optimizer=optimizer, options=options)
-    return ours, make()[0]
 
 
 @pytest.mark.parametrize("values", VALUES)

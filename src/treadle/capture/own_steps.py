@@ -82,10 +82,8 @@ class OwnSteps:
                 if closure is None:
                     update.append((start, traced_nodes()))
 
-        if isinstance(original, MethodType):
-            vars(step).update(vars(original.__func__))  # what schedulers look for
-        else:
-            vars(step).update(vars(original))
+        function = original.__func__ if isinstance(original, MethodType) else original
+        vars(step).update(vars(function))  # what schedulers look for
         return step
 
 

@@ -22,6 +22,17 @@ from treadle.capture.optimizers.rounding import add, addcdiv, addcmul, lerp
 from treadle.capture.sparse_gradients import SparseRows
 
 
+def _rates(group: Group) -> dict[str, float]:
+    """What both read of a group."""
+    beta1, beta2 = group["betas"]
+    return {
+        "lr": float(group["lr"]),
+        "beta1": float(beta1),
+        "beta2": float(beta2),
+        "eps": float(group["eps"]),
+    }
+
+
 @dataclass(frozen=True)
 class AdamForm(ElementwiseUpdate):
     """Weight decay shrinks the parameter itself (``decoupled_weight_decay``, as AdamW sets it) or
@@ -40,14 +51,7 @@ class AdamForm(ElementwiseUpdate):
         return names | {"max_exp_avg_sq": ZEROS} if group["amsgrad"] else names
 
     def scalars(self, group: Group) -> dict[str, float]:
-        beta1, beta2 = group["betas"]
-        return {
-            "lr": float(group["lr"]),
-            "beta1": float(beta1),
-            "beta2": float(beta2),
-            "eps": float(group["eps"]),
-            "weight_decay": float(group["weight_decay"]),
-        }
+        return _rates(group) | {"weight_decay": float(group["weight_decay"])}
 
     def prepare(self, scalars: Values, group: Group) -> Values:
         step, beta1, beta2 = scalars["step"], scalars["beta1"], scalars["beta2"]
@@ -100,13 +104,7 @@ class SparseAdamForm(OptimizerUpdate):
         return {"exp_avg": ZEROS, "exp_avg_sq": ZEROS}
 
     def scalars(self, group: Group) -> dict[str, float]:
-        beta1, beta2 = group["betas"]
-        return {
-            "lr": float(group["lr"]),
-            "beta1": float(beta1),
-            "beta2": float(beta2),
-            "eps": float(group["eps"]),
-        }
+        return _rates(group)
 
     def prepare(self, scalars: Values, group: Group) -> Values:
         step, beta1, beta2 = scalars["step"], scalars["beta1"], scalars["beta2"]
