@@ -211,3 +211,13 @@ def test_each_of_several_in_a_tuple_decides_for_itself():
         put(optimizer, betas=betas)
         found.append(compiled(torch.randn(2, 5)).item())
     assert found == [1.0, 3.0, 10.0]
+
+
+@pytest.mark.parametrize("values", [{"lr": "fast"}, {"betas": 0.9}, {"weight_decay": None}])
+def test_what_is_no_number_is_an_error_of_the_user_s(values):
+    step, model, optimizer = training("adamw", lambda optimizer, *_: put(optimizer, **values))
+    compiled = treadle.compile(step, model=model, optimizer=optimizer)
+    before = copy.deepcopy(list(model.parameters()))
+    with pytest.raises(TypeError, match=rf"TR-132.*AdamW cannot step with {next(iter(values))}="):
+        compiled(torch.randn(4, 5), 1)
+    torch.testing.assert_close(list(model.parameters()), before, rtol=0, atol=0)

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from treadle.capture.deferred import is_deferred
 from treadle.capture.explain_errors import here
+from treadle.capture.failures import of_torch
 from treadle.capture.numbers import Number, Uses, is_number
 from treadle.capture.optimizers.registry import OptimizerUpdate
 from treadle.capture.plain_values import is_real
@@ -120,6 +121,7 @@ class SetGroup:
         """As values of this run, and what they decide of the graph from now on: TR-139 where the
         update would be another one than that of the group before the run in its state."""
         found = {key: _plain(each) for key, each in {**self.before, **self.set}.items()}
+        self._refuse_unfit(form, found)
         for key in self._handed_on():
             probed = [form.structure({**found, key: each}) for each in _PROBES]
             if any(each != probed[0] for each in probed):
@@ -132,6 +134,17 @@ class SetGroup:
         self._refuse_counted(form, found)
         self._decide(form, found)
         return found
+
+    def _refuse_unfit(self, form: OptimizerUpdate, found: Values) -> None:
+        """TR-132 for what no update can be computed with, such as a text."""
+        known = {**found, **dict.fromkeys(self._handed_on(), _PROBES[1])}
+        try:
+            form.structure(known)
+            form.scalars(known)
+        except (TypeError, ValueError) as error:
+            shown = ", ".join(f"{key}={found[key]!r}" for key in self.set)
+            text = f"{type(self.optimizer).__name__} cannot step with {shown}: {error}"
+            raise of_torch(TypeError(text), here()) from error
 
     def _refuse_counted(self, form: OptimizerUpdate, found: Values) -> None:
         """Counters advance by the group as it is at the beginning of a call, or at its end."""
