@@ -367,8 +367,8 @@ class Fuser:
         """What runs where once the two are one kernel, and what then waits for it."""
         at = {each: self._pressure.place(each.members[0]) for each in (a, b)}
         early, late = sorted((a, b), key=lambda each: at[each])
-        between = range(at[early] + 1, min(at[late], len(self._group_of)))
-        delayed = {g for g in map(self._group_of.__getitem__, between) if g.above & early.mask}
+        behind = range(early.members[0] + 1, min(at[late], len(self._group_of)))
+        delayed = {g for g in map(self._group_of.__getitem__, behind) if g.above & early.mask}
         delayed -= {a, b}
         steps = frozenset(each for group in delayed for each in group.members)
         names = {name for i in steps for name in self._touched(i)}

@@ -44,7 +44,7 @@ class Merge:
     def at(self, step: int, places: Sequence[int]) -> int:
         """Where ``step`` runs then."""
         moved = step in self.members or step in self.delayed
-        return self.place if moved else places[step]
+        return max(self.place, places[step]) if moved else places[step]
 
 
 _NOTHING = Merge(frozenset(), frozenset(), 0, frozenset())
@@ -104,7 +104,7 @@ class MemoryPressure:
             _add(self._alive, after, self._sizes[name])
             self._spans[name] = after
         for step in (*merge.members, *merge.delayed):
-            self._place[step] = merge.place
+            self._place[step] = merge.at(step, self._place)
 
     def _keeps(self, changes: list[_Change]) -> bool:
         longer = [piece for _, before, after in changes for piece in _longer(before, after)]
