@@ -31,7 +31,8 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -c "import sys, torch; print('Python', sys.version.split()[0], 'PyTorch', torch.__version__)"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1 \
+	    $(TESTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests examples benchmarks

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from treadle.codegen.cpp_columns import Columns
 from treadle.codegen.cpp_expr import STORED_TYPES
-from treadle.codegen.cpp_prelude import PRELUDE, ROUND_EACH
+from treadle.codegen.cpp_prelude import PRELUDE
 from treadle.codegen.cpp_rows import RowLoops, rows_text
 from treadle.codegen.printer import launch_of
 from treadle.loop.kernel import Kernel, KernelKind, KernelLaunch, LoopForm
@@ -33,14 +33,14 @@ class CppPrinter:
         kernel = launch.kernels[0]
         name = f"treadle_{launch.function}"
         if launch.function not in self.texts:
-            self.texts[launch.function] = function_text(name, kernel, self.buffers)
+            text = function_text(name, kernel, self.buffers, contract=self.contract)
+            self.texts[launch.function] = text
         sizes = tuple(sizes_of(each, self.buffers) for each in launch.kernels)
         return launch_of(launch, name, sizes, self.buffers)
 
     def sources(self) -> tuple[Source, ...]:
         """A few units of about equal length, which compile side by side."""
-        head = PRELUDE if self.contract else ROUND_EACH + PRELUDE
-        return _units({f"treadle_{number}": text for number, text in self.texts.items()}, head)
+        return _units({f"treadle_{number}": text for number, text in self.texts.items()}, PRELUDE)
 
 
 def sizes_of(kernel: Kernel, buffers: Mapping[str, Buffer]) -> tuple[int, ...]:
@@ -53,11 +53,13 @@ def _is_flat(kernel: Kernel) -> bool:
     return kernel.scheduled.form is LoopForm.FLAT
 
 
-def function_text(name: str, kernel: Kernel, buffers: Mapping[str, Buffer]) -> str:
+def function_text(
+    name: str, kernel: Kernel, buffers: Mapping[str, Buffer], *, contract: bool
+) -> str:
     """The function of one kernel, called ``name``."""
     names = arguments_of(kernel)
     flat = _is_flat(kernel)
-    shared, lines = _loops(kernel, {buffer: f"b{n}" for n, buffer in enumerate(names)})
+    shared, lines = _loops(kernel, {buffer: f"b{n}" for n, buffer in enumerate(names)}, contract)
     pointers = [
         f"{STORED_TYPES[buffers[buffer].dtype]}* b{n} = "
         f"({STORED_TYPES[buffers[buffer].dtype]}*)p[i * {len(names)} + {n}];"
@@ -81,11 +83,13 @@ def function_text(name: str, kernel: Kernel, buffers: Mapping[str, Buffer]) -> s
     )
 
 
-def _loops(kernel: Kernel, names: Mapping[str, str]) -> tuple[list[str], list[str]]:
+def _loops(
+    kernel: Kernel, names: Mapping[str, str], contract: bool
+) -> tuple[list[str], list[str]]:
     """What all threads share, and the loops."""
     if kernel.kind is KernelKind.COLUMNS:
-        return [], Columns(kernel, names).text()
-    rows = RowLoops(kernel, names)
+        return [], Columns(kernel, names, contract=contract).text()
+    rows = RowLoops(kernel, names, contract=contract)
     return rows.shared(), rows_text(rows)
 
 

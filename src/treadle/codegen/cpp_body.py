@@ -15,9 +15,11 @@ class Body:
     """One kernel on its way to text.
 
     ``current`` names the values of the element at hand, ``outer`` those of its row or column.
+    ``contract``: whether a product and a sum may round once.
     """
 
-    def __init__(self, kernel: Kernel, names: Mapping[str, str]) -> None:
+    def __init__(self, kernel: Kernel, names: Mapping[str, str], *, contract: bool) -> None:
+        self._contract = contract
         self.schedule = kernel.scheduled
         width = self.schedule.width
         self.split = split_columns(kernel, width) if width else None
@@ -46,7 +48,13 @@ class Body:
     def writer(self, depths: Mapping[Axis, int], names: Mapping[Axis, str]) -> Writer:
         """Prints formulas where these axes are loop variables, at these depths."""
         return Writer(
-            names, depths, self.names, self.local, self.local_depth, numbers=self._numbers
+            names,
+            depths,
+            self.names,
+            self.local,
+            self.local_depth,
+            contract=self._contract,
+            numbers=self._numbers,
         )
 
     def local(self, name: str) -> str:

@@ -51,6 +51,8 @@ _CALLS = {
 }  # fmt: skip
 _UNSIGNED = {torch.int64: "uint64_t", torch.int32: "uint32_t"}
 """Where sums and products may wrap as in PyTorch; signed ones may not in C++."""
+_CONTRACTED = (torch.float32, torch.float64)
+"""Of these a sum may take in a product; products of halves are rounded."""
 _HALF = {torch.bfloat16: "to_bf16", torch.float16: "to_f16"}
 
 
@@ -91,7 +93,8 @@ class Writer:
     computed outside of it.
 
     ``depths`` says which loop an axis belongs to, 0 the outermost; ``local`` gives the text of a
-    value that the kernel computed before, ``local_depth`` the loop it varies with.
+    value that the kernel computed before, ``local_depth`` the loop it varies with. ``contract``:
+    a sum takes in a product before it rounds; compilers are told to contract nothing themselves.
     """
 
     names: Mapping[Axis, str]
@@ -99,10 +102,12 @@ class Writer:
     buffers: Mapping[str, str]
     local: Callable[[str], str]
     local_depth: Callable[[str], int]
+    contract: bool = False
     staged: Mapping[tuple[str, Index], str] = field(default_factory=dict[tuple[str, Index], str])
     numbers: Iterator[int] = field(default_factory=itertools.count)
     scopes: list[Scope] = field(default_factory=list[Scope])
     _known: dict[int, tuple[Expr, int]] = field(default_factory=dict[int, tuple[Expr, int]])
+    _factors: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
 
     def __post_init__(self) -> None:
         self.scopes = [Scope() for _ in range(max(self.depths.values()) + 1)]
@@ -125,9 +130,27 @@ class Writer:
                 return self._name(self._load(expr), dtype, self.depth(expr))
             case Apply(fn, operands, dtype):
                 values = [self.value(each) for each in operands]
-                return self._name(_applied(fn, values, expr), dtype, self.depth(expr))
+                contracts = self.contract and dtype in _CONTRACTED
+                text = self._contracted(fn, values) if contracts else ""
+                text = text or _applied(fn, values, expr)
+                name = self._name(text, dtype, self.depth(expr))
+                if contracts and fn == "mul":
+                    self._factors[name] = (values[0], values[1])
+                return name
             case _:
                 raise LoweringError("a reduction inside a formula", code="TR-391")
+
+    def _contracted(self, fn: str, values: list[str]) -> str:
+        """A sum or difference, rounded once, of which one operand is a product; else nothing."""
+        if fn not in ("add", "sub"):
+            return ""
+        x, y = values
+        sign = "-" if fn == "sub" else ""
+        if x in self._factors:
+            return f"t_fma({', '.join(self._factors[x])}, {sign}{y})"
+        if y in self._factors:
+            return f"t_fma({sign}{', '.join(self._factors[y])}, {x})"
+        return ""
 
     def _load(self, load: Load) -> str:
         staged = self.staged.get((load.buffer, load.index))

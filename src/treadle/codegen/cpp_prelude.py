@@ -14,15 +14,6 @@ _LN2_LOW = _LN2 - _LN2_HIGH
 _EXP_LAST = 88.72283935546875
 """The largest float whose exponential is one."""
 
-ROUND_EACH = """\
-#if defined(__clang__)
-#pragma clang fp contract(off)
-#else
-#pragma GCC optimize("fp-contract=off")
-#endif
-"""
-"""Before everything else: a product and a sum are rounded each, and never become one operation."""
-
 PRELUDE = f"""\
 #include <cstdint>
 #include <cstring>
@@ -46,6 +37,15 @@ TR bf16 bf16_down(float x) {{
 }}
 TR float to_bf16(float x) {{ return bf16_up(bf16_down(x)); }}
 TR float to_f16(float x) {{ return (float)(f16)x; }}
+
+// one rounding where the processor has it
+#if defined(__FMA__) || defined(__aarch64__)
+TR float t_fma(float x, float y, float z) {{ return __builtin_fmaf(x, y, z); }}
+TR double t_fma(double x, double y, double z) {{ return __builtin_fma(x, y, z); }}
+#else
+TR float t_fma(float x, float y, float z) {{ return x * y + z; }}
+TR double t_fma(double x, double y, double z) {{ return x * y + z; }}
+#endif
 
 // 2^n * x for -280 < n < 280, in two steps so that denormals and overflow come out right
 TR float scale(float x, int32_t n) {{

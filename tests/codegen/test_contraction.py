@@ -1,0 +1,74 @@
+"""Where a product and a sum round once is written in the text; compilers decide nothing."""
+
+import ctypes
+from itertools import product
+
+import pytest
+import torch
+
+import treadle
+from treadle.codegen.cpp_prelude import PRELUDE
+from treadle.runtime.cache import Cache
+from treadle.runtime.compilers import compile_cpp, find_cxx, load_functions
+
+SELECTED = """
+extern "C" void f(void* const* p, const int64_t* sizes, int64_t instances) {
+const float *b0 = (float*)p[0], *b1 = (float*)p[1], *b2 = (float*)p[2], *b3 = (float*)p[3];
+float* b4 = (float*)p[4];
+for (int64_t r = 0; r < 32; ++r) {
+#pragma omp simd
+for (int64_t c = 0; c < 64; ++c) {
+const bool x0 = c >= 32;
+const float x1 = x0 ? b0[c + 64*r - 32] : 0.0f;
+const float x2 = x0 ? b1[c + 32*r - 32] : 0.0f;
+const float x3 = x1 + x2;
+const bool x4 = c < 32;
+const float x5 = x4 ? b2[c + 64*r] : 0.0f;
+const float x6 = x4 ? b3[c + 32*r] : 0.0f;
+const float x7 = x4 ? x5 * x6 : 0.0f;
+b4[c + 64*r] = x0 ? x3 : x7;
+}}}
+"""
+
+
+def test_a_sum_that_is_selected_beside_a_product_is_itself(tmp_path):
+    """GCC 12 makes other numbers of this where it may contract, and GCC 13 none at all."""
+    compiler = find_cxx()
+    (library,) = compile_cpp([PRELUDE + SELECTED], Cache(tmp_path), compiler)
+    shapes = (32, 64), (32, 32), (32, 64), (32, 32)
+    a, b, c, d = (torch.randn(shape) for shape in shapes)
+    found = torch.full((32, 64), torch.nan)
+    pointers = (ctypes.c_void_p * 5)(*(each.data_ptr() for each in (a, b, c, d, found)))
+    load_functions(library, ["f"])["f"](pointers, None, 1)
+    assert torch.equal(found, torch.cat([c[:, :32] * d, a[:, :32] + b], 1))
+
+
+COUPLED = {
+    "product": lambda a, b: a * b,
+    "sum": lambda a, b: a + b,
+    "both": lambda a, b: a * b + a,
+    "function": lambda a, b: (a * b).tanh() - b,
+}
+
+
+@pytest.mark.users_flags
+@pytest.mark.parametrize("width", [32, 48])
+@pytest.mark.parametrize(("first", "second"), list(product(COUPLED, repeat=2))[::3])
+def test_halves_that_change_places_equal_eager(first, second, width):
+    """The layers of a flow, forward and backward: all of it is selects of sums and products."""
+    weights = [torch.randn(32, 80, requires_grad=True) for _ in range(3)]
+    model = torch.nn.ParameterList(weights)
+
+    def step(x):
+        p, q, r = model
+        one = COUPLED[first](p[:, :width], x[:, 80 - width :])
+        other = COUPLED[second](q[:, width:], x[:, : 80 - width])
+        y = torch.cat([other * r[:, width:], one + r[:, :width]], 1)
+        y.square().mean().backward()
+        return y.detach()
+
+    x = torch.randn(32, 80)
+    want = step(x), *(each.grad.clone() for each in model)
+    model.zero_grad()
+    found = treadle.compile(step, model=model)(x), *(each.grad for each in model)
+    torch.testing.assert_close(found, want)
