@@ -29,7 +29,7 @@ BASE_FLAGS = (
     "-shared",
     "-fno-math-errno",  # otherwise sqrt is a call
     "-fno-trapping-math",  # otherwise a select of two computed values is a branch
-    "-ffp-contract=off",  # GCC 12 and 13 contract what is selected wrongly; ``t_fma`` is written out
+    "-ffp-contract=off",  # ``t_fma`` is written out: GCC 12 and 13 contract selects wrongly
     "-fvisibility=default",
 )
 LIBRARY = ".so"
