@@ -293,8 +293,9 @@ def callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_import(frame: FrameType) -> bool:
-    """Whether Python searches for a module, or runs one for the first time."""
-    return frame.f_code.co_filename.startswith("<frozen importlib")
+    """Whether Python searches for a module that is not there, and runs it for the first time."""
+    code = frame.f_code
+    return code.co_name == _IMPORTS and code.co_filename.startswith("<frozen importlib")
 
 
 class _Profiling:
@@ -368,6 +369,7 @@ class _Profiling:
             self._busy.discard(thread)
 
 
+_IMPORTS = "_find_and_load_unlocked"
 _LOGS = (str(logging.__file__), str(warnings.__file__))
 _RESUMABLE = 0x20 | 0x80 | 0x200  # generators, coroutines, asynchronous generators
 

@@ -183,14 +183,16 @@ class Reflection:
 
     def _replacements(self) -> dict[str, Callable[..., Any]]:
         got, has, names_of = builtins.getattr, builtins.hasattr, builtins.dir
-        space_of, ours = builtins.vars, self._is_ours
+        space_of, ours, known = builtins.vars, self._is_ours, self._entered.names
 
         def get(owner: Any, name: str, *default: Any) -> Any:
-            self._asked(owner, name)
+            if name not in known or name in _WAYS_ON:
+                self._asked(owner, name)
             return got(owner, name, *default)
 
         def is_there(owner: Any, name: str, /) -> bool:
-            self._asked(owner, name)
+            if name not in known or name in _WAYS_ON:
+                self._asked(owner, name)
             return has(owner, name)
 
         def attributes(*owner: Any) -> Any:

@@ -11,7 +11,7 @@ that there are (``OptimizerUpdate.update_rows``), and a gradient that is left in
 together after the call. So no gradient has as many rows as the table.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from treadle.capture.explain_errors import here
 from treadle.compat.operators import OpOverload
-from treadle.compat.pytree import tree_leaves
 from treadle.compat.tracing import DispatchMode, without_functions
 from treadle.graph.operators import arguments_of
 from treadle.util.errors import CaptureError
@@ -119,7 +118,9 @@ class SparseGradients(DispatchMode):
     ) -> Any:
         named = dict(kwargs or {})
         asks = isinstance(func, OpOverload) and func.namespace == "prim"  # which device it is on
-        if not asks and (func in (_MAKE, _BAGS) or _has_sparse((args, named))):
+        if not asks and (
+            func in (_MAKE, _BAGS) or _has_sparse(args) or _has_sparse(named.values())
+        ):
             return self._apply(func, args, named)
         return func(*args, **named)
 
@@ -191,8 +192,18 @@ def refused_sparse(what: str, remedy: str = "") -> CaptureError:
     )
 
 
-def _has_sparse(given: object) -> bool:
-    return any(map(is_sparse, tree_leaves(given)))
+def _has_sparse(given: Iterable[object]) -> bool:
+    """Asked of the arguments of every operation: tensors, numbers, and lists of them."""
+    for each in given:
+        if isinstance(each, Tensor):
+            found = each.layout is torch.sparse_coo
+        elif isinstance(each, dict):
+            found = _has_sparse(each.values())
+        else:
+            found = isinstance(each, list | tuple) and _has_sparse(each)
+        if found:
+            return True
+    return False
 
 
 def _rows_of_bags(

@@ -83,9 +83,7 @@ def function_text(
     )
 
 
-def _loops(
-    kernel: Kernel, names: Mapping[str, str], contract: bool
-) -> tuple[list[str], list[str]]:
+def _loops(kernel: Kernel, names: Mapping[str, str], contract: bool) -> tuple[list[str], list[str]]:
     """What all threads share, and the loops."""
     if kernel.kind is KernelKind.COLUMNS:
         return [], Columns(kernel, names, contract=contract).text()
