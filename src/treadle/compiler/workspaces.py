@@ -13,9 +13,12 @@ from treadle.runtime.execute import resolve
 from treadle.runtime.workspace import Workspaces
 from treadle.util.extents import dims_in
 
+_HALVES = (torch.bfloat16, torch.float16)
+
 
 def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
-    """The program with the measured workspace on every call that allocates its own results;
+    """The program with the measured workspace on every call that allocates its own results, and on
+    products of 16 bits, which a CPU that has no instructions for them sums in a copy of 32 bits;
     of dynamic shapes the largest."""
     every = [size for each in program.buffers.values() for size in each.shape]
     largest = {dim.name: dim.high for each in dims_in(every) for dim in each.formula.dims}
@@ -24,7 +27,7 @@ def with_workspaces(program: Program, workspaces: Workspaces) -> Program:
         at: step
         for at, step in enumerate(program.steps)
         if isinstance(step, Call)
-        and not step.out
+        and (not step.out or (workspaces.on_host and _is_half_product(step)))
         and not _is_unsized(step, program)
         and _may_measure(step)
     }
@@ -39,6 +42,12 @@ def _is_unsized(call: Call, program: Program) -> bool:
     """Whether only a run of the step can tell the sizes of a call."""
     named = [*(ref.buffer for ref in call.refs), *filter(None, call.outputs)]
     return any(program.buffers[name].unsized for name in named)
+
+
+def _is_half_product(call: Call) -> bool:
+    """Whether the call is a product of numbers of 16 bits."""
+    is_product = facts_of(resolve(call.op)).cost is CostClass.PRODUCT
+    return is_product and any(ref.dtype in _HALVES for ref in call.refs)
 
 
 def _may_measure(call: Call) -> bool:

@@ -10,10 +10,9 @@ before, a finalizer on the storage puts a mark into the same event stream.
 """
 
 import gc
-import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,8 +71,9 @@ def measure_peak(fn: Callable[[], object], tensors: Iterable[Tensor]) -> PeakRep
     return replay(before, [(address, size) for _, _, address, size in events])
 
 
-def measure_each(fns: Sequence[Callable[[], object]], device: torch.device) -> list[int]:
-    """For each function the peak of the bytes that it allocates, its results included."""
+def measure_each(fns: Iterable[Callable[[], object]], device: torch.device) -> list[int]:
+    """For each function the peak of the bytes that it allocates, its results included. What
+    making the functions allocates does not count."""
     if not target_for(device).on_host:
         return [_allocated_cuda(fn, device) for fn in fns]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -82,10 +82,10 @@ def measure_each(fns: Sequence[Callable[[], object]], device: torch.device) -> l
                 fn()
     results = profiler.profiler.kineto_results if profiler.profiler else None
     tree = results.experimental_event_tree() if results else []
-    starts = sorted(node.start_time_ns for node in tree if node.name.startswith(_BEGIN))
+    runs = sorted((n.start_time_ns, n.end_time_ns) for n in tree if n.name.startswith(_BEGIN))
     events = sorted(_events(tree))
     peaks: list[int] = []
-    for start, end in itertools.pairwise([*starts, 1 << 63]):
+    for start, end in runs:
         inside = [(address, size) for at, _, address, size in events if start <= at < end]
         peaks.append(replay({}, inside).peak_bytes)
     return peaks

@@ -1,8 +1,8 @@
 """What library calls allocate beside their results: measured, so that a budget can be kept.
 
-A convolution reorders its operands, attention's backward sums in another dtype: none of it is in
-the graph. Each distinct call runs once on zeros when a step is compiled, and the answer is kept
-in the cache on disk.
+A convolution reorders its operands, attention's backward and products of 16 bits sum in another
+dtype: none of it is in the graph. Each distinct call runs once on zeros when a step is compiled,
+and the answer is kept in the cache on disk.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -31,6 +31,11 @@ class Workspaces:
         self._device = torch.device(device)
         self._known: dict[str, int] = {}
 
+    @property
+    def on_host(self) -> bool:
+        """Whether calls run on the CPU."""
+        return target_for(self._device).on_host
+
     def of(self, steps: Sequence[CallStep], buffers: Mapping[str, BufferSpec]) -> list[int]:
         """Bytes that each call holds while it runs, its arguments and results left out."""
         keys = [self._key(step, buffers) for step in steps]
@@ -47,9 +52,10 @@ class Workspaces:
         return [self._known[key] for key in keys]
 
     def _measure(self, steps: Mapping[str, CallStep], buffers: Mapping[str, BufferSpec]) -> None:
-        """All of them in one session of the meter. The generators stay as they were."""
+        """All of them in one session of the meter, each with arguments that are gone before the
+        next but one has its own. The generators stay as they were."""
         with torch.random.fork_rng(devices=self._generators()), torch.no_grad():
-            runs = [_Run(step, self._device) for step in steps.values()]
+            runs = (_Run(step, self._device) for step in steps.values())
             peaks = measure_each(runs, self._device)
         for (key, step), peak in zip(steps.items(), peaks, strict=True):
             results = sum(spec_bytes(buffers[name]) for name in step.outputs if name)
