@@ -11,7 +11,7 @@ torch.manual_seed(11)
 config = BertConfig(
     vocab_size=50,
     hidden_size=16,
-    num_hidden_layers=2,
+    num_hidden_layers=1,
     num_attention_heads=2,
     intermediate_size=32,
     max_position_embeddings=24,

@@ -38,7 +38,7 @@ class ReplayBuffer:
 def generator():
     return nn.Sequential(
         nn.ReflectionPad2d(1),
-        nn.Conv2d(1, 4, 3),
+        nn.Conv2d(1, 4, 3, bias=False),
         nn.InstanceNorm2d(4),
         nn.ReLU(),
         nn.Conv2d(4, 1, 3, padding=1),

@@ -27,10 +27,7 @@ class Generator(nn.Module):
             nn.ConvTranspose2d(nz, ngf * 2, 4, 1, 0, bias=False),
             nn.BatchNorm2d(ngf * 2),
             nn.ReLU(True),
-            nn.ConvTranspose2d(ngf * 2, ngf, 4, 2, 1, bias=False),
-            nn.BatchNorm2d(ngf),
-            nn.ReLU(True),
-            nn.ConvTranspose2d(ngf, nc, 4, 2, 1, bias=False),
+            nn.ConvTranspose2d(ngf * 2, nc, 4, 2, 1, bias=False),
             nn.Tanh(),
         )
 
@@ -44,7 +41,7 @@ class Discriminator(nn.Module):
         self.main = nn.Sequential(
             nn.Conv2d(nc, ndf, 4, 2, 1, bias=False),
             nn.LeakyReLU(0.2, inplace=True),
-            nn.Conv2d(ndf, ndf * 2, 4, 2, 1, bias=False),
+            nn.Conv2d(ndf, ndf * 2, 3, 1, 1, bias=False),
             nn.BatchNorm2d(ndf * 2),
             nn.LeakyReLU(0.2, inplace=True),
             nn.Conv2d(ndf * 2, 1, 4, 1, 0, bias=False),
@@ -88,7 +85,7 @@ G_losses, D_losses, pictures = [], [], []
 iters = 0
 for epoch in range(2):
     for i in range(3):
-        lossD, lossG = step(torch.rand(6, nc, 16, 16) * 2 - 1, torch.randn(6, nz, 1, 1))
+        lossD, lossG = step(torch.rand(6, nc, 8, 8) * 2 - 1, torch.randn(6, nz, 1, 1))
         G_losses.append(lossG.item())
         D_losses.append(lossD.item())
         if iters % 3 == 0:

@@ -14,11 +14,10 @@ class D(nn.Module):
     def __init__(self, ch=4):
         super().__init__()
         self.c1 = spectral_norm(nn.Conv2d(1, ch, 3, 2, 1))
-        self.c2 = spectral_norm(nn.Conv2d(ch, ch * 2, 3, 2, 1))
-        self.out = spectral_norm(nn.Linear(ch * 2, 1))
+        self.out = spectral_norm(nn.Linear(ch, 1))
 
     def forward(self, x):
-        h = F.leaky_relu(self.c2(F.leaky_relu(self.c1(x), 0.1)), 0.1)
+        h = F.leaky_relu(self.c1(x), 0.1)
         return self.out(h.sum((2, 3)))
 
 

@@ -34,10 +34,10 @@ class GATLayer(nn.Module):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.g1, self.g2, self.out = GATLayer(4, 8), GATLayer(8, 8), nn.Linear(8, 1)
+        self.gat, self.out = GATLayer(4, 8), nn.Linear(8, 1)
 
     def forward(self, x, src, dst, graph, n_graphs):
-        h = F.elu(self.g2(F.elu(self.g1(x, src, dst)), src, dst))
+        h = F.elu(self.gat(x, src, dst))
         pooled = torch.zeros(n_graphs, 8).index_add(0, graph, h)
         sizes = torch.bincount(graph, minlength=n_graphs).clamp(min=1)
         return self.out(pooled / sizes[:, None]).squeeze(1)

@@ -25,7 +25,7 @@ data = torch.randint(0, 40, (600,))
 class GPTConfig:
     vocab_size: int = 40
     block_size: int = 16
-    n_layer: int = 2
+    n_layer: int = 1
     n_head: int = 2
     n_embd: int = 16
     dropout: float = 0.0

@@ -22,7 +22,7 @@ class Net(nn.Module):
 
 
 class Meta(nn.Module):
-    def __init__(self, update_lr=0.05, meta_lr=1e-3, task_num=3, update_step=2):
+    def __init__(self, update_lr=0.05, meta_lr=1e-3, task_num=2, update_step=2):
         super().__init__()
         self.update_lr, self.task_num, self.update_step = update_lr, task_num, update_step
         self.net = Net()
@@ -50,8 +50,8 @@ maml = Meta()
 train = treadle.compile(maml.forward, model=maml.net, optimizer=maml.meta_optim)
 table = []
 for step in range(5):
-    amplitude, phase = torch.rand(3, 1, 1) * 4 + 0.1, torch.rand(3, 1, 1) * 3
-    x_spt, x_qry = torch.rand(3, 5, 1) * 10 - 5, torch.rand(3, 5, 1) * 10 - 5
+    amplitude, phase = torch.rand(2, 1, 1) * 4 + 0.1, torch.rand(2, 1, 1) * 3
+    x_spt, x_qry = torch.rand(2, 5, 1) * 10 - 5, torch.rand(2, 5, 1) * 10 - 5
     accs = train(
         x_spt, amplitude * torch.sin(x_spt + phase), x_qry, amplitude * torch.sin(x_qry + phase)
     )

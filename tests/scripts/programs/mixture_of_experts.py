@@ -40,7 +40,7 @@ class MoE(nn.Module):
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.emb, self.moe, self.head = nn.Embedding(20, 8), MoE(8, 4, 2), nn.Linear(8, 20)
+        self.emb, self.moe, self.head = nn.Embedding(20, 8), MoE(8, 3, 2), nn.Linear(8, 20)
 
     def forward(self, ids):
         h = self.emb(ids)

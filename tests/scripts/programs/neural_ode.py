@@ -35,7 +35,7 @@ class ODEFunc(nn.Module):
         return self.net(y**3)
 
 
-def get_batch(batch_time=6, batch_size=5):
+def get_batch(batch_time=4, batch_size=5):
     s = torch.randperm(len(times) - batch_time)[:batch_size]
     return true_y[s], times[:batch_time], torch.stack([true_y[s + i] for i in range(batch_time)])
 

@@ -26,7 +26,7 @@ class PINN(nn.Module):
         return self.layers[-1](h)
 
 
-u_net = PINN([2, 12, 12, 1])
+u_net = PINN([2, 12, 1])
 optimizer = torch.optim.Adam(u_net.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.99)
 

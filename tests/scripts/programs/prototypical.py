@@ -19,7 +19,7 @@ def conv_block(a, b):
 class Convnet(nn.Module):
     def __init__(self):
         super().__init__()
-        self.encoder = nn.Sequential(conv_block(1, 6), conv_block(6, 6))
+        self.encoder = nn.Sequential(conv_block(1, 6))
 
     def forward(self, x):
         x = self.encoder(x)

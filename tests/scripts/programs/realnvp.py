@@ -10,7 +10,7 @@ np.random.seed(32)
 torch.manual_seed(32)
 nets = lambda: nn.Sequential(nn.Linear(2, 16), nn.LeakyReLU(), nn.Linear(16, 2), nn.Tanh())
 nett = lambda: nn.Sequential(nn.Linear(2, 16), nn.LeakyReLU(), nn.Linear(16, 2))
-masks = torch.from_numpy(np.array([[0, 1], [1, 0]] * 2).astype(np.float32))
+masks = torch.from_numpy(np.array([[0, 1], [1, 0]]).astype(np.float32))
 prior = distributions.MultivariateNormal(torch.zeros(2), torch.eye(2))
 
 

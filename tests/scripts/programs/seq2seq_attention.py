@@ -11,7 +11,7 @@ import treadle
 
 random.seed(18)
 torch.manual_seed(18)
-SOS, EOS, VOCAB, LENGTH, HIDDEN = 0, 1, 12, 5, 16
+SOS, EOS, VOCAB, LENGTH, HIDDEN = 0, 1, 12, 3, 16
 
 
 class EncoderRNN(nn.Module):

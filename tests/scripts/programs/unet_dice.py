@@ -47,17 +47,14 @@ class UNet(nn.Module):
     def __init__(self, n_channels, n_classes, w=4):
         super().__init__()
         self.inc = DoubleConv(n_channels, w)
-        self.down1 = nn.Sequential(nn.MaxPool2d(2), DoubleConv(w, 2 * w))
-        self.down2 = nn.Sequential(nn.MaxPool2d(2), DoubleConv(2 * w, 2 * w))
-        self.up1 = Up(4 * w, w)
-        self.up2 = Up(2 * w, w)
+        self.down = nn.Sequential(nn.MaxPool2d(2), DoubleConv(w, 2 * w))
+        self.up = Up(3 * w, w)
         self.outc = nn.Conv2d(w, n_classes, 1)
 
     def forward(self, x):
         x1 = self.inc(x)
-        x2 = self.down1(x1)
-        x3 = self.down2(x2)
-        return self.outc(self.up2(self.up1(x3, x2), x1))
+        x2 = self.down(x1)
+        return self.outc(self.up(x2, x1))
 
 
 def dice_loss(pred, target, eps=1e-6):
@@ -70,7 +67,7 @@ model = UNet(1, 2)
 optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-4, momentum=0.9, weight_decay=1e-8)
 scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", patience=0)
 criterion = nn.CrossEntropyLoss()
-images = torch.rand(10, 1, 18, 18)
+images = torch.rand(10, 1, 9, 9)
 masks = (images[:, 0] > 0.5).long()
 
 

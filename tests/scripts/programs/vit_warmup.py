@@ -38,12 +38,12 @@ class Layer(nn.Module):
 
 
 class ViT(nn.Module):
-    def __init__(self, size=8, patch=4, d=12, depth=2, classes=3):
+    def __init__(self, size=8, patch=4, d=12, depth=1, classes=3):
         super().__init__()
         self.patch = nn.Conv2d(3, d, patch, patch)
         self.cls = nn.Parameter(torch.zeros(1, 1, d))
         self.pos = nn.Parameter(torch.randn(1, (size // patch) ** 2 + 1, d) * 0.02)
-        self.layers = nn.ModuleList([Layer(d, 2, 0.1 * i) for i in range(depth)])
+        self.layers = nn.ModuleList([Layer(d, 2, 0.1 * (i + 1)) for i in range(depth)])
         self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, classes)
 
     def forward(self, x):
