@@ -32,10 +32,11 @@ pytest.register_assert_rewrite("testing")  # a failing check_pass shows a diff o
 QUICK = frozenset(
     {
         "backend", "capture", "compiler", "contract", "docs", "examples", "models", "optimizers",
-        "report", "scripts", "test_bad_input.py", "test_reduce_command.py",
+        "report", "scripts", "passes/test_registered.py", "test_api.py", "test_bad_input.py",
+        "test_cli.py", "test_planning.py", "test_reduce_command.py", "test_saved.py",
     }
 )  # fmt: skip
-"""Rooms whose tests are about steps. Those about generated code (``codegen``, ``lower``,
+"""Rooms and files whose tests are about steps. Those about generated code (``codegen``, ``lower``,
 ``schedule``, ``runtime``) have the flags that users have, and so have others beside this file."""
 
 
@@ -108,8 +109,11 @@ def compiled():
 
 @pytest.fixture(autouse=True)
 def quick_compiles(request, monkeypatch, compiled):
-    room = request.path.relative_to(_HERE).parts[0]
-    if room not in QUICK or request.node.get_closest_marker("users_flags") is not None:
+    file = request.path.relative_to(_HERE)
+    if (
+        QUICK.isdisjoint((file.parts[0], file.as_posix()))
+        or request.node.get_closest_marker("users_flags") is not None
+    ):
         return
     from treadle.runtime import build, compilers
 
