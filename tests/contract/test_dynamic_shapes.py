@@ -17,9 +17,9 @@ class Attention(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.places = nn.Embedding(40, width)
-        self.qkv = nn.Linear(width, 3 * width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary)
+        self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, x):
         time = x.shape[1]
@@ -43,18 +43,36 @@ class Convolution(nn.Module):
         return self.head(F.max_pool2d(h, 2).mean((2, 3)))
 
 
-def training(model, loss_of, lr=1e-2):
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+class Words(nn.Module):
+    """A language model without attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.norm, self.head = nn.Embedding(19, 8), nn.LayerNorm(8), nn.Linear(8, 19)
+
+    def forward(self, x):
+        return self.head(self.norm(self.tokens(x)))
+
+
+def training(model, loss_of, clip=False):
+    """Sizes are those of batches: nothing of what an update does with parameters has one. ``clip``:
+    with clipping and momentum."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9 if clip else 0.0)
 
     def step(x, y):
         loss = loss_of(model(x), y)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()
 
     return step, optimizer
+
+
+def clipped(model, loss_of):
+    return training(model, loss_of, clip=True)
 
 
 def pair(model, loss_of, shapes, *, made=training, **options):
@@ -94,7 +112,7 @@ TEXT = treadle.dynamic({"x": ("batch", "time"), "y": ("batch", "time")}, batch=(
 
 
 def test_one_pattern_serves_every_batch_and_length():
-    both = pair(Attention(), text_loss, TEXT)
+    both = pair(Attention(), text_loss, TEXT, made=clipped)
     sizes = [(4, 13), (3, 7), (5, 40), (2, 2), (9, 31), (8, 19), (4, 8), (3, 3), (4, 13)]
     check(*both, [tokens(*each) for each in sizes])
     step = both[0]
@@ -120,7 +138,7 @@ def test_batches_of_images():
 
 
 def test_the_budget_holds_for_the_largest_sizes():
-    layers = [nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8)) for _ in range(6)]
+    layers = [nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8)) for _ in range(3)]
     model = nn.Sequential(*layers)
     shapes = treadle.dynamic({"x": ("n", None), "y": ("n", None)}, n=(2, 300))
 
@@ -195,7 +213,7 @@ def test_a_transposed_argument_is_compiled_as_it_is():
 
 def test_a_saved_step_keeps_its_pattern(tmp_path):
     options = treadle.Options(cache_dir=tmp_path / "a")
-    model = Attention()
+    model = Words()
     step, optimizer = training(model, text_loss)
     first = treadle.compile(step, model=model, optimizer=optimizer, shapes=TEXT, options=options)
     first(*tokens(4, 13))
@@ -248,7 +266,7 @@ def test_declarations_that_cannot_be(arguments, ranges, said):
 
 def test_buckets_are_compiled_apart_and_planned_for_their_largest():
     shapes = treadle.dynamic({"x": ("n", None), "y": ("n", None)}, n=(1, 8, 64, 300))
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(6)])
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(2)])
     step, *rest = pair(model, F.mse_loss, shapes)
     sizes = (8, 3, 64, 9, 65, 300, 1)
     check(step, *rest, [(torch.randn(n, 8), torch.randn(n, 8)) for n in sizes])
@@ -285,17 +303,6 @@ def test_sizes_of_what_is_no_input_are_guarded():
         found, expected = compiled(torch.ones(rows, 4), y), step(torch.ones(rows, 4), y)
         torch.testing.assert_close(found[0], expected[0].detach())
         assert found[1] == expected[1]
-
-
-class Words(nn.Module):
-    """A language model without attention."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.norm, self.head = nn.Embedding(19, 8), nn.LayerNorm(8), nn.Linear(8, 19)
-
-    def forward(self, x):
-        return self.head(self.norm(self.tokens(x)))
 
 
 def attended(h, x, **how):
