@@ -118,6 +118,17 @@ class Peers:
             self._vote(self.call, variant)
         self._agreed = variant
 
+    def refused(self, variant: VariantText) -> None:
+        """This rank runs nothing in a call, and says so; it waits for nobody. TR-502 on those that
+        run a step; where none does, all go on."""
+        if self._fault is not None:
+            return
+        self.call += 1
+        with suppress(RuntimeError):  # nobody can be told: the error at hand is what is raised
+            self._store.set("asked", str(self.call))
+            self._give(self.call, variant).tell(variant)
+        self._agreed = variant
+
     def end(self) -> None:
         """This rank has done its part of the call: an error from here on is one of the next."""
         self._within = False
@@ -165,8 +176,10 @@ class Peers:
             raise fault
         if self._store.check(["asked"]):
             asked = int(self._store.get("asked"))
-            if self._voted < asked <= self.call:
-                self._vote(asked, self._agreed)
+            votes = Votes(self._store, min(asked, self.call), self.ranks)
+            # A rank that was refused asks in its next call before others have answered in this one.
+            if self._voted < votes.call and (asked == votes.call or votes.is_open()):
+                self._vote(votes.call, self._agreed)
 
     def look_longer(self, awaited: Awaited) -> None:
         """Once a second while waiting: say what this rank waits for; and see that the next rank is
@@ -186,13 +199,17 @@ class Peers:
 
     def _vote(self, call: int, variant: VariantText) -> None:
         """Say what this rank runs; TR-502 if not all said the same."""
+        votes = self._give(call, variant)
+        self._until(votes)
+        if not votes.is_same():
+            raise self._broken(votes.difference(variant), call)
+
+    def _give(self, call: int, variant: VariantText) -> Votes:
         votes = Votes(self._store, call, self.ranks)
         previous = (self._voted, self._agreed.digest) if self._voted else None
         self._voted = call
         votes.give(self.rank, variant, previous)
-        self._until(votes)
-        if not votes.is_same():
-            raise self._broken(votes.difference(variant), call)
+        return votes
 
     def _until(self, votes: Votes) -> None:
         began = time.monotonic()

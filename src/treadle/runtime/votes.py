@@ -83,6 +83,15 @@ class Votes:
             self._clear(*previous)
         self._store.set(f"{self._base}/verdict", SAME if same else DIFFER)
 
+    def tell(self, variant: VariantText) -> None:
+        """Give the lines of this rank's, for whoever asks what differs."""
+        if self._first:
+            self._store.set(f"{self._base}/text/{variant.digest}", variant.text())
+
+    def is_open(self) -> bool:
+        """Whether a rank has voted."""
+        return self._store.check([f"{self._base}/given"])
+
     def is_decided(self) -> bool:
         """Whether all have voted."""
         return self._store.check([f"{self._base}/verdict"])
@@ -97,8 +106,7 @@ class Votes:
 
     def difference(self, variant: VariantText) -> GroupFailure:
         """TR-502, the same on each rank; ``variant``: this rank's. Waits for the others' lines."""
-        if self._first:
-            self._store.set(f"{self._base}/text/{variant.digest}", variant.text())
+        self.tell(variant)
         digests = {
             each: self._store.get(f"{self._base}/of/{each}").decode() for each in self._ranks
         }

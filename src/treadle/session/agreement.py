@@ -14,13 +14,17 @@ Kernels need not be the same: hosts may differ in their processors.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, distributed, fx, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from treadle.capture.gradient_sync import RankGroup
-from treadle.compat.collectives import collective_op, group_named
+from treadle.capture.refuse import device_of
+from treadle.compat.collectives import collective_op, group_named, name_of_group
+from treadle.compat.data_parallel import plan_of
+from treadle.compat.fully_sharded import plans_of
 from treadle.compat.operator_facts import Effect, facts_by_name
 from treadle.compiler.compiled import Compiled
 from treadle.graph.collectives import collective_of, collectives_in, is_same_on_all_ranks
@@ -31,7 +35,10 @@ from treadle.graph.types import short_dtype
 from treadle.runtime.artifact import Artifact, CallStep, View
 from treadle.runtime.peers import Peers, peers_of
 from treadle.runtime.votes import VariantText
+from treadle.util.errors import TreadleError
 from treadle.util.nested import leaves
+
+_NO_LINE = "a call, which has no line"
 
 
 def groups_of(step: StepGraph) -> tuple[str, ...]:
@@ -127,6 +134,39 @@ def tell_ranks(compiled: Compiled | None, error: BaseException) -> None:
         each.raised(error)
 
 
+def tell_refusal(
+    models: Mapping[str, nn.Module],
+    group: RankGroup | None,
+    last: Compiled | None,
+    error: Exception,
+) -> None:
+    """A call cannot become a step on this rank. Ranks whose calls fail alike lose nothing by it;
+    on those that run a step it is TR-502, before or within its first collective. ``last``: the
+    variant before, whose groups are asked; else those of ``group`` and of the wrappers."""
+    known = last.groups if last is not None else ()
+    groups = [group_named(each) for each in known] or _groups_around(models, group)
+    if isinstance(error, TreadleError):
+        kind, where = error.code, f"{error.where or _NO_LINE}: {error.message}"
+    else:
+        kind, where = type(error).__name__, f"{error}".partition("\n")[0]
+    text = VariantText((f"no step: {kind}",), (where,))
+    for each in groups:
+        peers_of(each, device_of(models)).refused(text)
+
+
+def _groups_around(
+    models: Mapping[str, nn.Module], group: RankGroup | None
+) -> "list[distributed.ProcessGroup]":
+    """Those of more than one rank that a step of these models will communicate in."""
+    found: list[Any] = [] if group is None else [group_named(group.name)]
+    modules = {each for model in models.values() for each in model.modules()}
+    found += [plan_of(each).group for each in modules if isinstance(each, DistributedDataParallel)]
+    for plan in plans_of(models.values()):
+        found += [each for group in plan.groups for each in (group.gathers, group.copies)]
+    by_name = {name_of_group(each): each for each in found if each is not None and each.size() > 1}
+    return [by_name[name] for name in sorted(by_name)]
+
+
 def agree_on_start(models: Mapping[str, nn.Module], group: RankGroup) -> None:
     """Before ranks get the first one's parameters and buffers: they have the same of them."""
     held = [
@@ -171,4 +211,4 @@ class RankCall:
             each.raised(error)
 
 
-__all__ = ["RankCall", "agree_on_start", "common_text", "groups_of", "tell_ranks"]
+__all__ = ["RankCall", "agree_on_start", "common_text", "groups_of", "tell_ranks", "tell_refusal"]

@@ -22,7 +22,7 @@ from treadle.report.stages import Clock
 from treadle.report.watch import watcher_for
 from treadle.runtime.arena import Arena
 from treadle.runtime.cache import Cache
-from treadle.session.agreement import common_text, groups_of
+from treadle.session.agreement import common_text, groups_of, tell_refusal
 from treadle.session.bind import read_inputs
 from treadle.session.breaks import Break, show_regions, warn_of_breaks
 from treadle.session.carried import Carrier, flush_all
@@ -33,7 +33,7 @@ from treadle.session.specialization import Specializations, fixed_numbers
 from treadle.session.user_step import UserStep
 from treadle.session.variants import Variants, warn_of_recaptures, warn_of_recompiles
 from treadle.targets.registry import target_for
-from treadle.util.errors import LoweringError
+from treadle.util.errors import GroupFailure, LoweringError
 from treadle.util.expected import NotExpected
 
 
@@ -98,6 +98,11 @@ class Dispatcher:
             found = None if self._path else self.variants.again(called)
             if found is None:
                 found = self._looked_up(called, args, kwargs, update)
+        except (NotExpected, CallsClosure, GroupFailure):
+            raise
+        except Exception as error:
+            tell_refusal(self._step.models, self._step.group, self.last, error)
+            raise
         finally:
             self._path = ()
         self.last = found
