@@ -166,3 +166,15 @@ def test_errors_of_a_scaler_are_eagers():
 
     with pytest.raises(RuntimeError, match=r"unscale_\(\) twice"):
         treadle.compile(step, model=world.model, optimizer=world.optimizer)(torch.randn(2, 4))
+
+
+def test_a_scaler_that_is_made_in_the_step_is_refused():
+    world = World("sgd")
+
+    def step(x, y):
+        world.scaler = torch.amp.GradScaler("cpu")
+        return world.step(x, y)
+
+    compiled = treadle.compile(step, model=world.model, optimizer=world.optimizer)
+    with pytest.raises(treadle.CaptureError, match=r"TR-106(.|\n)*made in the step"):
+        compiled(torch.randn(6, 4), torch.randn(6, 2))

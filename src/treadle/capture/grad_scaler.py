@@ -91,6 +91,7 @@ class LossScaling:
     _unscaled: dict[tuple[int, int], _Unscaled] = field(
         default_factory=dict[tuple[int, int], _Unscaled]
     )
+    _made: dict[int, GradScaler] = field(default_factory=dict[int, GradScaler])
 
     def methods(self) -> Iterator[tuple[type, str, Callable[..., Any]]]:
         """What stands in the place of the scaler's own, by class and name."""
@@ -98,6 +99,14 @@ class LossScaling:
         for name, function in zip(METHODS, ours, strict=True):
             original = vars(GradScaler)[name]
             yield GradScaler, name, _if_enabled(function, original)
+        yield GradScaler, "__init__", self._making(GradScaler.__init__)
+
+    def _making(self, original: Callable[..., None]) -> Callable[..., None]:
+        def make(scaler: GradScaler, *args: Any, **named: Any) -> None:
+            self._made[id(scaler)] = scaler
+            original(scaler, *args, **named)
+
+        return make
 
     def check(self) -> None:
         """TR-106 at the end of a step between ``unscale_`` and ``update``."""
@@ -105,6 +114,8 @@ class LossScaling:
             raise refused_scaling("a GradScaler unscales gradients, and is not updated in the step")
 
     def _scale(self, original: Callable[..., Any], scaler: GradScaler, outputs: Any) -> Any:
+        if not is_begun(scaler) and id(scaler) in self._made:
+            raise refused_scaling("a GradScaler is made in the step")
         if not is_begun(scaler):
             raise ScalerBegins(scaler, _device_of(outputs))
         return original(scaler, outputs)

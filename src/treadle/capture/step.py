@@ -62,6 +62,9 @@ from treadle.util.errors import CaptureError
 _INSTEAD = {**TRACED_AS, **SPLITS, **GROUPED}
 """What to trace in the place of operators that a graph cannot hold."""
 
+_MOST_RUNS = 64
+"""Of one trace; each learns something of the step that the next one needs."""
+
 _tracing = threading.RLock()
 """One trace at a time in a process: PyTorch's modes and patches are everyone's."""
 
@@ -243,7 +246,7 @@ def _traced(
     counters: list[Location] = []
     refusal: Counted | None = None
     whole: set[Key] = set()
-    while True:
+    for _ in range(_MOST_RUNS):
         run = make(numbers=(*numbers, *counters), stand_in=stand_in, containers=containers)
         run.trace.uses.whole |= whole
         tried.append(run)
@@ -286,6 +289,11 @@ def _traced(
                 raise
         for each in run.clusters:
             each.taken.clear()
+    raise CaptureError(
+        f"each of {_MOST_RUNS} runs of the step met something that the runs before had not",
+        code="TR-199",
+        remedy="this is a bug in treadle: report it, with the step",
+    )
 
 
 def _finished(
