@@ -22,7 +22,9 @@ import scipy.sparse.csgraph, torch, torch._dynamo, torch.utils.data, treadle
 import torch.distributed.checkpoint.state_dict, torch.distributed.fsdp
 import conftest, treadle.runtime.build
 from treadle.runtime.compilers import find_cxx
+from treadle.util.software import own_digest
 
+own_digest()  # of the files of the package, which every compile asks for
 find_cxx("")  # as it is asked in programs: what is known of ``find_cxx()`` would not be found
 gc.collect()
 gc.freeze()

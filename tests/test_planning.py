@@ -70,17 +70,20 @@ def test_a_step_that_has_been_trained_can_be_planned():
     assert planned(made, given).peak_bytes == planned(make(), given).peak_bytes
 
 
-def test_the_frontier_goes_from_fast_to_small():
-    points = planned(make(width=256), batch(2048)).frontier()
+@pytest.fixture(scope="module")
+def points():
+    return planned(make(width=256), batch(2048)).frontier()
+
+
+def test_the_frontier_goes_from_fast_to_small(points):
     assert len(points) > 1
     for fast, small in itertools.pairwise(points):
         assert fast.peak_bytes > small.peak_bytes
         assert fast.step_ms <= small.step_ms
 
 
-def test_a_budget_chooses_the_fastest_plan_within_it():
+def test_a_budget_chooses_the_fastest_plan_within_it(points):
     made, given = make(width=256), batch(2048)
-    points = planned(made, given).frontier()
     for point in points:
         result = planned(made, given, memory=point.peak_bytes)
         assert (result.fits, result.peak_bytes) == (True, point.peak_bytes)
@@ -139,9 +142,14 @@ def fake_elsewhere(**sizes):
         return make(**sizes), batch()
 
 
+@pytest.fixture(scope="module")
+def real():
+    """The plan of a model that has memory."""
+    return planned(make(), batch(), device="h200")
+
+
 @pytest.mark.parametrize("build", [on_meta, on_fake, fake_model_real_batch, fake_elsewhere])
-def test_a_model_without_memory_plans_the_same(build):
-    real = planned(make(), batch(), device="h200")
+def test_a_model_without_memory_plans_the_same(build, real):
     made, given = build()
     assert planned(made, given, device="h200").points == real.points
 

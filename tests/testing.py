@@ -33,7 +33,7 @@ def small_demo(put: Callable[[object, str, object], None] = setattr) -> None:
 
     def example() -> object:
         gpt = original()
-        gpt.Config = partial(gpt.Config, layers=3, length=48, width=48, heads=2)
+        gpt.Config = partial(gpt.Config, layers=2, length=48, width=48, heads=2)
         return gpt
 
     put(demo, "_example", example)
