@@ -22,6 +22,9 @@ from forks import Forks  # noqa: E402
 os.environ.setdefault("TREADLE_NO_MEASURE", "1")
 """Plans are the same on every machine that runs the tests. Tests of measuring ask for it."""
 
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+"""Inductor compiles in the process of the test, and starts none that import PyTorch again."""
+
 if os.environ.get("TREADLE_TARGET") == "python":
     from targets.python_target import add
 

