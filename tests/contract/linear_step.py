@@ -1,4 +1,4 @@
-"""A step of one layer whose loss a function of its result and of one more argument gives."""
+"""A step of one layer whose losses functions of its result and of one more argument give."""
 
 import torch
 from torch import nn
@@ -7,8 +7,15 @@ import treadle
 from treadle.options import Options
 
 
-def pair(body):
-    """The step compiled, and an eager one from the same parameters; ``body(h, n)``."""
+def in_fours(names):
+    """Names of functions that one step has together: what compiles it again is one of them."""
+    names = list(names)
+    return [tuple(names[at : at + 4]) for at in range(0, len(names), 4)]
+
+
+def pair(*bodies):
+    """The step compiled, and an eager one from the same parameters; each of ``bodies`` is called
+    with ``(h, n)`` and is a loss of its own among the results."""
 
     def make():
         torch.manual_seed(0)
@@ -17,10 +24,11 @@ def pair(body):
 
         def step(x, n):
             optimizer.zero_grad()
-            loss = body(model(x), n).square().mean()
-            loss.backward()
+            h = model(x)
+            losses = torch.stack([body(h, n).square().mean() for body in bodies])
+            losses.sum().backward()
             optimizer.step()
-            return loss.detach()
+            return losses.detach()
 
         return step, model, optimizer
 

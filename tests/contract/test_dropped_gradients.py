@@ -9,8 +9,8 @@ import treadle
 
 def parts():
     torch.manual_seed(5)
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
-    other = nn.Linear(4, 2)
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2, bias=False))
+    other = nn.Linear(4, 2, bias=False)
     both = [*model.parameters(), *other.parameters()]
     return model, other, torch.optim.SGD(both, lr=0.1, momentum=0.9)
 

@@ -161,15 +161,35 @@ def cases():
             yield kind, place, use
 
 
-@pytest.mark.parametrize("use", USES)
-def test_a_number_that_changes_is_one_of_the_run_time(use):
+def together(names):
+    """A step that has these uses one after the other, of equal ``ways`` and ``whole``."""
+    ways, whole = {(USES[name].ways, USES[name].whole) for name in names}.pop()
+    return Use(", ".join(f"({USES[name].body})" for name in names), ways, whole)
+
+
+def programs(size=3):
+    """Uses of one way by ``size``, each of several ways and that of nothing alone."""
+    for whole in (False, True):
+        names = [name for name, use in USES.items() if use.whole == whole and use.ways == 1]
+        names = [name for name in names if name != "nothing"]
+        yield from (tuple(names[at : at + size]) for at in range(0, len(names), size))
+    yield from ((name,) for name, use in USES.items() if use.ways > 1 or name == "nothing")
+
+
+def test_each_use_is_in_a_program():
+    assert sorted(itertools.chain(*programs())) == sorted(USES)
+
+
+@pytest.mark.parametrize("names", programs(), ids=", ".join)
+def test_a_number_that_changes_is_one_of_the_run_time(names):
     """Each place once, with one kind after the other."""
-    kinds = [kind for kind in KINDS if not USES[use].whole or kind in WHOLE]
-    offset = list(USES).index(use)
+    use = together(names)
+    kinds = [kind for kind in KINDS if not use.whole or kind in WHOLE]
+    offset = list(USES).index(names[0])
     for at, place in enumerate(PLACES):
         kind = kinds[(at + offset) % len(kinds)]
-        count, why = compiles(kind, place, USES[use], calls=5)
-        assert count <= 1 + USES[use].ways, (kind, place, why)
+        count, why = compiles(kind, place, use, calls=5)
+        assert count <= 1 + use.ways, (kind, place, why)
 
 
 def test_numbers_that_change_together_compile_once():

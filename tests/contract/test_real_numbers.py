@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import treadle
-from contract.linear_step import pair
+from contract.linear_step import in_fours, pair
 
 
 def as_float(n):
@@ -100,9 +100,9 @@ VALUES = {
 
 
 @pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("name", CASES)
-def test_real_numbers_that_change_are_inputs(name, values):
-    ours, eager = pair(CASES[name])
+@pytest.mark.parametrize("names", in_fours(CASES), ids=", ".join)
+def test_real_numbers_that_change_are_inputs(names, values):
+    ours, eager = pair(*(CASES[name] for name in names))
     for n in VALUES[values]:
         x = torch.randn(4, 3)
         torch.testing.assert_close(ours(x, n), eager(x, n))
