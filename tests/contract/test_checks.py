@@ -82,22 +82,28 @@ def pair(make, **options):
 
 def beside(make, batches, bad, **options):
     """Both ways through ``batches``; at the numbers in ``bad`` eager raises."""
-    step, eager, (model, optimizer), (twin, other) = pair(make, **options)
+    step, eager, ours, theirs = pair(make, **options)
     for number, batch in enumerate(batches):
-        before = values(model, optimizer)
-        ours, random = outcome(step, batch, number)
-        theirs, others = outcome(eager, batch, number)
-        assert torch.equal(random, others), number
-        assert isinstance(theirs, tuple) == (number in bad), theirs
-        if number in bad:
-            assert ours == theirs
-            after = values(model, optimizer)
-            weights = [name for name, _ in model.named_parameters()]
-            assert all(torch.equal(before[f"0.{n}"], after[f"0.{n}"]) for n in weights)
-        else:
-            torch.testing.assert_close(ours, theirs, **CLOSE)
-        assert_same_state((model, optimizer), (twin, other), **CLOSE)
+        compare(step, eager, ours, theirs, number, batch, raises=number in bad)
     return step
+
+
+def compare(step, eager, mine, others, number, batch, *, raises):
+    """One call of both ways."""
+    model, optimizer = mine
+    before = values(model, optimizer)
+    ours, random = outcome(step, batch, number)
+    theirs, random_of_eager = outcome(eager, batch, number)
+    assert torch.equal(random, random_of_eager), number
+    assert isinstance(theirs, tuple) == raises, theirs
+    if raises:
+        assert ours == theirs
+        after = values(model, optimizer)
+        weights = [name for name, _ in model.named_parameters()]
+        assert all(torch.equal(before[f"0.{n}"], after[f"0.{n}"]) for n in weights)
+    else:
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+    assert_same_state(mine, others, **CLOSE)
 
 
 def gaussian(clears="after", **kind):
@@ -136,7 +142,7 @@ def gaussian_batches(bad, count=8):
 
 
 @pytest.mark.parametrize("clears", ["before", "between", "after", "never"])
-@pytest.mark.parametrize("bad", [(0,), (5,), (0, 1, 4)], ids=str)
+@pytest.mark.parametrize("bad", [(5,), (0, 1, 4)], ids=str)
 def test_a_loss_that_checks_its_argument(bad, clears):
     step = beside(gaussian(clears), gaussian_batches(bad), bad, options=PLAIN)
     assert not [each for each in step.recompiles if "eagerly" in each]
@@ -246,20 +252,16 @@ def test_a_distribution_that_checks_its_arguments(name):
         return training(lambda x: loss_of(model(x), x.detach()), optimizer), model, optimizer
 
     torch.manual_seed(1)
-    batches = [(torch.randn(6, 3),) for _ in range(4)]
-    beside(make, batches, (), options=PLAIN)
-    batches[2][0][1, 1] = float("nan")
-    torch.manual_seed(0)
-    function, model, optimizer = make()
-    step = treadle.compile(function, model=model, optimizer=optimizer, options=PLAIN)
-    for number, batch in enumerate(batches):
-        before = values(model, optimizer)
-        if number != 2:
-            assert torch.isfinite(step(*batch))
-            continue
-        with pytest.raises(ValueError, match=r"to satisfy the constraint|within the support"):
-            step(*batch)
-        same(before, values(model, optimizer))
+    batches = [(torch.randn(6, 3),) for _ in range(6)]
+    step, eager, ours, theirs = pair(make, options=PLAIN)
+    for number, batch in enumerate(batches[:4]):
+        compare(step, eager, ours, theirs, number, batch, raises=False)
+    batches[4][0][1, 1] = float("nan")
+    before = values(*ours)
+    with pytest.raises(ValueError, match=r"to satisfy the constraint|within the support"):
+        step(*batches[4])
+    same(before, values(*ours))
+    assert torch.isfinite(step(*batches[5]))
 
 
 def in_autocast(h):
