@@ -68,17 +68,19 @@ class Launcher:
         closes: bool = True,
         seed: int = 0,
         environment: dict[str, str] | None = None,
+        imports: tuple[str, ...] = (),
     ) -> list[RankResult]:
         """``function`` is one that a module has at its top; results and ``args`` are what
         ``torch.save`` takes. Ranks that still run ``timeout`` seconds after the start, or
         ``patience`` after one failed, are killed. ``check``: any failure is one of the test, with
         the output of all. ``store``: ``"file"``, or ``"tcp"`` held by rank 0. ``closes``: whether
-        ranks destroy their process group at the end."""
+        ranks destroy their process group at the end. ``imports``: modules that all ranks will need,
+        and that one process imports before it is forked for each of them."""
         file = Path(inspect.getsourcefile(function) or "")
         job = {
             "world": world, "file": str(file), "function": function.__name__, "seed": seed,
             "timeout": timeout, "patience": patience, "store": store, "closes": closes,
-            "group_timeout": group_timeout,
+            "group_timeout": group_timeout, "imports": imports,
         }  # fmt: skip
         found = self._launch(job, args, environment or {})
         if check and any(_MISSED in each.output for each in found):

@@ -27,6 +27,8 @@ def supervise(place: Path) -> None:
     time is out, or ``patience`` seconds after another one failed, is killed with its children."""
     job = json.loads((place / "job.json").read_text())
     function = _function(Path(job["file"]), job["function"])  # what it imports is imported once
+    for name in job["imports"]:
+        importlib.import_module(name)
     began = time.monotonic()
     ranks = {_fork(job, function, rank, place): rank for rank in range(job["world"])}
     codes: dict[int, int] = {}

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+GPT2 = "transformers.models.gpt2.modeling_gpt2"
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
@@ -50,15 +51,15 @@ def test_the_plain_loop(launch):
 
 
 @pytest.mark.parametrize(
-    ("name", "needs", "batch"),
+    ("name", "imports", "batch"),
     [
-        ("hf_trainer", "accelerate", 4),
-        ("lightning_loop", "lightning", 16),
-        ("accelerate_loop", "accelerate", 16),
+        ("hf_trainer", ("accelerate", "transformers.trainer", GPT2), 4),
+        ("lightning_loop", ("lightning",), 16),
+        ("accelerate_loop", ("accelerate",), 16),
     ],
 )
-def test_loops_of_frameworks(launch, name, needs, batch):
-    pytest.importorskip(needs)
+def test_loops_of_frameworks(launch, name, imports, batch):
+    pytest.importorskip(imports[0])
     joint = alone(name, 2 * batch)
-    for rank in launch(2, of_a_framework, name, batch, os.getpid(), timeout=120):
+    for rank in launch(2, of_a_framework, name, batch, os.getpid(), timeout=120, imports=imports):
         assert rank.value == pytest.approx(joint, rel=1e-3)

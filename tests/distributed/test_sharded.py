@@ -11,7 +11,15 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import treadle
 from distributed import sharded_models
 from distributed.ranks import Launcher
-from distributed.sharded_models import FULLY_SHARDED, ON_A_PLANE, TENSOR_PARALLEL, fully, mlp
+from distributed.sharded_models import (
+    FULLY_SHARDED,
+    ON_A_PLANE,
+    TENSOR_PARALLEL,
+    adamw,
+    fully,
+    mlp,
+    sgd,
+)
 from treadle.runtime.artifact import CallStep
 
 CALLS = 4
@@ -26,8 +34,7 @@ def whole(value):
 
 def optimizer_of(case):
     parameters = [each for each in case.model.parameters() if each.requires_grad]
-    make = case.optimizer or (lambda found: torch.optim.AdamW(found, lr=1e-2, eps=1e-3))
-    return make(parameters)
+    return case.optimizer(parameters)
 
 
 def step_of(case, optimizer):
@@ -131,12 +138,12 @@ def test_on_a_plane(run_once, name):
 # -- between calls
 
 
-def parts():
+def parts(make=sgd):
     """A model of uneven parts, its optimizer and its step."""
     torch.manual_seed(0)
     model = mlp(7, 5, 3)
     fully(model, model[0])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = make(model.parameters())
 
     def step(x, y):
         optimizer.zero_grad()
@@ -189,15 +196,15 @@ def saved_and_loaded(folder):
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    model, optimizer, function = parts()
-    twin, _, eager = parts()
+    model, optimizer, function = parts(adamw)
+    twin, _, eager = parts(adamw)
     step = treadle.compile(function, model=model, optimizer=optimizer)
     for x, y in batches(3):
         step(x, y)
         eager(x, y)
     held = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     checkpoint.save(held, checkpoint_id=folder)
-    model, optimizer, function = parts()
+    model, optimizer, function = parts(adamw)
     held = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     checkpoint.load(held, checkpoint_id=folder)
     set_state_dict(
@@ -279,7 +286,7 @@ def dropped(again):
         torch.manual_seed(0)
         model = torch.nn.Sequential(*[mlp(64, 96, 64) for _ in range(6)])
         fully(model, *model, reshard_after_forward=again)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
+        optimizer = sgd(model.parameters())
 
         def step(x, y, model=model, optimizer=optimizer):
             (model(x) - y).square().mean().backward()
@@ -317,7 +324,7 @@ def told_between():
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[mlp(8, 8, 8) for _ in range(3)])
     fully(model, *model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = sgd(model.parameters())
 
     def step(x):
         model(x).square().mean().backward()
