@@ -62,7 +62,7 @@ LOOKS = (norms_after, norms_of_all, counts, as_groups_have_them, damped)
 
 def made(make, look, when):
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+    model = nn.Linear(5, 2)
     optimizer = make(model.parameters())
 
     def step(x):
@@ -111,7 +111,7 @@ def test_state_that_comes_back_is_looked_at_again():
         if number == 3:
             optimizer.state.clear()
         seen.append(compiled(torch.randn(3, 5))[1][0])
-    assert seen == [([], 0), ([1.0] * 4, 4), ([2.0] * 4, 4), ([], 0), ([1.0] * 4, 4)]
+    assert seen == [([], 0), ([1.0] * 2, 2), ([2.0] * 2, 2), ([], 0), ([1.0] * 2, 2)]
     assert len(compiled.recompiles) == 1
 
 
@@ -150,7 +150,7 @@ WHOLE = {
     "copy": lambda state: len(state.copy()),
     "or": lambda state: len({} | state),
     "equal": lambda state: float(state == {"own": 4.0}),
-    "branch": lambda state: 2.0 if len(state) > 3 else 1.0,
+    "branch": lambda state: 2.0 if len(state) > 1 else 1.0,
 }
 
 
@@ -158,8 +158,8 @@ WHOLE = {
 def test_a_question_for_all_entries_hears_of_a_new_one(ask):
     def made():
         torch.manual_seed(0)
-        model = nn.Linear(2, 2)
-        optimizer = torch.optim.AdamW(model.parameters())
+        model = nn.Linear(2, 2, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
         def step(x):
             loss = (model(x) * ask(optimizer.state[model.weight])).sum()
