@@ -72,3 +72,18 @@ def test_halves_that_change_places_equal_eager(first, second, width):
     model.zero_grad()
     found = treadle.compile(step, model=model)(x), *(each.grad for each in model)
     torch.testing.assert_close(found, want)
+
+
+def test_a_product_that_is_used_again_is_rounded_everywhere():
+    """Else the difference of a value from itself were what it was rounded by."""
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(1003))])
+
+    def step(x):
+        y = model[0] * x
+        zero, kept = y - y.detach(), y + 1
+        (zero.sqrt() * 0 + kept).sum().backward()
+        return zero.detach(), kept.detach(), (y - model[0] * x).detach()
+
+    zero, _, other = treadle.compile(step, model=model)(torch.randn(1003))
+    assert not zero.any()
+    assert not other.any()

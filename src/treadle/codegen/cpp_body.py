@@ -1,14 +1,16 @@
 """What all loop forms share: the passes of a kernel, and the values within one."""
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from treadle.codegen.cpp_expr import Writer, stored
 from treadle.codegen.cpp_reduce import Accumulator
-from treadle.loop.expr import Load, Reduce
+from treadle.loop.expr import Apply, Expr, Load, Local, Reduce
 from treadle.loop.index import Axis
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.nest import Levels, kernel_loads, levels, split_columns
+from treadle.loop.traverse import operands_of, walk
 
 
 class Body:
@@ -19,12 +21,12 @@ class Body:
     """
 
     def __init__(self, kernel: Kernel, names: Mapping[str, str], *, contract: bool) -> None:
-        self._contract = contract
         self.schedule = kernel.scheduled
         width = self.schedule.width
         self.split = split_columns(kernel, width) if width else None
         self.kernel = kernel if self.split is None else self.split.kernel
         self.levels: Levels = levels(self.kernel)
+        self._once = used_once(self.kernel) if contract else frozenset[Expr]()
         self.names = names
         self._numbers = itertools.count()
         self.current: dict[str, str] = {}
@@ -53,7 +55,7 @@ class Body:
             self.names,
             self.local,
             self.local_depth,
-            contract=self._contract,
+            once=self._once,
             numbers=self._numbers,
         )
 
@@ -92,6 +94,18 @@ class Body:
     def loads(self) -> list[Load]:
         """The distinct loads, in the order of the body."""
         return kernel_loads(self.kernel)
+
+
+def used_once(kernel: Kernel) -> frozenset[Expr]:
+    """Values and products that are an operand once in the kernel, and that nobody stores."""
+    count = Counter[Expr]()
+    for item in kernel.body:
+        if isinstance(item, Store):
+            count[item.value] += 2
+            continue
+        for each in walk(item.expr):
+            count.update(x for x in operands_of(each) if isinstance(x, Local | Apply))
+    return frozenset([each for each, uses in count.items() if uses == 1])
 
 
 def simd(folds: Sequence[tuple[str, Accumulator]]) -> list[str]:

@@ -8,7 +8,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -87,14 +87,24 @@ class Scope:
     names: dict[object, str] = field(default_factory=dict[object, str])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Product:
+    """Names of its factors, and where these are defined."""
+
+    scope: Scope
+    x: str
+    y: str
+
+
 @dataclass
 class Writer:
     """Writes formulas into scopes, one per depth of the nest: what a loop does not change is
     computed outside of it.
 
     ``depths`` says which loop an axis belongs to, 0 the outermost; ``local`` gives the text of a
-    value that the kernel computed before, ``local_depth`` the loop it varies with. ``contract``:
-    a sum takes in a product before it rounds; compilers are told to contract nothing themselves.
+    value that the kernel computed before, ``local_depth`` the loop it varies with. ``once``: what
+    is used once; a sum takes in such a product before it rounds. One that is used again is rounded
+    everywhere, or ``y - y`` were what it was rounded by. Compilers contract nothing themselves.
     """
 
     names: Mapping[Axis, str]
@@ -102,12 +112,12 @@ class Writer:
     buffers: Mapping[str, str]
     local: Callable[[str], str]
     local_depth: Callable[[str], int]
-    contract: bool = False
+    once: frozenset[Expr] = frozenset()
     staged: Mapping[tuple[str, Index], str] = field(default_factory=dict[tuple[str, Index], str])
     numbers: Iterator[int] = field(default_factory=itertools.count)
     scopes: list[Scope] = field(default_factory=list[Scope])
     _known: dict[int, tuple[Expr, int]] = field(default_factory=dict[int, tuple[Expr, int]])
-    _factors: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    _products: dict[Expr, "_Product"] = field(default_factory=dict[Expr, "_Product"])
 
     def __post_init__(self) -> None:
         self.scopes = [Scope() for _ in range(max(self.depths.values()) + 1)]
@@ -130,27 +140,38 @@ class Writer:
                 return self._name(self._load(expr), dtype, self.depth(expr))
             case Apply(fn, operands, dtype):
                 values = [self.value(each) for each in operands]
-                contracts = self.contract and dtype in _CONTRACTED
-                text = self._contracted(fn, values) if contracts else ""
-                text = text or _applied(fn, values, expr)
-                name = self._name(text, dtype, self.depth(expr))
-                if contracts and fn == "mul":
-                    self._factors[name] = (values[0], values[1])
-                return name
+                text = self._contracted(expr, values) or _applied(fn, values, expr)
+                depth = self.depth(expr)
+                if fn == "mul" and expr in self.once:
+                    self._products[expr] = _Product(self.scopes[depth], values[0], values[1])
+                return self._name(text, dtype, depth)
             case _:
                 raise LoweringError("a reduction inside a formula", code="TR-391")
 
-    def _contracted(self, fn: str, values: list[str]) -> str:
+    def define(self, name: str, expr: Expr) -> str:
+        """``value`` of what the kernel calls ``name``."""
+        text, local = self.value(expr), Local(name, expr.dtype)
+        if local in self.once and isinstance(expr, Apply) and expr.fn == "mul":
+            factors = [self.value(each) for each in expr.operands]
+            scope = self.scopes[self.depth(expr)]
+            self._products[local] = _Product(scope, factors[0], factors[1])
+        return text
+
+    def _contracted(self, expr: Apply, values: Sequence[str]) -> str:
         """A sum or difference, rounded once, of which one operand is a product; else nothing."""
-        if fn not in ("add", "sub"):
+        if expr.fn not in ("add", "sub") or expr.dtype not in _CONTRACTED:
             return ""
-        x, y = values
-        sign = "-" if fn == "sub" else ""
-        if x in self._factors:
-            return f"t_fma({', '.join(self._factors[x])}, {sign}{y})"
-        if y in self._factors:
-            return f"t_fma({sign}{', '.join(self._factors[y])}, {x})"
-        return ""
+        sign = "-" if expr.fn == "sub" else ""
+        one, other = map(self._product, expr.operands)
+        if other is not None:  # the later one: where loops are apart, the sum stands in its own
+            return f"t_fma({sign}{other.x}, {other.y}, {values[0]})"
+        return "" if one is None else f"t_fma({one.x}, {one.y}, {sign}{values[1]})"
+
+    def _product(self, expr: Expr) -> "_Product | None":
+        """Of an operand that is one, where its factors still have their names."""
+        found = self._products.get(expr)
+        is_here = found is not None and any(each is found.scope for each in self.scopes)
+        return found if is_here else None
 
     def _load(self, load: Load) -> str:
         staged = self.staged.get((load.buffer, load.index))
