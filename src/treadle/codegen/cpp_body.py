@@ -1,12 +1,11 @@
 """What all loop forms share: the passes of a kernel, and the values within one."""
 
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from treadle.codegen.cpp_expr import Writer, stored
 from treadle.codegen.cpp_reduce import Accumulator
-from treadle.loop.expr import Apply, Expr, Load, Local, Reduce
+from treadle.loop.expr import Apply, Expr, Load, Reduce
 from treadle.loop.index import Axis
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.nest import Levels, kernel_loads, levels, split_columns
@@ -26,7 +25,7 @@ class Body:
         self.split = split_columns(kernel, width) if width else None
         self.kernel = kernel if self.split is None else self.split.kernel
         self.levels: Levels = levels(self.kernel)
-        self._once = used_once(self.kernel) if contract else frozenset[Expr]()
+        self._summed = only_summed(self.kernel) if contract else frozenset[Expr]()
         self.names = names
         self._numbers = itertools.count()
         self.current: dict[str, str] = {}
@@ -55,7 +54,7 @@ class Body:
             self.names,
             self.local,
             self.local_depth,
-            once=self._once,
+            summed=self._summed,
             numbers=self._numbers,
         )
 
@@ -96,16 +95,24 @@ class Body:
         return kernel_loads(self.kernel)
 
 
-def used_once(kernel: Kernel) -> frozenset[Expr]:
-    """Values and products that are an operand once in the kernel, and that nobody stores."""
-    count = Counter[Expr]()
+def only_summed(kernel: Kernel) -> frozenset[Expr]:
+    """Values that all of their users add to another one, or take it away, and that nobody stores:
+    such a product need not be rounded for any of them."""
+    summed, others = set[Expr](), set[Expr]()
     for item in kernel.body:
         if isinstance(item, Store):
-            count[item.value] += 2
+            others.add(item.value)
             continue
         for each in walk(item.expr):
-            count.update(x for x in operands_of(each) if isinstance(x, Local | Apply))
-    return frozenset([each for each, uses in count.items() if uses == 1])
+            (summed if _is_sum(each) else others).update(operands_of(each))
+    return frozenset(summed - others)
+
+
+def _is_sum(expr: Expr) -> bool:
+    """Of two: what a value less itself is must be zero."""
+    if not isinstance(expr, Apply) or expr.fn not in ("add", "sub"):
+        return False
+    return expr.operands[0] != expr.operands[1]
 
 
 def simd(folds: Sequence[tuple[str, Accumulator]]) -> list[str]:

@@ -102,9 +102,9 @@ class Writer:
     computed outside of it.
 
     ``depths`` says which loop an axis belongs to, 0 the outermost; ``local`` gives the text of a
-    value that the kernel computed before, ``local_depth`` the loop it varies with. ``once``: what
-    is used once; a sum takes in such a product before it rounds. One that is used again is rounded
-    everywhere, or ``y - y`` were what it was rounded by. Compilers contract nothing themselves.
+    value that the kernel computed before, ``local_depth`` the loop it varies with. ``summed``:
+    what is only added to others; a sum takes in such a product before it rounds. One that is used
+    otherwise is rounded for all, or ``y - y`` were what it was rounded by. Compilers do not.
     """
 
     names: Mapping[Axis, str]
@@ -112,7 +112,7 @@ class Writer:
     buffers: Mapping[str, str]
     local: Callable[[str], str]
     local_depth: Callable[[str], int]
-    once: frozenset[Expr] = frozenset()
+    summed: frozenset[Expr] = frozenset()
     staged: Mapping[tuple[str, Index], str] = field(default_factory=dict[tuple[str, Index], str])
     numbers: Iterator[int] = field(default_factory=itertools.count)
     scopes: list[Scope] = field(default_factory=list[Scope])
@@ -142,7 +142,7 @@ class Writer:
                 values = [self.value(each) for each in operands]
                 text = self._contracted(expr, values) or _applied(fn, values, expr)
                 depth = self.depth(expr)
-                if fn == "mul" and expr in self.once:
+                if fn == "mul" and expr in self.summed:
                     self._products[expr] = _Product(self.scopes[depth], values[0], values[1])
                 return self._name(text, dtype, depth)
             case _:
@@ -151,7 +151,7 @@ class Writer:
     def define(self, name: str, expr: Expr) -> str:
         """``value`` of what the kernel calls ``name``."""
         text, local = self.value(expr), Local(name, expr.dtype)
-        if local in self.once and isinstance(expr, Apply) and expr.fn == "mul":
+        if local in self.summed and isinstance(expr, Apply) and expr.fn == "mul":
             factors = [self.value(each) for each in expr.operands]
             scope = self.scopes[self.depth(expr)]
             self._products[local] = _Product(scope, factors[0], factors[1])
