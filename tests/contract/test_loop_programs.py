@@ -147,8 +147,10 @@ def test_the_peak_is_promised_for_one_round_and_grows_by_what_rounds_begin_with(
 def test_the_peak_without_gradients_holds_for_any_number_of_rounds(tmp_path):
     model = Cell(64)
 
+    def body(i, h):
+        return i + 1, torch.tanh(model(h))
+
     def evaluate(x, rounds):
-        body = lambda i, h: (i + 1, torch.tanh(model(h)))  # noqa: E731
         with torch.no_grad():
             return while_loop(lambda i, h: i < rounds, body, (count(), x))[1]
 

@@ -57,8 +57,7 @@ def test_hooks_that_come_and_go(name):
         elif number == 3:
             handles[id(model)].remove()
 
-    library = treadle.Options(codegen=False)  # which variant runs is decided before kernels are
-    step = beside_eager(lambda: stepping(net()), batch, steps=5, between=between, options=library)
+    step = beside_eager(lambda: stepping(net()), batch, steps=5, between=between)
     assert "a hook of a module or a parameter was added or removed" in step.recompiles
 
 

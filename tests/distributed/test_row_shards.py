@@ -108,7 +108,8 @@ def trains(name, clip):
     return max(losses), gap(net, twin), state_gap(own, other), sent, share, difference
 
 
-@pytest.mark.parametrize(("world", "name"), [(3, "adamw"), (2, "adamw"), (2, "rmsprop")])
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", ["adamw", "rmsprop"])
 def test_updates_of_rows_are_those_of_whole_parameters(launch, world, name):
     for rank in launch(world, trains, name, False, environment=EACH):
         loss, apart, state, sent, share, difference = rank.value
@@ -119,14 +120,14 @@ def test_updates_of_rows_are_those_of_whole_parameters(launch, world, name):
 
 
 def test_what_is_sent_of_rows_is_joined(launch):
-    for rank in launch(2, trains, "adamw", False):
+    for rank in launch(3, trains, "adamw", False):
         loss, apart, state, sent, _, difference = rank.value
         assert max(loss, apart, state) < CLOSE
         assert sent == [1, 1, 1]
         assert difference is None
 
 
-@pytest.mark.parametrize(("world", "name"), [(2, "adamw"), (3, "momentum")])
+@pytest.mark.parametrize(("world", "name"), [(2, "momentum"), (3, "adamw")])
 def test_clipping_needs_no_whole_gradients(launch, world, name):
     for rank in launch(world, trains, name, True, environment=EACH):
         loss, apart, state, sent, _, difference = rank.value

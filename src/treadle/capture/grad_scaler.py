@@ -114,11 +114,11 @@ class LossScaling:
             raise refused_scaling("a GradScaler unscales gradients, and is not updated in the step")
 
     def _scale(self, original: Callable[..., Any], scaler: GradScaler, outputs: Any) -> Any:
-        if not is_begun(scaler) and id(scaler) in self._made:
+        if is_begun(scaler):
+            return original(scaler, outputs)
+        if id(scaler) in self._made:  # the next run makes another one, which is to begin again
             raise refused_scaling("a GradScaler is made in the step")
-        if not is_begun(scaler):
-            raise ScalerBegins(scaler, _device_of(outputs))
-        return original(scaler, outputs)
+        raise ScalerBegins(scaler, _device_of(outputs))
 
     def _unscale(self, _: object, scaler: GradScaler, optimizer: Optimizer) -> None:
         key = id(scaler), id(optimizer)

@@ -104,7 +104,7 @@ class Writer:
     ``depths`` says which loop an axis belongs to, 0 the outermost; ``local`` gives the text of a
     value that the kernel computed before, ``local_depth`` the loop it varies with. ``summed``:
     what is only added to others; a sum takes in such a product before it rounds. One that is used
-    otherwise is rounded for all, or ``y - y`` were what it was rounded by. Compilers do not.
+    otherwise is rounded for all its users: else ``y - y`` would be its rounding error.
     """
 
     names: Mapping[Axis, str]
