@@ -79,6 +79,17 @@ gc.set_threshold(20_000, 10, 10)
 took 5 to 6, and 4 now. Tests about collections ask for them."""
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """As by itself, with room for the frames of what a test calls: eager steps, oracles, PyTorch's
+    own tracer. All tests take a sixth less time so."""
+    from treadle.util.data_stack import call_with_room
+
+    names = pyfuncitem._fixtureinfo.argnames
+    call_with_room(pyfuncitem.obj, (), {name: pyfuncitem.funcargs[name] for name in names})
+    return True
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _frozen():
     """What is there before a file's tests, mostly modules, stays: collections pass over it."""

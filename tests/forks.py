@@ -22,6 +22,7 @@ import scipy.sparse.csgraph, torch, torch._dynamo, torch.utils.data, treadle
 import torch.distributed.checkpoint.state_dict, torch.distributed.fsdp
 import conftest, treadle.runtime.build
 from treadle.runtime.compilers import find_cxx
+from treadle.util.data_stack import call_with_room
 from treadle.util.software import own_digest
 
 own_digest()  # of the files of the package, which every compile asks for
@@ -42,7 +43,7 @@ def begin(job):
         warnings.simplefilter("ignore")
     sys.argv = [job["program"], *job["arguments"]]
     sys.stdin = os.fdopen(0)
-    runpy.run_path(job["program"], run_name="__main__")
+    call_with_room(runpy.run_path, (job["program"],), {"run_name": "__main__"})
 
 def status(action, *given):
     try:

@@ -57,6 +57,7 @@ from treadle.compat.views import SPLITS
 from treadle.graph.grouped import GROUPED
 from treadle.graph.signature import Input, Role
 from treadle.util.collector import without_collector
+from treadle.util.data_stack import with_room
 from treadle.util.errors import CaptureError
 
 _INSTEAD = {**TRACED_AS, **SPLITS, **GROUPED}
@@ -69,6 +70,7 @@ _tracing = threading.RLock()
 """One trace at a time in a process: PyTorch's modes and patches are everyone's."""
 
 
+@with_room
 def capture(
     function: Callable[..., object],
     *,

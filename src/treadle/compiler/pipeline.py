@@ -55,6 +55,7 @@ from treadle.runtime.replay import Terms
 from treadle.schedule.launches import launches_of
 from treadle.targets.registry import target_for
 from treadle.util.collector import without_collector
+from treadle.util.data_stack import with_room
 from treadle.util.errors import internal_errors
 from treadle.util.extents import GuardSet
 
@@ -63,6 +64,7 @@ _ROOM = 1 << 20
 """Bytes that copies of the batch and of results may always take, where no budget is given."""
 
 
+@with_room
 def compile_graph(
     captured: Captured,
     options: Options,
@@ -121,6 +123,7 @@ def _compiled(
     return Compiled(**vars(built), captured=captured, options=options, draws=draws)
 
 
+@with_room
 def compile_step(
     step: StepGraph,
     device: str,

@@ -1,0 +1,46 @@
+"""Room for the frames of Python's functions, in one piece.
+
+CPython keeps the frames of a thread in chunks of 16 KiB, asks the system for a chunk when a call
+needs one more, and returns it as soon as that call is over. Whoever loops just below such a border
+maps and unmaps memory at each call: of 42 seconds of compiling, seven, in 600,000 pairs of calls
+to the system. A chunk is never smaller than the frame that begins it, so a function that claims a
+large frame has room behind it for the frames of all that it calls (``Python/pystate.c``,
+``push_chunk``; CPython 3.11 and later). What nobody touches of that room costs nothing.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_CLAIMED = 2**18 + 1
+"""Words: the next power of two is allocated, 4 MiB, of which 2 MiB are left: 1,000 calls of 250
+words each."""
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args, **kwargs)
+
+
+call_with_room = FunctionType(
+    _call.__code__.replace(co_stacksize=_CLAIMED), globals(), "call_with_room"
+)
+"""``call_with_room(function, args, kwargs)`` is ``function(*args, **kwargs)``, with room for the
+frames of what it calls."""
+
+
+def with_room(function: Callable[P, T]) -> Callable[P, T]:
+    """``function``, with room for the frames of what it calls."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        found: T = call_with_room(function, args, kwargs)
+        return found
+
+    return call
+
+
+__all__ = ["call_with_room", "with_room"]
