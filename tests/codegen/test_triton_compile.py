@@ -36,7 +36,9 @@ def dtypes_of(kernel: Kernel) -> dict[str, torch.dtype]:
     return found
 
 
-def compile_kernels(kernels: list[Kernel], folder: Path) -> list[dict[str, int]]:
+def compile_kernels(
+    kernels: list[Kernel], folder: Path, *, contract: bool = True
+) -> list[dict[str, int]]:
     """Registers and spilled bytes of every device function, on compute capability 9.0."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -46,7 +48,7 @@ def compile_kernels(kernels: list[Kernel], folder: Path) -> list[dict[str, int]]
         for kernel in kernels
         for name, dtype in dtypes_of(kernel).items()
     }
-    source, _, _ = rendered(kernels, buffers)
+    source, _, _ = rendered(kernels, buffers, contract=contract)
     found = []
     for name, function in TritonLauncher(folder).load([source]).device.items():
         entry = function.entry
@@ -58,9 +60,10 @@ def compile_kernels(kernels: list[Kernel], folder: Path) -> list[dict[str, int]]
                 if kind != "constexpr"
             }
             ast = ASTSource(stage["jit"], signature, constants, aligned)
-            options = {"num_warps": stage["warps"]}
+            options = {"num_warps": stage["warps"], "enable_fp_fusion": False}
             built = triton.compile(ast, target=GPUTarget("cuda", 90, 32), options=options)
-            found.append({"name": name, "ptx": built.asm["ptx"], **usage(built, folder)})
+            texts = {"text": source.text, "ptx": built.asm["ptx"]}
+            found.append({"name": name, **texts, **usage(built, folder)})
     return found
 
 
@@ -120,3 +123,55 @@ def test_compiles_for_hopper_without_spills(name, tmp_path):
 def test_loads_four_floats_at_once(name, tmp_path):
     (built,) = compile_kernels(CASES[name], tmp_path)
     assert re.search(r"ld\.global\S*\.v4\.b32", built["ptx"])
+
+
+def of_three(formula, dtype=torch.float32):
+    """A kernel that stores what ``formula(k, a, b, c)`` gives, with ``k.define`` for names."""
+    k = make.Build(1, 4096)
+    for at, value in enumerate(formula(k, *(make.load(n, k.cols, dtype) for n in "abc"))):
+        k.store(f"out{at}", value, k.cols)
+    return k.kernel("of_three")
+
+
+def used_again(k, a, b, c):
+    product = k.define(make.fn("mul", a, b))
+    return k.define(make.fn("sub", product, c)), k.define(make.fn("neg", product))
+
+
+def itself(k, a, b, c):
+    product = k.define(make.fn("mul", a, b))
+    return [k.define(make.fn("sub", product, product))]
+
+
+def with_a_name(k, a, b, c):
+    product = k.define(make.fn("mul", a, b))
+    return k.define(make.fn("sub", product, c)), k.define(make.fn("sub", c, product))
+
+
+SUMS = {
+    "sum": (lambda k, a, b, c: [k.define(make.fn("add", make.fn("mul", a, b), c))], 1),
+    "difference": (lambda k, a, b, c: [k.define(make.fn("sub", make.fn("mul", a, b), c))], 1),
+    "taken away": (lambda k, a, b, c: [k.define(make.fn("sub", c, make.fn("mul", a, b)))], 1),
+    "two products": (
+        lambda k, a, b, c: [k.define(make.fn("add", make.fn("mul", a, b), make.fn("mul", b, c)))],
+        1,
+    ),
+    "with a name": (with_a_name, 2),
+    "used again": (used_again, 0),
+    "less itself": (itself, 0),
+}
+"""By name a formula and how many sums of it take in a product."""
+
+
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize(
+    ("dtype", "contract"),
+    [(torch.float32, True), (torch.float64, True), (torch.bfloat16, True), (torch.float32, False)],
+    ids=str,
+)
+def test_only_what_is_written_rounds_once(name, dtype, contract, tmp_path):
+    formula, sums = SUMS[name]
+    (found,) = compile_kernels([of_three(formula, dtype)], tmp_path, contract=contract)
+    want = sums if contract and dtype is not torch.bfloat16 else 0
+    assert found["text"].count("tl.fma(") == want
+    assert ("fma.rn" in found["ptx"]) == (want > 0)

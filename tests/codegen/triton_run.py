@@ -53,13 +53,15 @@ def rendered(
     kernels: Sequence[Kernel],
     buffers: Mapping[str, Buffer],
     offsets: Mapping[str, int] | None = None,
+    *,
+    contract: bool = True,
 ) -> tuple[Source, list[Launch], dict[str, Buffer]]:
     """The module of these kernels as a run, its launches, and the buffers with all scratch."""
     ready = [PROGRAMS.scheduled(part) for each in kernels for part in prepared(each)]
     ready = [noting_overlap(each, {**buffers}, offsets or {}) for each in ready]
     everything = {**buffers, **scratch_buffers(ready, PROGRAMS, device="")}
     plan = KernelPlan(tuple(ready), everything, offsets or {}, 0, 0, (), ())
-    printer = TritonPrinter(everything, True)
+    printer = TritonPrinter(everything, contract)
     launches = [printer.launch(each) for each in launches_of(plan)]
     (source,) = printer.sources()
     return source, launches, everything

@@ -3,13 +3,13 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
+from treadle.codegen.contraction import only_summed
 from treadle.codegen.cpp_expr import Writer, stored
 from treadle.codegen.cpp_reduce import Accumulator
-from treadle.loop.expr import Apply, Expr, Load, Reduce
+from treadle.loop.expr import Expr, Load, Reduce
 from treadle.loop.index import Axis
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.nest import Levels, kernel_loads, levels, split_columns
-from treadle.loop.traverse import operands_of, walk
 
 
 class Body:
@@ -93,26 +93,6 @@ class Body:
     def loads(self) -> list[Load]:
         """The distinct loads, in the order of the body."""
         return kernel_loads(self.kernel)
-
-
-def only_summed(kernel: Kernel) -> frozenset[Expr]:
-    """Values that all of their users add to another one, or take it away, and that nobody stores:
-    such a product need not be rounded for any of them."""
-    summed, others = set[Expr](), set[Expr]()
-    for item in kernel.body:
-        if isinstance(item, Store):
-            others.add(item.value)
-            continue
-        for each in walk(item.expr):
-            (summed if _is_sum(each) else others).update(operands_of(each))
-    return frozenset(summed - others)
-
-
-def _is_sum(expr: Expr) -> bool:
-    """Of two: what a value less itself is must be zero."""
-    if not isinstance(expr, Apply) or expr.fn not in ("add", "sub"):
-        return False
-    return expr.operands[0] != expr.operands[1]
 
 
 def simd(folds: Sequence[tuple[str, Accumulator]]) -> list[str]:

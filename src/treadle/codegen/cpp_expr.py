@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from treadle.codegen.contraction import CONTRACTED
 from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, formula_of, values_of
 from treadle.loop.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.traverse import operands_of
@@ -51,8 +52,6 @@ _CALLS = {
 }  # fmt: skip
 _UNSIGNED = {torch.int64: "uint64_t", torch.int32: "uint32_t"}
 """Where sums and products may wrap as in PyTorch; signed ones may not in C++."""
-_CONTRACTED = (torch.float32, torch.float64)
-"""Of these a sum may take in a product; products of halves are rounded."""
 _HALF = {torch.bfloat16: "to_bf16", torch.float16: "to_f16"}
 
 
@@ -159,7 +158,7 @@ class Writer:
 
     def _contracted(self, expr: Apply, values: Sequence[str]) -> str:
         """A sum or difference, rounded once, of which one operand is a product; else nothing."""
-        if expr.fn not in ("add", "sub") or expr.dtype not in _CONTRACTED:
+        if expr.fn not in ("add", "sub") or expr.dtype not in CONTRACTED:
             return ""
         sign = "-" if expr.fn == "sub" else ""
         one, other = map(self._product, expr.operands)

@@ -52,7 +52,9 @@ class TritonPrinter:
         arguments = {buffer: f"b{n}" for n, buffer in enumerate(buffers)}
         types = [self.buffers[buffer].dtype for buffer in buffers]
         stages = (
-            reducing(kernel, arguments) if reductions_of(kernel) else [pointwise(kernel, arguments)]
+            reducing(kernel, arguments, contract=self.contract)
+            if reductions_of(kernel)
+            else [pointwise(kernel, arguments, contract=self.contract)]
         )
         head = _table_head if table else _head
         sized = bool(sizes_of(kernel))
@@ -69,7 +71,6 @@ class TritonPrinter:
             return ()
         helpers = helpers_text(list(self.texts.values()))
         table = "\nFUNCTIONS = {\n" + "".join(self.entries) + "}\n"
-        table += f"CONTRACT = {self.contract}\n"
         return (joined(TRITON, _HEADER + helpers, self.texts, table),)
 
 

@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from treadle.codegen.contraction import only_summed
 from treadle.codegen.triton_expr import TYPES, Named, Writer
 from treadle.codegen.triton_reduce import Partial, Tile, collapse, fill, finish
-from treadle.loop.expr import Reduce, values_of
+from treadle.loop.expr import Expr, Reduce, values_of
 from treadle.loop.kernel import Definition, Kernel, KernelSchedule, LoopForm, Store
 from treadle.loop.nest import is_position, is_wide
 
@@ -44,10 +45,9 @@ class Body:
     def define(self, item: Definition, tile: Tile | None) -> None:
         """``%name = expr``, in registers."""
         if isinstance(item.expr, Reduce):
-            value = self._reduce(item.expr, tile)
+            self.writer.locals[item.name] = self._reduce(item.expr, tile)
         else:
-            value = self.writer.evaluate(item.expr)
-        self.writer.locals[item.name] = value
+            self.writer.define(item.name, item.expr)
 
     def _reduce(self, reduce: Reduce, tile: Tile | None) -> Named:
         if tile is None:  # the reduced axis has one element
@@ -79,10 +79,14 @@ class Body:
         writer.line(f"tl.store({pointer} + ({offset}), {value.text}{guard})")
 
 
-def new_writer(kernel: Kernel, buffers: Mapping[str, str], blocks: Iterable[str]) -> Writer:
-    """Prints formulas over ``r`` and ``c``; ``blocks``: which of them are blocks of positions."""
+def new_writer(
+    kernel: Kernel, buffers: Mapping[str, str], blocks: Iterable[str], *, contract: bool
+) -> Writer:
+    """Prints formulas over ``r`` and ``c``; ``blocks``: which of them are blocks of positions.
+    ``contract``: whether a product and a sum may round once."""
     names = {kernel.rows: "r", kernel.cols: "c"}
-    return Writer(names, buffers, {}, frozenset(blocks), wide=is_wide(kernel))
+    summed = only_summed(kernel) if contract else frozenset[Expr]()
+    return Writer(names, buffers, {}, frozenset(blocks), wide=is_wide(kernel), summed=summed)
 
 
 def positions(writer: Writer, axis: str, first: str, block: int, both: bool) -> None:
@@ -99,15 +103,14 @@ def positions(writer: Writer, axis: str, first: str, block: int, both: bool) -> 
     )
 
 
-def pointwise(kernel: Kernel, buffers: Mapping[str, str]) -> GridFunction:
+def pointwise(kernel: Kernel, buffers: Mapping[str, str], *, contract: bool) -> GridFunction:
     """A kernel without reductions."""
     how = kernel.scheduled
     if how.form is LoopForm.FLAT:
-        return _flat(kernel, buffers)
+        return _flat(kernel, buffers, contract=contract)
     rows, cols = kernel.rows.extent, kernel.cols.extent
-    writer = new_writer(
-        kernel, buffers, [a for a, b in (("r", how.rows), ("c", how.cols)) if b > 1]
-    )
+    blocks = [axis for axis, block in (("r", how.rows), ("c", how.cols)) if block > 1]
+    writer = new_writer(kernel, buffers, blocks, contract=contract)
     across = math.ceil(cols / how.cols)
     both = how.rows > 1 and how.cols > 1
     writer.line(f"pid = {program(writer)}")
@@ -124,11 +127,11 @@ def program(writer: Writer) -> str:
     return f"program{'.to(tl.int64)' if writer.wide else ''}"
 
 
-def _flat(kernel: Kernel, buffers: Mapping[str, str]) -> GridFunction:
+def _flat(kernel: Kernel, buffers: Mapping[str, str], *, contract: bool) -> GridFunction:
     how = kernel.scheduled
     axis = "r" if how.rows > 1 else "c"
     block = how.rows * how.cols
-    writer = new_writer(kernel, buffers, [axis] if block > 1 else [])
+    writer = new_writer(kernel, buffers, [axis] if block > 1 else [], contract=contract)
     writer.line(f"{'r' if axis == 'c' else 'c'} = 0")
     if block == 1:
         writer.line("c = 0")

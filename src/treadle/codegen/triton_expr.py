@@ -9,11 +9,12 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from treadle.codegen.contraction import CONTRACTED
 from treadle.codegen.triton_prelude import HELPERS
 from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce
 from treadle.loop.index import Atom, Axis, FloorDiv, Index, Mod, Value
@@ -119,10 +120,12 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A name in the generated text, and which of the loop axes ``r`` and ``c`` it varies over."""
+    """A name in the generated text, and which of the loop axes ``r`` and ``c`` it varies over.
+    ``factors``: of a product that a sum may take in, those of which it was made."""
 
     text: str
     axes: frozenset[str] = frozenset()
+    factors: tuple[str, ...] = ()
 
 
 @dataclass
@@ -131,6 +134,7 @@ class Writer:
 
     ``names`` maps the kernel's axes to ``r`` and ``c``; ``masks`` says which lanes of an axis
     exist (absent: all); ``blocks`` holds the axes whose variable is a block and not a scalar.
+    ``summed``: what is only added to others (``contraction``).
     """
 
     names: Mapping[Axis, str]
@@ -138,6 +142,7 @@ class Writer:
     masks: dict[str, str]
     blocks: frozenset[str]
     wide: bool = False
+    summed: frozenset[Expr] = frozenset()
     lines: list[str] = field(default_factory=list[str])
     indent: int = 1
     locals: dict[str, Named] = field(default_factory=dict[str, Named])
@@ -193,9 +198,23 @@ class Writer:
             case Apply():
                 values = [done[id(operand)] for operand in expr.operands]
                 axes = frozenset[str]().union(*(value.axes for value in values))
-                return Named(self._apply(expr, [value.text for value in values]), axes)
+                texts = [value.text for value in values]
+                contracted = _contracted(expr, values)
+                text = self.name(contracted) if contracted else self._apply(expr, texts)
+                is_factored = expr.fn == "mul" and expr in self.summed
+                return Named(text, axes, tuple(texts) if is_factored else ())
             case Reduce():
                 raise VerifyError("a reduction stands inside a formula")
+
+    def define(self, name: str, expr: Expr) -> Named:
+        """``evaluate`` of what the kernel calls ``name``."""
+        value = self.evaluate(expr)
+        is_product = isinstance(expr, Apply) and expr.fn == "mul"
+        if is_product and Local(name, expr.dtype) in self.summed:
+            factors = tuple(self.evaluate(each).text for each in operands_of(expr))
+            value = replace(value, factors=factors)
+        self.locals[name] = value
+        return value
 
     def _is_at(self, place: Index, expr: Apply, done: Mapping[int, Named]) -> Named:
         """``<j> == n``: in 32 bits, since ``n`` is one number for many places."""
@@ -282,6 +301,17 @@ class Writer:
                 value = done[id(atom.formula)]
                 kind = "tl.int64" if self.wide else "tl.int32"
                 return Named(self.name(f"{value.text}.to({kind})"), value.axes)
+
+
+def _contracted(expr: Apply, values: Sequence[Named]) -> str:
+    """A sum or difference, rounded once, of which one operand is a product; else nothing."""
+    if expr.fn not in ("add", "sub") or expr.dtype not in CONTRACTED:
+        return ""
+    one, other = values
+    sign = " * -1.0" if expr.fn == "sub" else ""
+    if other.factors:  # as in C++
+        return f"tl.fma({other.factors[0]}{sign}, {other.factors[1]}, {one.text})"
+    return f"tl.fma({one.factors[0]}, {one.factors[1]}, {other.text}{sign})" if one.factors else ""
 
 
 def _place_of(expr: Apply) -> Index | None:

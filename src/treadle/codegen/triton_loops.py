@@ -37,19 +37,21 @@ from treadle.loop.nest import Levels, accumulators, levels, roots
 from treadle.loop.traverse import walk_all
 
 
-def reducing(kernel: Kernel, buffers: Mapping[str, str]) -> list[GridFunction]:
+def reducing(kernel: Kernel, buffers: Mapping[str, str], *, contract: bool) -> list[GridFunction]:
     """The device functions of a kernel with reductions, one after another."""
     shape = Shape.of(kernel)
     if shape.how.form is LoopForm.SWEPT:
-        return swept(kernel, buffers, shape)
+        return swept(kernel, buffers, shape, contract=contract)
     if shape.how.form is LoopForm.PERSISTENT:
-        return [_persistent(kernel, buffers, shape)]
-    looped = Looped(kernel, buffers, shape, levels(kernel))
+        return [_persistent(kernel, buffers, shape, contract=contract)]
+    looped = Looped(kernel, buffers, shape, levels(kernel), contract)
     return looped.split() if shape.how.form is LoopForm.SPLIT else [looped.whole()]
 
 
-def _persistent(kernel: Kernel, buffers: Mapping[str, str], shape: Shape) -> GridFunction:
-    writer = reducing_writer(kernel, buffers, shape)
+def _persistent(
+    kernel: Kernel, buffers: Mapping[str, str], shape: Shape, *, contract: bool
+) -> GridFunction:
+    writer = reducing_writer(kernel, buffers, shape, contract=contract)
     parallel_positions(writer, shape, "program")
     positions(writer, shape.along, "0", shape.block_q, shape.both)
     bound(writer, shape.along, shape.reduced, shape.block_q)
@@ -65,6 +67,7 @@ class Looped:
     buffers: Mapping[str, str]
     shape: Shape
     levels: Levels
+    contract: bool
     scratch: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def whole(self) -> GridFunction:
@@ -123,7 +126,7 @@ class Looped:
         return GridFunction(tuple(body.writer.lines), programs, 0, self.shape.how)
 
     def _begin(self, program: str) -> Body:
-        writer = reducing_writer(self.kernel, self.buffers, self.shape)
+        writer = reducing_writer(self.kernel, self.buffers, self.shape, contract=self.contract)
         parallel_positions(writer, self.shape, program)
         return Body(self.kernel, writer)
 

@@ -5,6 +5,12 @@ share, so what the tests run is what the GPU runs.
 """
 
 HELPERS = {
+    "_horner": """
+@triton.jit
+def _horner(p, x, c: tl.constexpr):
+    # One round of a polynomial. A number by itself would be one of 32 bits.
+    return tl.fma(p, x, tl.full((), c, p.dtype))
+""",
     "_expm1": """
 @triton.jit
 def _expm1(x):
@@ -32,17 +38,17 @@ def _log1p(x):
 def _tanh(x):
     # tanh x = x + x * z * p(z), z = x * x, near zero; else from exp(-2 |x|), which cannot overflow.
     z = x * x
-    p = z * -2.92559343403808e-05 + 9.568996808803827e-05
-    p = p * z + -0.00024012864402595902
-    p = p * z + 0.0005905148561479433
-    p = p * z + -0.0014559354844101019
-    p = p * z + 0.0035921396087143587
-    p = p * z + -0.008863236281146344
-    p = p * z + 0.021869488562023115
-    p = p * z + -0.05396825396864022
-    p = p * z + 0.13333333333333444
-    p = p * z + -0.33333333333333337
-    near = tl.where(x == 0.0, x, x + x * z * p)  # the sum has no -0.0
+    p = _horner(tl.full((), -2.92559343403808e-05, x.dtype), z, 9.568996808803827e-05)
+    p = _horner(p, z, -0.00024012864402595902)
+    p = _horner(p, z, 0.0005905148561479433)
+    p = _horner(p, z, -0.0014559354844101019)
+    p = _horner(p, z, 0.0035921396087143587)
+    p = _horner(p, z, -0.008863236281146344)
+    p = _horner(p, z, 0.021869488562023115)
+    p = _horner(p, z, -0.05396825396864022)
+    p = _horner(p, z, 0.13333333333333444)
+    p = _horner(p, z, -0.33333333333333337)
+    near = tl.where(x == 0.0, x, tl.fma(x * z, p, x))  # the sum has no -0.0
     e = tl.exp(-2.0 * tl.abs(x))
     far = 1.0 - 2.0 * e / (1.0 + e)
     return tl.where(tl.abs(x) < 0.5, near, tl.where(x < 0.0, -far, far))
@@ -55,27 +61,27 @@ def _erfc(x):
     a = tl.where(a > 30.0, 30.0, a)
     t = (a - 3.75) / (a + 3.75)
     p = t * 0.0 + -2.03292172142306e-09
-    p = p * t + 1.752560461090395e-08
-    p = p * t + 1.9199785285935027e-08
-    p = p * t + -2.1417377757617212e-07
-    p = p * t + -5.1766286258511114e-08
-    p = p * t + 1.6957121903295755e-06
-    p = p * t + -9.78099927946729e-07
-    p = p * t + -1.139939149641738e-05
-    p = p * t + 2.2386666286993252e-05
-    p = p * t + 5.162577762063891e-05
-    p = p * t + -0.00029015491299394817
-    p = p * t + 0.0002937215349257143
-    p = p * t + 0.0017556260305671993
-    p = p * t + -0.009746581222643222
-    p = p * t + 0.028362277396913042
-    p = p * t + -0.05869339838338856
-    p = p * t + 0.09230432116176848
-    p = p * t + -0.10880393015489652
-    p = p * t + 0.08227673849011187
-    p = p * t + 0.0035854154857922218
-    p = p * t + -0.14024059858554686
-    p = p * t + 1.2375126308378261
+    p = _horner(p, t, 1.752560461090395e-08)
+    p = _horner(p, t, 1.9199785285935027e-08)
+    p = _horner(p, t, -2.1417377757617212e-07)
+    p = _horner(p, t, -5.1766286258511114e-08)
+    p = _horner(p, t, 1.6957121903295755e-06)
+    p = _horner(p, t, -9.78099927946729e-07)
+    p = _horner(p, t, -1.139939149641738e-05)
+    p = _horner(p, t, 2.2386666286993252e-05)
+    p = _horner(p, t, 5.162577762063891e-05)
+    p = _horner(p, t, -0.00029015491299394817)
+    p = _horner(p, t, 0.0002937215349257143)
+    p = _horner(p, t, 0.0017556260305671993)
+    p = _horner(p, t, -0.009746581222643222)
+    p = _horner(p, t, 0.028362277396913042)
+    p = _horner(p, t, -0.05869339838338856)
+    p = _horner(p, t, 0.09230432116176848)
+    p = _horner(p, t, -0.10880393015489652)
+    p = _horner(p, t, 0.08227673849011187)
+    p = _horner(p, t, 0.0035854154857922218)
+    p = _horner(p, t, -0.14024059858554686)
+    p = _horner(p, t, 1.2375126308378261)
     near = a.to(tl.float32).to(tl.float64)
     e = tl.exp(-near * near) * tl.exp((near - a) * (near + a)) * p / (1.0 + 2.0 * a)
     return tl.where(x < 0.0, 2.0 - e, e).to(x.dtype)

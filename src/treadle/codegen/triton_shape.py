@@ -68,10 +68,13 @@ class Shape:
         return math.ceil(self.parallel / self.block_p)
 
 
-def reducing_writer(kernel: Kernel, buffers: Mapping[str, str], shape: Shape) -> Writer:
+def reducing_writer(
+    kernel: Kernel, buffers: Mapping[str, str], shape: Shape, *, contract: bool
+) -> Writer:
     """Prints formulas over the blocks of that shape."""
     blocks = {shape.other: shape.block_p, shape.along: shape.block_q}
-    return new_writer(kernel, buffers, [axis for axis, block in blocks.items() if block > 1])
+    taken = [axis for axis, block in blocks.items() if block > 1]
+    return new_writer(kernel, buffers, taken, contract=contract)
 
 
 def parallel_positions(writer: Writer, shape: Shape, program: str) -> None:

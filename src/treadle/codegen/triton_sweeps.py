@@ -34,7 +34,9 @@ _COLUMNS = 8  # of a program that joins parts: 32 bytes of each, which is what m
 _WARPS = 8
 
 
-def swept(kernel: Kernel, buffers: Mapping[str, str], shape: Shape) -> list[GridFunction]:
+def swept(
+    kernel: Kernel, buffers: Mapping[str, str], shape: Shape, *, contract: bool
+) -> list[GridFunction]:
     """The two device functions of a kernel of both."""
     names = iter(kernel.scratch)
     scratch = {
@@ -42,7 +44,7 @@ def swept(kernel: Kernel, buffers: Mapping[str, str], shape: Shape) -> list[Grid
         for item in kernel.body
         if isinstance(item, Definition) and _is_over_rows(item, kernel)
     }
-    sweep = _Sweep(kernel, buffers, shape, scratch)
+    sweep = _Sweep(kernel, buffers, shape, scratch, contract)
     return [sweep.rows(), sweep.columns()]
 
 
@@ -54,11 +56,12 @@ class _Sweep:
     buffers: Mapping[str, str]
     shape: Shape
     scratch: Mapping[str, tuple[str, ...]]
+    contract: bool
 
     def rows(self) -> GridFunction:
         """One program for each part of the rows."""
         shape = self.shape
-        writer = reducing_writer(self.kernel, self.buffers, shape)
+        writer = reducing_writer(self.kernel, self.buffers, shape, contract=self.contract)
         body = Body(self.kernel, writer)
         down = replace(shape.tile(shape.block_q), along="r", axis=0)
         positions(writer, "c", "0", shape.block_q, shape.both)
@@ -89,7 +92,8 @@ class _Sweep:
         cols, rows = self.shape.reduced, self.shape.parallel
         parts = 2  # or any number above one: the parts of a column are a block beside its columns
         shape = Shape(self.shape.how, "r", cols, rows, few, parts)
-        body = Body(self.kernel, reducing_writer(self.kernel, self.buffers, shape))
+        writer = reducing_writer(self.kernel, self.buffers, shape, contract=self.contract)
+        body = Body(self.kernel, writer)
         parallel_positions(body.writer, shape, "program")
         for item in self._of_columns():
             if isinstance(item, Store):

@@ -66,8 +66,7 @@ class TritonLauncher:
                 _modules[digest] = _import(f"treadle_triton_{digest}", path)
             module = _modules[digest]
             for name in source.functions:
-                found = module.FUNCTIONS[name]
-                entry = Entry(**found, contract=module.CONTRACT)
+                entry: Entry = module.FUNCTIONS[name]
                 functions[name] = DeviceLaunch(entry, tables)
         return Functions({}, functions, None, tables)
 
@@ -126,13 +125,12 @@ class LaunchStage(TypedDict):
 
 class Entry(TypedDict):
     """A function of a generated module. ``table``: whether it takes the addresses of buffers from a
-    table. ``contract``: whether a product and a sum may round once."""
+    table."""
 
     table: bool
     types: Sequence[str]
     sizes: int
     stages: Sequence[LaunchStage]
-    contract: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +200,7 @@ class _One:
         self._sizes = tuple(sizes[0])
         self._mirrors = _Mirrors(device)
         self._stages = [
-            _Prepared(stage, _programs(stage, self._sizes), contract=entry["contract"])
-            for stage in entry["stages"]
+            _Prepared(stage, _programs(stage, self._sizes)) for stage in entry["stages"]
         ]
 
     def __call__(self, instances: Sequence[Sequence[Tensor]]) -> None:
@@ -233,7 +230,7 @@ class _Many:
         kind = torch.int32 if max(flat) < 2**31 else torch.int64
         self._sizes = torch.tensor(flat, dtype=kind, device=device)
         self._unit = _ALIGNED if all(size % _ALIGNED == 0 for size in flat) else 1
-        self._stage = _Prepared(stage, len(pairs), contract=entry["contract"])
+        self._stage = _Prepared(stage, len(pairs))
         self._addresses: list[int] = []
         self._table = torch.empty(0, dtype=torch.int64, device=device)
         self._spare: list[Tensor] = []  # for a recording
@@ -262,7 +259,6 @@ class _Prepared:
 
     stage: LaunchStage
     programs: int
-    contract: bool  # whether a product and a sum may round once
     compiled: dict[tuple[int, ...], Any] = field(default_factory=dict[tuple[int, ...], Any])
 
     def launch(
@@ -276,7 +272,8 @@ class _Prepared:
         if ready is not None:
             ready[(self.programs, 1, 1)](*arguments, *extra.values())
             return
-        options = {"num_warps": self.stage["warps"], "enable_fp_fusion": self.contract}
+        # The printer writes where a product and a sum round once: ``codegen.contraction``.
+        options = {"num_warps": self.stage["warps"], "enable_fp_fusion": False}
         if self.stage["pipeline"]:
             options["num_stages"] = self.stage["pipeline"]
         made = self.stage["jit"][(self.programs,)](*arguments, **extra, **options)
