@@ -41,7 +41,8 @@ def quantile_regression(kit: Kit) -> Setup:
         error = y - model(x)
         return torch.maximum(levels * error, (levels - 1) * error).mean()
 
-    return trained(model, loss_of, lambda: (kit.randn(64, 8), kit.randn(64, 1)))
+    # Of 64 as many may be above as below: AdamW makes a whole step of how that zero is rounded.
+    return trained(model, loss_of, lambda: (kit.randn(63, 8), kit.randn(63, 1)))
 
 
 @row
