@@ -1,5 +1,6 @@
 """Mutation becomes versions and write-backs at the end: the same numbers, and no writes left."""
 
+import itertools
 import operator
 
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 import treadle
 from treadle.capture.step import capture
+from treadle.graph.alias import analyse
 from treadle.graph.execute import run_step
+from treadle.graph.node_info import value_of
 from treadle.graph.printing import show
 from treadle.graph.verify import verify
 from treadle.session.bind import read_inputs
@@ -269,6 +272,57 @@ def test_parts_of_one_memory_that_do_not_overlap_are_inputs_of_their_own(first, 
 
     flat = x(20)
     check(program, flat[slice(*first)], flat[slice(*second)])
+
+
+def shared(step):
+    """Which pairs of inputs share a storage, for the passes; in two ways of telling."""
+    places, aliases = step.placeholders, analyse(step)
+    pairs = set(itertools.combinations(range(len(places)), 2))
+    found = {(a, b) for a, b in pairs if aliases.share(places[a], places[b])}
+    assert {(a, b) for a, b in pairs if aliases.base(places[b]) is places[a]} <= found
+    return found
+
+
+def test_only_inputs_that_overlap_share_a_storage_afterwards():
+    flat = x(40)
+    given = flat[0:6], flat[6:12], flat[12:20].view(2, 4), flat[16:24], flat[30:40:3], flat[31:37:3]
+    read = check(lambda *all: [each.sum() for each in all], *given)
+    assert shared(read) == {(2, 3), (4, 5)}  # between the elements of the last two: too careful
+    assert [value_of(each).storage_offset() for each in read.placeholders] == [0, 0, 0, 4, 0, 1]
+
+    def program(a, b, c, d, e, f):
+        row = b.view(2, 3)[1]
+        row.mul_(2)
+        return row + a[:3], c[1] * d[:4], e.view(-1)
+
+    step = check(program, *given[:5], x(4))
+    assert shared(step) == {(2, 3)}
+
+
+def test_bytes_decide_which_inputs_overlap():
+    """Of two dtypes in one storage; the first double lies over two of the floats."""
+    memory = torch.zeros(48, dtype=torch.uint8)
+    floats, doubles = memory.view(torch.float32), memory.view(torch.float64)
+    given = floats[1:3], doubles[1:3], floats[6:8], doubles[4:6]
+    step = check(lambda a, b, c, d: [a * 2, b * 2, c.add_(1) * 2, d * 2], *given)
+    assert shared(step) == {(0, 1)}
+    a, b = step.placeholders[:2]
+    assert value_of(a).storage_offset() * 4 + 4 == value_of(b).storage_offset() * 8
+
+
+def test_an_input_whose_reader_counts_in_its_storage_stays_in_it():
+    flat = x(12)
+    step = check(lambda a, b, c: [a.as_strided((2,), (2,), 5) + b[:2], c * 1],
+                 flat[4:8], flat[8:12], flat[:4])  # fmt: skip
+    assert value_of(step.placeholders[0]).storage_offset() == 4
+    assert shared(step) == set()
+
+
+def test_views_share_the_storage_of_their_own_input_alone():
+    flat = x(12)
+    step = check(lambda a, b: [a.view(2, 3)[0], b.view(2, 3)[0]], flat[:6], flat[6:])
+    aliases = analyse(step)
+    assert [aliases.base(each) for each in step.returned] == step.placeholders
 
 
 def test_a_view_of_two_inputs_at_once_is_refused():

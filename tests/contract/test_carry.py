@@ -675,6 +675,29 @@ def test_a_write_comes_after_the_update_as_in_eager(name, both_trainings):
     assert {type(each) for each in moved.model.parameters()} == {nn.Parameter}
 
 
+@pytest.mark.parametrize("codegen", [False, True])
+def test_parameters_that_are_parts_of_one_vector_are_carried(codegen):
+    plain, moved = pair(codegen=codegen)
+    for each in (plain, moved):
+        parameters = list(each.model.parameters())
+        with torch.no_grad():
+            nn.utils.vector_to_parameters(flat(each), parameters)
+        assert len({each.untyped_storage().data_ptr() for each in parameters}) == 1
+    for _ in range(2):
+        both(plain, moved, 2)
+        moved.step.flush()
+        assert same(plain.raw(), moved.raw())
+
+
+def test_parameters_that_overlap_are_not_carried():
+    _, moved = pair(layers=1)
+    vector = torch.randn(30)
+    weight, bias = moved.model.parameters()
+    weight.data, bias.data = vector[: weight.numel()].view_as(weight), vector[3 : 3 + len(bias)]
+    with pytest.raises(TreadleError, match=r"TR-112.*0\.weight and 0\.bias"):
+        moved.step(*batch())
+
+
 @pytest.mark.parametrize("name", LOOKS)
 @torch.no_grad()
 def test_whoever_looks_at_a_parameter_sees_what_it_would_see(name, both_trainings):

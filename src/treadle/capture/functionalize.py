@@ -23,6 +23,7 @@ from treadle.capture.functional_forms import (
     place_of,
     reshaping,
 )
+from treadle.capture.input_memory import bytes_of, separate, spans_of
 from treadle.compat.draw_operators import DRAWS
 from treadle.compat.operators import changes_shape, returns_written, written_arguments
 from treadle.compat.tensors import storage_key
@@ -63,7 +64,7 @@ class Functionalizer:
         self._old = graph
         self._new = fx.Graph()
         self._storages: dict[tuple[int, int], _Storage] = {}
-        self._spans = _spans(graph.find_nodes(op="placeholder"))
+        self._spans = spans_of(graph.find_nodes(op="placeholder"))
         self._plain: dict[fx.Node, Any] = {}
         self._same: dict[fx.Node, fx.Node] = {}  # an in-place result is what it wrote to
         self._pieces: dict[fx.Node, list[fx.Node]] = {}  # or the several that it wrote to
@@ -92,6 +93,7 @@ class Functionalizer:
         for at, node in enumerate(inputs):
             if self.is_written(node):
                 writes[at] = self._read(node)
+        separate(self._new)
         return self._new, results, writes
 
     def is_written(self, node: fx.Node) -> bool:
@@ -108,7 +110,7 @@ class Functionalizer:
         spans = self._spans.get(key)
         if spans is None:
             return key, 0
-        start, end = _bytes_of(value)
+        start, end = bytes_of(value)
         found = max((at for at, (low, _) in enumerate(spans) if low <= start), default=0)
         if end > spans[found][1] and start < end:
             raise _no_form(node, "is a view of several inputs that share memory")
@@ -328,47 +330,6 @@ class Functionalizer:
         if found is None:
             raise _no_form(like, "writes through a view that cannot be undone")
         return found
-
-
-def _bytes_of(value: Any) -> tuple[int, int]:
-    """From where to where in its storage the elements of a tensor are, in bytes."""
-    reach = sum(
-        (size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)
-    )
-    first, size = value.storage_offset(), value.element_size()
-    return first * size, (first + reach + 1 if value.numel() else first) * size
-
-
-def _spans(inputs: Sequence[fx.Node]) -> dict[int, list[tuple[int, int]]]:
-    """For each storage of several inputs the parts of it that do not overlap: the weights of a
-    recurrent layer on a GPU are one piece of memory."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    symbolic: set[int] = set()
-    for node in inputs:
-        value: Any = known_value(node)
-        key = storage_key(value)
-        if key is None:
-            continue
-        if not all(type(n) is int for n in (*value.shape, *value.stride(), value.storage_offset())):
-            symbolic.add(key)
-        else:
-            found.setdefault(key, []).append(_bytes_of(value))
-    return {
-        key: _joined(spans)
-        for key, spans in found.items()
-        if key not in symbolic and len(spans) > 1
-    }
-
-
-def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """In order, those that overlap as one."""
-    found: list[tuple[int, int]] = []
-    for low, high in sorted(spans):
-        if found and low < found[-1][1]:
-            found[-1] = found[-1][0], max(high, found[-1][1])
-        else:
-            found.append((low, high))
-    return found
 
 
 def _written_args(node: fx.Node) -> list[fx.Node]:

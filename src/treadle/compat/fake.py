@@ -88,6 +88,22 @@ def fake_like(value: FakeTensor) -> FakeTensor:
     return FakeTensor(value.fake_mode, plain, value.device)
 
 
+def fakes_in_one_storage(values: Sequence[FakeTensor]) -> list[FakeTensor]:
+    """Fake tensors of the same types in a storage of their own, where they lie to each other as the
+    given ones do in theirs; outside of all modes."""
+    starts = [int(value.storage_offset()) * value.element_size() for value in values]
+    size = max(value.element_size() for value in values)
+    first = min(starts) // size * size
+    memory = torch.empty(0, dtype=torch.uint8, device="meta").untyped_storage()
+    found: list[FakeTensor] = []
+    for value, start in zip(values, starts, strict=True):
+        plain = torch.empty(0, dtype=value.dtype, device="meta")
+        offset = (start - first) // value.element_size()
+        plain.set_(memory, offset, value.shape, value.stride())
+        found.append(FakeTensor(value.fake_mode, plain, value.device))
+    return found
+
+
 def alone(tensor: Tensor) -> Tensor:
     """The same memory, for fake tensors to be made of, as a tensor that is no view and has no
     ``.grad``: these need not be of its dtype, where ``.data`` was set since (``Module.to``)."""
@@ -176,6 +192,7 @@ __all__ = [
     "fake_mode_of",
     "fake_operations_heard",
     "fake_result",
+    "fakes_in_one_storage",
     "is_fake",
     "is_of_values",
     "is_traced",
