@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from sys import _getframe, getprofile, setprofile
+from sys import _getframe, getprofile, gettrace, setprofile
 from threading import setprofile as set_thread_profile
 from types import CodeType, FrameType
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -133,6 +133,12 @@ class HearsReflection(Protocol):
         ...
 
 
+class _Seen:
+    """The mark of one recorder on frames: a trace function that traces nothing."""
+
+    def __call__(self, *_: object) -> None: ...
+
+
 class FrameRecorder:
     """While it runs, ``entered`` grows with every frame, and ``meets(frame)`` is called for those
     of the user's code and of what they installed before they begin. ``reflection`` hears of each
@@ -154,7 +160,8 @@ class FrameRecorder:
         self._told: set[tuple[int, int]] = set()  # by ids, of torch and the library: all is known
         self._mentions: dict[int, tuple[CodeType, Mentions]] = {}
         self._events = _Profiling(self._enters, self._calls, self._ours)
-        self._generators: dict[int, FrameType] = {}  # held, so that no id is used twice
+        self._seen = _Seen()
+        self._traced: dict[int, FrameType] = {}  # generators' frames that cannot be marked
         self._below: list[FrameType] = []
         self._imports = False  # whether the run is the first to import anything
 
@@ -165,7 +172,7 @@ class FrameRecorder:
 
     def __exit__(self, *_: object) -> None:
         self.rest()
-        self._generators.clear()
+        self._traced.clear()
         self._below.clear()
 
     def rest(self) -> None:
@@ -239,11 +246,17 @@ class FrameRecorder:
         self.entered.asks_types |= asked
 
     def _resumes(self, frame: FrameType) -> None:
-        """A generator's frame is entered again at each value; the first time from its start."""
-        if id(frame) not in self._generators:
-            self._generators[id(frame)] = frame
-            if frame.f_lasti > _first(frame.f_code):
-                self.entered.resumed = frame.f_code.co_qualname
+        """A generator's frame is entered again at each value; the first time from its start. It is
+        marked and not held: from Python 3.12 on, a frame that is held beyond its end holds those
+        of all its callers, and so all of their values."""
+        if frame.f_trace is self._seen or id(frame) in self._traced:
+            return
+        if gettrace() is None:
+            frame.f_trace = self._seen
+        else:  # a debugger's or a coverage tool's place
+            self._traced[id(frame)] = frame
+        if frame.f_lasti > _first(frame.f_code):
+            self.entered.resumed = frame.f_code.co_qualname
 
     def _calls(self, frame: FrameType, function: object) -> None:
         """Code in ``frame`` calls a function made in C."""

@@ -1,0 +1,91 @@
+"""What a run enters is noted, and none of it is kept."""
+
+import gc
+import sys
+import weakref
+
+import pytest
+
+from treadle.capture.frames import Entered, FrameRecorder
+
+
+class Silent:
+    """Whoever hears of frames, and does nothing."""
+
+    def enters(self, frame):
+        return False
+
+    def looks(self, frame, found, owner):
+        pass
+
+    def calls(self, frame, function):
+        pass
+
+    def follow(self):
+        pass
+
+
+def recorder():
+    return FrameRecorder(Entered(), lambda frame: None, Silent(), Silent())
+
+
+class Value:
+    pass
+
+
+def values(count):
+    yield from range(count)
+
+
+def used_up():
+    return list(values(3))
+
+
+def left_early():
+    return next(values(3))
+
+
+def failed():
+    with pytest.raises(ZeroDivisionError):
+        tuple(1 / each for each in values(3))
+
+
+def closed():
+    found = values(3)
+    next(found)
+    found.close()
+
+
+@pytest.mark.parametrize("use", [used_up, left_early, failed, closed])
+def test_values_of_a_generators_callers_end_with_their_callers(use):
+    def caller(value):
+        use()
+        return weakref.ref(value)
+
+    gc.disable()
+    try:
+        with recorder():
+            found = caller(Value())
+            assert found() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("tracing", [False, True])
+def test_only_a_generator_that_was_there_before_is_resumed(tracing):
+    old, later = values(3), values(3)
+    next(old)
+    before = sys.gettrace()
+    if tracing:
+        sys.settrace(lambda *_: None)
+    try:
+        with recorder() as new:
+            used_up(), left_early(), closed(), list(later)
+        with recorder() as advanced:
+            used_up(), next(old)
+        with recorder() as again:
+            next(old)
+    finally:
+        sys.settrace(before)
+    assert new.entered.resumed == ""
+    assert (advanced.entered.resumed, again.entered.resumed) == ("values", "values")
