@@ -25,11 +25,13 @@ from treadle.capture.functional_forms import (
 )
 from treadle.capture.input_memory import bytes_of, separate, spans_of
 from treadle.compat.draw_operators import DRAWS
+from treadle.compat.fake import MISTYPED
 from treadle.compat.operators import changes_shape, returns_written, written_arguments
 from treadle.compat.tensors import storage_key
 from treadle.graph.arguments import map_nodes, types_of
 from treadle.graph.node_info import copy_notes, info, known_value, set_value, tensor_of, value_of
 from treadle.graph.operators import written_values
+from treadle.graph.values import compute, refresh
 from treadle.util.errors import CaptureError, internal_errors
 
 aten = torch.ops.aten
@@ -93,6 +95,7 @@ class Functionalizer:
         for at, node in enumerate(inputs):
             if self.is_written(node):
                 writes[at] = self._read(node)
+        _retype(self._new)
         separate(self._new)
         return self._new, results, writes
 
@@ -361,6 +364,14 @@ def _same_type(old: fx.Node, new: fx.Node) -> bool:
     a, b = value_of(old), value_of(new)
     same = a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
     return same and a.device == b.device
+
+
+def _retype(graph: fx.Graph) -> None:
+    """The types that a trace got wrong, and those of their readers."""
+    wrong = [node for node in graph.nodes if node.target in MISTYPED]
+    for node in wrong:
+        set_value(node, compute(node))
+    refresh(graph, wrong)
 
 
 def _run_fake(node: fx.Node) -> Any:

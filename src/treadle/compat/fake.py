@@ -31,6 +31,16 @@ UNSUPPORTED = (DynamicOutputShapeException, UnsupportedOperatorException, NotImp
 NEEDS_MEMORY = ("data pointer", "doesn't have storage", "data_ptr", "access storage")
 """Words of errors about tensors without memory."""
 
+MISTYPED = frozenset({
+    aten.native_layer_norm.default,
+    aten.native_group_norm.default,
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_functional.default,
+    aten._batch_norm_with_update_functional.default,
+})  # fmt: skip
+"""Functional operations whose fake kernels give another dtype than the real ones do."""
+
 METADATA_CHANGES = "Can't call metadata mutating ops on non-Fake Tensor"
 """Words of the error about ``set_`` of a tensor that is real."""
 
@@ -157,12 +167,23 @@ def fake_result(
     operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """``operation(*args, **kwargs)`` of fake tensors, in whatever mode is on: also where this
-    PyTorch has a kernel and cannot say what it gives."""
+    PyTorch has a kernel and cannot say what it gives, or says another dtype."""
     if operation is aten.addmm.dtype and not _types_sums_of_products():
         _, left, right, *rest = args
         wide = rest[0] if rest else kwargs["out_dtype"]
         return aten.mm.dtype(left, right, wide)
-    return operation(*args, **kwargs)
+    result = operation(*args, **kwargs)
+    return _with_wide_statistics(args, result) if operation in MISTYPED else result
+
+
+def _with_wide_statistics(args: tuple[Any, ...], result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The results of a norm. Of 16 bits with parameters of 32 all kernels keep mean and deviation
+    in 32 bits: in 16, as PyTorch's types say for CPUs, they would cost gradients a hundredth."""
+    x, *others = [each for each in args if isinstance(each, Tensor)]
+    wide = any(each.dtype is torch.float32 for each in others)
+    if x.dtype not in (torch.bfloat16, torch.float16) or not wide:
+        return result
+    return result[0], result[1].float(), result[2].float(), *result[3:]
 
 
 @functools.cache
@@ -181,6 +202,7 @@ def _types_sums_of_products() -> bool:
 __all__ = [
     "MEMOS",
     "METADATA_CHANGES",
+    "MISTYPED",
     "NEEDS_MEMORY",
     "UNSUPPORTED",
     "DataDependentOutputException",
