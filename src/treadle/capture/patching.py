@@ -22,6 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy
 
+from treadle.capture import averaging, deferred, number_calls, texts
 from treadle.capture.array_functions import makers
 from treadle.capture.arrays import CONVERSIONS, converted, from_numpy, is_array
 from treadle.capture.averaging import cumulative_batch_norm, update_parameters
@@ -118,12 +119,18 @@ _SETTERS = frozenset(
 """What changes a tensor itself, and not its values."""
 
 
-def _asks() -> Whose:
-    """Whose code calls a function of torch's; methods written in Python call for their caller."""
+_FOR_USERS = frozenset(str(each.__file__) for each in (averaging, deferred, number_calls, texts))
+"""Where functions stand that do for a user's code what it asks Python or PyTorch for."""
+
+
+def _users_ask() -> bool:
+    """Whether a function of torch's is called for code that is not ours; methods written in Python
+    call for their caller."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename in METHOD_FILES and frame.f_back is not None:
         frame = frame.f_back
-    return whose(frame.f_code.co_filename)
+    file = frame.f_code.co_filename
+    return file in _FOR_USERS or whose(file) is not Whose.OURS
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -184,7 +191,7 @@ class TensorPatcher(TorchFunctionMode):
             func, args, kwargs = scaled(func, args, kwargs or {})
             leaves, rebuilt = _arguments(args, kwargs or {})
         if any(self._is_outside(leaf) for leaf in leaves):
-            users = _asks() is not Whose.OURS
+            users = _users_ask()
             leaves = [self.inside(leaf, held=users) for leaf in leaves]
             args, kwargs = rebuilt(leaves)
         if func in _VALUES and any(map(is_traced, leaves)):
