@@ -60,10 +60,11 @@ _ARITHMETIC = {
 _COMPARISONS = {
     operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
 }  # fmt: skip
-_QUESTIONS: dict[object, Callable[[Tensor], Tensor]] = {
+_FUNCTIONS: dict[object, Callable[[Tensor], Tensor]] = {
     math.isnan: torch.isnan,
     math.isinf: torch.isinf,
     math.isfinite: torch.isfinite,
+    float: lambda number: number,
 }
 _STDLIB = sysconfig.get_path("stdlib")
 _DIVISIONS = {operator.truediv, operator.floordiv, operator.mod}
@@ -386,15 +387,15 @@ def _graph_form(
         return None
     if function in _DIVISIONS and is_number(operands[1]):
         return None
-    if function not in _ARITHMETIC | _COMPARISONS | _QUESTIONS.keys():
+    if function not in _ARITHMETIC | _COMPARISONS | _FUNCTIONS.keys():
         return None
-    is_float = function is operator.truediv or any(isinstance(e, float) for e in operands)
+    is_float = function in (float, operator.truediv) or any(isinstance(e, float) for e in operands)
     dtype = torch.float64 if is_float else torch.int64
 
     def compute() -> Tensor:
         with torch.no_grad():
             made = [_as_tensor(each, dtype, device) for each in operands]
-            return _QUESTIONS.get(function, function)(*made)
+            return _FUNCTIONS.get(function, function)(*made)
 
     return compute
 
