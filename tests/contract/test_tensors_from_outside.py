@@ -16,7 +16,7 @@ READS = {
     "int": lambda x, t: x * int(t),
     "float": lambda x, t: x / float(t),
     "item": lambda x, t: x + t.item(),
-    "rows": lambda x, t: x[int(t) : int(t) + 1] + 1,
+    "rows": lambda x, t: (lambda at: x[at : at + 1] + 1)(int(t)),
     "arithmetic": lambda x, t: x * (2 * int(t) + 1),
     "returned": lambda x, t: (x + 1, float(t), int(t)),
     "floor": lambda x, t: (x + 1, math.floor(t)),

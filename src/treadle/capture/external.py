@@ -18,7 +18,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import get_ident  # of the module itself, reading is noted
-from types import CellType, FrameType, FunctionType, ModuleType, SimpleNamespace
+from types import CellType, CodeType, FrameType, FunctionType, ModuleType, SimpleNamespace
 from typing import ParamSpec, TypeVar, cast, final
 
 import torch
@@ -530,6 +530,11 @@ class ExternalState:
     def asks_types(self) -> bool:
         """Whether ``type`` may have been asked of a number that stands in for another."""
         return self._frames.entered.asks_types
+
+    @property
+    def calls_type(self) -> Iterable[tuple[CodeType, ...]]:
+        """Code that may have asked a traced tensor for its type, with that of the frames around."""
+        return self._frames.entered.calls_type.values()
 
     def mentions(self, name: str) -> bool:
         """Whether code of the user's or of what they installed names ``name``."""

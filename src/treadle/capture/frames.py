@@ -28,6 +28,7 @@ from treadle.capture.mentions import Mentions, mentions
 from treadle.capture.numbers import is_stand_in
 from treadle.capture.system import is_aside, name_of_question
 from treadle.capture.threads import Threads
+from treadle.compat.fake import is_traced
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -96,6 +97,10 @@ class Entered:
     """Objects that hear no reading, all of whose attributes were read."""
     whole_spaces: set[int] = field(default_factory=set[int])  # likewise, globals
     asks_types: bool = False  # of a value that stands for another one, ``type`` may be asked
+    calls_type: dict[int, tuple[CodeType, ...]] = field(
+        default_factory=dict[int, tuple[CodeType, ...]]
+    )
+    """By its id code that may ask a traced tensor for its type, with that of the frames around."""
     resumed: str = ""  # a generator that was there before the run, and has been advanced
 
     def knows(self, code: CodeType, space: dict[str, object]) -> bool:
@@ -215,6 +220,8 @@ class FrameRecorder:
             given = frame.f_locals
             found = self._mentioned(code)
             self._asks_types(found, given, owner)
+            if found.calls_type and id(code) not in self.entered.calls_type:
+                self._calls_type(frame, owner)
             texts = {value for value in given.values() if type(value) is str}
             new = not texts <= self.entered.names
             self.entered.names |= texts
@@ -244,6 +251,13 @@ class FrameRecorder:
         if not asked and (found.asks_types or any(each is type for each in given.values())):
             asked = owner is Whose.USER or any(map(is_stand_in, given.values()))
         self.entered.asks_types |= asked
+
+    def _calls_type(self, frame: FrameType, owner: Whose) -> None:
+        """A traced tensor is of another class than the user's own. Installed code has it from its
+        arguments."""
+        if owner is Whose.USER or any(map(_is_traced_tensor, frame.f_locals.values())):
+            around = tuple(each.f_code for each in callers(frame))
+            self.entered.calls_type[id(frame.f_code)] = around
 
     def _resumes(self, frame: FrameType) -> None:
         """A generator's frame is entered again at each value; the first time from its start. It is
@@ -303,6 +317,10 @@ def callers(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def _is_traced_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and is_traced(value)
 
 
 def _is_import(frame: FrameType) -> bool:

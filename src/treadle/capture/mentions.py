@@ -14,8 +14,9 @@ class Mentions:
     """What a piece of code names. ``reads``: variables of its module or of Python that it may
     need; ``assigns``: those that it sets; ``names``: attributes, keys and texts of its own;
     ``modules``: what it may import or look up as modules; ``typed``: of which of its parameters it
-    asks ``type``, and ``asks_types``: of what else it may ask it. ``sites``: where it reads by
-    names that it does not mention."""
+    asks ``type``, and ``asks_types``: of what else it may ask it; ``calls_type``: whether it may
+    call it by that name, which is not yet another's (``number_calls``). ``sites``: where it reads
+    by names that it does not mention."""
 
     names: frozenset[str]
     reads: frozenset[str]
@@ -23,6 +24,7 @@ class Mentions:
     modules: frozenset[str]
     typed: frozenset[str]
     asks_types: bool
+    calls_type: bool
     sites: tuple[ReflectiveRead, ...]
 
 
@@ -34,6 +36,7 @@ def mentions(code: CodeType) -> Mentions:
     names = frozenset(map(plain_name, code.co_names)) | frozenset(_texts(code.co_consts))
     looks_up = names & {"modules", "import_module", "__import__"}
     typed, asks = _typed(steps)
+    types = any(s.op == "LOAD_GLOBAL" and s.arg == "type" for s in steps.all)
     return Mentions(
         names=names,
         reads=named["LOAD_GLOBAL"],
@@ -41,6 +44,7 @@ def mentions(code: CodeType) -> Mentions:
         modules=names if looks_up else named["IMPORT_NAME"],
         typed=typed,
         asks_types=asks,
+        calls_type=types,
         sites=sites(steps),
     )
 
@@ -54,7 +58,7 @@ def _typed(steps: Instructions) -> tuple[frozenset[str], bool]:
     found: set[str] = set()
     asks = False
     for at, step in enumerate(steps.all[:-2]):
-        if step.op not in ("LOAD_GLOBAL", "LOAD_DEREF") or step.arg != "type":
+        if step.op not in ("LOAD_GLOBAL", "LOAD_DEREF") or plain_name(step.arg) != "type":
             continue
         given, call = steps.all[at + 1 : at + 3]
         simple = given.op == "LOAD_FAST" and given.arg in steps.fixed

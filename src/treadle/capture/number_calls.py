@@ -33,7 +33,7 @@ from treadle.capture.held_functions import HeldFunction, held_functions, instead
 from treadle.capture.numbers import Text, is_number
 from treadle.capture.text_calls import text_functions, with_texts
 from treadle.capture.texts import TEXTS
-from treadle.compat.fake import is_traced
+from treadle.compat.fake import class_of, is_traced
 from treadle.compat.tracing import works_for
 from treadle.compat.unsized import is_unsized, length_of
 
@@ -114,7 +114,14 @@ def _all_instead() -> dict[int, Callable[..., object]]:
     def mapped(function: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
         return map(found.get(id(function), function), *args, **kwargs)
 
-    return found | {id(map): mapped}
+    return found | {id(map): mapped, id(type): _type}
+
+
+def _type(*args: Any, **kwargs: Any) -> object:
+    """``type(value)``, of a traced tensor the class of the user's own."""
+    if len(args) == 1 and isinstance(args[0], Tensor) and is_traced(args[0]):
+        return class_of(args[0])
+    return type(*args, **kwargs)
 
 
 def _conversion(kind: Callable[..., object]) -> Callable[..., object]:

@@ -78,10 +78,11 @@ from treadle.capture.tensor_effects import (
     GivenTensor,
     HeldTensor,
     TensorPlace,
+    read_attributes,
     refused_storage,
 )
 from treadle.capture.updates import UpdatesOfGroup
-from treadle.compat.fake import is_traced
+from treadle.compat.fake import call_parameter, is_traced
 from treadle.compat.hooks import copy_hooks, tensor_hooks
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.sharded_tensors import ShardedLayout, layout_of, local_of, placed_as
@@ -362,6 +363,7 @@ class Run:
                 case Parameter(parameter):
                     leaf = around(value.detach(), layout_of(parameter))
                     leaf.requires_grad_(parameter.requires_grad)
+                    call_parameter(leaf)
                     self._of_fakes |= vars(leaf).keys()
                     self._on_tensor |= vars(parameter).keys()
                     theirs = vars(parameter).items()  # of a fake one also where it is
@@ -409,8 +411,11 @@ class Run:
         return self.trace.external.met() if self.trace.external is not None else ()
 
     def asked(self) -> Iterable[tuple[CodeType, ...]]:
-        """Where a real number was asked for and another stands in: the codes of the frames."""
-        return self.trace.uses.asked.values()
+        """Where a real number was asked for and another stands in, or ``type`` of what may be a
+        traced tensor: the codes of the frames."""
+        external = self.trace.external
+        types = () if external is None else external.calls_type
+        return [*self.trace.uses.asked.values(), *types]
 
     def asks_types(self) -> bool:
         """Whether a number that stands in may have been asked for its type: then the run is one
@@ -445,8 +450,10 @@ class Run:
             if not isinstance(leaf, Tensor) and not is_plain(leaf):
                 reads.add_argument(f"argument {path}", leaf, functools.partial(self._leaf, at))
         self.numbers.read(reads)
-        for each in self._all_given():
-            each.read(reads, self.trace.watch)
+        given = self._all_given()
+        for each in given:
+            each.read(reads, self.trace.watch, external.mentions)
+        read_attributes(given, reads, external.mentions)
         for each in self._looked_at.values():
             reads.add_computed(f"the state of {type(each).__name__}", functools.partial(_has, each))
         for each in self._states:

@@ -12,7 +12,7 @@ Whatever had the old memory (a view, ``x.detach()``) keeps it, as it does in eag
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol, cast, final
@@ -199,8 +199,12 @@ class GivenTensor:
         if tensor_hooks(self.traced):
             raise refused(f"the hooks of {self.label}", "tensor", watch.line_of(self.traced))
 
-    def read(self, reads: Reads, watch: "TensorUses") -> None:
-        """What the run read of it beside its values."""
+    def read(self, reads: Reads, watch: "TensorUses", mentions: Callable[[str], bool]) -> None:
+        """What the run read of it beside its values. ``mentions``: whether it may have read an
+        attribute of that name."""
+        tensor = self.find()
+        for name in filter(mentions, vars(tensor) if isinstance(tensor, Tensor) else ()):
+            reads.add_found(f"{self.label}.{name}", functools.partial(_attribute, self.find, name))
         if self._reads_gradient(watch):
             reads.add_found(f"{self.label}.grad", functools.partial(_gradient_of, self.find))
 
@@ -241,6 +245,34 @@ class GivenTensor:
 
     def _place(self, name: str, aspect: Aspect) -> TensorPlace:
         return TensorPlace(f"{self.label}.{name}", self.find, aspect, name)
+
+
+def _attribute(find: Callable[[], object], name: str) -> object:
+    tensor = find()
+    return vars(tensor).get(name, MISSING) if isinstance(tensor, Tensor) else MISSING
+
+
+_ASK = ("hasattr", "getattr", "vars", "__dict__", "AttributeError", "Exception")
+"""What code names that goes on where an attribute is not there."""
+
+
+def read_attributes(
+    given: Sequence[GivenTensor], reads: Reads, mentions: Callable[[str], bool]
+) -> None:
+    """Which attributes tensors have, for a run that may have asked for one that is not there."""
+    if not any(map(mentions, _ASK)):
+        return
+    finds = [each.find for each in given]
+
+    def read() -> dict[int, frozenset[str]]:
+        found: dict[int, frozenset[str]] = {}
+        for at, find in enumerate(finds):
+            tensor = find()
+            if isinstance(tensor, Tensor) and (names := vars(tensor)):
+                found[at] = frozenset(filter(mentions, names))
+        return {at: names for at, names in found.items() if names}
+
+    reads.add_computed("which attributes the tensors of the step have", read)
 
 
 def _gradient_of(find: Callable[[], object]) -> object:

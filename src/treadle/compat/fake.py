@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import SymInt, Tensor
+from torch import SymInt, Tensor, nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -90,6 +90,18 @@ def is_traced(value: object) -> bool:
     """Whether a trace knows it: a fake tensor, or a DTensor that holds one."""
     held = local_of(value) if isinstance(value, Tensor) else value
     return isinstance(held, FakeTensor)
+
+
+def call_parameter(tensor: Tensor) -> None:
+    """From now on ``isinstance(tensor, nn.Parameter)``, of whatever class it is."""
+    tensor._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def class_of(tensor: Tensor) -> type:
+    """The class that it stands for."""
+    if type(tensor) is not FakeTensor:
+        return type(tensor)
+    return nn.Parameter if vars(tensor).get("_is_param") else Tensor
 
 
 def fake_like(value: FakeTensor) -> FakeTensor:
@@ -209,6 +221,8 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "alone",
+    "call_parameter",
+    "class_of",
     "detect_fake_mode",
     "fake_like",
     "fake_mode_of",
