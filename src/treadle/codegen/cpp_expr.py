@@ -358,6 +358,8 @@ def _cast(text: str, source: torch.dtype, target: torch.dtype) -> str:
         return f"{text} ? ({kind})1 : ({kind})0"
     if target in _HALF:
         return text if source is target else f"{_HALF[target]}((float){text})"
+    if source.is_floating_point and target in (torch.int32, torch.int64):
+        return f"t_{VALUE_TYPES[target]}({text})"
     if source.is_floating_point and target in (torch.uint8, torch.int8, torch.int16):
         return f"({VALUE_TYPES[target]})(int32_t){text}"
     return f"({VALUE_TYPES[target]}){text}"

@@ -228,6 +228,14 @@ template <class T> TR T t_floordiv(T x, T y) {{
 }}
 template <class T> TR T t_min(T x, T y) {{ return x < y || x != x ? x : y; }}
 template <class T> TR T t_max(T x, T y) {{ return x > y || x != x ? x : y; }}
+// What the processor gives for NaN and beyond the range; to a compiler that is anything, and
+// (float)(int32_t)x then x without its fraction.
+template <class T> TR int32_t t_int32_t(T x) {{
+  return (x >= (T)-2147483648.0) & (x < (T)2147483648.0) ? (int32_t)x : INT32_MIN;
+}}
+template <class T> TR int64_t t_int64_t(T x) {{
+  return (x >= (T)-9223372036854775808.0) & (x < (T)9223372036854775808.0) ? (int64_t)x : INT64_MIN;
+}}
 template <class T> TR T t_sign(T x) {{ return (T)((x > 0) - (x < 0)); }}
 // floats as integers of the same order, NaN above or below everything
 TR int32_t key_max(float x) {{
