@@ -1,15 +1,23 @@
 """Where a product and a sum round once is written in the text; compilers decide nothing."""
 
 import ctypes
+from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
+import triton_kernels as make
+import triton_run
+from triton_run import Case, buffers_of, rendered, run_cases
 
 import treadle
+from treadle.codegen.cpp import function_text
 from treadle.codegen.cpp_prelude import PRELUDE
+from treadle.loop.expr import ReduceKind
+from treadle.loop.kernel import Kernel, KernelSchedule, LoopForm
 from treadle.runtime.cache import Cache
 from treadle.runtime.compilers import compile_cpp, find_cxx, load_functions
+from treadle.schedule.workers import PROGRAMS, THREADS
 
 SELECTED = """
 extern "C" void f(void* const* p, const int64_t* sizes, int64_t instances) {
@@ -87,3 +95,60 @@ def test_a_product_that_is_used_again_is_rounded_everywhere():
     zero, _, other = treadle.compile(step, model=model)(torch.randn(1003))
     assert not zero.any()
     assert not other.any()
+
+
+N = 1024
+
+
+def written_twice(used: str) -> Kernel:
+    """A product by its name, of which ``used`` is the user, and as a formula in a sum."""
+    k = make.Build(1, N)
+    a, b, c = (make.load(name, k.cols) for name in "abc")
+    written = make.fn("mul", a, b)
+    named = k.define(written)
+    k.store("y", k.define(make.fn("sub", written, make.fn(used, named, c))), k.cols)
+    return k.kernel("twice")
+
+
+@pytest.mark.parametrize(("used", "count"), [("add", 2), ("div", 0)])
+def test_a_product_that_is_written_twice_is_one_value(used, count):
+    kernel = written_twice(used)
+    tensors = {name: torch.randn(N) for name in "abcy"}
+    source, _, buffers = rendered([kernel], buffers_of(tensors))
+    ready = THREADS.scheduled(kernel)
+    assert source.text.count("tl.fma") == count
+    assert function_text("f", ready, buffers, contract=True).count("t_fma") == count
+
+
+def products_in_passes(rows: int, cols: int) -> Kernel:
+    """Sums with one product in two passes along the columns, and after them."""
+    k = make.Build(rows, cols)
+    row, x = make.load("r", k.rows), make.load("x", k.flat)
+    fixed = k.define(make.fn("mul", row, row), (k.rows,))
+    varying = k.define(make.fn("mul", x, make.load("w", k.cols)))
+    top = k.reduce(ReduceKind.MAX, make.fn("sub", varying, row))
+    shifted = k.define(make.fn("add", make.fn("add", varying, top), make.fn("add", fixed, x)))
+    total = k.reduce(ReduceKind.SUM, shifted)
+    k.store("y", k.define(make.fn("sub", total, varying)))
+    k.store("t", k.define(make.fn("add", fixed, total), (k.rows,)), k.rows, (k.rows,))
+    return k.kernel("passes")
+
+
+FORMS = {
+    "persistent": KernelSchedule(LoopForm.PERSISTENT, 1, 256, warps=4),
+    "looped": KernelSchedule(LoopForm.LOOPED, 1, 64, warps=4),
+    "looped, rows in blocks": KernelSchedule(LoopForm.LOOPED, 2, 64, warps=4),
+    "split": KernelSchedule(LoopForm.SPLIT, 1, 64, parts=2, warps=4),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_factors_are_those_of_the_same_pass(form, tmp_path, monkeypatch, interpreted):
+    """In each pass of the loops the variables of a product are others, or of another block."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(triton_run, "PROGRAMS", replace(PROGRAMS, choose=lambda _: FORMS[form]))
+    kernel = products_in_passes(3, 203)
+    sizes = {"r": 3, "t": 3, "w": 203, "x": 609, "y": 609}
+    tensors = {name: torch.randn(n) for name, n in sizes.items()}
+    assert rendered([kernel], buffers_of(tensors))[0].text.count("tl.fma") >= 5
+    run_cases([Case(form, [kernel], tensors)], tmp_path, interpreted)

@@ -9,7 +9,7 @@ told to contract nothing.
 
 import torch
 
-from treadle.loop.expr import Apply, Expr
+from treadle.loop.expr import Apply, Expr, Local
 from treadle.loop.kernel import Kernel, Store
 from treadle.loop.traverse import operands_of, walk
 
@@ -19,14 +19,19 @@ CONTRACTED = (torch.float32, torch.float64)
 
 def only_summed(kernel: Kernel) -> frozenset[Expr]:
     """Values that all of their users add to another one, or take it away, and that nobody stores:
-    such a product need not be rounded for any of them."""
+    such a product need not be rounded for any of them. A formula that has a name, and is written
+    out elsewhere too, is one value."""
     summed, others = set[Expr](), set[Expr]()
+    named: list[tuple[Expr, Expr]] = []
     for item in kernel.body:
         if isinstance(item, Store):
             others.add(item.value)
             continue
+        named.append((Local(item.name, item.expr.dtype), item.expr))
         for each in walk(item.expr):
             (summed if _is_sum(each) else others).update(operands_of(each))
+    others |= {expr for local, expr in named if local in others}
+    others |= {local for local, expr in named if expr in others}
     return frozenset(summed - others)
 
 
