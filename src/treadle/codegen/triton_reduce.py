@@ -116,7 +116,8 @@ def rescale(
     for each in sums:
         total = each.parts[0]
         added = " + ".join(_power(f"{x} - {base}", dtype) for x in xs)
-        writer.line(f"{total} = {total} * {_power(f'{old} - {base}', dtype)} + {added}")
+        factor = _power(f"{old} - {base}", dtype)
+        writer.line(f"{total} = tl.fma({total}, {factor}, {added})")
     writer.line(f"{old} = {largest}")
 
 
