@@ -2,13 +2,16 @@
 
 ::
 
-    x[i]       ->  x[i[None]].squeeze(0)
-    x[i] = v   ->  x[i[None]] = v.expand(...).unsqueeze(0)
+    x[i]         ->  x[i[None]].squeeze(0)
+    x[i] = v     ->  x[i[None]] = v.expand(...).unsqueeze(0)
+    x[3, i]      ->  x[:, i[None]].squeeze(1)[3]          and so beside masks, None and ...
+    x[3, i] = v  ->  x[3][i] = v
 
 In eager ``x[i]`` is a view. Here it is a copy, so that writing to it is refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -37,12 +40,55 @@ class ScalarIndices:
             return self._get_numbers if func is Tensor.__getitem__ else self._set_numbers
         dim = _dim(entries)
         if dim is None:
-            return None
+            return self._beside_others(func, args[0], entries)
         index = tuple(each[None] if isinstance(each, Tensor) else each for each in entries)
         place = (id(args[0]), *(id(e) if isinstance(e, Tensor) else str(e) for e in entries))
         if func is Tensor.__getitem__:
             return lambda x, _: self._get(x, index, dim, place)
         return lambda x, _, value: self._set(x, index, dim, value, place)
+
+    def _beside_others(
+        self, func: Callable[..., object], x: object, entries: tuple[object, ...]
+    ) -> Callable[..., object] | None:
+        """Of indices with other entries than slices beside them. PyTorch selects by them first."""
+        dims = _dims(x.ndim, entries) if isinstance(x, Tensor) else None
+        if dims is None or not any(map(_is_scalar, entries)):
+            return None
+        place = (id(x), *(id(e) if isinstance(e, Tensor) else str(e) for e in entries))
+        if func is Tensor.__getitem__:
+            return lambda x, _: self._selected(x, entries, dims, place)
+        if any(isinstance(each, Tensor) and not _is_scalar(each) for each in entries):
+            return None
+        view = tuple(slice(None) if _is_scalar(each) else each for each in entries)
+        left = [each for each in entries if not isinstance(each, int)]
+        if _dim(tuple(each if _is_scalar(each) else slice(None) for each in left)) is None:
+            return None
+        return lambda x, _, value: self._set_in(x[view], left, value, place)
+
+    def _set_in(
+        self, x: Tensor, entries: list[Any], value: object, place: tuple[object, ...]
+    ) -> None:
+        """Of a view, by what of an index it was not made by."""
+        left = tuple(slice(None) if each is None else each for each in entries)
+        dims = _dims(x.ndim, left)
+        assert dims is not None
+        index: list[Any] = [slice(None)] * x.ndim
+        for dim, each in zip(dims, left, strict=True):
+            if isinstance(each, Tensor):
+                index[dim] = each[None]
+        first = next(dim for dim, each in zip(dims, left, strict=True) if _is_scalar(each))
+        self._set(x, tuple(index), first, value, place)
+
+    def _selected(
+        self, x: Tensor, entries: tuple[Any, ...], dims: Sequence[int], place: tuple[object, ...]
+    ) -> Tensor:
+        found = x
+        for dim, each in reversed([*zip(dims, entries, strict=True)]):
+            if _is_scalar(each):
+                found = found[(slice(None),) * dim + (each[None],)].squeeze(dim)
+        found = found[tuple(each for each in entries if not _is_scalar(each))]
+        self._copies.append((found, found._version, here(), place))
+        return found
 
     def _get_numbers(self, x: Tensor, entries: Any) -> Tensor:
         index = number_index(x, entries if isinstance(entries, tuple) else (entries,))
@@ -121,6 +167,29 @@ def _dim(entries: tuple[object, ...]) -> int | None:
         return None
     together = places == list(range(places[0], places[0] + len(places)))
     return places[0] if together else None
+
+
+def _dims(count: int, entries: tuple[object, ...]) -> list[int] | None:
+    """At which of ``count`` dims each entry of an index begins; ``None`` where one is none of a
+    slice, a whole number, a tensor, ``None`` and ``...``."""
+    taken: list[int] = []
+    for each in entries:
+        match each:
+            case bool():
+                return None
+            case None | EllipsisType():
+                taken.append(0)
+            case int() | slice():
+                taken.append(1)
+            case Tensor():
+                taken.append(each.ndim if each.dtype in (torch.bool, torch.uint8) else 1)
+            case _:
+                return None
+    found, dim = list[int](), 0
+    for each, many in zip(entries, taken, strict=True):
+        found.append(dim)
+        dim += count - sum(taken) if each is ... else many
+    return found
 
 
 def _is_scalar(value: object) -> bool:

@@ -51,6 +51,7 @@ from treadle.capture.sparse_gradients import is_sparse
 from treadle.compat.draw_operators import TRACED_AS
 from treadle.compat.fake import alone
 from treadle.compat.fully_sharded import plans_of
+from treadle.compat.operators import ALL_TRUE
 from treadle.compat.sharded_tensors import layout_of
 from treadle.compat.tracing import trace
 from treadle.compat.views import SPLITS
@@ -60,7 +61,7 @@ from treadle.util.collector import without_collector
 from treadle.util.data_stack import with_room
 from treadle.util.errors import CaptureError
 
-_INSTEAD = {**TRACED_AS, **SPLITS, **GROUPED}
+_INSTEAD = {**TRACED_AS, **SPLITS, **GROUPED, **ALL_TRUE}
 """What to trace in the place of operators that a graph cannot hold."""
 
 _MOST_RUNS = 64

@@ -80,6 +80,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch.utils._pytree.tree_leaves": ALL,
     "torch.utils._pytree.tree_map": ALL,
     "torch.utils._pytree.tree_unflatten": ALL,
+    "torch.ops.aten._is_all_true": ALL,
+    "torch.ops.aten._is_any_true": ALL,
     "torch.utils._sympy.symbol.SymT": ALL,
     "torch.utils._sympy.symbol.symbol_is_type": ALL,
     "torch.utils._sympy.value_ranges.ValueRanges": ALL,
@@ -149,6 +151,7 @@ EITHER: dict[str, tuple[str, ...]] = {
 
 SET: dict[str, str] = {
     "_boxed_call": "torch._functorch._aot_autograd.utils",
+    "_is_param": "torch.nn.parameter",
     "_opt_called": "torch.optim.lr_scheduler",
 }
 """Attributes that are set here, and the module of PyTorch that asks for them."""

@@ -1,8 +1,10 @@
 """What an operator declares: its arguments, what it writes to, what it returns."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
 
@@ -50,7 +52,16 @@ def returns_written(target: object) -> bool:
     return all(each.alias_info is not None for each in schema_of(target).returns)
 
 
+ALL_TRUE: Mapping[OpOverload, Any] = {
+    torch.ops.aten._is_all_true.default: Tensor.all,
+    torch.ops.aten._is_any_true.default: Tensor.any,
+}
+"""What checks of arguments call (``torch.distributions``): what to trace instead. Of rows of which
+nobody knows how many there are, PyTorch has no fake results of them."""
+
+
 __all__ = [
+    "ALL_TRUE",
     "OpOverload",
     "argument_types",
     "changes_shape",
