@@ -210,7 +210,6 @@ def test_a_causal_call_stays_where_results_are_to_be_deterministic():
     assert all(chosen in each.op for each in found), [each.op for each in found]
 
 
-
 @pytest.mark.parametrize("mask", [causal, None])
 def test_heads_that_the_model_itself_shares(mask):
     calls_compared(Attends(64, mask=mask, repeats=False))
