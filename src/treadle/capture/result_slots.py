@@ -12,16 +12,31 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from treadle.capture.external import Later
 from treadle.capture.sparse_gradients import SparseLayout, sparse_layout_of
+from treadle.compat.fake import class_of
 from treadle.compat.sharded_tensors import ShardedLayout, layout_of
 
 
 class ResultSlot:
     """Marks the place of a tensor among the leaves of the user's result; that of a DTensor is
     marked by its layout, and so is that of a sparse one, which is two tensors of the graph."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LeafSlot:
+    """Marks that of a tensor that needs a gradient and begins its graph. ``kind``: its class."""
+
+    kind: type
+
+    def around(self, tensor: Tensor) -> Tensor:
+        """Such a tensor, of the same memory."""
+        if self.kind is nn.Parameter:
+            return nn.Parameter(tensor)
+        return tensor.detach().requires_grad_()
 
 
 @final
@@ -35,14 +50,17 @@ class RunAgain:
 
 def slot_of(tensor: Tensor) -> Any:
     """What marks the place of ``tensor``."""
-    return layout_of(tensor) or sparse_layout_of(tensor) or ResultSlot
+    found = layout_of(tensor) or sparse_layout_of(tensor)
+    if found is None and tensor.is_leaf and tensor.requires_grad:
+        return LeafSlot(class_of(tensor))
+    return found or ResultSlot
 
 
 def slots_in(leaves: Iterable[Any]) -> int:
     """How many tensors of the graph belong among the leaves."""
     found = 0
     for leaf in leaves:
-        found += leaf is ResultSlot or isinstance(leaf, ShardedLayout)
+        found += leaf is ResultSlot or isinstance(leaf, ShardedLayout | LeafSlot)
         found += 2 * isinstance(leaf, SparseLayout)
     return found
 
@@ -57,7 +75,7 @@ def fill(
     for leaf in leaves:
         if leaf is ResultSlot:
             found.append(next(tensors))
-        elif isinstance(leaf, ShardedLayout):
+        elif isinstance(leaf, ShardedLayout | LeafSlot):
             found.append(leaf.around(next(tensors)))
         elif isinstance(leaf, SparseLayout):
             found.append(leaf.around(next(tensors), next(tensors)))

@@ -17,6 +17,7 @@ from treadle.capture.optimizers.registry import form_of
 from treadle.capture.outputs import OutputCall
 from treadle.capture.result_slots import fill, slots_in
 from treadle.capture.sources import Held, RunTimeNumber, State
+from treadle.capture.tensor_effects import TensorPlace
 from treadle.compat.hooks import after_backward
 from treadle.graph.node_info import value_of
 from treadle.graph.signature import Role, StepGraph
@@ -148,7 +149,10 @@ def apply_outputs(captured: Captured, results: Sequence[Tensor | None]) -> objec
     filled = [_filled(*each, known, errors) for each in zip(slots, parts, strict=True)]
     pairs = [*zip(captured.left, filled[1:], strict=True)]
     for left, found in pairs:
-        if found is not None and not isinstance(left.place, OutputCall | StatePlace):
+        if found is not None and isinstance(left.place, TensorPlace):
+            left.put(found)  # while the tensor stands where the step found it
+    for left, found in pairs:
+        if found is not None and not isinstance(left.place, OutputCall | StatePlace | TensorPlace):
             left.put(found)
     grads = fill(captured.grad_slots, tensors)
     for parameter, grad in zip(captured.left_grads, grads, strict=True):
