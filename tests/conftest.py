@@ -82,7 +82,7 @@ took 5 to 6, and 4 now. Tests about collections ask for them."""
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
     """As by itself, with room for the frames of what a test calls: eager steps, oracles, PyTorch's
-    own tracer. All tests take a sixth less time so."""
+    own tracer."""
     from treadle.util.data_stack import call_with_room
 
     names = pyfuncitem._fixtureinfo.argnames

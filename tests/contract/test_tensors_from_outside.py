@@ -150,7 +150,10 @@ def test_an_average_that_is_no_model_of_the_step(options):
 
 def normed(compiled):
     outside = nn.BatchNorm1d(3, momentum=None)
-    step = lambda x: outside(x)  # noqa: E731
+
+    def step(x):
+        return outside(x)
+
     if compiled:
         step = treadle.compile(step, model=nn.Linear(3, 3))
     found = []

@@ -402,8 +402,7 @@ def _graph_form(
 
 def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
     def call(*args: Any, **kwargs: Any) -> object:
-        if any(isinstance(each, Tensor) for each in args):
-            args = tuple(each.item() if isinstance(each, Tensor) else each for each in args)
+        args = tuple(each.item() if isinstance(each, Tensor) else each for each in args)
         numbers = all(is_number(each) or is_real(each) for each in args)
         if numbers and not kwargs and any(map(is_number, args)):
             return lead_of(args).applied(function, args)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from treadle.compat.fake import FakeTensor, fakes_in_one_storage
+from treadle.compat.fake import fakes_in_one_storage
 from treadle.compat.tensors import storage_key
 from treadle.graph.alias import read_by_strides
 from treadle.graph.node_info import known_value, set_value
@@ -43,7 +43,7 @@ def _is_in(value: Any, low: int, high: int) -> bool:
 
 def _move(nodes: Sequence[fx.Node]) -> None:
     """Values in a new storage, as they lie to each other."""
-    values: list[FakeTensor] = [known_value(node) for node in nodes]  # type: ignore[misc]
+    values: list[Any] = [known_value(node) for node in nodes]
     for node, value in zip(nodes, fakes_in_one_storage(values), strict=True):
         set_value(node, value)
 

@@ -130,10 +130,10 @@ def _conversion(kind: Callable[..., object]) -> Callable[..., object]:
     def call(*args: Any, **kwargs: Any) -> object:
         if len(args) == 1 and not kwargs and works_for(thread):
             (value,) = args
-            if isinstance(value, Tensor) and kind is len and is_traced(value):
-                return length_of(value)
             if isinstance(value, Tensor) and kind is not len:
                 value = value.item()
+            elif isinstance(value, Tensor) and is_traced(value):
+                return length_of(value)
             if is_unsized(value):
                 return torch.sym_float(value) if kind is float else torch.sym_int(value)
             if is_number(value):

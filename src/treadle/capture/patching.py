@@ -120,7 +120,7 @@ _SETTERS = frozenset(
 
 
 _FOR_USERS = frozenset(str(each.__file__) for each in (averaging, deferred, number_calls, texts))
-"""Where functions stand that do for a user's code what it asks Python or PyTorch for."""
+"""Modules whose functions stand in for Python's and PyTorch's: they ask for the user's code."""
 
 
 def _users_ask() -> bool:

@@ -82,7 +82,7 @@ from treadle.capture.tensor_effects import (
     refused_storage,
 )
 from treadle.capture.updates import UpdatesOfGroup
-from treadle.compat.fake import call_parameter, is_traced
+from treadle.compat.fake import is_traced, mark_parameter
 from treadle.compat.hooks import copy_hooks, tensor_hooks
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.sharded_tensors import ShardedLayout, layout_of, local_of, placed_as
@@ -363,7 +363,7 @@ class Run:
                 case Parameter(parameter):
                     leaf = around(value.detach(), layout_of(parameter))
                     leaf.requires_grad_(parameter.requires_grad)
-                    call_parameter(leaf)
+                    mark_parameter(leaf)
                     self._of_fakes |= vars(leaf).keys()
                     self._on_tensor |= vars(parameter).keys()
                     theirs = vars(parameter).items()  # of a fake one also where it is

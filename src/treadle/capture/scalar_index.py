@@ -72,12 +72,10 @@ class ScalarIndices:
         left = tuple(slice(None) if each is None else each for each in entries)
         dims = _dims(x.ndim, left)
         assert dims is not None
-        index: list[Any] = [slice(None)] * x.ndim
-        for dim, each in zip(dims, left, strict=True):
-            if isinstance(each, Tensor):
-                index[dim] = each[None]
-        first = next(dim for dim, each in zip(dims, left, strict=True) if _is_scalar(each))
-        self._set(x, tuple(index), first, value, place)
+        pairs = zip(dims, left, strict=True)
+        placed = {dim: each[None] for dim, each in pairs if isinstance(each, Tensor)}
+        index = tuple(placed.get(dim, slice(None)) for dim in range(x.ndim))
+        self._set(x, index, min(placed), value, place)
 
     def _selected(
         self, x: Tensor, entries: tuple[Any, ...], dims: Sequence[int], place: tuple[object, ...]
@@ -193,7 +191,7 @@ def _dims(count: int, entries: tuple[object, ...]) -> list[int] | None:
 
 
 def _is_scalar(value: object) -> bool:
-    integers = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    integers = (torch.int64, torch.int32, torch.int16, torch.int8)  # uint8 is a mask
     return isinstance(value, Tensor) and value.ndim == 0 and value.dtype in integers
 
 

@@ -4,6 +4,46 @@ All are written with operations that the compiler and the interpreter (``TRITON_
 share, so what the tests run is what the GPU runs.
 """
 
+
+def _rounds(x: str, coefficients: tuple[float, ...]) -> str:
+    """Lines of a polynomial in ``x`` by Horner's rule, its result in ``p``."""
+    return "".join(f"    p = _horner(p, {x}, {c!r})\n" for c in coefficients)
+
+
+_TANH = (
+    -0.00024012864402595902,
+    0.0005905148561479433,
+    -0.0014559354844101019,
+    0.0035921396087143587,
+    -0.008863236281146344,
+    0.021869488562023115,
+    -0.05396825396864022,
+    0.13333333333333444,
+    -0.33333333333333337,
+)
+_ERFC = (
+    1.752560461090395e-08,
+    1.9199785285935027e-08,
+    -2.1417377757617212e-07,
+    -5.1766286258511114e-08,
+    1.6957121903295755e-06,
+    -9.78099927946729e-07,
+    -1.139939149641738e-05,
+    2.2386666286993252e-05,
+    5.162577762063891e-05,
+    -0.00029015491299394817,
+    0.0002937215349257143,
+    0.0017556260305671993,
+    -0.009746581222643222,
+    0.028362277396913042,
+    -0.05869339838338856,
+    0.09230432116176848,
+    -0.10880393015489652,
+    0.08227673849011187,
+    0.0035854154857922218,
+    -0.14024059858554686,
+    1.2375126308378261,
+)
 HELPERS = {
     "_horner": """
 @triton.jit
@@ -39,16 +79,9 @@ def _tanh(x):
     # tanh x = x + x * z * p(z), z = x * x, near zero; else from exp(-2 |x|), which cannot overflow.
     z = x * x
     p = _horner(tl.full((), -2.92559343403808e-05, x.dtype), z, 9.568996808803827e-05)
-    p = _horner(p, z, -0.00024012864402595902)
-    p = _horner(p, z, 0.0005905148561479433)
-    p = _horner(p, z, -0.0014559354844101019)
-    p = _horner(p, z, 0.0035921396087143587)
-    p = _horner(p, z, -0.008863236281146344)
-    p = _horner(p, z, 0.021869488562023115)
-    p = _horner(p, z, -0.05396825396864022)
-    p = _horner(p, z, 0.13333333333333444)
-    p = _horner(p, z, -0.33333333333333337)
-    near = tl.where(x == 0.0, x, tl.fma(x * z, p, x))  # the sum has no -0.0
+"""
+    + _rounds("z", _TANH)
+    + """    near = tl.where(x == 0.0, x, tl.fma(x * z, p, x))  # the sum has no -0.0
     e = tl.exp(-2.0 * tl.abs(x))
     far = 1.0 - 2.0 * e / (1.0 + e)
     return tl.where(tl.abs(x) < 0.5, near, tl.where(x < 0.0, -far, far))
@@ -61,28 +94,9 @@ def _erfc(x):
     a = tl.where(a > 30.0, 30.0, a)
     t = (a - 3.75) / (a + 3.75)
     p = t * 0.0 + -2.03292172142306e-09
-    p = _horner(p, t, 1.752560461090395e-08)
-    p = _horner(p, t, 1.9199785285935027e-08)
-    p = _horner(p, t, -2.1417377757617212e-07)
-    p = _horner(p, t, -5.1766286258511114e-08)
-    p = _horner(p, t, 1.6957121903295755e-06)
-    p = _horner(p, t, -9.78099927946729e-07)
-    p = _horner(p, t, -1.139939149641738e-05)
-    p = _horner(p, t, 2.2386666286993252e-05)
-    p = _horner(p, t, 5.162577762063891e-05)
-    p = _horner(p, t, -0.00029015491299394817)
-    p = _horner(p, t, 0.0002937215349257143)
-    p = _horner(p, t, 0.0017556260305671993)
-    p = _horner(p, t, -0.009746581222643222)
-    p = _horner(p, t, 0.028362277396913042)
-    p = _horner(p, t, -0.05869339838338856)
-    p = _horner(p, t, 0.09230432116176848)
-    p = _horner(p, t, -0.10880393015489652)
-    p = _horner(p, t, 0.08227673849011187)
-    p = _horner(p, t, 0.0035854154857922218)
-    p = _horner(p, t, -0.14024059858554686)
-    p = _horner(p, t, 1.2375126308378261)
-    near = a.to(tl.float32).to(tl.float64)
+"""
+    + _rounds("t", _ERFC)
+    + """    near = a.to(tl.float32).to(tl.float64)
     e = tl.exp(-near * near) * tl.exp((near - a) * (near + a)) * p / (1.0 + 2.0 * a)
     return tl.where(x < 0.0, 2.0 - e, e).to(x.dtype)
 """,

@@ -92,7 +92,7 @@ def is_traced(value: object) -> bool:
     return isinstance(held, FakeTensor)
 
 
-def call_parameter(tensor: Tensor) -> None:
+def mark_parameter(tensor: Tensor) -> None:
     """From now on ``isinstance(tensor, nn.Parameter)``, of whatever class it is."""
     tensor._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -221,7 +221,6 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "alone",
-    "call_parameter",
     "class_of",
     "detect_fake_mode",
     "fake_like",
@@ -232,6 +231,7 @@ __all__ = [
     "is_fake",
     "is_of_values",
     "is_traced",
+    "mark_parameter",
     "symbolic_mode",
     "without_words",
 ]

@@ -64,7 +64,6 @@ _ROOM = 1 << 20
 """Bytes that copies of the batch and of results may always take, where no budget is given."""
 
 
-@with_room
 def compile_graph(
     captured: Captured,
     options: Options,
