@@ -33,6 +33,7 @@ from treadle.capture.sources import (
     Held,
     Inputs,
     Parameter,
+    Pending,
     RunTimeArray,
     RunTimeNumber,
     Scalars,
@@ -113,8 +114,8 @@ class Captured:
     scalars: Scalars
     inputs: Inputs
     host_draws: HostDraws
+    pending: Pending  # state that there was not yet when a call began
     failed: Exception | None = None  # after a guess: then it is captured up to there
-    pending: dict[tuple[int, str], Tensor] = field(default_factory=dict[tuple[int, str], Tensor])
     guards: GuardSet = field(default_factory=GuardSet)  # of declared sizes, also of no input's
 
     @property
@@ -215,6 +216,7 @@ def finish(
         inputs=Inputs(kept),
         host_draws=run.draws,
         failed=run.failed,
+        pending=run.pending,
     )
 
 

@@ -88,10 +88,10 @@ def fill(
 
 @final
 class NamedOnce:
-    """Tensors among leaves, each of which is a value once; the leaves are counted."""
+    """Tensors and views among leaves, each of which is a value once; the leaves are counted."""
 
     def __init__(self) -> None:
-        self._first: dict[int, tuple[int, Tensor]] = {}
+        self._first: dict[int, tuple[int, Tensor | Later]] = {}
         self._count = 0
 
     def of(self, leaves: Iterable[Any]) -> list[Any]:
@@ -99,7 +99,7 @@ class NamedOnce:
         found: list[Any] = []
         for leaf in leaves:
             at = self._count
-            if isinstance(leaf, Tensor):
+            if isinstance(leaf, Tensor | Later):
                 at, _ = self._first.setdefault(id(leaf), (self._count, leaf))
             found.append(leaf if at == self._count else RunAgain(at))
             self._count += 1

@@ -49,6 +49,7 @@ from treadle.capture.optimizer_state import StatePlace, TracedState, refused_sta
 from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
 from treadle.capture.outputs import OutputCall, OutputLog, Stream
 from treadle.capture.own_steps import OwnSteps
+from treadle.capture.own_tensors import OwnTensors
 from treadle.capture.parts import MISSING, is_plain
 from treadle.capture.patching import TraceRecorder, swapped
 from treadle.capture.plain_values import is_real
@@ -66,6 +67,7 @@ from treadle.capture.sources import (
     Held,
     Parameter,
     ParamGroup,
+    Pending,
     RunTimeArray,
     RunTimeNumber,
     Scalar,
@@ -266,6 +268,8 @@ class Run:
         if not update:
             self.trace.watch.after_backward = self._keep_gradients
         self._assigned: list[tuple[Tensor, Tensor]] = []  # what they were, and what is assigned
+        self._owned = OwnTensors()
+        self.pending: Pending = {}  # state that there was not yet when a call began
         self._stand_ins: dict[int, Tensor] = {}
         self._values: dict[tuple[int, str], Tensor] = {}
         self._handed: dict[int, _Handed] = {}
@@ -602,8 +606,7 @@ class Run:
             leaves, tree = flatten(found)
             self.trace.left.append(SideEffect(SkippedUpdate(optimizer), tuple(leaves), tree))
             self.trace.changed.append(None)
-        for old, new in rebound:  # all are read before one is written
-            old.detach().copy_(new)
+        self._assigned += rebound
 
     def _refuse_unrecorded(self, external: ExternalState) -> None:
         """``ContainersChanged`` for containers that are to be stood in for."""
@@ -681,6 +684,7 @@ class Run:
         for leaf in (*leaves, *(leaf for each in self.trace.left for leaf in each.leaves)):
             self.trace.watch.rng.refuse_state(leaf)
         refuse_unfinished(leaves)
+        self._owned = self._own_tensors()
         leaves = [self._own(leaf) for leaf in leaves]
         named = NamedOnce()
         leaves = named.of(leaves)
@@ -809,8 +813,9 @@ class Run:
         self.trace.changed.append(None)
 
     def _own(self, leaf: Any) -> Any:
-        """A parameter, buffer or argument that is returned or left somewhere is that object; a
-        size that was declared is the number it is for the sizes that this variant is for."""
+        """A tensor of the user's that is returned or left somewhere is that object, and a view of
+        one is a view of it; a size that was declared is the number it is for the sizes that this
+        variant is for."""
         if is_unsized(leaf):
             leaf = self.trace.watch.numbers.of_size(leaf)
         if isinstance(leaf, SymInt):
@@ -826,15 +831,30 @@ class Run:
         for tensor, given in self.trace.watch.held.values():
             if leaf is tensor or leaf is given.traced:
                 return Later(given.find)
-        if not is_traced(leaf):
+        if not isinstance(leaf, Tensor) or not is_traced(leaf):
             return leaf
+        return self._owned.of(leaf) or leaf
+
+    def _own_tensors(self) -> OwnTensors:
+        """Parameters, buffers, arguments, tensors outside and the state of optimizers."""
+        found = OwnTensors()
+        before = self.trace.watch.assignments.before
+        written = {storage_key(old) for old, _ in self._assigned}
         for parameter in self._parameters():
-            if self._stand_ins[id(parameter)] is leaf:
-                return Later(functools.partial(_itself, parameter))
-        for owner, key, traced in self._buffers:
-            if traced is leaf:
-                return Later(functools.partial(_buffer, owner, key))
-        return leaf
+            traced = self._stand_ins[id(parameter)]
+            is_written = before(traced) is not None or storage_key(traced) in written
+            found.add(functools.partial(_itself, parameter), traced, None if is_written else traced)
+        for given in self._all_given():
+            was = before(given.traced)
+            was = given.traced if was is None else was
+            is_rebound = given.memory in written
+            if not is_rebound or before(given.traced) is not None:
+                found.add(given.find, given.traced, None if is_rebound else was)
+        for _, source in self.sources:
+            if isinstance(source, State) and source.shards is None:
+                traced = self._values[id(source.parameter), source.key]
+                found.add(functools.partial(source.read, [], self.pending), traced, traced)
+        return found
 
     def _is_as_handed(self, parameter: nn.Parameter) -> bool:
         """Whether ``.grad`` is still what an optimizer outside of the graph was given."""
