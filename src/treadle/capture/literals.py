@@ -32,8 +32,7 @@ def literals_made_numbers(module: fx.GraphModule, is_literal: Callable[[Tensor],
     graph = module.graph
     for node in graph.find_nodes(op="get_attr"):
         tensor: object = operator.attrgetter(str(node.target))(module)
-        copied = bool(node.users) and all(user.target in _LIFTS for user in node.users)
-        if not copied or not _is_number(tensor) or not is_literal(tensor):
+        if not is_copied(tensor, node) or tensor.numel() != 1 or not is_literal(tensor):
             continue
         options = {"dtype": tensor.dtype, "device": tensor.device, "pin_memory": False}
         for user in list(node.users):
@@ -42,11 +41,15 @@ def literals_made_numbers(module: fx.GraphModule, is_literal: Callable[[Tensor],
         graph.erase_node(node)
 
 
-def _is_number(value: object) -> TypeGuard[Tensor]:
-    if type(value) is not Tensor or value.requires_grad or value.numel() != 1:
+def is_copied(value: object, node: fx.Node) -> TypeGuard[Tensor]:
+    """Whether ``value``, which ``node`` gives, is plain numbers of which nobody has more than a
+    copy."""
+    if not node.users or any(user.target not in _LIFTS for user in node.users):
         return False
-    own = value.layout is torch.strided and not value.is_meta and value.dtype in _DTYPES
+    if type(value) is not Tensor or value.requires_grad or value.dtype not in _DTYPES:
+        return False
+    own = value.layout is torch.strided and not value.is_meta
     return own and value.untyped_storage().resizable()  # others are memory of NumPy's or of bytes
 
 
-__all__ = ["literals_made_numbers"]
+__all__ = ["is_copied", "literals_made_numbers"]

@@ -46,6 +46,7 @@ from treadle.capture.fully_sharded import (
 from treadle.capture.grad_scaler import LossScaling
 from treadle.capture.gradient_sync import GradientSync
 from treadle.capture.hyper_parameters import standing_in
+from treadle.capture.known_masks import KnownMasks
 from treadle.capture.numbers import Uses, is_stand_in
 from treadle.capture.optimizers.registry import has_form
 from treadle.capture.recurrent import RecurrentLayers
@@ -205,7 +206,9 @@ class TensorPatcher(TorchFunctionMode):
             return self._watch.assignments.assign(*args)
         if any(isinstance(leaf, Generator) for leaf in leaves):
             result = self._drawn(func, args, kwargs or {})
-        elif instead := counts_instead_of(func, self._watch.decides_short):
+        elif (instead := counts_instead_of(func, self._watch.decides_short)) or (
+            instead := self._watch.masks.instead_of(func, args, kwargs or {})
+        ):
             result = instead(*args, **(kwargs or {}))
         elif instead := self._watch.indices.instead_of(func, args):
             result = instead(*args)
@@ -416,6 +419,7 @@ class TraceRecorder:
         self.rng = RngGuard()
         self.generators: list[tuple[Span, int]] = []  # nodes that draw from one of the user's
         self.indices = ScalarIndices()
+        self.masks = KnownMasks()
         self.conditions = Conditions()
         self.numbers = DeferredNumbers(self._decide, self._require)
         self.backward: list[Span] = []

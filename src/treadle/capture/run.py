@@ -272,6 +272,7 @@ class Run:
         self.pending: Pending = {}  # state that there was not yet when a call began
         self._stand_ins: dict[int, Tensor] = {}
         self._values: dict[tuple[int, str], Tensor] = {}
+        self.trace.watch.masks.is_literal = self._is_literal
         self._handed: dict[int, _Handed] = {}
         self._looked_at: dict[int, Optimizer] = {}  # whose state was there, or not, for the step
         self._started: dict[int, dict[str, float]] = {}
@@ -811,6 +812,13 @@ class Run:
             raise refused(place.label, type(value).__name__, here())
         self.trace.left.append(SideEffect(place, tuple(leaves), tree))
         self.trace.changed.append(None)
+
+    def _is_literal(self, tensor: Tensor) -> bool:
+        """Of a number that the trace holds: whether the code says it, and it is no input."""
+        uses = self.trace.uses
+        return not any(
+            id(tensor) in each for each in (self.trace.scalars, uses.inputs, uses.arrays)
+        )
 
     def _own(self, leaf: Any) -> Any:
         """A tensor of the user's that is returned or left somewhere is that object, and a view of

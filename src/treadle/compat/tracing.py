@@ -1,5 +1,6 @@
 """The trace in progress: what it holds, and what it must not see."""
 
+import operator
 import sys
 import threading
 import weakref
@@ -108,6 +109,10 @@ class TraceInProgress:
         """The node that ``tensor`` is now; ``None`` for a tensor from outside of the trace."""
         found: Any = get_proxy_slot(tensor, self._tracer, None)
         return None if found is None else found.proxy.node
+
+    def held(self, node: fx.Node) -> object:
+        """The constant that ``node``, a ``get_attr``, names."""
+        return operator.attrgetter(str(node.target))(self._tracer.root)
 
     def track(self, tensor: Tensor, node: fx.Node) -> None:
         """From now on ``tensor`` is ``node``."""

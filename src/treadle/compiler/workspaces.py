@@ -13,6 +13,7 @@ from treadle.runtime.execute import resolve
 from treadle.runtime.workspace import Workspaces
 from treadle.util.extents import dims_in
 
+_MASKS = (torch.bool, torch.uint8)
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -51,12 +52,14 @@ def _is_half_product(call: Call) -> bool:
 
 
 def _may_measure(call: Call) -> bool:
-    """Whether the call may run on invented numbers. Whole numbers cannot be divided by zero."""
+    """Whether the call may run on invented numbers. Whole numbers cannot be divided by zero, and
+    what a mask picks has to be as many as what is put there."""
     op = resolve(call.op)
     facts = facts_of(op)
     given = arguments_of(op, call.args, call.kwargs)
     whole = any(isinstance(x, TensorRef) and _is_whole(x.dtype) for x in given.values())
-    if facts.cost is CostClass.POINTWISE and whole:
+    masks = any(ref.dtype in _MASKS for ref in call.refs)
+    if (facts.cost is CostClass.POINTWISE and whole) or (facts.counts_masks and masks):
         return False
     return facts.measurable and not follows_seed(op, given)
 
