@@ -34,11 +34,11 @@ _NONZERO = frozenset({torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argw
 
 
 class KnownMasks:
-    """Does what such masks pick. ``is_literal``: whether a number that the trace holds is one that
-    the step's code says, and no input."""
+    """Does what such masks pick. ``inputs``: by their ids, tensors that the trace holds and that
+    are others at a later call; all else that it holds is what the step's code says."""
 
     def __init__(self) -> None:
-        self.is_literal: Callable[[Tensor], bool] = lambda _: False
+        self.inputs: Sequence[Mapping[int, object]] = ()
         self._known: dict[int, tuple[Tensor, Tensor]] = {}  # of constants that were made here
 
     def instead_of(
@@ -160,7 +160,8 @@ class KnownMasks:
     def _is_constant(self, trace: TraceInProgress, node: fx.Node) -> bool:
         if node.op == "get_attr":
             held = trace.held(node)
-            return is_copied(held, node) and self.is_literal(held)
+            is_input = any(id(held) in each for each in self.inputs)
+            return is_copied(held, node) and not is_input
         if node.op != "call_function" or not isinstance(node.target, OpOverload):
             return False
         facts = facts_of(node.target)

@@ -43,6 +43,7 @@ from treadle.capture.grad_scaler import ScalerBegins, SkippedUpdate, refused_sca
 from treadle.capture.gradient_sync import GradientSync, RankGroup
 from treadle.capture.host_draws import HostDraws
 from treadle.capture.hyper_parameters import HyperParameters
+from treadle.capture.known_masks import KnownMasks
 from treadle.capture.memberships import membership_asked
 from treadle.capture.numbers import Number, Text, Uses, is_stand_in
 from treadle.capture.optimizer_state import StatePlace, TracedState, refused_state
@@ -272,7 +273,6 @@ class Run:
         self.pending: Pending = {}  # state that there was not yet when a call began
         self._stand_ins: dict[int, Tensor] = {}
         self._values: dict[tuple[int, str], Tensor] = {}
-        self.trace.watch.masks.is_literal = self._is_literal
         self._handed: dict[int, _Handed] = {}
         self._looked_at: dict[int, Optimizer] = {}  # whose state was there, or not, for the step
         self._started: dict[int, dict[str, float]] = {}
@@ -323,6 +323,7 @@ class Run:
             )
             self.trace.external = external
             watch.listen = external.listen
+            watch.masks.inputs = self.trace.scalars, self.trace.uses.inputs, self.trace.uses.arrays
             self.outputs.knows = external.knows
             try:
                 with external.watching(inputs), self.outputs.recording():
@@ -348,6 +349,7 @@ class Run:
                     without_functions(self._note_tensors)(table)
             finally:
                 watch.listen = _nothing  # hooks of traced nodes, which stay, know the watch
+                watch.masks = KnownMasks()
         return self._returned(result)
 
     def _may_be_wrong(self, error: Exception) -> bool:
@@ -812,13 +814,6 @@ class Run:
             raise refused(place.label, type(value).__name__, here())
         self.trace.left.append(SideEffect(place, tuple(leaves), tree))
         self.trace.changed.append(None)
-
-    def _is_literal(self, tensor: Tensor) -> bool:
-        """Of a number that the trace holds: whether the code says it, and it is no input."""
-        uses = self.trace.uses
-        return not any(
-            id(tensor) in each for each in (self.trace.scalars, uses.inputs, uses.arrays)
-        )
 
     def _own(self, leaf: Any) -> Any:
         """A tensor of the user's that is returned or left somewhere is that object, and a view of
