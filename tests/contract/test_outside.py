@@ -294,7 +294,7 @@ def refusals():
 
     def hidden(y):
         new = Meter()
-        new.holder.inner = types.SimpleNamespace(value=[y.detach()])
+        new.holder.inner = types.SimpleNamespace(value=lambda: y.detach())  # no copy is another's
         model.meter = new
 
     changes = past, part, hidden

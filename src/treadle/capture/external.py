@@ -32,6 +32,7 @@ from treadle.capture.container_recorders import RECORDED, Contents
 from treadle.capture.frames import Entered, FrameRecorder, Whose, whose
 from treadle.capture.host_draws import HostDraws
 from treadle.capture.introspect import is_heap, parts_of
+from treadle.capture.made_objects import MadeObject, values_inside
 from treadle.capture.mentions import mentions
 from treadle.capture.numbers import is_stand_in
 from treadle.capture.ownership import BUILTINS, LOADED, is_machinery, owner_of, stays
@@ -475,18 +476,21 @@ class ExternalState:
             return change.name in read
         return True
 
-    def hides_traced(self, value: object, depth: int = 0) -> bool:
-        """Whether an object that is no container holds a tensor of the run, deep inside."""
+    def hides_traced(self, value: object) -> bool:
+        """Whether an object that is no container holds a tensor or number of the run."""
         if is_traced(value) or is_stand_in(value):
-            return depth > 0
-        if is_plain(value) or id(value) in self._seen or depth > 8 or is_machinery(value):
             return False
-        parts = parts_of(value, "").parts
-        if isinstance(value, type):
-            return False
-        return any(
-            self.hides_traced(each, depth + 1) for part in parts for each in part.now().values()
-        )
+        return bool(values_inside(value, self._seen))
+
+    def taken_apart(self, value: object, label: str) -> MadeObject:
+        """An object that hides some, as a container of these. TR-117 where it cannot be copied."""
+        try:
+            found = MadeObject.of(value, dict(self._seen))
+        except Exception as error:
+            raise refused(label, type(value).__name__) from error
+        if found is None:
+            raise refused(label, type(value).__name__)
+        return found
 
     def again(self, value: object, label: str) -> object:
         """What the run made, for every call anew; what was there before is that object."""

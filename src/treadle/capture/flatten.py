@@ -41,14 +41,18 @@ def _stays_whole(node: object) -> bool:
     return kind is torch.Size or (isinstance(node, _ENTRIES) and has_own(node))
 
 
-def flatten(tree: object) -> tuple[list[object], TreeSpec]:
+Instead = Callable[[object, object], object]
+"""Of a leaf and what is left of it without its parts: a container in its place, or ``None``."""
+
+
+def flatten(tree: object, instead: Instead | None = None) -> tuple[list[object], TreeSpec]:
     """Leaves of nested lists, tuples, dicts, registered classes and objects that hold tensors, and
     their structure."""
     with _no_circles():
         leaves, spec = pytree.tree_flatten(tree, is_leaf=_stays_whole)
         if all(map(is_value, leaves)):
             return leaves, spec
-        return pytree.tree_flatten(_open(tree), is_leaf=_stays_whole)
+        return pytree.tree_flatten(_open(tree, instead), is_leaf=_stays_whole)
 
 
 @contextmanager
@@ -63,14 +67,19 @@ def _no_circles() -> Iterator[None]:
         ) from None
 
 
-def _open(tree: object) -> object:
+def _open(tree: object, instead: Instead | None = None) -> object:
     """``tree`` with objects that hold tensors, and shapes that hold symbols, as nodes."""
 
     def each(leaf: object) -> object:
         if type(leaf) is torch.Size and not is_value(leaf):
             return Sized(tuple(leaf))
         found = opened(leaf, pytree.tree_leaves)
-        return leaf if found is None else Opened(found.shell, tuple(map(_open, found.values)))
+        other = instead and instead(leaf, leaf if found is None else found.shell.blank)
+        if other is not None:
+            return other
+        if found is None:
+            return leaf
+        return Opened(found.shell, tuple(_open(value, instead) for value in found.values))
 
     return pytree.tree_map(each, tree, is_leaf=_stays_whole)
 

@@ -12,6 +12,7 @@ What an optimizer's form keeps is the form's; all else is the user's own. Their 
 that are there at a call. Numbers of one key that are equal are one number, as long as they are.
 """
 
+import copy
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -332,6 +333,12 @@ class TracedEntries(dict[Any, Any]):
     def __ior__(self, other: Any) -> Any:
         self.update(other)
         return self
+
+    def __copy__(self) -> Entries:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Entries:
+        return copy.deepcopy(self.copy(), memo)
 
     def pop(self, key: Any, *default: Any) -> Any:
         """As of a dict."""

@@ -30,6 +30,7 @@ from treadle.capture.collectives import all_reduce_in_place
 from treadle.capture.communication import refuse_wrapper
 from treadle.capture.container_recorders import as_plain, is_recorded
 from treadle.capture.control_flow import instead_of
+from treadle.capture.copies import deep_copied, shallow_copied
 from treadle.capture.counts import counts_instead_of
 from treadle.capture.deferred import DeferredNumbers, functions_of_numbers, whole_tensor
 from treadle.capture.expected import Conditions, constraint_checks
@@ -197,6 +198,9 @@ class TensorPatcher(TorchFunctionMode):
             args, kwargs = rebuilt(leaves)
         if func in _VALUES and any(map(is_traced, leaves)):
             return self._value(func, *args)
+        if func == Tensor.__deepcopy__ and args[0].is_leaf:
+            with self._watch.mode():
+                return deep_copied(args[0], args[1])
         if func in _SETTERS:
             self._watch.note_set(args[0])
         if func in (_READ_GRAD, _SET_GRAD):
@@ -245,6 +249,19 @@ class TensorPatcher(TorchFunctionMode):
             value = self.inside(tensor, held=True)
             answer = self._watch.conditions.answer(value, frame, self._watch.fresh)
             return original(tensor) if answer is None else answer
+
+        return call
+
+    def copying(self) -> Callable[[Tensor], Tensor]:
+        """``Tensor.__copy__``, which ``copy.copy`` asks before it takes a tensor apart."""
+        thread = threading.get_ident()
+
+        def call(tensor: Tensor) -> Tensor:
+            if not works_for(thread):
+                make, parts = tensor.__reduce_ex__(4)
+                return make(*parts)
+            self._watch.note_line()
+            return shallow_copied(self.inside(tensor, held=True))
 
         return call
 
@@ -349,11 +366,8 @@ def swapped(
             original = vars(kind)[name]
             ours = _traced_only(mode.entering(original), original)
             _put_attribute(undo, kind, name, ours)
-        if "__bool__" in vars(Tensor):
-            undo.callback(setattr, Tensor, "__bool__", vars(Tensor)["__bool__"])
-        else:  # it is inherited
-            undo.callback(delattr, Tensor, "__bool__")
-        cast(Any, Tensor).__bool__ = mode.answering(Tensor.__bool__)
+        _put_method(undo, "__bool__", mode.answering(Tensor.__bool__))
+        _put_method(undo, "__copy__", mode.copying())
         with mode:
             yield
 
@@ -698,6 +712,15 @@ def _at_line(error: CaptureError) -> CaptureError:
 
 def _nothing(*_: Any) -> None:
     """A hook that does nothing."""
+
+
+def _put_method(undo: contextlib.ExitStack, name: str, method: Callable[..., Any]) -> None:
+    """One of ``Tensor``, which may inherit it or not have it."""
+    if name in vars(Tensor):
+        undo.callback(setattr, Tensor, name, vars(Tensor)[name])
+    else:
+        undo.callback(delattr, Tensor, name)
+    setattr(Tensor, name, method)
 
 
 def _put_attribute(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:

@@ -28,14 +28,16 @@ class ResultSlot:
 @final
 @dataclass(frozen=True, slots=True)
 class LeafSlot:
-    """Marks that of a tensor that needs a gradient and begins its graph. ``kind``: its class."""
+    """Marks that of a tensor that begins a graph of gradients: a parameter, or another one that
+    needs a gradient. ``kind``: its class."""
 
     kind: type
+    needs_gradient: bool = True
 
     def around(self, tensor: Tensor) -> Tensor:
         """Such a tensor, of the same memory."""
         if self.kind is nn.Parameter:
-            return nn.Parameter(tensor)
+            return nn.Parameter(tensor, self.needs_gradient)
         return tensor.detach().requires_grad_()
 
 
@@ -51,8 +53,10 @@ class RunAgain:
 def slot_of(tensor: Tensor) -> Any:
     """What marks the place of ``tensor``."""
     found = layout_of(tensor) or sparse_layout_of(tensor)
-    if found is None and tensor.is_leaf and tensor.requires_grad:
-        return LeafSlot(class_of(tensor))
+    kind = class_of(tensor)
+    is_leaf = tensor.is_leaf and (tensor.requires_grad or kind is nn.Parameter)
+    if found is None and is_leaf:
+        return LeafSlot(kind, tensor.requires_grad)
     return found or ResultSlot
 
 

@@ -593,10 +593,8 @@ class Run:
             if id(old) in written and _is_alike(old, new):
                 rebound.append((old, new.detach().clone()))
                 continue
-            leaves, tree = flatten(self._copies.with_whole(new))
+            leaves, tree = self._taken_apart(self._copies.with_whole(new), change.label)
             others = [leaf for leaf in leaves if not self._is_given(leaf)]
-            if any(map(external.hides_traced, others)):
-                raise refused(change.label, type(new).__name__)
             if len(others) == len(leaves) and not isinstance(new, list | dict | tuple):
                 leaves, tree = [external.again(new, change.label)], flatten(None)[1]
             self.trace.left.append(SideEffect(place or direct_place(change), tuple(leaves), tree))
@@ -661,14 +659,25 @@ class Run:
             return
         roots = [Later(each) for each in place.roots()]
         given = self._copies.with_whole((tuple(0 for _ in roots), place.args()))
-        leaves, tree = flatten(given)
+        leaves, tree = self._taken_apart(given, place.label)
         made: list[Any] = [*roots]
         for leaf in leaves[len(roots) :]:
-            if external.hides_traced(leaf):
-                raise refused(place.label, type(leaf).__name__)
             made.append(leaf if self._is_given(leaf) else external.again(leaf, place.label))
         self.trace.left.append(SideEffect(place, tuple(made), tree))
         self.trace.changed.append(None)
+
+    def _taken_apart(self, value: Any, label: str) -> tuple[list[Any], TreeSpec]:
+        """Leaves and structure of what is returned or left outside: containers, and objects that
+        the run made around its tensors."""
+        external = self.trace.external
+        assert external is not None
+
+        def instead(leaf: object, rest: object) -> object:
+            if self._is_given(leaf) or not external.hides_traced(rest):
+                return None
+            return external.taken_apart(leaf, label)
+
+        return flatten(value, instead)
 
     def _is_given(self, leaf: Any) -> bool:
         """Whether it is of this call, and another one at the next."""
@@ -682,7 +691,7 @@ class Run:
         return self._stand_ins | held
 
     def _returned(self, result: Any) -> list[Tensor]:
-        leaves, self.trace.tree = flatten(self._copies.with_whole(result))
+        leaves, self.trace.tree = self._taken_apart(self._copies.with_whole(result), "its result")
         self._layers.packed.refuse(leaves)
         for leaf in (*leaves, *(leaf for each in self.trace.left for leaf in each.leaves)):
             self.trace.watch.rng.refuse_state(leaf)
