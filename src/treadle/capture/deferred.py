@@ -33,6 +33,7 @@ from treadle.capture.explain_errors import (
     show_line,
     users_frames,
 )
+from treadle.capture.number_forms import COMPARISONS, GraphForm, form_of, is_apart
 from treadle.capture.numbers import (
     STAND_INS,
     Number,
@@ -53,21 +54,7 @@ from treadle.compat.unsized import tensor_of_number
 from treadle.util.answers import called_name
 from treadle.util.errors import CaptureError
 
-_ARITHMETIC = {
-    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
-    operator.neg, operator.pos, abs,
-}  # fmt: skip
-_COMPARISONS = {
-    operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
-}  # fmt: skip
-_FUNCTIONS: dict[object, Callable[[Tensor], Tensor]] = {
-    math.isnan: torch.isnan,
-    math.isinf: torch.isinf,
-    math.isfinite: torch.isfinite,
-    float: lambda number: number,
-}
 _STDLIB = sysconfig.get_path("stdlib")
-_DIVISIONS = {operator.truediv, operator.floordiv, operator.mod}
 
 
 class AsksNumber(CaptureError):
@@ -212,9 +199,9 @@ class DeferredNumbers:
 class DeferredNumber(Number):
     """A number that ``compute()`` knows once the launch is over. ``parts``: of what was read those
     numbers that it is made of; ``in_graph()``: it as a tensor of float64, int64 or bool. A whole
-    number is ``base`` and ``ahead`` more."""
+    number is ``base`` and ``ahead`` more. ``is_exact``: the graph has it to the last bit."""
 
-    __slots__ = ("ahead", "base", "deferred", "in_graph", "parts")
+    __slots__ = ("ahead", "base", "deferred", "in_graph", "is_exact", "parts")
 
     def __init__(
         self,
@@ -228,6 +215,7 @@ class DeferredNumber(Number):
         self.deferred = deferred
         self.parts = parts
         self.in_graph = in_graph
+        self.is_exact = True
         self.base: DeferredNumber = self
         self.ahead = 0
 
@@ -240,13 +228,15 @@ class DeferredNumber(Number):
         if function is type(self.value) and len(operands) == 1:  # ``float`` of a float
             return self
         known = [each for each in operands if is_deferred(each)]
+        form = _form_of(function, operands)
         made = DeferredNumber(
             _kind_of_result(function, operands),
             computation(function, operands),
             self.deferred,
             tuple(dict.fromkeys(at for each in known for at in each.parts)),
-            _graph_form(function, operands, self.deferred.read[self.parts[0]].device),
+            None if form is None else _graph_form(function, operands, self.deferred, form),
         )
+        made.is_exact = (form is None or form.is_exact) and all(each.is_exact for each in known)
         distance = _distance(function, operands)
         if distance is not None:
             made.base, made.ahead = known[0].base, known[0].ahead + distance
@@ -379,25 +369,39 @@ def is_known_later(value: object) -> TypeGuard[Deferred]:
 
 
 def _graph_form(
-    function: Callable[..., Any], operands: Sequence[Any], device: torch.device
-) -> Callable[[], Tensor] | None:
-    """``function`` of 0-dim tensors, where that is what Python computes; a division by what may be
-    zero is not."""
-    if any(is_deferred(each) and each.in_graph is None for each in operands):
-        return None
-    if function in _DIVISIONS and is_number(operands[1]):
-        return None
-    if function not in _ARITHMETIC | _COMPARISONS | _FUNCTIONS.keys():
-        return None
-    is_float = function in (float, operator.truediv) or any(isinstance(e, float) for e in operands)
+    function: Callable[..., Any],
+    operands: Sequence[Any],
+    deferred: DeferredNumbers,
+    form: GraphForm,
+) -> Callable[[], Tensor]:
+    """``function`` of 0-dim tensors. What it takes for granted is required where it is computed."""
+    known = [each for each in operands if is_deferred(each)]
+    device = deferred.read[known[0].parts[0]].device
+    is_float = form.of_floats or any(isinstance(each, float) for each in operands)
     dtype = torch.float64 if is_float else torch.int64
+    is_close = function in COMPARISONS and not all(each.is_exact for each in known)
 
     def compute() -> Tensor:
         with torch.no_grad():
             made = [_as_tensor(each, dtype, device) for each in operands]
-            return _FUNCTIONS.get(function, function)(*made)
+            result = form.compute(*made)
+            if form.holds is not None:
+                deferred.require(form.holds(result, *made))
+            if is_close:
+                deferred.require(is_apart(*made))
+            return result
 
     return compute
+
+
+def _form_of(function: Callable[..., Any], operands: Sequence[Any]) -> GraphForm | None:
+    """The form of ``function``, if the operands are in the graph, to the last bit where that may
+    decide."""
+    form = form_of(function, operands)
+    known = [each for each in operands if is_deferred(each)]
+    if form is None or any(each.in_graph is None for each in known):
+        return None
+    return None if form.is_stepped and not all(each.is_exact for each in known) else form
 
 
 def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
