@@ -404,9 +404,14 @@ def _form_of(function: Callable[..., Any], operands: Sequence[Any]) -> GraphForm
     return None if form.is_stepped and not all(each.is_exact for each in known) else form
 
 
+def number_in(tensor: Tensor) -> Any:
+    """The number that a tensor is; the tensor, where Python says that it is none."""
+    return tensor.item() if tensor.numel() == 1 else tensor
+
+
 def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
     def call(*args: Any, **kwargs: Any) -> object:
-        args = tuple(each.item() if isinstance(each, Tensor) else each for each in args)
+        args = tuple(number_in(each) if isinstance(each, Tensor) else each for each in args)
         numbers = all(is_number(each) or is_real(each) for each in args)
         if numbers and not kwargs and any(map(is_number, args)):
             return lead_of(args).applied(function, args)

@@ -16,7 +16,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import get_ident  # of the module itself, reading is noted
 from types import CellType, CodeType, FrameType, FunctionType, ModuleType, SimpleNamespace
 from typing import ParamSpec, TypeVar, cast, final
@@ -34,7 +34,7 @@ from treadle.capture.host_draws import HostDraws
 from treadle.capture.introspect import is_heap, parts_of
 from treadle.capture.made_objects import MadeObject, values_inside
 from treadle.capture.mentions import mentions
-from treadle.capture.numbers import is_stand_in
+from treadle.capture.numbers import as_key, is_stand_in
 from treadle.capture.ownership import BUILTINS, LOADED, is_machinery, owner_of, stays
 from treadle.capture.parts import (
     MISSING,
@@ -322,7 +322,7 @@ class ExternalState:
             )
         if self._frames.asked is not None:
             raise asks(*self._frames.asked)
-        found = [*self._changed_variables(), *self._changed_parts()]
+        found = [_of_real_name(c) for c in (*self._changed_variables(), *self._changed_parts())]
         changed = [each for each in found if not are_equal(each.before, each.now)]
         return changed + self._set_unread(changed)
 
@@ -597,6 +597,12 @@ class ExternalState:
         for name in self._frames.entered.modules & LOADED.keys():
             if owner_of(LOADED[name]) >= Whose.INSTALLED:
                 reads.add(name, LOADED[name])
+
+
+def _of_real_name(change: Change) -> Change:
+    """At a call a key that stands in would be none."""
+    name = as_key(change.name)
+    return change if name is change.name else replace(change, name=name)
 
 
 def _are_alike(before: Reading, now: Reading) -> bool:

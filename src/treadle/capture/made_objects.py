@@ -39,7 +39,9 @@ def values_inside(value: object, known: Mapping[int, object]) -> list[object]:
             continue
         met[id(each)] = each
         if not isinstance(each, type | ModuleType):
-            left += [held for part in parts_of(each, "").parts for held in part.now().values()]
+            readings = [part.now() for part in parts_of(each, "").parts]
+            left += [held for reading in readings for held in reading.values()]
+            left += [key for reading in readings for key in reading if type(key) is not str]
     return list(found.values())
 
 

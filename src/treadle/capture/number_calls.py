@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from treadle.capture.arrays import is_array
-from treadle.capture.deferred import CONVERSIONS, OF_NUMBERS, number_of
+from treadle.capture.deferred import CONVERSIONS, OF_NUMBERS, number_in, number_of
 from treadle.capture.held_functions import HeldFunction, held_functions, instead_of
 from treadle.capture.numbers import Text, is_number
 from treadle.capture.text_calls import text_functions, with_texts
@@ -131,7 +131,7 @@ def _conversion(kind: Callable[..., object]) -> Callable[..., object]:
         if len(args) == 1 and not kwargs and works_for(thread):
             (value,) = args
             if isinstance(value, Tensor) and kind is not len:
-                value = value.item()
+                value = number_in(value)
             elif isinstance(value, Tensor) and is_traced(value):
                 return length_of(value)
             if is_unsized(value):

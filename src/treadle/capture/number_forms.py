@@ -112,6 +112,11 @@ def _inexact(function: Callable[..., Tensor]) -> GraphForm:
     return GraphForm(function, _is_finite, of_floats=True, is_exact=False)
 
 
+def _of_torch_too(*functions: Callable[..., Any]) -> dict[object, GraphForm]:
+    """Of functions that take tensors as they take numbers."""
+    return {each: GraphForm(each) for each in functions}
+
+
 def _same(number: Tensor) -> Tensor:
     return number
 
@@ -135,7 +140,7 @@ _INEXACT = {
     np.log10: torch.log10, np.tanh: torch.tanh,
 }  # fmt: skip
 _FORMS: dict[object, GraphForm] = {
-    **{each: GraphForm(each) for each in (*_ARITHMETIC, *COMPARISONS)},
+    **_of_torch_too(*_ARITHMETIC, *COMPARISONS),
     **{function: _inexact(form) for function, form in _INEXACT.items()},
     **dict.fromkeys((math.isnan, np.isnan), GraphForm(torch.isnan, of_floats=True)),
     **dict.fromkeys((math.isinf, np.isinf), GraphForm(torch.isinf, of_floats=True)),

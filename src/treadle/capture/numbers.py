@@ -546,3 +546,10 @@ def plain(tree: Any) -> Any:
     if type(tree) is dict:
         return {key: plain(each) for key, each in tree.items()}
     return tree
+
+
+def as_key(key: Any) -> Any:
+    """A key of a dict without what stands in, on which the graph depends since it was hashed; the
+    very key where nothing does."""
+    inside = type(key) is tuple and any(as_key(each) is not each for each in key)
+    return plain(key) if inside or is_stand_in(key) else key

@@ -100,6 +100,12 @@ _VALUES = frozenset(
 """What gives numbers, a text or the memory of them where there are none yet."""
 
 
+_SCALARS = frozenset(
+    {Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__complex__}
+)
+"""What of these takes one element alone."""
+
+
 _SQUEEZES = frozenset({torch.squeeze, Tensor.squeeze})
 _OF_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 """What makes tensors of numbers that it looks at."""
@@ -227,9 +233,10 @@ class TensorPatcher(TorchFunctionMode):
 
     def _value(self, func: Callable[..., Any], *args: Any) -> Any:
         """Numbers that are known after the launch; TR-102 for what needs them now."""
+        if func in _SCALARS and args[0].numel() != 1:
+            return func(*args)  # an error of PyTorch's
         if func == Tensor.item:
-            several = args[0].numel() != 1  # an error of PyTorch's
-            return func(*args) if several else self._watch.numbers.item(args[0])
+            return self._watch.numbers.item(args[0])
         if func == Tensor.tolist:
             return self._watch.numbers.tolist(args[0])
         if func == whole_tensor:

@@ -36,7 +36,7 @@ from treadle.capture.external import (
     refused,
 )
 from treadle.capture.failures import called_with
-from treadle.capture.flatten import flatten, flatten_with_paths, unflatten
+from treadle.capture.flatten import flatten, flatten_with_paths, replaced, unflatten
 from treadle.capture.frames import Whose
 from treadle.capture.given import Copies, GivenCall, InArgument, Whole
 from treadle.capture.grad_scaler import ScalerBegins, SkippedUpdate, refused_scaling, selected
@@ -45,7 +45,7 @@ from treadle.capture.host_draws import HostDraws
 from treadle.capture.hyper_parameters import HyperParameters
 from treadle.capture.known_masks import KnownMasks
 from treadle.capture.memberships import membership_asked
-from treadle.capture.numbers import Number, Text, Uses, is_stand_in
+from treadle.capture.numbers import Number, Text, Uses, as_key, is_stand_in
 from treadle.capture.optimizer_state import StatePlace, TracedState, refused_state
 from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
 from treadle.capture.outputs import OutputCall, OutputLog, Stream
@@ -677,7 +677,7 @@ class Run:
                 return None
             return external.taken_apart(leaf, label)
 
-        return flatten(value, instead)
+        return flatten(replaced(value, _with_real_keys), instead)
 
     def _is_given(self, leaf: Any) -> bool:
         """Whether it is of this call, and another one at the next."""
@@ -1182,6 +1182,13 @@ def _parts(value: Tensor) -> Tensor:
 
 def _later(leaf: Any) -> Any:
     return Later(leaf) if isinstance(leaf, Stream) else leaf
+
+
+def _with_real_keys(node: object) -> object:
+    """For a dict with keys that stand in, one with the keys themselves."""
+    if type(node) is not dict or all(as_key(key) is key for key in node):
+        return None
+    return {as_key(key): replaced(each, _with_real_keys) for key, each in node.items()}
 
 
 def _length(recorder: ContainerRecorder) -> int:
