@@ -143,8 +143,9 @@ class LooseTensors(nn.Module):
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    if is_initialized(optimizer):
-        return optimizer
+    own = vars(optimizer)
+    if is_initialized(optimizer) or own.keys() >= {"param_groups", "state"}:
+        return optimizer  # the latter as well steps parameters, and keeps something of each
     held = [each for each in vars(optimizer).values() if isinstance(each, Optimizer)]
     if len(held) == 1:
         return _unwrapped(held[0])

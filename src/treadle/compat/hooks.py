@@ -25,11 +25,17 @@ def global_step_hooks() -> HookDict:
     return _global_optimizer_pre_hooks
 
 
+def _own_step_hooks(optimizer: Optimizer) -> tuple[HookDict, ...]:
+    """None of one whose ``__init__`` did not run."""
+    if not is_initialized(optimizer):
+        return ()
+    return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+
+
 def step_hooks(optimizer: Optimizer) -> bool:
     """Whether anything is to be called around ``optimizer.step``."""
     everywhere = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
-    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    return any(key != OURS for each in (*everywhere, *own) for key in each)
+    return any(key != OURS for each in (*everywhere, *_own_step_hooks(optimizer)) for key in each)
 
 
 def is_initialized(optimizer: Optimizer) -> bool:
@@ -39,11 +45,7 @@ def is_initialized(optimizer: Optimizer) -> bool:
 
 def step_hook_dicts(optimizers: Iterable[Optimizer]) -> tuple[HookDict, ...]:
     """Where the hooks of ``step_hooks`` are kept."""
-    own = (
-        hooks
-        for each in optimizers
-        for hooks in (each._optimizer_step_pre_hooks, each._optimizer_step_post_hooks)
-    )
+    own = (hooks for each in optimizers for hooks in _own_step_hooks(each))
     return (_global_optimizer_pre_hooks, _global_optimizer_post_hooks, *own)
 
 
