@@ -28,7 +28,7 @@ _NAMES = (
     "triu", "var", "vstack", "where", "zeros_like",
 )  # fmt: skip
 _OF_ALGEBRA = ("cond", "det", "inv", "matrix_power", "norm", "pinv", "solve")
-_FUNCTIONS: frozenset[object] = frozenset(
+FUNCTIONS_OF_KINDS: frozenset[object] = frozenset(
     [*(getattr(np, name) for name in _NAMES), *(getattr(np.linalg, name) for name in _OF_ALGEBRA)]
 )
 """Of which the kind of the result follows from kinds alone. By name, since their types are unions
@@ -106,11 +106,17 @@ def makers() -> list[tuple[ModuleType, str, Callable[..., object]]]:
 
 def _maker(original: Callable[..., Any]) -> Callable[..., object]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        if any(True for _ in _stand_ins((*args, *kwargs.values()))):
+        stand_ins = list(_stand_ins((*args, *kwargs.values())))
+        if stand_ins and not any(map(_is_known_later, stand_ins)):
             return of_nests(original, args, kwargs)
         return original(*args, **kwargs)
 
     return call
+
+
+def _is_known_later(value: object) -> bool:
+    """Whether it is an array that NumPy asks itself (``capture/deferred_arrays``)."""
+    return isinstance(value, np.ndarray) and not is_array(value)
 
 
 def array_of(nest: object) -> ArrayLeaf | None:
@@ -126,7 +132,7 @@ def _asked(
     self: object, function: Callable[..., Any], types: object, args: Any, kwargs: Any
 ) -> Any:
     """``__array_function__``."""
-    if function in _FUNCTIONS:
+    if function in FUNCTIONS_OF_KINDS:
         return of_nests(function, args, kwargs)
     return function(*plain(tuple(args)), **plain(dict(kwargs)))
 
@@ -135,4 +141,4 @@ for _kind in (ArrayLeaf, Number):
     setattr(_kind, "__array_function__", _asked)  # noqa: B010
 
 
-__all__ = ["are_nests", "array_of", "makers", "of_nests"]
+__all__ = ["FUNCTIONS_OF_KINDS", "are_nests", "array_of", "makers", "of_nests"]

@@ -29,7 +29,7 @@ from treadle.util.errors import CaptureError
 
 NdArray = np.ndarray[Any, Any]
 CONVERSIONS = frozenset({torch.as_tensor, torch.asarray, torch.tensor})
-_KIND = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes", "strides"})
+KIND = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes", "strides"})
 _TAKEN = "biufc"
 """Kinds of dtypes that tensors may have."""
 
@@ -238,11 +238,11 @@ class ArrayLeaf:
         return func(*plain(args), **plain(dict(kwargs or {})))
 
     def __getattr__(self, name: str) -> Any:
-        if name in _KIND:
+        if name in KIND:
             return getattr(self.value, name)
         if name == "T":
             return self.derived(lambda value: value.T)
-        if name in _METHODS:
+        if name in METHODS:
             return functools.partial(self._called, name)
         return getattr(self.plain(), name)
 
@@ -259,7 +259,7 @@ class ArrayLeaf:
 
 
 _UFUNC_FORMS = frozenset({"__call__", "reduce", "accumulate"})
-_METHODS = frozenset({
+METHODS = frozenset({
     "all", "any", "argmax", "argmin", "argsort", "clip", "cumprod", "cumsum", "diagonal", "dot",
     "flatten", "max", "mean", "min", "prod", "ravel", "repeat", "round", "squeeze", "std", "sum",
     "swapaxes", "trace", "transpose", "var",
@@ -323,11 +323,11 @@ def _is_place(value: object) -> bool:
     return type(value) in (int, slice, NoneType, EllipsisType, Number)
 
 
-_ARITHMETIC = {
+ARITHMETIC = {
     name: getattr(operator, name)
     for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
 }  # fmt: skip
-_COMPARISONS = {name: getattr(operator, name) for name in ["eq", "ne", "lt", "le", "gt", "ge"]}
+COMPARISONS = {name: getattr(operator, name) for name in ["eq", "ne", "lt", "le", "gt", "ge"]}
 
 
 def _give_answers() -> None:
@@ -340,9 +340,9 @@ def _give_answers() -> None:
 
         return call
 
-    for name, function in (_ARITHMETIC | _COMPARISONS).items():
+    for name, function in (ARITHMETIC | COMPARISONS).items():
         setattr(ArrayLeaf, f"__{name}__", binary(function, swapped=False))
-        if name in _ARITHMETIC:
+        if name in ARITHMETIC:
             setattr(ArrayLeaf, f"__r{name}__", binary(function, swapped=True))
     for name, function in {"neg": operator.neg, "pos": operator.pos, "abs": abs}.items():
         setattr(ArrayLeaf, f"__{name}__", lambda self, f=function: self.computed(f, self))
@@ -397,6 +397,6 @@ def from_numpy(original: Callable[[NdArray], Tensor]) -> Callable[[NdArray], Ten
 
 
 __all__ = [
-    "CONVERSIONS", "ArrayLeaf", "array_fact", "computed", "converted", "from_numpy", "is_array",
-    "is_numeric", "overlaps",
+    "ARITHMETIC", "COMPARISONS", "CONVERSIONS", "KIND", "METHODS", "ArrayLeaf", "array_fact",
+    "computed", "converted", "from_numpy", "is_array", "is_numeric", "overlaps",
 ]  # fmt: skip

@@ -168,10 +168,14 @@ class DeferredNumbers:
     def tensor(self, tensor: Tensor) -> "DeferredTensor":
         """The tensor as it is now, for a text of it."""
         with torch.no_grad():
-            self.read.append(tensor.detach().clone())
-        number, known = len(self.read) - 1, self.known
-        self.whole.add(number)
+            number, known = self.keep(tensor.clone()), self.known
         return DeferredTensor(tensor, lambda: known[number], self, (number,))
+
+    def keep(self, tensor: Tensor) -> int:
+        """One that Python has when the step is done, as it is then."""
+        self.read.append(tensor.detach())
+        self.whole.add(len(self.read) - 1)
+        return len(self.read) - 1
 
     def of_size(self, size: SymInt | SymFloat | SymBool) -> "DeferredNumber":
         """A number that sizes decide which values decide."""
@@ -319,7 +323,7 @@ class DeferredTensor:
         raise self.deferred.refuse()
 
 
-LATER = (DeferredNumber, DeferredText, DeferredTensor)
+LATER: set[type] = {DeferredNumber, DeferredText, DeferredTensor}
 """Classes of what is known after the launch."""
 STAND_INS.update(LATER)
 Deferred = DeferredNumber | DeferredText | DeferredTensor

@@ -33,6 +33,7 @@ from treadle.capture.control_flow import instead_of
 from treadle.capture.copies import deep_copied, shallow_copied
 from treadle.capture.counts import counts_instead_of
 from treadle.capture.deferred import DeferredNumbers, functions_of_numbers, whole_tensor
+from treadle.capture.deferred_arrays import array_of
 from treadle.capture.expected import Conditions, constraint_checks
 from treadle.capture.explain_errors import Line, here, running_line, show_line
 from treadle.capture.flatten import flatten_containers, unflatten
@@ -241,6 +242,8 @@ class TensorPatcher(TorchFunctionMode):
             return self._watch.numbers.tolist(args[0])
         if func == whole_tensor:
             return self._watch.numbers.tensor(args[0])
+        if func == Tensor.numpy and len(args) == 1 and args[0].is_cpu:
+            return array_of(self._watch.numbers, args[0], self._watch.memory())
         raise self._watch.numbers.refuse()
 
     def answering(self, original: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
@@ -457,6 +460,7 @@ class TraceRecorder:
         self._set_at: dict[int, str] = {}  # by the ids of tensors
         self._followed: set[GradientNode] = set()
         self.after_backward: Callable[[], None] = lambda: None
+        self.memory: Callable[[], frozenset[int | None]] = frozenset  # that the user has
         self.runs_again: Callable[[bool], None] = lambda _: None
         self.mode: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._states: dict[int, Tensor] = {}

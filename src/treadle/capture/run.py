@@ -302,6 +302,7 @@ class Run:
         args, kwargs = unflatten(batch, self.spec)
         self._copies = Copies((args, kwargs), self._call)
         watch = self.trace.watch
+        watch.memory = self._users_memory
         table = self._table(self._buffers)
         self._groups = {id(each): dict(each.group) for each in self.clusters}
         uses = self.trace.uses if self._stands_in else None
@@ -810,6 +811,11 @@ class Run:
             for place, value in each.changes(assigned, watch):
                 if place.aspect is not Aspect.DATA or id(each.traced) not in stay:
                     self._leave(place, value)
+
+    def _users_memory(self) -> frozenset[int | None]:
+        """The keys of the memory of tensors that were there before, or are when it is done."""
+        held = (each.memory for _, each in self.trace.watch.held.values())
+        return frozenset(self._memory).union(held)
 
     def _all_given(self) -> list[GivenTensor]:
         """The user's tensors that are no parameters, and those that the step met outside."""
