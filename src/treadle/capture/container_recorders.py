@@ -504,6 +504,23 @@ class RecordedSet(MutableSet[Any]):
             for value in each:
                 self.add(value)
 
+    def difference_update(self, *others: Iterable[object]) -> None:
+        for each in others:
+            for value in set(each):
+                self.discard(value)
+
+    def intersection_update(self, *others: Iterable[object]) -> None:
+        self.recorder.read()
+        for value in self.inner - self.inner.intersection(*others):
+            self.discard(value)
+
+    def symmetric_difference_update(self, other: Iterable[object]) -> None:
+        for value in set(other):
+            if value in self:
+                self.discard(value)
+            else:
+                self.add(value)
+
     def __contains__(self, value: object) -> bool:
         self.recorder.read_key(value, member(value))
         return value in self.inner

@@ -39,7 +39,7 @@ def functional_form(target: Any) -> Any | None:
     if target in _NAMED:
         return _NAMED[target]
     name = str(target.overloadpacket).removeprefix("aten.")
-    packet = getattr(aten, name.removesuffix("_"), None)
+    packet = getattr(aten, _without_writing(name), None)
     if packet is None or not str(target).startswith("aten."):
         return None
     wanted = argument_types(target)
@@ -48,6 +48,13 @@ def functional_form(target: Any) -> Any | None:
         if not facts_of(found).writes and argument_types(found) == wanted:
             return found
     return None
+
+
+def _without_writing(name: str) -> str:
+    """``add_`` -> ``add``, ``__ilshift__`` -> ``__lshift__``."""
+    if name.startswith("__i") and name.endswith("__"):
+        return f"__{name.removeprefix('__i')}"
+    return name.removesuffix("_")
 
 
 def functional_call(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:

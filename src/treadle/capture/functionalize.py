@@ -312,7 +312,7 @@ class Functionalizer:
                 f"the step writes to memory that several of its inputs share ({names})",
                 code="TR-112",
                 where=info(like).where,
-                remedy="pass the tensor they are views of as well, or a copy of one of them",
+                remedy="pass a tensor once; pass what they are views of as well, or a copy of one",
             )
         storage.version += 1
         for each, current in chain:

@@ -49,6 +49,7 @@ from treadle.capture.grad_scaler import LossScaling
 from treadle.capture.gradient_sync import GradientSync
 from treadle.capture.hyper_parameters import standing_in
 from treadle.capture.known_masks import KnownMasks
+from treadle.capture.listed_tensors import of_listed
 from treadle.capture.numbers import Uses, is_stand_in
 from treadle.capture.optimizers.registry import has_form
 from treadle.capture.recurrent import RecurrentLayers
@@ -203,6 +204,10 @@ class TensorPatcher(TorchFunctionMode):
             users = _users_ask()
             leaves = [self.inside(leaf, held=users) for leaf in leaves]
             args, kwargs = rebuilt(leaves)
+        if func in _OF_NUMBERS and any(map(is_traced, leaves)):
+            listed = of_listed(args, kwargs or {})
+            if listed is not None:
+                return listed
         if func in _VALUES and any(map(is_traced, leaves)):
             return self._value(func, *args)
         if func == Tensor.__deepcopy__ and args[0].is_leaf:

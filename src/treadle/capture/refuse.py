@@ -69,8 +69,9 @@ def refuse_unfinished(results: Sequence[object]) -> None:
 
 
 def named_models(models: object) -> dict[str, nn.Module]:
-    """One module, a list or a dict, as a dict; a single one is named ``""``."""
-    return _named(models, nn.Module, "model")
+    """One module, a list or a dict, as a dict; a single one is named ``""``. None is no model: what
+    optimizers step is trained all the same."""
+    return {} if models is None else _named(models, nn.Module, "model")
 
 
 def named_optimizers(optimizers: object) -> dict[str, Optimizer]:
