@@ -215,3 +215,18 @@ def test_only_leaves_are_copied_deep():
     with pytest.raises(RuntimeError, match="graph leaves") as found:
         compiled(torch.ones(2))
     assert found.value.code == "TR-132"
+
+
+def test_a_copy_in_two_places_is_refused():
+    """Each place would get one of its own."""
+    model, kept = nn.Linear(2, 2), {}
+
+    def step(x):
+        kept["one"] = copied = copy.deepcopy(model)
+        kept["more"] = [copied]
+        return x.sum()
+
+    compiled = treadle.compile(step, model=model)
+    with pytest.raises(treadle.CaptureError, match=r"TR-117.*second place"):
+        compiled(torch.ones(2))
+    assert kept == {}

@@ -32,7 +32,7 @@ from treadle.capture.container_recorders import RECORDED, Contents
 from treadle.capture.frames import Entered, FrameRecorder, Whose, whose
 from treadle.capture.host_draws import HostDraws
 from treadle.capture.introspect import is_heap, parts_of
-from treadle.capture.made_objects import MadeObject, values_inside
+from treadle.capture.made_objects import MadeObject, objects_inside, values_inside
 from treadle.capture.mentions import mentions
 from treadle.capture.numbers import as_key, is_stand_in
 from treadle.capture.ownership import BUILTINS, LOADED, is_machinery, owner_of, stays
@@ -113,6 +113,7 @@ class ExternalState:
         self._hears = seen
         self._kept: dict[tuple[int, int], Kept] = {}
         self._seen: dict[int, object] = {}
+        self._apart: dict[int, frozenset[int]] = {}  # ids of objects, with what is inside of them
         self._waiting: dict[object, list[tuple[Part, object]]] = {}
         self._known_names: set[object] = set()
         self._variables: dict[int, dict[str, object]] = {}
@@ -483,7 +484,13 @@ class ExternalState:
         return bool(values_inside(value, self._seen))
 
     def taken_apart(self, value: object, label: str) -> MadeObject:
-        """An object that hides some, as a container of these. TR-117 where it cannot be copied."""
+        """An object that hides some, as a container of these. TR-117 where it cannot be copied, and
+        where it is left in two places, which would get one copy each."""
+        inside = objects_inside(value, self._seen)
+        twice = any(id(value) in held or top in inside for top, held in self._apart.items())
+        if twice:
+            raise refused(f"{label} and a second place, in both", type(value).__name__)
+        self._apart[id(value)] = inside
         try:
             found = MadeObject.of(value, dict(self._seen))
         except Exception as error:

@@ -27,6 +27,15 @@ from treadle.compat.fake import is_traced
 def values_inside(value: object, known: Mapping[int, object]) -> list[object]:
     """The tensors and numbers of a run that an object holds, however deep; not what ``known``
     objects hold, by their ids, which were there before."""
+    return _inside(value, known)[0]
+
+
+def objects_inside(value: object, known: Mapping[int, object]) -> frozenset[int]:
+    """The ids of what an object holds beside these, and its own."""
+    return _inside(value, known)[1]
+
+
+def _inside(value: object, known: Mapping[int, object]) -> tuple[list[object], frozenset[int]]:
     found: dict[int, object] = {}
     met: dict[int, object] = {}
     left = [value]
@@ -42,7 +51,7 @@ def values_inside(value: object, known: Mapping[int, object]) -> list[object]:
             readings = [part.now() for part in parts_of(each, "").parts]
             left += [held for reading in readings for held in reading.values()]
             left += [key for reading in readings for key in reading if type(key) is not str]
-    return list(found.values())
+    return list(found.values()), frozenset(met)
 
 
 class _Place:
@@ -102,4 +111,4 @@ pytree.register_pytree_node(
     flatten_with_keys_fn=_keys,
 )
 
-__all__ = ["MadeObject", "values_inside"]
+__all__ = ["MadeObject", "objects_inside", "values_inside"]
