@@ -39,6 +39,7 @@ from treadle.capture.sources import (
     Scalars,
     Source,
 )
+from treadle.capture.value_checks import require_values
 from treadle.capture.watching import Watches
 from treadle.capture.while_loops import refuse_loop_values
 from treadle.compat.operators import OpOverload
@@ -267,6 +268,7 @@ def _functional(
     new.output(tuple(results))
     hold_constants(new, module)
     _draw_once(new)
+    require_values(new)
     decided = join_conditions(new)
     _drop_dead(new)
     refuse_loop_values(new)

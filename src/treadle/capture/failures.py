@@ -127,7 +127,7 @@ def of_torch(error: Exception, where: str) -> CaptureError:
     """The text of torch's error, and which of three things it means."""
     text = (str(error) or type(error).__name__).strip()
     if isinstance(error, UNSUPPORTED):
-        return _also(type(error))(
+        return also(type(error))(
             f"an operation cannot be captured, since PyTorch cannot tell the type of its result "
             f"without running it: {text}",
             code="TR-133",
@@ -136,7 +136,7 @@ def of_torch(error: Exception, where: str) -> CaptureError:
             "shape function with torch.library.register_fake",
         )
     if any(each in text for each in NEEDS_MEMORY):
-        return _also(type(error))(
+        return also(type(error))(
             f"an operation reads the memory of a tensor, which has no values while the step is "
             f"captured: {text}",
             code="TR-137",
@@ -144,7 +144,7 @@ def of_torch(error: Exception, where: str) -> CaptureError:
             remedy="do it outside of the step and pass the result, or make it a custom operation "
             "(torch.library.custom_op), which runs when the step runs",
         )
-    return _also(type(error))(
+    return also(type(error))(
         text,
         code="TR-132",
         where=where,
@@ -190,7 +190,7 @@ def _looks_at_value(error: Exception) -> bool:
 
 
 @functools.cache
-def _also(kind: type[Exception]) -> Callable[..., CaptureError]:
+def also(kind: type[Exception]) -> Callable[..., CaptureError]:
     """``CaptureError`` that is a ``kind`` as well, or the nearest builtin one: what the user's code
     catches around eager it catches here."""
     bases = [each for each in kind.__mro__ if vars(builtins).get(each.__name__) is each]

@@ -133,6 +133,8 @@ def base_of(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node
         return call(target, (value, [order.index(dim) for dim in range(len(order))]), {})
     if target is aten.view.dtype:
         return call(target, (value, tensor_of(base).dtype), {})
+    if target is aten.expand.default:
+        return _of_expanded(call, base, value)
     return _strided(call, view, base, value)
 
 
@@ -157,6 +159,18 @@ def _with_piece(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.
         span = (start, start + sizes[at])
         return call(aten.slice_scatter.default, (base, value, dim, *span), {})
     return None
+
+
+def _of_expanded(call: Call, base: fx.Node, value: fx.Node) -> fx.Node:
+    """Of elements that are one place the first: all of them have got the same."""
+    shape = tensor_of(base).shape
+    extra = tensor_of(value).ndim - len(shape)
+    for _ in range(extra):
+        value = call(aten.select.int, (value, 0, 0), {})
+    for dim, size in enumerate(shape):
+        if size == 1:
+            value = call(aten.slice.Tensor, (value, dim, 0, 1), {})
+    return value
 
 
 def _strided(call: Call, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node | None:

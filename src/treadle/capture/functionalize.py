@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
+from treadle.capture.failures import also
 from treadle.capture.functional_forms import (
     base_of,
     functional_call,
@@ -26,7 +27,8 @@ from treadle.capture.functional_forms import (
 from treadle.capture.input_memory import bytes_of, separate, spans_of
 from treadle.compat.draw_operators import DRAWS
 from treadle.compat.fake import MISTYPED
-from treadle.compat.operators import changes_shape, returns_written, written_arguments
+from treadle.compat.operator_facts import facts_of
+from treadle.compat.operators import OpOverload, changes_shape, returns_written, written_arguments
 from treadle.compat.tensors import storage_key
 from treadle.graph.arguments import map_nodes, types_of
 from treadle.graph.node_info import copy_notes, info, known_value, set_value, tensor_of, value_of
@@ -37,6 +39,12 @@ from treadle.util.errors import CaptureError, internal_errors
 aten = torch.ops.aten
 
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
+_FILLS = frozenset({aten.fill_, aten.zero_})
+_WRITE_TWICE = frozenset({
+    aten.masked_fill_, aten.index_put_, aten.index_fill_, aten.triu_, aten.tril_,
+    aten.fill_diagonal_, aten.baddbmm_,
+})  # fmt: skip
+"""Others that PyTorch lets write to one place several times."""
 _SETS = frozenset(getattr(aten.set_, each) for each in aten.set_.overloads())
 """They give a tensor the storage of another one."""
 
@@ -195,6 +203,7 @@ class Functionalizer:
         if changes_shape(node.target):
             self._reshape_in_place(node, written[0])
         elif written:
+            _refuse_overlap(node, written)
             self._write(node, written)
         elif node.target is operator.getitem and item_of(node)[0] in self._pieces:
             pieces, at = item_of(node)
@@ -348,6 +357,34 @@ def _outs(node: fx.Node) -> list[str]:
     """Names of ``out=`` arguments."""
     names = [name for _, name in written_arguments(node.target)]
     return [name for name in names if name in node.kwargs]
+
+
+def _refuse_overlap(node: fx.Node, written: Sequence[fx.Node]) -> None:
+    """TR-132 for writing to an expanded tensor, where eager refuses it; TR-107 where it does not,
+    and what is written last counts."""
+    packet = node.target.overloadpacket if isinstance(node.target, OpOverload) else None
+    if packet in _FILLS or not isinstance(node.target, OpOverload):
+        return
+    for each in written:
+        value = known_value(each)
+        if not isinstance(value, Tensor) or not _has_overlap(value):
+            continue
+        if packet in _WRITE_TWICE or not facts_of(node.target).native:
+            raise _no_form(node, "writes to an expanded tensor")
+        raise also(RuntimeError)(
+            f"{node.target} writes to a tensor {list(value.shape)} of which several elements are "
+            "one place in memory, as expand() makes it",
+            code="TR-132",
+            where=info(node).where,
+            remedy="this is an error in eager as well: clone() it before it is written to",
+        )
+
+
+def _has_overlap(value: Tensor) -> bool:
+    if value.layout is not torch.strided or not all(type(n) is int and n for n in value.shape):
+        return False
+    pairs = zip(value.shape, value.stride(), strict=True)
+    return any(n > 1 and type(step) is int and step == 0 for n, step in pairs)
 
 
 def _no_form(node: fx.Node, why: str) -> CaptureError:

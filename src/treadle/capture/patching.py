@@ -58,6 +58,7 @@ from treadle.capture.scalar_index import ScalarIndices
 from treadle.capture.scaled import scaled
 from treadle.capture.sparse_gradients import embedding
 from treadle.capture.tensor_effects import SET_DATA, DataAssignments, GivenTensor, HeldTensor
+from treadle.capture.value_checks import one_hot
 from treadle.capture.wrappers import forward_of
 from treadle.compat.checkpointing import watched_checkpointing
 from treadle.compat.control_flow import functions_replaced
@@ -228,6 +229,8 @@ class TensorPatcher(TorchFunctionMode):
             result = instead(*args, **(kwargs or {}))
         elif instead := self._watch.indices.instead_of(func, args):
             result = instead(*args)
+        elif func is F.one_hot:
+            result = one_hot(self._watch.require, *args, **(kwargs or {}))
         elif func is F.embedding:
             result = embedding(*args, **(kwargs or {}))
         elif func in _SQUEEZES and any(map(is_unsized, args[0].shape)):
@@ -450,7 +453,7 @@ class TraceRecorder:
         self.indices = ScalarIndices()
         self.masks = KnownMasks()
         self.conditions = Conditions()
-        self.numbers = DeferredNumbers(self._decide, self._require)
+        self.numbers = DeferredNumbers(self._decide, self.require)
         self.backward: list[Span] = []
         self.lines: list[tuple[int, Line]] = [(0, ("", 0))]
         self.draws: list[tuple[int, bool, int]] = []  # node, whether the state is put back, which
@@ -587,7 +590,8 @@ class TraceRecorder:
         value = tensor_of_number(condition)
         return self.conditions.answer(value, frame, self.fresh, guess=likely, of_size=True)
 
-    def _require(self, holds: Tensor) -> None:
+    def require(self, holds: Tensor) -> None:
+        """Take for granted that a 0-dim tensor is true."""
         self.conditions.require(holds, self.fresh)
 
     def note_line(self) -> None:

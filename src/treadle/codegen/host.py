@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from treadle.codegen.cpp_draws import DRAWS
 from treadle.codegen.languages import printer_of
+from treadle.compat.operator_facts import Effect, facts_by_name
 from treadle.loop.kernel import KernelLaunch, KernelPlan
+from treadle.loop.nest import stored
 from treadle.loop.program import Buffer, BufferKind, Call, TensorRef
 from treadle.runtime.artifact import Artifact, BufferSpec, CallStep, Launch, Storage, View
 from treadle.runtime.draws import OPERATOR
@@ -41,7 +43,22 @@ def artifact_of(
         arena_bytes=plan.arena_bytes,
         peak_bytes=plan.peak_bytes,
         constants=plan.constants,
+        untouched=_untouched(launches, frozenset(plan.inputs)),
     )
+
+
+def _untouched(launches: Sequence[KernelLaunch | Call], inputs: frozenset[str]) -> int:
+    """How many come before the first that writes to an input or meets other processes."""
+    for at, each in enumerate(launches):
+        if isinstance(each, Call):
+            written = {name for name in each.outputs if name is not None}
+            leaves_it = facts_by_name(each.op).effects & (Effect.WRITES | Effect.COMMUNICATES)
+        else:
+            written = {name for kernel in each.kernels for name in stored(kernel.body)}
+            leaves_it = Effect.NONE
+        if leaves_it or not inputs.isdisjoint(written):
+            return at
+    return len(launches)
 
 
 def call_step(call: Call) -> CallStep:

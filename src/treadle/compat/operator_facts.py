@@ -70,6 +70,7 @@ class OperatorFacts:
     """What is known about an operator.
 
     ``effects``: those that a call may have; ``call_effects`` says which this one has.
+    ``refuses``: a CPU kernel raises for some values of the operands.
     ``draw_reads_values``: the elements of operands decide what it draws, besides the generator.
     ``allocates``: no result is memory of an operand's.
     ``native``: PyTorch's own. ``slow_elements``: a transcendental function of each element.
@@ -81,6 +82,7 @@ class OperatorFacts:
     """
 
     effects: Effect
+    refuses: bool
     draw_reads_values: bool
     allocates: bool
     native: bool
@@ -189,6 +191,13 @@ _UNDEFINED = _named("empty empty_like empty_permuted empty_strided new_empty new
 _CONDITIONS: Mapping[str, str] = {
     "treadle::expect": "looks at what capture took for granted; see util/expected.py"
 }
+
+_REFUSES = _named("""
+    _embedding_bag _embedding_bag_forward_only _linalg_check_errors bernoulli binomial bucketize
+    cauchy exponential geometric histc log_normal multilabel_margin_loss_forward multinomial normal
+    poisson put repeat_interleave segment_reduce unique_consecutive
+""") | _named("ctc_loss", "treadle")
+"""Operators whose kernels on CPUs raise for some values of their operands."""
 
 # Costs.
 
@@ -344,6 +353,7 @@ def facts_of(op: OpOverload) -> OperatorFacts:
     effects = _effects_of(op)
     return OperatorFacts(
         effects=effects,
+        refuses=_may_refuse(op),
         draw_reads_values=Effect.DRAWS in effects and _draw_reads_values(op),
         allocates=_allocates(op),
         native=op.namespace in _NATIVE,
@@ -361,6 +371,7 @@ def facts_of(op: OpOverload) -> OperatorFacts:
 
 _NOBODY_KNOWS = OperatorFacts(
     effects=Effect.WRITES | Effect.UNKNOWN,
+    refuses=False,
     draw_reads_values=True,
     allocates=False,
     native=False,
@@ -499,6 +510,11 @@ def _may_draw(op: OpOverload) -> bool:
     if schema_of(op).name in _DRAW_NOTHING:
         return False
     return torch.Tag.nondeterministic_seeded in op.tags or _takes(op, "Generator")
+
+
+def _may_refuse(op: OpOverload) -> bool:
+    draws = _may_draw(op)
+    return schema_of(op).name in _REFUSES and (not draws or _draw_reads_values(op))
 
 
 def _takes(op: OpOverload, kind: str) -> bool:

@@ -8,7 +8,8 @@ outside a table must not reach them::
     x[f(index)]                             -n <= f(index) < n
 
 ``f`` is computed again by PyTorch, from the inputs; operations that only move elements are left
-out of it. An index that is computed from floating-point numbers is not checked.
+out of it. What floating-point or random numbers decide is checked by the step itself, on CPUs: see
+``capture/value_checks.py``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -63,17 +64,30 @@ def lookups_in(graph: fx.Graph) -> list[Lookup]:
     """Every check that the graph needs, each once."""
     found: dict[tuple[object, ...], Lookup] = {}
     for node in graph.nodes:
-        for each in _of_node(node):
-            found.setdefault((each.value, each.low, each.high, each.ignored), each)
+        for each in lookups_of(node):
+            if _is_of_whole_numbers(each.value):
+                found.setdefault((each.value, each.low, each.high, each.ignored), each)
     return list(found.values())
 
 
-def _of_node(node: fx.Node) -> Iterator[Lookup]:
+def unchecked_lookups(graph: fx.Graph) -> list[Lookup]:
+    """Those that only a run of the step can check: floating-point or random numbers decide."""
+    every = [each for node in graph.nodes for each in lookups_of(node)]
+    return [each for each in every if not _is_of_whole_numbers(each.value)]
+
+
+def lookups_of(node: fx.Node) -> Iterator[Lookup]:
+    """What a node looks up."""
     if not isinstance(node.target, OpOverload):
         return
     packet, given = node.target.overloadpacket, arguments(node)
     if packet is aten.embedding:
         yield from _lookup(node, given["indices"], _extent(given["weight"], 0))
+    elif packet is aten.take:
+        extent = tensor_of(given["self"]).numel()
+        yield from _lookup(node, given["index"], extent, wraps=True)
+    elif packet is aten.multi_margin_loss:
+        yield from _lookup(node, given["target"], _shape(given["self"])[-1])
     elif packet in (aten.nll_loss_forward, aten.nll_loss2d_forward):
         classes = _extent(given["self"], min(1, len(_shape(given["self"])) - 1))
         yield from _lookup(node, given["target"], classes, ignored=given["ignore_index"])
@@ -91,14 +105,11 @@ def _of_node(node: fx.Node) -> Iterator[Lookup]:
 def _lookup(
     node: fx.Node, index: fx.Node, extent: int, *, wraps: bool = False, ignored: int | None = None
 ) -> Iterator[Lookup]:
-    value = _unmoved(index)
-    if _is_of_whole_numbers(value):
-        low = -extent if wraps else 0
-        name = str(node.target).removesuffix(".default")
-        yield Lookup(value, low, extent - 1, ignored, name, info(node).where, node)
+    low, name = -extent if wraps else 0, str(node.target).removesuffix(".default")
+    yield Lookup(unmoved(index), low, extent - 1, ignored, name, info(node).where, node)
 
 
-def _unmoved(node: fx.Node) -> fx.Node:
+def unmoved(node: fx.Node) -> fx.Node:
     """The value that ``node`` shows in another shape, as int64, or on another device."""
     while isinstance(node.target, OpOverload):
         packet = node.target.overloadpacket
@@ -331,4 +342,4 @@ def _assert_on_device(each: Lookup, value: Tensor, low: int, high: int) -> None:
     aten._assert_async.msg(inside.all(), f"TR-407: {each.operation} takes {low} to {high}")
 
 
-__all__ = ["IndexCheck", "Lookup", "lookups_in"]
+__all__ = ["IndexCheck", "Lookup", "lookups_in", "unchecked_lookups", "unmoved"]

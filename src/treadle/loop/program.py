@@ -14,13 +14,13 @@ of the old value stands before it in the program, or reads exactly the element b
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
 
-from treadle.compat.operator_facts import IN_ORDER, Effect
+from treadle.compat.operator_facts import IN_ORDER, Effect, facts_by_name
 from treadle.loop.expr import Array, Load, Position, values_of
 from treadle.loop.traverse import buffers_in, rename_buffers, walk
 from treadle.util.nested import Nested, Plain, leaves, map_leaves
@@ -233,11 +233,29 @@ class Call:
         and another rank may have ended. Then the call leaves everything as it was."""
         return bool(self.effects & (Effect.CONDITION | Effect.COMMUNICATES))
 
+    @property
+    def may_refuse(self) -> bool:
+        """Whether its kernel raises for some values."""
+        return facts_by_name(self.op).refuses
+
 
 IMPORT = "aten._to_copy.default"
 """The call that copies a buffer from one device to another."""
 
 Step = Compute | Call
+
+
+def may_end_the_call(steps: Sequence[Step]) -> list[int]:
+    """At which of ``steps`` a call may end before anything is written to an input. After an update
+    no values are refused that way: to keep two of each parameter until then would cost more."""
+    found: list[int] = []
+    is_updated = False
+    for at, step in enumerate(steps):
+        is_updated = is_updated or step.origin.phase == "optimizer"
+        if isinstance(step, Call):
+            refuses = not is_updated and step.may_refuse
+            found += [at] if step.may_end_the_call or refuses else []
+    return found
 
 
 @dataclass(frozen=True, slots=True)

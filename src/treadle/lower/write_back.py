@@ -18,16 +18,19 @@ from dataclasses import replace
 
 from treadle.compat.operator_facts import may_accumulate
 from treadle.loop.expr import Array
-from treadle.loop.program import BufferKind, Call, Compute, Origin, Step, TensorRef
+from treadle.loop.program import (
+    BufferKind,
+    Call,
+    Compute,
+    Origin,
+    Step,
+    TensorRef,
+    may_end_the_call,
+)
 from treadle.loop.traverse import buffers_in
 from treadle.lower.context import Builder, element, fresh_axes
 from treadle.lower.registry import Value
 from treadle.lower.scalars import cast
-
-
-def may_end_the_call(step: Step) -> bool:
-    """Whether the step is one before which nothing may be written."""
-    return isinstance(step, Call) and step.may_end_the_call
 
 
 def buffers_of(step: Step) -> tuple[frozenset[str], frozenset[str]]:
@@ -77,8 +80,8 @@ def _written_by_call(
     alone = call.args[0] == whole and read.count(target) == 1
     if not alone or not _is_alike(builder, value, target) or changing & {*read} - {target}:
         return None
-    steps = enumerate(builder.steps)
-    waits = [n for n, step in steps if may_end_the_call(step) or target in buffers_of(step)[0]]
+    waits = [n for n, step in enumerate(builder.steps) if target in buffers_of(step)[0]]
+    waits += may_end_the_call(builder.steps)
     last = max([at, *waits])
     reads = [n for n, step in enumerate(builder.steps) if value.buffer in buffers_of(step)[0]]
     if min(reads, default=last + 1) <= last:
@@ -111,7 +114,7 @@ def place_write_backs(builder: Builder, writes: Writes) -> None:
         read, written = buffers_of(step)
         last_read.update(dict.fromkeys(read, position))
         last_write.update(dict.fromkeys(written, position))
-    known = max((at for at, step in enumerate(builder.steps) if may_end_the_call(step)), default=-1)
+    known = max(may_end_the_call(builder.steps), default=-1)
     after: dict[int, list[Step]] = {}
     there: dict[int, dict[str, str]] = {}
     for target, copy in copies.items():

@@ -136,7 +136,8 @@ class CallStep:
 @dataclass(frozen=True, slots=True)
 class Artifact:
     """``releases[i]`` names the call-allocated buffers that die after step ``i``. ``bodies``: what
-    the loops among its steps run in each round, under the digest of what each holds.
+    the loops among its steps run in each round, under the digest of what each holds. ``untouched``:
+    of how many of its first steps none writes to an input or meets other processes.
 
     Shapes, strides, offsets and sizes may hold a ``Size``: then the artifact is a pattern for many
     shapes, right for the sizes that fit its ``guards``, and ``at_sizes`` makes the one to run.
@@ -155,6 +156,7 @@ class Artifact:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     guards: tuple[Guard, ...] = ()
     bodies: "Mapping[str, Artifact]" = field(default_factory=dict[str, "Artifact"])
+    untouched: int = 0
 
     def fits(self, sizes: Sizes) -> bool:
         """Whether this artifact is right for these sizes of the dims."""

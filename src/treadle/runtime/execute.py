@@ -125,8 +125,6 @@ class Executable:
         self._imports: dict[int, tuple[str, bool]] = {}
         self._brought: Mapping[int, Tensor] = {}
         self._incoming = Incoming(self.device)
-        conditions = [at for at, step in enumerate(artifact.steps) if is_condition(step)]
-        self._condition = max(conditions, default=-1)  # what comes before it has written nothing
         self._steady: SteadyInputs | None = None
         if terms is not None and terms.layouts is not None:
             self._steady = SteadyInputs(len(self._specs), terms.moving, terms.layouts)
@@ -500,8 +498,8 @@ class Executable:
             return error.at(step.origin)
         ours = isinstance(error, RuntimeFailure)
         checked = not ours and not isinstance(error, torch.OutOfMemoryError)
-        if number < self._condition and isinstance(step, CallStep) and checked:
-            return NotExpected(str(error))  # a condition may stand between the values and this
+        if number < self.artifact.untouched and isinstance(step, CallStep) and checked:
+            return NotExpected(str(error))  # nothing has happened yet: eager meets it as well
         name = step.function if isinstance(step, Launch) else step.op
         said, remedy = (error.message, error.remedy) if ours else (str(error), "")
         return RuntimeFailure(

@@ -31,7 +31,7 @@ from treadle.util.extents import Guard, Size, as_int
 from treadle.util.formulas import from_data, to_data
 from treadle.util.generators import GeneratorRef
 
-FORMAT = 7
+FORMAT = 8
 
 _TYPES = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 _TORCH_NAMES: Mapping[str, Mapping[str, Any]] = {
@@ -75,6 +75,7 @@ def artifact_to_dict(artifact: Artifact) -> dict[str, object]:
         "constants": {name: _from_tensor(t) for name, t in artifact.constants.items()},
         "guards": [[to_data(g.formula), g.sign, g.answer] for g in artifact.guards],
         "bodies": {name: artifact_to_dict(body) for name, body in artifact.bodies.items()},
+        "untouched": artifact.untouched,
     }
 
 
@@ -96,6 +97,7 @@ def artifact_from_dict(data: Mapping[str, Any]) -> Artifact:
         constants={name: _to_tensor(entry) for name, entry in data["constants"].items()},
         guards=tuple(Guard(from_data(g[0]), g[1], g[2]) for g in data["guards"]),
         bodies={name: artifact_from_dict(body) for name, body in data["bodies"].items()},
+        untouched=int(data["untouched"]),
     )
 
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from treadle.loop.program import Call, Step, TensorRef
+from treadle.loop.program import Call, Step, TensorRef, may_end_the_call
 from treadle.util.extents import dims_in
 
 
@@ -41,7 +41,7 @@ def written_buffers(step: Step) -> tuple[str, ...]:
 def facts(steps: tuple[Step, ...], inputs: Sequence[str] = ()) -> Dependencies:
     """The dependencies of ``steps``, in one walk. ``inputs``: what nothing may write before the
     conditions and collectives that stand earlier are over."""
-    theirs = frozenset(inputs)
+    theirs, ends = frozenset(inputs), frozenset(may_end_the_call(steps))
     conditions: list[int] = []
     readers: dict[str, list[int]] = defaultdict(list)
     writers: dict[str, list[int]] = defaultdict(list)
@@ -56,7 +56,7 @@ def facts(steps: tuple[Step, ...], inputs: Sequence[str] = ()) -> Dependencies:
             waits.update(reader for reader in readers[name])
             waits.update(w for w in writers[name] if _overlap(steps[w], step, name))
             waits.update(conditions if name in theirs else ())
-        if isinstance(step, Call) and step.may_end_the_call:
+        if i in ends:
             conditions.append(i)
         if isinstance(step, Call) and step.is_in_order:
             if last_in_order is not None:

@@ -79,9 +79,9 @@ class RuntimeFailure(TreadleError):
     """A compiled step cannot be built or run (``TR-4xx``)."""
 
 
-class BadIndex(RuntimeFailure, IndexError):
-    """A number of the batch points outside what it indexes (``TR-407``): eager's ``IndexError``.
-    Nothing was changed."""
+class BadIndex(RuntimeFailure, IndexError, RuntimeError):
+    """A number of the batch points outside what it indexes (``TR-407``): eager's ``IndexError``,
+    or its ``RuntimeError`` where an operation raises that. Nothing was changed."""
 
 
 class GroupFailure(RuntimeFailure):
