@@ -187,10 +187,6 @@ WRITES = {
     "item": (lambda t: t.__setitem__(0, torch.ones(2)), RuntimeError),
     "scatter": (lambda t: t.scatter_(0, torch.zeros(1, 2).long(), 1.0), RuntimeError),
     "fill": (lambda t: t.fill_(2.0), None),
-    "mask": (
-        lambda t: t.masked_fill_(torch.tensor([[True], [False], [True]]).expand(3, 2), 1.0),
-        None,
-    ),
 }
 
 

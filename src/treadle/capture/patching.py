@@ -483,6 +483,11 @@ class TraceRecorder:
         }
         self._stack = [""]
 
+    def ends(self) -> None:
+        """Let go of the run: hooks of traced nodes, which stay, know this object."""
+        self.listen = self.after_backward = lambda: None
+        self.memory, self.masks = frozenset, KnownMasks()
+
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """While inside, what happens is noted at the node from which on it holds."""

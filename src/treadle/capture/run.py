@@ -43,14 +43,13 @@ from treadle.capture.grad_scaler import ScalerBegins, SkippedUpdate, refused_sca
 from treadle.capture.gradient_sync import GradientSync, RankGroup
 from treadle.capture.host_draws import HostDraws
 from treadle.capture.hyper_parameters import HyperParameters
-from treadle.capture.known_masks import KnownMasks
 from treadle.capture.memberships import membership_asked
 from treadle.capture.numbers import Number, Text, Uses, as_key, is_stand_in
 from treadle.capture.optimizer_state import StatePlace, TracedState, refused_state
 from treadle.capture.optimizers.registry import OptimizerUpdate, Values, check_step, form_of
 from treadle.capture.outputs import OutputCall, OutputLog, Stream
 from treadle.capture.own_steps import OwnSteps
-from treadle.capture.own_tensors import OwnTensors
+from treadle.capture.own_tensors import KeptView, OwnTensors
 from treadle.capture.parts import MISSING, is_plain
 from treadle.capture.patching import TraceRecorder, swapped
 from treadle.capture.plain_values import is_real
@@ -129,14 +128,15 @@ class SideEffect:
 
 
 def own_tensor(leaf: object) -> Tensor | None:
-    """The user's own parameter or buffer that a leaf of a result is at every call."""
+    """The user's own parameter, buffer or optimizer state that a leaf of a result is at every call,
+    or that it is a view of."""
     compute = leaf.compute if isinstance(leaf, Later) else None
-    given = compute.args if isinstance(compute, functools.partial) else ()
-    if len(given) == 1 and isinstance(given[0], nn.Parameter):
-        return given[0]
-    if len(given) == 2 and isinstance(given[0], nn.Module):
-        return _buffer(given[0], str(given[1]))
-    return None
+    compute = compute.find if isinstance(compute, KeptView) else compute
+    if not isinstance(compute, functools.partial):
+        return None
+    is_state = isinstance(getattr(compute.func, "__self__", None), State)
+    found = compute() if is_state or compute.func in (_itself, _buffer) else None
+    return found if isinstance(found, Tensor) else None
 
 
 def _sets_switch(name: str) -> CaptureError:
@@ -150,10 +150,6 @@ def _sets_switch(name: str) -> CaptureError:
 
 def _buffer(owner: nn.Module, key: str) -> Tensor | None:
     return owner._buffers[key]
-
-
-def _nothing() -> None:
-    """In a thread that has nothing to tell."""
 
 
 @dataclass
@@ -349,8 +345,7 @@ class Run:
                     without_functions(self._refuse_on_parameters)()
                     without_functions(self._note_tensors)(table)
             finally:
-                watch.listen = _nothing  # hooks of traced nodes, which stay, know the watch
-                watch.masks = KnownMasks()
+                watch.ends()
         return self._returned(result)
 
     def _may_be_wrong(self, error: Exception) -> bool:

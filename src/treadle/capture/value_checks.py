@@ -26,7 +26,7 @@ from treadle.targets.registry import target_for
 from treadle.util.expected import expect
 
 aten = torch.ops.aten
-Range = tuple[int, int]
+Range = tuple[float, float]
 
 _DIVIDES = frozenset({aten.div, aten.floor_divide, aten.remainder, aten.fmod})
 
@@ -69,6 +69,9 @@ def _of_operands(node: fx.Node) -> Iterator[Requirement]:
     if packet is aten.binary_cross_entropy:
         for name in ("self", "target"):
             value = given[name]
+            bounds = range_of(value)
+            if bounds is not None and bounds[0] >= 0 and bounds[1] <= 1:
+                continue
             yield (value, 0, 1), lambda to, x=value: to.inside(x, 0, 1)
     elif packet in _DIVIDES and _is_whole(node):
         divisor = given["other"]
@@ -131,6 +134,11 @@ def _is_on_host(node: fx.Node) -> bool:
 
 # -- between which numbers a whole number is, as far as operations say
 
+_FILLED: dict[object, Range | None] = {
+    aten.full: None, aten.full_like: None, aten.new_full: None,
+    aten.ones: (1, 1), aten.ones_like: (1, 1), aten.new_ones: (1, 1),
+    aten.zeros: (0, 0), aten.zeros_like: (0, 0), aten.new_zeros: (0, 0),
+}  # fmt: skip
 _PLACES = frozenset({aten.argmax, aten.argmin})
 _PLACES_BESIDE = frozenset({
     aten.sort, aten.topk, aten.max, aten.min, aten.median, aten.nanmedian, aten.mode,
@@ -143,9 +151,9 @@ _KEEPS = frozenset({
 """The result has some of the numbers of the first operand."""
 
 
-def range_of(node: object) -> Range | None:
-    """The least and the greatest number that may be in a value; ``None``: any."""
-    if type(node) is int:
+def range_of(node: Any) -> Range | None:
+    """The least and the greatest number that may be in a value; ``None``: any, or NaN."""
+    if type(node) in (int, float):
         return node, node
     if not isinstance(node, fx.Node):
         return None
@@ -175,6 +183,8 @@ def _of_part(node: fx.Node) -> Range | None:
 def _of_operation(node: fx.Node) -> Range | None:
     target: Any = node.target
     packet, given = target.overloadpacket, arguments(node)
+    if packet in _FILLED:
+        return range_of(given["fill_value"]) if "fill_value" in given else _FILLED[packet]
     if packet in _PLACES:
         operand = tensor_of(given["self"])
         dim = given["dim"]

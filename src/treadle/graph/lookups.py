@@ -114,9 +114,10 @@ def unmoved(node: fx.Node) -> fx.Node:
     while isinstance(node.target, OpOverload):
         packet = node.target.overloadpacket
         to_int64 = packet is aten._to_copy and node.kwargs.get("dtype") in (None, torch.int64)
-        if packet not in _MOVES and not (to_int64 and _is_whole(node.all_input_nodes[0])):
+        operand = node.all_input_nodes[0] if node.all_input_nodes else node
+        if packet not in _MOVES and not (to_int64 and _is_whole(operand)):
             break
-        (node,) = node.all_input_nodes
+        node = operand  # sizes that were declared come behind it
     return node
 
 

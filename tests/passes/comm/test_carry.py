@@ -633,7 +633,7 @@ WORDS = {
     ),
     "returned view of a parameter": (
         plain(after=lambda model, optimizer, x, y: model[0].weight[0]), Carry("0.weight"),
-        "TR-531", "select",
+        "TR-532", "the parameter itself is returned",
     ),
     "norm of parameters": (
         plain(after=lambda model, optimizer, x, y: model[2].weight.norm()), Carry("2.*"),
