@@ -268,6 +268,7 @@ def _functional(
     new.output(tuple(results))
     hold_constants(new, module)
     _draw_once(new)
+    _drop_dead(new)  # of loops' bodies as well
     require_values(new)
     decided = join_conditions(new)
     _drop_dead(new)

@@ -687,11 +687,12 @@ class Run:
         return self._stand_ins | held
 
     def _returned(self, result: Any) -> list[Tensor]:
-        leaves, self.trace.tree = self._taken_apart(self._copies.with_whole(result), "its result")
+        given = self._copies.with_whole(result)
+        refuse_unfinished(flatten(given)[0])
+        leaves, self.trace.tree = self._taken_apart(given, "its result")
         self._layers.packed.refuse(leaves)
         for leaf in (*leaves, *(leaf for each in self.trace.left for leaf in each.leaves)):
             self.trace.watch.rng.refuse_state(leaf)
-        refuse_unfinished(leaves)
         self._owned = self._own_tensors()
         leaves = [self._own(leaf) for leaf in leaves]
         named = NamedOnce()

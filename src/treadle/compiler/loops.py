@@ -72,9 +72,10 @@ def with_bodies(artifact: Artifact, made: Mapping[LoopBody, Artifact]) -> Artifa
     """The artifact with those of its loops, each under its name."""
     if not made:
         return artifact
-    names = {body: name_of(each) for body, each in made.items()}
+    rounds = {body: replace(each, untouched=0) for body, each in made.items()}  # of a step begun
+    names = {body: name_of(each) for body, each in rounds.items()}
     steps = tuple(_named(step, names) for step in artifact.steps)
-    bodies = {names[body]: each for body, each in made.items()}
+    bodies = {names[body]: each for body, each in rounds.items()}
     return replace(artifact, steps=steps, bodies=bodies)
 
 

@@ -498,7 +498,8 @@ class Executable:
             return error.at(step.origin)
         ours = isinstance(error, RuntimeFailure)
         checked = not ours and not isinstance(error, torch.OutOfMemoryError)
-        if number < self.artifact.untouched and isinstance(step, CallStep) and checked:
+        is_torchs = isinstance(step, CallStep) and not step.bodies
+        if number < self.artifact.untouched and is_torchs and checked:
             return NotExpected(str(error))  # nothing has happened yet: eager meets it as well
         name = step.function if isinstance(step, Launch) else step.op
         said, remedy = (error.message, error.remedy) if ours else (str(error), "")
