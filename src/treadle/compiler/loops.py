@@ -72,10 +72,9 @@ def with_bodies(artifact: Artifact, made: Mapping[LoopBody, Artifact]) -> Artifa
     """The artifact with those of its loops, each under its name."""
     if not made:
         return artifact
-    rounds = {body: replace(each, untouched=0) for body, each in made.items()}  # of a step begun
-    names = {body: name_of(each) for body, each in rounds.items()}
+    names = {body: name_of(each) for body, each in made.items()}
     steps = tuple(_named(step, names) for step in artifact.steps)
-    bodies = {names[body]: each for body, each in rounds.items()}
+    bodies = {names[body]: each for body, each in made.items()}
     return replace(artifact, steps=steps, bodies=bodies)
 
 

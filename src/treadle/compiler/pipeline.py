@@ -303,7 +303,8 @@ def _generated(scheduled: Scheduled, target: Target, log: CompileLog) -> Artifac
     )
     bodies: dict[LoopBody, Artifact] = {}
     for body, made in scheduled.bodies.items():
-        bodies[body] = _generated(made.scheduled, target, log)
+        round_of_it = _generated(made.scheduled, target, log)
+        bodies[body] = replace(round_of_it, untouched=0)  # by then a step has begun
         log.made_inside(name_of(bodies[body]), made.step, made.scheduled.plan)
     return with_bodies(artifact, bodies)
 
