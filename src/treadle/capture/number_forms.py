@@ -137,7 +137,7 @@ _INEXACT = {
     math.log: torch.log, math.log1p: torch.log1p, math.log2: torch.log2, math.log10: torch.log10,
     math.sin: torch.sin, math.cos: torch.cos, math.tanh: torch.tanh, math.atan: torch.atan,
     np.exp: torch.exp, np.log: torch.log, np.log1p: torch.log1p, np.log2: torch.log2,
-    np.log10: torch.log10, np.tanh: torch.tanh,
+    np.log10: torch.log10, np.tanh: torch.tanh, math.sqrt: torch.sqrt, np.sqrt: torch.sqrt,
 }  # fmt: skip
 _FORMS: dict[object, GraphForm] = {
     **_of_torch_too(*_ARITHMETIC, *COMPARISONS),
@@ -145,7 +145,6 @@ _FORMS: dict[object, GraphForm] = {
     **dict.fromkeys((math.isnan, np.isnan), GraphForm(torch.isnan, of_floats=True)),
     **dict.fromkeys((math.isinf, np.isinf), GraphForm(torch.isinf, of_floats=True)),
     **dict.fromkeys((math.isfinite, np.isfinite), GraphForm(torch.isfinite, of_floats=True)),
-    **dict.fromkeys((math.sqrt, np.sqrt), GraphForm(torch.sqrt, _is_finite, of_floats=True)),
     **dict.fromkeys((int, math.trunc), _to_whole(torch.trunc)),
     math.fabs: GraphForm(torch.abs, of_floats=True),
     **dict.fromkeys((abs, np.absolute), GraphForm(torch.abs)),
