@@ -4,14 +4,18 @@ import copy
 import gc
 import pickle
 import threading
+import time
 import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental import proxy_tensor
 
 import treadle
 from contract.contract_help import training
+from treadle.compat import tracing
+from treadle.graph import inline, torch_programs
 
 
 def stepping(model, optimizer, scale=1.0):
@@ -101,3 +105,40 @@ def test_a_step_is_not_copied(copied):
     step = treadle.compile(lambda x: model(x).sum(), model=model)
     with pytest.raises(treadle.TreadleError, match="TR-005"):
         copied(step)
+
+
+def test_one_thread_traces_at_a_time(monkeypatch):
+    """Programs that are put into a graph while it is compiled are traced as well."""
+    real, inside, met = proxy_tensor.make_fx, set(), []
+
+    def watched(*args, **kwargs):
+        made = real(*args, **kwargs)
+
+        def run(*inputs):
+            met.append(inside - {threading.get_ident()})
+            inside.add(threading.get_ident())
+            time.sleep(0.02)
+            try:
+                return made(*inputs)
+            finally:
+                inside.discard(threading.get_ident())
+
+        return run
+
+    for module in (tracing, inline, torch_programs):
+        if hasattr(module, "make_fx"):
+            monkeypatch.setattr(module, "make_fx", watched)
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 2)) for _ in range(3)]
+
+    def train(model):
+        step = treadle.compile(lambda x: model(x).square().sum().backward(), model=model)
+        step(torch.randn(3, 4))
+
+    threads = [threading.Thread(target=train, args=(each,)) for each in models]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(met) >= len(models)
+    assert not any(met)

@@ -1,7 +1,6 @@
 """A training step to one functional graph, by running it once on fake tensors."""
 
 import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 
@@ -53,7 +52,7 @@ from treadle.compat.fake import alone
 from treadle.compat.fully_sharded import plans_of
 from treadle.compat.operators import ALL_TRUE
 from treadle.compat.sharded_tensors import layout_of
-from treadle.compat.tracing import trace
+from treadle.compat.tracing import TRACING, trace
 from treadle.compat.views import SPLITS
 from treadle.graph.grouped import GROUPED
 from treadle.graph.signature import Input, Role
@@ -66,9 +65,6 @@ _INSTEAD = {**TRACED_AS, **SPLITS, **GROUPED, **ALL_TRUE}
 
 _MOST_RUNS = 64
 """Of one trace; each learns something of the step that the next one needs."""
-
-_tracing = threading.RLock()
-"""One trace at a time in a process: PyTorch's modes and patches are everyone's."""
 
 
 @with_room
@@ -195,7 +191,7 @@ def _captured(
     symbols = symbolic is not None
     calls = NumberCalls(function)
     inside = without_collector()
-    with _tracing, torch.random.fork_rng(devices=[]), casts, inside:
+    with TRACING, torch.random.fork_rng(devices=[]), casts, inside:
         try:
             run, module = _traced(
                 make, inputs, numbers, calls, tried, stand_in=not plans, symbolic=symbols

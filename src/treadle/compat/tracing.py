@@ -30,6 +30,10 @@ from treadle.compat.switches import without_onednn
 P = ParamSpec("P")
 T = TypeVar("T")
 
+TRACING = threading.RLock()
+"""Held by the thread that traces: PyTorch has one tracer in a process, and modes and patches are
+everyone's."""
+
 
 def trace(
     function: Callable[..., object],
@@ -50,13 +54,28 @@ def trace(
         with _use_lazy_graph_module(False):  # those that the function itself makes
             return function(list(values))
 
-    with without_onednn(), without_words(), _use_lazy_graph_module(True):
+    with TRACING, without_onednn(), without_words(), _use_lazy_graph_module(True):
         return make_fx(
             flat,
             decomposition_table=dict(instead),
             tracing_mode="symbolic" if symbolic else "fake",
             _allow_non_fake_inputs=True,
         )(*inputs)
+
+
+def traced(
+    function: Callable[..., object],
+    inputs: Sequence[Any],
+    instead: Mapping[Any, Callable[..., object]] | None = None,
+    *,
+    symbolic: bool = False,
+) -> fx.GraphModule:
+    """A function of tensors as a graph, beside the step's own trace. ``instead``, ``symbolic``: as
+    of ``trace``."""
+    mode = "symbolic" if symbolic else "fake"
+    with TRACING:
+        make = make_fx(function, decomposition_table=dict(instead or {}), tracing_mode=mode)
+        return make(*inputs)
 
 
 def hold_constants(graph: fx.Graph, owner: fx.GraphModule) -> None:
@@ -169,7 +188,7 @@ def retraced(module: fx.GraphModule, inputs: Sequence[object]) -> fx.GraphModule
     """``module``, traced with symbols, for inputs of known sizes."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(each) if isinstance(each, Tensor) else each for each in inputs]
-    return make_fx(fx.Interpreter(module).run, tracing_mode="fake")(*fakes)
+    return traced(fx.Interpreter(module).run, fakes)
 
 
 METHOD_FILES = frozenset(
@@ -198,6 +217,7 @@ def flat_weights(module: nn.RNNBase, table: Mapping[int, Tensor]) -> dict[str, l
 
 __all__ = [
     "METHOD_FILES",
+    "TRACING",
     "DispatchMode",
     "TraceInProgress",
     "dispatch_of_trace",
@@ -208,6 +228,7 @@ __all__ = [
     "outside_modes",
     "retraced",
     "trace",
+    "traced",
     "traced_nodes",
     "traced_targets",
     "without_functions",

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from treadle.compat.operators import OpOverload
+from treadle.compat.tracing import traced
 from treadle.graph.arguments import Argument, map_argument, map_nodes, without_generator
 from treadle.graph.dynamic import sample_mode_of, sampled, symbols_of, twin_of
 from treadle.graph.node_info import forget, value_of
@@ -52,10 +52,10 @@ def traced_program(
 
     fakes = [value_of(operand) for operand in operands]
     if symbols is None:
-        return make_fx(run, decomposition_table=table, tracing_mode="fake")(*fakes)
+        return traced(run, fakes, table)
     twins = [twin_of(each) for each in fakes]
     with symbols.replaying():
-        module = make_fx(run, decomposition_table=table, tracing_mode="symbolic")(*twins)
+        module = traced(run, twins, table, symbolic=True)
     sampled(module.graph, sample_mode_of(fakes))
     return module
 

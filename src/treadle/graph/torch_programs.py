@@ -14,8 +14,8 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from treadle.compat.tracing import traced
 from treadle.graph.inline import traced_program
 from treadle.graph.matching import PatternMatch, unify
 from treadle.graph.pattern import Anything, Pattern, PatternVariable, Roots, compiled
@@ -81,7 +81,7 @@ class TorchProgram:
             now = given | dict(zip(names, tensors, strict=True))
             return _called(self.function, gradients)(*now.values())
 
-        module = make_fx(run, tracing_mode="fake")(*(given[name].clone() for name in names))
+        module = traced(run, [given[name].clone() for name in names])
         return _plain(module.graph, names)
 
     def _roots(self, graph: fx.Graph, example: tuple[Any, ...]) -> Roots:
