@@ -166,6 +166,8 @@ BOUNDED = {
     "clamped": lambda z, x: TABLE[(x * 9).long().clamp(0, 3)],
     "drawn": lambda z, x: TABLE[torch.randperm(4)],
     "signs": lambda z, x: TABLE[(x > 0).long()],
+    "enlarged": lambda z, x: F.interpolate(x[None, None], scale_factor=1.7, mode="nearest"),
+    "smoothed": lambda z, x: F.interpolate(x[None, None], size=(5, 7), mode="bilinear"),
     "apart": lambda z, x: TABLE[x.argmax(1).flip(0)[1:]],
 }
 

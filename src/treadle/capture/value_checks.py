@@ -28,6 +28,7 @@ from treadle.util.expected import expect
 aten = torch.ops.aten
 Range = tuple[float, float]
 
+_UNSAFE = (aten._unsafe_index.Tensor, aten._unsafe_index_put.default)
 _DIVIDES = frozenset({aten.div, aten.floor_divide, aten.remainder, aten.fmod})
 
 
@@ -57,6 +58,8 @@ Requirement = tuple[tuple[object, ...], Callable[["_Writer"], fx.Node]]
 
 def _of_lookups(found: Any) -> Iterator[Requirement]:
     for each in found:
+        if each.user.target in _UNSAFE:
+            continue  # PyTorch's own, made to fit
         low, high, bounds = each.low, each.high, range_of(each.value)
         if type(low) is not int or type(high) is not int:
             continue  # of declared sizes
