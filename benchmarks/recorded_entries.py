@@ -1,8 +1,8 @@
 """What is compiled for each of some sixty steps, written down to be compared after a refactoring.
 
-``python -m benchmarks.recorded_entries record DIR`` writes for each step what the cache would hold
-(sources, plan, arguments, log), the keys' facts left out; ``compare DIR`` compiles all again and
-names each step whose entry differs, with the first place where it does. ``--device cuda`` on a GPU;
+``PYTHONPATH=src:. python benchmarks/recorded_entries.py record DIR`` writes for each step what the
+cache would hold (sources, plan, arguments, log); ``compare DIR`` compiles all again and names each
+step whose entry differs, with the first place where it does. ``--device cuda`` on a GPU;
 ``--only NAME,...`` for some of them.
 """
 
@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ordinary_steps import generative, sequences, tables, training, vision
+from ordinary_steps.kit import ROWS, Kit
+from tests.models import architectures
 
 import treadle
 from treadle.options import Options
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
-from ordinary_steps.kit import ROWS, Kit
-
-from tests.models import architectures
-
+ROOMS = (generative, sequences, tables, training, vision)  # importing one fills ROWS
 BUDGETED = ("gpt2", "llama", "bert", "qwen3", "t5", "mixtral")
 
 
