@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "treadle"
 # Lowest first. A module may import floors below its own and its own room, nothing else.
 FLOORS = (
     {"util"},
+    {"algebra"},
     {"compat", "options"},
     {"targets"},
     {"graph", "loop", "runtime"},

@@ -2,6 +2,7 @@
 
 import torch
 
+from treadle.algebra.index import Axis, Index, IndexLike
 from treadle.loop.expr import (
     COMPARE,
     Apply,
@@ -13,7 +14,6 @@ from treadle.loop.expr import (
     Reduce,
     ReduceKind,
 )
-from treadle.loop.index import Axis, Index, IndexLike
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 from treadle.loop.traverse import value_index
 

@@ -12,6 +12,8 @@ from torch import nn
 
 import treadle
 from testing import trace
+from treadle.algebra.extents import Size, formula_of
+from treadle.algebra.guards import Guard
 from treadle.compiler.entry import saved_bytes
 from treadle.compiler.pipeline import _generate
 from treadle.compiler.request import CompileRequest, key_of, request_of
@@ -23,7 +25,6 @@ from treadle.report.stages import Clock
 from treadle.runtime.build import build
 from treadle.runtime.cache import Cache
 from treadle.util.errors import TreadleError, VerifyError
-from treadle.util.extents import Guard, Size, formula_of
 
 LAYOUTS = ("contiguous", "transposed", "expanded", "strided", "padded")
 OPERATIONS = ("mul", "add", "matmul", "where")

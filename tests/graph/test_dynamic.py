@@ -6,6 +6,7 @@ import threading
 import torch
 from torch import fx
 
+from treadle.algebra.extents import Size, same, sample_of
 from treadle.compat.fake import symbolic_mode
 from treadle.graph.dynamic import (
     SampleMode,
@@ -18,7 +19,6 @@ from treadle.graph.dynamic import (
     symbols_of,
     twin_of,
 )
-from treadle.util.extents import Size, same, sample_of
 
 
 def dims(sample=13):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testing import node_of, trace
+from treadle.algebra.extents import Size
 from treadle.graph.index_formulas import (
     All,
     AnyOne,
@@ -31,7 +32,6 @@ from treadle.graph.index_formulas import (
 from treadle.graph.index_proofs import Prover
 from treadle.graph.index_reading import Reader
 from treadle.graph.signature import StepGraph
-from treadle.util.extents import Size
 
 aten = torch.ops.aten
 

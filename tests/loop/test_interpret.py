@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from treadle.algebra.index import Axis, Index, linear, unflatten
 from treadle.loop.expr import (
     SAME,
     Apply,
@@ -16,7 +17,6 @@ from treadle.loop.expr import (
     Reduce,
     ReduceKind,
 )
-from treadle.loop.index import Axis, Index, linear, unflatten
 from treadle.loop.interpret import FUNCTIONS, interpret_array, interpret_kernel, interpret_program
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 from treadle.loop.program import (

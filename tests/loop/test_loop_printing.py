@@ -4,8 +4,8 @@ import textwrap
 
 import torch
 
+from treadle.algebra.index import Axis, Index
 from treadle.loop.expr import Apply, Array, Const, Load, Local, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 from treadle.loop.printing import dtype_name, show, show_index, show_kernel, show_program
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Origin, Program, TensorRef

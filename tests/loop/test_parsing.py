@@ -8,14 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treadle.algebra.extents import Size
+from treadle.algebra.index import Axis, Index
 from treadle.loop.expr import Apply, Array, Const, Load, Local, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index
 from treadle.loop.interpret import interpret_array
 from treadle.loop.parsing import parse_array, same_array
 from treadle.loop.printing import show
 from treadle.loop.traverse import axes_of, value_index, walk
 from treadle.util.errors import ParseError
-from treadle.util.extents import Size
 
 F32, F64, BF16, I64, BOOL = torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool
 SPECIAL = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-40, 3.5, 1e38, 0.1]

@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import treadle
+from treadle.algebra.extents import Size
+from treadle.algebra.index import Axis, Index
 from treadle.compat.operator_facts import Effect
 from treadle.compiler.memory import lowered, planned
 from treadle.compiler.request import Target
 from treadle.graph.parsing import parse
 from treadle.loop.expr import Array, Const, Load, Local, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index
 from treadle.loop.interpret import interpret_program
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, LoopForm, Store
 from treadle.loop.parsing import same_array
@@ -25,7 +26,6 @@ from treadle.options import Options
 from treadle.report.made_up import made_up_inputs
 from treadle.schedule.equality import kernel_key
 from treadle.util.errors import ParseError
-from treadle.util.extents import Size
 
 F32 = torch.float32
 HERE = Origin(("n",), where="train.py:7: loss = 'f(x)'", phase="forward")

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treadle.algebra.index import Axis, Index
 from treadle.loop.expr import Apply, Array, Const, Load, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index
 from treadle.loop.interpret import interpret_array
 from treadle.loop.printing import show_expr
 from treadle.loop.program import Call, Compute, Origin, Program, TensorRef

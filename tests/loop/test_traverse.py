@@ -2,8 +2,8 @@
 
 import torch
 
+from treadle.algebra.index import Axis, Index
 from treadle.loop.expr import Apply, Array, Const, Load, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index
 from treadle.loop.interpret import interpret_array
 from treadle.loop.traverse import (
     axes_of,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from treadle.algebra.index import Axis, Index
 from treadle.loop.expr import Apply, Array, Const, Load, Local, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 from treadle.loop.nest import after_rows
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Origin, Program, TensorRef

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import treadle
 from testing import check_numbers, check_pass, trace
+from treadle.algebra.extents import Size
 from treadle.compat.fake import FakeTensorMode
 from treadle.compiler.cleaning import clean, cleaning_of, settled
 from treadle.graph.index_formulas import Linear
@@ -27,7 +28,6 @@ from treadle.options import Options
 from treadle.passes.attention_masks import ProveAttentionMasks, explain, reports
 from treadle.passes.dce import RemoveDeadCode
 from treadle.passes.mask_patterns import Blocks, Documents, Pairs, Prefix, Window, mask_of
-from treadle.util.extents import Size
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
 from architectures import tokens

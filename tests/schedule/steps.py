@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
+from treadle.algebra.index import Axis, linear
 from treadle.codegen.host import artifact_of
 from treadle.loop.expr import Apply, Array, Const, Expr, Load, Reduce, ReduceKind
-from treadle.loop.index import Axis, linear
 from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Origin, Program, TensorRef
 from treadle.runtime.artifact import Artifact, Launch, Storage, View

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedule.steps import F32, Builder, at, kernels_of, strides_of
+from treadle.algebra.index import Index
 from treadle.loop.expr import Apply, Const, Expr, Position, ReduceKind
-from treadle.loop.index import Index
 from treadle.loop.interpret import interpret_program
 from treadle.loop.program import Program, TensorRef
 from treadle.loop.traverse import loads

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from schedule.steps import Builder, artifact, at, run_artifact
+from treadle.algebra.index import Axis, Index, linear
 from treadle.loop.expr import Apply, Const, Expr, Load, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index, linear
 from treadle.loop.interpret import interpret_program
 from treadle.loop.kernel import Kernel
 from treadle.loop.nest import reductions_of

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from treadle.algebra.index import Atom, Axis, FloorDiv, Index, Mod, Value
 from treadle.codegen.languages import add_language
 from treadle.codegen.printer import launch_of
 from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce, values_of
-from treadle.loop.index import Atom, Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.kernel import Definition, Kernel, KernelLaunch, LoopForm, Store
 from treadle.loop.nest import Item, arguments_of
 from treadle.loop.program import Buffer

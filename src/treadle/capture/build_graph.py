@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, fx, nn
 
+from treadle.algebra.guards import GuardSet
 from treadle.capture.computations import NumberDecision
 from treadle.capture.decisions import Path, path_of
 from treadle.capture.deferred import NumbersOfCall
@@ -69,7 +70,6 @@ from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.types import tensors_in
 from treadle.graph.values import gather_results, refresh
 from treadle.util.expected import expect
-from treadle.util.extents import GuardSet
 from treadle.util.generators import GeneratorRef
 
 T = TypeVar("T")

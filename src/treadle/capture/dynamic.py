@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from treadle.algebra.extents import Size
 from treadle.capture.build_graph import Captured
 from treadle.capture.sources import Batch, Source
 from treadle.compat.fake import symbolic_mode
 from treadle.graph.dynamic import SampleMode, Symbols, sampled
-from treadle.util.extents import Size
 
 Dims = Mapping[int, tuple[int, ...]]
 """By the number of a leaf of the arguments: its shape, with a ``Size`` where it is dynamic."""

@@ -3,11 +3,11 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
+from treadle.algebra.index import Axis
 from treadle.codegen.contraction import only_summed
 from treadle.codegen.cpp_expr import Writer, stored
 from treadle.codegen.cpp_reduce import Accumulator
 from treadle.loop.expr import Expr, Load, Reduce
-from treadle.loop.index import Axis
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.nest import Levels, kernel_loads, levels, split_columns
 

@@ -9,14 +9,14 @@
 
 from collections.abc import Mapping, Sequence
 
+from treadle.algebra.extents import ceil_div, divides, sample_of
+from treadle.algebra.index import Axis
 from treadle.codegen.cpp_body import Body
 from treadle.codegen.cpp_expr import VALUE_TYPES, Writer
 from treadle.codegen.cpp_reduce import Accumulator, fold_of
 from treadle.loop.expr import Reduce, ReduceKind
-from treadle.loop.index import Axis
 from treadle.loop.kernel import Definition, LoopForm, Store
 from treadle.loop.nest import is_position
-from treadle.util.extents import ceil_div, divides, sample_of
 
 
 class Columns(Body):

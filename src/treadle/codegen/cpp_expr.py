@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from treadle.algebra.extents import Size, is_zero, same, surely_less
+from treadle.algebra.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.codegen.contraction import CONTRACTED
 from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, formula_of, values_of
-from treadle.loop.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.traverse import operands_of
 from treadle.util.errors import LoweringError, require
-from treadle.util.extents import Size, is_zero, same, surely_less
 
 VALUE_TYPES: Mapping[torch.dtype, str] = {
     torch.float64: "double",

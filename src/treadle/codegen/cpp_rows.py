@@ -10,14 +10,14 @@
 
 from collections.abc import Mapping, Sequence
 
+from treadle.algebra.extents import Size, ceil_div, sample_of
+from treadle.algebra.index import Axis, Index
 from treadle.codegen.cpp_body import Body, simd
 from treadle.codegen.cpp_expr import STORED_TYPES, VALUE_TYPES, Scope, Writer, stored, wide
 from treadle.codegen.cpp_reduce import Accumulator, fold_of
 from treadle.loop.expr import Expr, Local, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index
 from treadle.loop.kernel import Definition, LoopForm, Store
 from treadle.loop.nest import is_position, transposed_loads
-from treadle.util.extents import Size, ceil_div, sample_of
 
 
 class RowLoops(Body):

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from treadle.algebra.extents import sample_of
 from treadle.loop.kernel import KernelLaunch
 from treadle.loop.nest import arguments_of, bytes_moved
 from treadle.loop.program import Buffer
 from treadle.runtime.artifact import Launch, Source
-from treadle.util.extents import sample_of
 
 
 class Printer(Protocol):

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from treadle.algebra.extents import surely_less
+from treadle.algebra.index import Atom, Axis, FloorDiv, Index, Mod, Value
 from treadle.codegen.contraction import CONTRACTED
 from treadle.codegen.triton_prelude import HELPERS
 from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce
-from treadle.loop.index import Atom, Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.traverse import axes_of, operands_of
 from treadle.util.errors import LoweringError, VerifyError, require
-from treadle.util.extents import surely_less
 
 TYPES: Mapping[torch.dtype, str] = {
     torch.float64: "tl.float64",

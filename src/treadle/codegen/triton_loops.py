@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from treadle.algebra.index import Index
 from treadle.codegen.triton_body import (
     Body,
     GridFunction,
@@ -31,7 +32,6 @@ from treadle.codegen.triton_shape import (
 )
 from treadle.codegen.triton_sweeps import swept
 from treadle.loop.expr import Load, Reduce
-from treadle.loop.index import Index
 from treadle.loop.kernel import Definition, Kernel, LoopForm, Store
 from treadle.loop.nest import Levels, accumulators, levels, roots
 from treadle.loop.traverse import walk_all

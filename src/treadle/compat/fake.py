@@ -20,8 +20,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMi
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from treadle.algebra.extents import Size
 from treadle.compat.sharded_tensors import local_of
-from treadle.util.extents import Size
 
 aten = torch.ops.aten
 

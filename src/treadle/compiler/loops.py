@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
+from treadle.algebra.extents import largest
+from treadle.algebra.strides import is_contiguous
 from treadle.graph.loop_bodies import LoopBody, bodies_of
 from treadle.loop.kernel import KernelPlan
 from treadle.loop.program import BufferKind, Call, Program, Step, TensorRef
@@ -12,7 +14,6 @@ from treadle.runtime.artifact import Artifact, CallStep, Launch
 from treadle.runtime.cache import content_key
 from treadle.runtime.serialize import artifact_to_bytes
 from treadle.util.allocator import Allocator
-from treadle.util.extents import largest, usual_strides
 from treadle.util.nested import leaves
 
 
@@ -55,17 +56,14 @@ def _workspace(call: Call, plans: Mapping[LoopBody, KernelPlan], allocator: Allo
     if len(own) > 2:
         carried = [each for each in leaves(call.args[1]) if isinstance(each, TensorRef)]
         beside[0] += sum(_taken(ref, allocator) for ref in carried)
-    copies = sum(_taken(ref, allocator) for ref in call.refs if not _is_contiguous(ref))
+    copies = sum(
+        _taken(ref, allocator) for ref in call.refs if not is_contiguous(ref.shape, ref.strides)
+    )
     return max(beside) + sum(constants) + copies
 
 
 def _taken(ref: TensorRef, allocator: Allocator) -> int:
     return allocator.taken(largest(prod(ref.shape) * ref.dtype.itemsize))
-
-
-def _is_contiguous(ref: TensorRef) -> bool:
-    triples = zip(ref.shape, ref.strides, usual_strides(ref.shape), strict=True)
-    return all(size == 1 or mine == usual for size, mine, usual in triples)
 
 
 def with_bodies(artifact: Artifact, made: Mapping[LoopBody, Artifact]) -> Artifact:

@@ -20,6 +20,7 @@ from functools import partial
 
 import torch
 
+from treadle.algebra.guards import GuardSet
 from treadle.capture.step import Captured
 from treadle.capture.watching import watch_tensors
 from treadle.codegen.host import artifact_of
@@ -57,7 +58,6 @@ from treadle.targets.registry import target_for
 from treadle.util.collector import without_collector
 from treadle.util.data_stack import with_room
 from treadle.util.errors import internal_errors
-from treadle.util.extents import GuardSet
 
 _NOTHING: Mapping[str, Built] = {}
 _ROOM = 1 << 20

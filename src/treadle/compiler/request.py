@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from treadle.algebra.guards import Guard, GuardSet
+from treadle.algebra.polynomial import to_data
 from treadle.compat.operator_facts import facts_of
 from treadle.compat.switches import switches
 from treadle.compiler.ceilings import ceilings
@@ -28,8 +30,6 @@ from treadle.targets.measure import to_words
 from treadle.targets.model import DeviceModel
 from treadle.targets.record import DeviceTarget
 from treadle.targets.registry import model_for, target_for
-from treadle.util.extents import Guard, GuardSet
-from treadle.util.formulas import to_data
 
 
 @dataclass(frozen=True)

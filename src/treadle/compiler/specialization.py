@@ -6,13 +6,13 @@ program that is right for one size alone. Two samples of every dim are lowered; 
 
 from collections.abc import Callable
 
+from treadle.algebra.extents import Size
+from treadle.algebra.polynomial import Dim
 from treadle.graph.dynamic import dims_of_graph, resampled, symbols_of_graph
 from treadle.graph.signature import StepGraph
 from treadle.loop.printing import show_program
 from treadle.loop.program import Program
 from treadle.util.errors import LoweringError
-from treadle.util.extents import Size
-from treadle.util.formulas import Dim
 
 
 def require_unspecialized(

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from treadle.algebra.extents import Size
 from treadle.codegen.host import artifact_of
 from treadle.compiler.memory import Scheduled
 from treadle.compiler.request import Target
@@ -21,7 +22,6 @@ from treadle.schedule.equality import kernel_key
 from treadle.schedule.plan import schedule
 from treadle.schedule.workers import Workers, scratch_buffers, workers_for
 from treadle.util.errors import TreadleError
-from treadle.util.extents import Size
 
 _WORTH = 1 << 20
 """Bytes moved from which a kernel is worth trying: a smaller one is launched in no less time."""

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 
+from treadle.algebra.extents import dims_in
 from treadle.codegen.host import call_step, spec_of
 from treadle.compat.operator_facts import CostClass, facts_of, follows_seed
 from treadle.graph.operators import arguments_of
@@ -11,7 +12,6 @@ from treadle.loop.program import Call, Program, TensorRef
 from treadle.runtime.artifact import call_at, spec_at
 from treadle.runtime.execute import resolve
 from treadle.runtime.workspace import Workspaces
-from treadle.util.extents import dims_in
 
 _MASKS = (torch.bool, torch.uint8)
 _HALVES = (torch.bfloat16, torch.float16)

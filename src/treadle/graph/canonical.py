@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from treadle.algebra.extents import Size
+from treadle.algebra.polynomial import to_data
 from treadle.compat.operators import schema_of
 from treadle.compat.tensors import storage_of
 from treadle.graph.at_run_time import AtRunTime
@@ -32,8 +34,6 @@ from treadle.graph.node_info import drop_notes, info, known_value, notes, with_i
 from treadle.graph.operators import OpOverload
 from treadle.graph.signature import StepGraph
 from treadle.util.errors import TreadleError, VerifyError
-from treadle.util.extents import Size
-from treadle.util.formulas import to_data
 from treadle.util.generators import GeneratorRef
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))

@@ -19,13 +19,13 @@ from typing import final
 import torch
 from torch import Tensor, fx
 
+from treadle.algebra.extents import size_key
 from treadle.compat.collectives import NAMESPACE
 from treadle.compat.operator_facts import Effect
 from treadle.compat.operators import OpOverload
 from treadle.graph.node_info import value_of
 from treadle.graph.operators import arguments, effects_of
 from treadle.graph.signature import StepGraph
-from treadle.util.extents import size_key
 
 aten = torch.ops.aten
 

@@ -19,12 +19,13 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from treadle.algebra.extents import Size, as_int, dims_in, sample_of, with_dims
+from treadle.algebra.guards import GuardSet
+from treadle.algebra.polynomial import Atom, Dim, Quotient
 from treadle.compat.fake import FakeTensor, FakeTensorMode
 from treadle.graph.arguments import Argument, given_of, map_argument, types_of, without_generator
 from treadle.graph.node_info import Value, copy_notes, info, known_value, set_value, value_of
 from treadle.util.errors import LoweringError
-from treadle.util.extents import GuardSet, Size, as_int, dims_in, sample_of, with_dims
-from treadle.util.formulas import Atom, Dim, Quotient
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 

@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from treadle.algebra.extents import same_sizes
+from treadle.algebra.strides import contiguous_strides
 from treadle.compat.fake import is_fake
 from treadle.compat.operators import OpOverload
 from treadle.graph.node_info import NodeInfo
 from treadle.graph.operators import operation_name
 from treadle.graph.types import TensorType, type_of_tensor
-from treadle.util.extents import same_sizes, usual_strides
 from treadle.util.literals import literal_text, numbers_text
 
 NOTES = (
@@ -56,7 +57,7 @@ def type_text(value: Any) -> str:
 
 
 def _strides_text(given: TensorType) -> str:
-    if same_sizes(usual_strides(given.shape), given.strides):
+    if same_sizes(contiguous_strides(given.shape), given.strides):
         return ""
     return f" strides [{', '.join(map(str, given.strides))}]"
 

@@ -18,8 +18,8 @@ from typing import Any, final
 
 from torch import fx
 
-from treadle.util.extents import formula_of, largest
-from treadle.util.formulas import Atom, Bounds
+from treadle.algebra.extents import formula_of, largest
+from treadle.algebra.polynomial import Atom, Bounds
 
 
 @final

@@ -8,6 +8,7 @@
 import torch
 from torch import fx
 
+from treadle.algebra.extents import Size, same, surely_less
 from treadle.graph.index_formulas import (
     Condition,
     Linear,
@@ -31,7 +32,6 @@ from treadle.graph.index_rules import (
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import type_of
 from treadle.util.errors import require
-from treadle.util.extents import Size, same, surely_less
 
 aten = torch.ops.aten
 

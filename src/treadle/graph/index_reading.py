@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import fx
 
+from treadle.algebra.extents import same
 from treadle.graph import index_arithmetic, index_moves
 from treadle.graph.constants import constant_of
 from treadle.graph.index_formulas import (
@@ -28,7 +29,6 @@ from treadle.graph.operators import arguments, operation_name
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import type_of
 from treadle.util.errors import require
-from treadle.util.extents import same
 
 _DEPTH = 60  # operations between a value and what it is made of
 _RULES = joined(index_moves.RULES, index_arithmetic.RULES)

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.algebra.extents import Size
 from treadle.compat.operators import OpOverload
 from treadle.compat.tracing import traced
 from treadle.graph.arguments import Argument, map_argument, map_nodes, without_generator
 from treadle.graph.dynamic import sample_mode_of, sampled, symbols_of, twin_of
 from treadle.graph.node_info import forget, value_of
 from treadle.graph.values import inherit
-from treadle.util.extents import Size
 
 
 def traced_call(

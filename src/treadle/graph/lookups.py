@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from treadle.algebra.extents import Size, at
+from treadle.algebra.polynomial import Sizes
 from treadle.compat.operator_facts import may_wait
 from treadle.graph.arguments import Argument, map_argument, map_nodes
 from treadle.graph.dynamic import layout_of
@@ -29,8 +31,6 @@ from treadle.graph.types import type_of
 from treadle.targets.registry import target_for
 from treadle.util.errors import BadIndex
 from treadle.util.expected import expect
-from treadle.util.extents import Size, at
-from treadle.util.formulas import Sizes
 
 aten = torch.ops.aten
 _CHUNK = 1 << 14  # elements looked at together, so that the check needs next to no memory

@@ -6,6 +6,7 @@ from typing import Any, final
 
 from torch import fx
 
+from treadle.algebra.extents import Size, size_key
 from treadle.compat.operator_facts import MATTERS, Effect
 from treadle.graph.filled import number_everywhere
 from treadle.graph.node_info import info
@@ -24,7 +25,6 @@ from treadle.graph.pattern import (
     parts_of,
 )
 from treadle.util.errors import TreadleError, require
-from treadle.util.extents import Size, size_key
 
 
 class NoMatch(TreadleError):

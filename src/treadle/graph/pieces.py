@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.algebra.extents import is_negative, is_zero, same
 from treadle.graph.node_info import value_of
 from treadle.graph.operators import arguments
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import TensorType, is_tensor, type_of
 from treadle.util.errors import VerifyError, require
-from treadle.util.extents import is_negative, is_zero, same
 
 aten = torch.ops.aten
 

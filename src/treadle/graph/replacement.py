@@ -6,6 +6,7 @@ from typing import Any, TypeAlias, final
 
 from torch import fx
 
+from treadle.algebra.extents import size_key
 from treadle.graph.alias import leaves_step
 from treadle.graph.arguments import map_nodes
 from treadle.graph.joined_bytes import JoinedBytes, Replaced
@@ -24,7 +25,6 @@ from treadle.graph.types import (
 )
 from treadle.graph.values import inherit
 from treadle.util.errors import VerifyError, require
-from treadle.util.extents import size_key
 
 Bindings: TypeAlias = Mapping[str, Any]
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treadle.algebra.strides import contiguous_strides
 from treadle.graph.exact import USUAL_DEVICE
 from treadle.graph.types import short_dtypes, type_of_tensor
-from treadle.util.extents import usual_strides
 from treadle.util.literals import DOTTED, LiteralReader
 from treadle.util.scanner import Scanner
 
@@ -35,7 +35,7 @@ class TensorText:
 
     def empty(self) -> Tensor:
         """A tensor of this type, in the mode that is on."""
-        strides = usual_strides(self.shape) if self.strides is None else self.strides
+        strides = contiguous_strides(self.shape) if self.strides is None else self.strides
         return torch.empty_strided(self.shape, strides, dtype=self.dtype, device=self.device)
 
 

@@ -6,9 +6,9 @@ from math import prod
 import torch
 from torch import fx
 
+from treadle.algebra.extents import size_key
 from treadle.graph.dynamic import layout_of
 from treadle.graph.node_info import value_of
-from treadle.util.extents import size_key
 
 _SHORT = {
     torch.float16: "f16",

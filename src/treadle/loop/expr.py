@@ -10,7 +10,7 @@
     local    =  %name                          a value defined earlier in the same kernel
     apply    =  fn(expr, ...)                  a scalar function
     reduce   =  kind{axis<extent, ...} expr    combined over every value of the axes
-    index    =  const + k * atom + ...         (see ``index.py``)
+    index    =  const + k * atom + ...         (see ``algebra/index.py``)
     atom     =  axis | index // n | index % n | value(expr)
 
 ``load`` takes one flat offset in elements into the buffer's storage. Formulas are graphs, not
@@ -25,7 +25,7 @@ from typing import cast, final
 
 import torch
 
-from treadle.loop.index import Axis, Formula, Index, Value
+from treadle.algebra.index import Axis, Formula, Index, Value
 from treadle.util.errors import VerifyError, require
 
 DTYPES = frozenset({

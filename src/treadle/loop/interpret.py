@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treadle.algebra.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.expr import Apply, Array, Const, Expr, Load, Local, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Program, TensorRef
 from treadle.loop.traverse import walk

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from treadle.algebra.index import Axis, Index
 from treadle.loop.expr import Expr, Local
-from treadle.loop.index import Axis, Index
 from treadle.loop.program import Buffer, Call, Origin, TensorRef
 from treadle.util.errors import VerifyError, require
 

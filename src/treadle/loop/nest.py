@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from treadle.algebra.extents import Size, dims_in, largest, surely_less
+from treadle.algebra.index import Axis, FloorDiv, Index, Mod, numbers_in
 from treadle.loop.expr import Apply, Expr, Load, Local, Position, Reduce, ReduceKind, values_of
-from treadle.loop.index import Axis, FloorDiv, Index, Mod, numbers_in
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 from treadle.loop.program import Buffer
 from treadle.loop.traverse import loads, operands_of, substitute, substitute_index, walk, walk_all
 from treadle.util.errors import VerifyError, require
-from treadle.util.extents import Size, dims_in, largest, surely_less
 
 Item = Definition | Store
 

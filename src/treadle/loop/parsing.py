@@ -24,6 +24,9 @@ from typing import TypeVar
 
 import torch
 
+from treadle.algebra.extents import Size
+from treadle.algebra.index import Axis, Index
+from treadle.algebra.polynomial import Dim, Polynomial
 from treadle.loop.expr import (
     BOOLEAN,
     COMPARE,
@@ -37,12 +40,9 @@ from treadle.loop.expr import (
     Reduce,
     ReduceKind,
 )
-from treadle.loop.index import Axis, Index
 from treadle.loop.printing import INFIX, dtype_name, show
 from treadle.loop.traverse import unify, value_index
 from treadle.util.errors import VerifyError
-from treadle.util.extents import Size
-from treadle.util.formulas import Dim, Polynomial
 from treadle.util.scanner import Scanner
 
 T = TypeVar("T")

@@ -23,13 +23,14 @@ from dataclasses import dataclass, field
 
 import torch
 
+from treadle.algebra.extents import Size, dims_in, is_zero, sample_of
+from treadle.algebra.index import Axis, FloorDiv, Index, Mod, Value
+from treadle.algebra.strides import is_contiguous
 from treadle.loop.expr import Apply, Array, Const, Expr, Load, Local, Position, Reduce, formula_of
-from treadle.loop.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.program import Buffer, Call, Compute, Program, TensorRef
 from treadle.loop.traverse import axes_in, buffers_in, operands_of, sizes_in, walk
 from treadle.targets.registry import target_for
-from treadle.util.extents import Size, dims_in, is_zero, same, sample_of
 
 _NAMES = "ijklmnpqrstuvwxyzabcdefgh"
 _NAME = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
@@ -281,7 +282,7 @@ def _biggest_first(index: Index) -> list[tuple[Axis | FloorDiv | Mod | Value, in
 
 
 def _buffer(buffer: Buffer) -> str:
-    strides = "" if _is_contiguous(buffer.shape, buffer.strides) else f" strides {buffer.strides}"
+    strides = "" if is_contiguous(buffer.shape, buffer.strides) else f" strides {buffer.strides}"
     shape = ", ".join(map(str, buffer.shape))
     place = "" if target_for(buffer.device).on_host else f" on {buffer.device}"
     return f"{buffer.name}: {dtype_name(buffer.dtype)}[{shape}]{strides}{place}"
@@ -289,18 +290,9 @@ def _buffer(buffer: Buffer) -> str:
 
 def _ref(ref: TensorRef) -> str:
     shape = ", ".join(map(str, ref.shape))
-    strides = "" if _is_contiguous(ref.shape, ref.strides) else f" strides {ref.strides}"
+    strides = "" if is_contiguous(ref.shape, ref.strides) else f" strides {ref.strides}"
     offset = f" at {ref.offset}" if ref.offset else ""
     return f"{ref.buffer}: {dtype_name(ref.dtype)}[{shape}]{strides}{offset}"
-
-
-def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    step = 1
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if not same(extent, 1) and not same(stride, step):
-            return False
-        step *= extent
-    return True
 
 
 def _origin(step: Compute | Call) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from treadle.algebra.strides import contiguous_strides
 from treadle.compat.operator_facts import Effect
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, LoopForm, Store
 from treadle.loop.parsing import NAME, FormulaReader
@@ -23,7 +24,6 @@ from treadle.loop.program import (
     TensorRef,
 )
 from treadle.loop.program_text import USUAL_DEVICE
-from treadle.util.extents import usual_strides
 from treadle.util.literals import LiteralReader
 from treadle.util.scanner import Scanner
 
@@ -196,7 +196,7 @@ class _Reader:
         self.scanner.need("[")
         shape = tuple(self.scanner.several("]", self._formulas.sizes.size))
         if not self.scanner.take("strides"):
-            return dtype, shape, usual_strides(shape)
+            return dtype, shape, contiguous_strides(shape)
         self.scanner.need("[")
         at = self.scanner.place()
         strides = tuple(self.scanner.several("]", self._formulas.sizes.size))

@@ -20,8 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from treadle.algebra.extents import Size, same_sizes
+from treadle.algebra.index import Axis
+from treadle.algebra.strides import contiguous_strides
 from treadle.loop.expr import Array, Position
-from treadle.loop.index import Axis
 from treadle.loop.kernel import Definition, Kernel, KernelSchedule, Store
 from treadle.loop.printing import (
     FormulaText,
@@ -33,7 +35,6 @@ from treadle.loop.printing import (
 )
 from treadle.loop.program import Buffer, Call, Compute, Origin, Program, TensorRef
 from treadle.loop.traverse import axes_in, sizes_in
-from treadle.util.extents import Size, same_sizes, usual_strides
 from treadle.util.literals import literal_text, numbers_text
 
 USUAL_DEVICE = "cpu"
@@ -97,7 +98,7 @@ def _buffer(buffer: Buffer) -> str:
 
 def _type(given: Buffer | TensorRef) -> str:
     text = f"{dtype_name(given.dtype)}[{_sizes(given.shape)}]"
-    if same_sizes(usual_strides(given.shape), given.strides):
+    if same_sizes(contiguous_strides(given.shape), given.strides):
         return text
     return f"{text} strides [{_sizes(given.strides)}]"
 

@@ -19,6 +19,8 @@ from itertools import pairwise
 
 import torch
 
+from treadle.algebra.extents import Size, same, surely_less
+from treadle.algebra.index import Axis, Index, Value, replace_values
 from treadle.loop.expr import (
     COMPARE,
     Apply,
@@ -32,11 +34,9 @@ from treadle.loop.expr import (
     formula_of,
     values_of,
 )
-from treadle.loop.index import Axis, Index, Value, replace_values
 from treadle.loop.interpret import apply_function
 from treadle.loop.program import Compute, Program, Step
 from treadle.loop.traverse import HashConsing, axes_of, conjuncts, map_expr
-from treadle.util.extents import Size, same, surely_less
 
 _EXACT_STEPS = (
     (torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64),

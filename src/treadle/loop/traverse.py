@@ -6,6 +6,16 @@ the formulas whose values stand in an index.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from treadle.algebra.index import (
+    Axis,
+    Index,
+    IndexLike,
+    Key,
+    Value,
+    numbers_in,
+    replace_axes,
+    replace_values,
+)
 from treadle.loop.expr import (
     Apply,
     Array,
@@ -18,16 +28,6 @@ from treadle.loop.expr import (
     Reduce,
     formula_of,
     values_of,
-)
-from treadle.loop.index import (
-    Axis,
-    Index,
-    IndexLike,
-    Key,
-    Value,
-    numbers_in,
-    replace_axes,
-    replace_values,
 )
 
 

@@ -5,6 +5,9 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 
+from treadle.algebra.extents import is_zero, size_key
+from treadle.algebra.guards import GuardSet
+from treadle.algebra.index import Axis, Index
 from treadle.loop.expr import (
     Apply,
     Array,
@@ -16,7 +19,6 @@ from treadle.loop.expr import (
     ReduceKind,
     values_of,
 )
-from treadle.loop.index import Axis, Index
 from treadle.loop.interpret import positions
 from treadle.loop.kernel import Definition, Kernel, KernelKind, Store
 from treadle.loop.nest import after_rows, locals_of
@@ -24,7 +26,6 @@ from treadle.loop.printing import show, show_kernel
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Program, TensorRef
 from treadle.loop.traverse import axes_of, operands_of, walk
 from treadle.util.errors import VerifyError, require
-from treadle.util.extents import GuardSet, is_zero, size_key
 
 _ENUMERATE = 1 << 22
 """Offsets that are looked at one by one, where their range alone does not show they fit."""

@@ -16,12 +16,12 @@ from typing import final
 
 import torch
 
+from treadle.algebra.guards import GuardSet
+from treadle.algebra.index import Axis, Index, unflatten
 from treadle.loop.expr import Array, Expr, Load, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index, unflatten
 from treadle.lower.context import LoweringContext, element
 from treadle.lower.registry import Unsupported, Value
 from treadle.lower.scalars import ScalarExpr, cast, compute_dtype
-from treadle.util.extents import GuardSet
 
 UNROLLED = 8
 """Sums of at most this many terms are written out; longer ones are a reduction."""

@@ -7,6 +7,8 @@ from functools import partial
 import torch
 from torch import fx
 
+from treadle.algebra.extents import same, surely_less
+from treadle.algebra.strides import is_dense
 from treadle.compat.operators import OpOverload
 from treadle.graph.arguments import Argument
 from treadle.graph.at_run_time import AtRunTime
@@ -16,12 +18,11 @@ from treadle.graph.node_info import value_of
 from treadle.graph.operators import effects_of, is_in_order
 from treadle.loop.expr import Array
 from treadle.loop.program import Call, CallArgument, TensorRef
-from treadle.lower.context import LoweringContext, is_dense
+from treadle.lower.context import LoweringContext
 from treadle.lower.library import OUT_VARIANTS
 from treadle.lower.registry import Args, Kwargs, Lowered, LoweredArgument, Value
 from treadle.lower.workspace import workspace_of
 from treadle.runtime.draws import OPERATOR, STATE_BYTES, can_draw
-from treadle.util.extents import same, surely_less
 from treadle.util.nested import Nested, Plain, map_leaves
 from treadle.util.reasons import ReasonCode
 

@@ -8,6 +8,7 @@
 What a collective reads is an argument of its wait too: until then its bytes are in use.
 """
 
+from treadle.algebra.strides import contiguous_strides
 from treadle.compat.collectives import AVAILABLE, collective_op
 from treadle.compat.operator_facts import may_accumulate
 from treadle.compat.operators import OpOverload
@@ -15,7 +16,7 @@ from treadle.graph.collectives import collective_of, is_wait
 from treadle.graph.operators import effects_of
 from treadle.loop.expr import Array
 from treadle.loop.program import Call, CallArgument, TensorRef
-from treadle.lower.context import LoweringContext, contiguous_strides
+from treadle.lower.context import LoweringContext
 from treadle.lower.registry import Args, Lowered, LoweredArgument, Value
 from treadle.util.nested import Plain, map_leaves
 

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.algebra.extents import same
+from treadle.algebra.guards import GuardSet
+from treadle.algebra.index import Axis, Index, linear
+from treadle.algebra.strides import contiguous_strides, is_dense
 from treadle.graph.dynamic import Symbols, layout_of
 from treadle.graph.node_info import value_of
 from treadle.loop.expr import DTYPES, Array, Const, Expr, Load, Reduce
-from treadle.loop.index import Axis, Index, linear
 from treadle.loop.program import (
     IMPORT,
     Buffer,
@@ -28,19 +31,8 @@ from treadle.lower.scalars import Operand, ScalarExpr, cast, compute_dtype, cons
 from treadle.targets.cpu import CPU
 from treadle.targets.record import DeviceTarget
 from treadle.util.errors import LoweringError, VerifyError, require
-from treadle.util.extents import GuardSet, same, sample_of
 
 Axes = tuple[Axis, ...]
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """(2, 3, 4) -> (12, 4, 1), as a fresh tensor has them."""
-    strides: list[int] = []
-    step = 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
 
 
 def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -48,22 +40,6 @@ def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     rank = max(map(len, shapes), default=0)
     columns = zip(*([1] * (rank - len(shape)) + list(shape) for shape in shapes), strict=True)
     return tuple(next((n for n in column if not same(n, 1)), 1) for column in columns)
-
-
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the elements fill their storage without gaps or overlap, in any order of dims."""
-    expected = 1
-    for stride, extent in sorted(zip(strides, shape, strict=True), key=_by_stride):
-        if same(extent, 1):
-            continue
-        if not same(stride, expected):
-            return False
-        expected *= extent
-    return True
-
-
-def _by_stride(dim: tuple[int, int]) -> tuple[int, int]:
-    return sample_of(dim[0]), sample_of(dim[1])
 
 
 def fresh_axes(shape: Sequence[int]) -> Axes:

@@ -11,6 +11,7 @@ Nothing is fused here. Every computed node gets a buffer with eager's strides (b
 import torch
 from torch import fx
 
+from treadle.algebra.strides import contiguous_strides, is_dense
 from treadle.graph.dynamic import layout_of, symbols_of_graph
 from treadle.graph.node_info import info, known_value, value_of
 from treadle.graph.signature import StepGraph
@@ -34,7 +35,7 @@ from treadle.lower import (
     softmax,
     views,
 )
-from treadle.lower.context import Builder, Layouts, LoweringContext, contiguous_strides, is_dense
+from treadle.lower.context import Builder, Layouts, LoweringContext
 from treadle.lower.node import Environment, error_at, lower_constant, lower_node, origin_of
 from treadle.lower.padding import layouts_for
 from treadle.lower.registry import Value

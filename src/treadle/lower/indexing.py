@@ -5,14 +5,15 @@ from collections.abc import Sequence
 
 import torch
 
+from treadle.algebra.extents import same
+from treadle.algebra.index import Axis, Index, linear, unflatten
+from treadle.algebra.strides import contiguous_strides
 from treadle.loop.expr import Array, Expr, Load, Position
-from treadle.loop.index import Axis, Index, linear, unflatten
 from treadle.loop.traverse import value_index
-from treadle.lower.context import LoweringContext, broadcast_shapes, contiguous_strides, element
+from treadle.lower.context import LoweringContext, broadcast_shapes, element
 from treadle.lower.registry import Unsupported, Value, lowers
 from treadle.lower.scalars import Number, ScalarExpr, cast, const, number, where
 from treadle.lower.views import reshaped
-from treadle.util.extents import same
 
 aten = torch.ops.aten
 Coordinate = Index | Axis | int

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from treadle.algebra.index import Index
 from treadle.loop.expr import Array, Position, ReduceKind
-from treadle.loop.index import Index
 from treadle.loop.traverse import value_index
 from treadle.lower.context import LoweringContext, broadcast_shapes, element, fresh_axes
 from treadle.lower.pointwise import pointwise

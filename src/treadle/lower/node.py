@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.algebra.strides import strides_match
 from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload, schema_of
 from treadle.graph.at_run_time import AtRunTime
@@ -31,7 +32,6 @@ from treadle.lower.registry import (
     rule_for,
 )
 from treadle.util.errors import LoweringError
-from treadle.util.extents import same, surely_less
 from treadle.util.nested import leaves, map_leaves
 from treadle.util.reasons import ReasonCode
 
@@ -205,8 +205,7 @@ def _laid_out(context: LoweringContext, value: LoweredArgument) -> Value | None:
     if not isinstance(value, TensorRef):
         assert value is None or isinstance(value, Array), context.node
         return value
-    pairs = zip(value.shape, value.strides, context.strides, strict=True)
-    if all(same(mine, eager) for size, mine, eager in pairs if not surely_less(size, 2)):
+    if strides_match(value.shape, value.strides, context.strides):
         return value
     return context.result(pointwise.clone(context, value))
 

@@ -7,15 +7,16 @@ from typing import final
 
 import torch
 
+from treadle.algebra.guards import GuardSet
+from treadle.algebra.index import Axis, Index, linear, unflatten
+from treadle.algebra.strides import contiguous_strides
 from treadle.loop.expr import Array, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index, linear, unflatten
 from treadle.lower.bands import Band, Row, within
-from treadle.lower.context import LoweringContext, contiguous_strides, element
+from treadle.lower.context import LoweringContext, element
 from treadle.lower.indexing import masked
 from treadle.lower.registry import Value, aten_op, lowers
 from treadle.lower.resize import spread
 from treadle.lower.scalars import ScalarExpr, cast, compute_dtype
-from treadle.util.extents import GuardSet
 
 aten = torch.ops.aten
 

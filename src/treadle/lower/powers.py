@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from treadle.algebra.extents import Size
 from treadle.loop.expr import Array
 from treadle.lower.context import LoweringContext
 from treadle.lower.pointwise import pointwise
 from treadle.lower.registry import Unsupported, lowers
 from treadle.lower.scalars import Number, Operand, ScalarExpr, compute_dtype, const
-from treadle.util.extents import Size
 
 aten = torch.ops.aten
 

@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from treadle.algebra.extents import ceil_div, divides, same, sample_of, surely_less
+from treadle.algebra.index import Axis, Index, unflatten
+from treadle.algebra.strides import is_dense
 from treadle.loop.expr import Array, Expr, Load, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index, unflatten
 from treadle.loop.program import TensorRef
-from treadle.lower.context import LoweringContext, broadcast_shapes, element, fresh_axes, is_dense
+from treadle.lower.context import LoweringContext, broadcast_shapes, element, fresh_axes
 from treadle.lower.registry import Unsupported, Value, lowers
 from treadle.lower.scalars import Number, Operand, ScalarExpr, cast, compute_dtype, const, where
 from treadle.lower.views import reshaped
-from treadle.util.extents import ceil_div, divides, same, sample_of, surely_less
 
 aten = torch.ops.aten
 

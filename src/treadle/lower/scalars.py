@@ -8,11 +8,11 @@ from typing import final
 
 import torch
 
+from treadle.algebra.extents import Size
+from treadle.algebra.index import Index
 from treadle.loop.expr import BOOLEAN, COMPARE, Apply, Array, Const, Expr, Position
-from treadle.loop.index import Index
 from treadle.loop.program import TensorRef
 from treadle.util.errors import VerifyError, require
-from treadle.util.extents import Size
 
 Number = int | float | bool
 Operand = TensorRef | Array | Number

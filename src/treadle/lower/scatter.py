@@ -8,15 +8,16 @@ from collections.abc import Sequence
 
 import torch
 
+from treadle.algebra.extents import greater, lesser, surely_less
+from treadle.algebra.index import Axis, Index, linear
+from treadle.algebra.strides import is_dense
 from treadle.graph.dynamic import layout_of, offset_of
 from treadle.graph.node_info import value_of
 from treadle.loop.expr import Array, Position
-from treadle.loop.index import Axis, Index, linear
-from treadle.lower.context import LoweringContext, broadcast, element, is_dense
+from treadle.lower.context import LoweringContext, broadcast, element
 from treadle.lower.indexing import Coordinate, is_inside, masked
 from treadle.lower.registry import Unsupported, Value, lowers
 from treadle.lower.scalars import Number, Operand, ScalarExpr, cast, const, number, where
-from treadle.util.extents import greater, lesser, surely_less
 
 aten = torch.ops.aten
 

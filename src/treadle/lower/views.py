@@ -12,15 +12,16 @@ from typing import Any
 import torch
 from torch import SymInt
 
+from treadle.algebra.extents import Size, size_key
+from treadle.algebra.index import linear, unflatten
+from treadle.algebra.strides import contiguous_strides, is_dense, strides_match
 from treadle.compat.operators import OpOverload
 from treadle.graph.dynamic import layout_of, offset_of
 from treadle.graph.node_info import value_of
 from treadle.loop.expr import Array
-from treadle.loop.index import linear, unflatten
 from treadle.loop.program import TensorRef
-from treadle.lower.context import LoweringContext, contiguous_strides, element, fresh_axes, is_dense
+from treadle.lower.context import LoweringContext, element, fresh_axes
 from treadle.lower.registry import Value, lowers
-from treadle.util.extents import Size, same, size_key
 from treadle.util.nested import leaves, map_leaves
 
 aten = torch.ops.aten
@@ -181,7 +182,7 @@ def as_strided(
     What is not laid out as in eager is copied so first.
     """
     source = value_of(context.node.all_input_nodes[0])
-    if not isinstance(x, TensorRef) or not _lies(x, layout_of(source)[1]):
+    if not isinstance(x, TensorRef) or not strides_match(x.shape, x.strides, layout_of(source)[1]):
         x = as_eager(context, x, source)
     start = offset_of(source)
     moved = 0 if storage_offset is None else storage_offset - start
@@ -199,13 +200,6 @@ def as_strided_copy(
     """``as_strided`` in a buffer of its own."""
     shown = as_strided(context, x, size, stride, storage_offset)
     return context.builder.copied(context.name, shown, context.origin)
-
-
-def _lies(x: TensorRef, strides: Sequence[int]) -> bool:
-    """Whether ``x`` has these strides, dims of one element aside."""
-    return all(
-        same(n, 1) or same(s, t) for n, s, t in zip(x.shape, x.strides, strides, strict=True)
-    )
 
 
 def as_eager(context: LoweringContext, x: Value, source: torch.Tensor) -> TensorRef:

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
+from treadle.algebra.extents import largest
 from treadle.compat.operators import OpOverload
 from treadle.graph.ctc import ctc_loss, ctc_loss_backward
 from treadle.graph.while_loops import bytes_of_round, while_loop, while_loop_backward
 from treadle.targets.record import DeviceTarget
-from treadle.util.extents import largest
 
 aten = torch.ops.aten
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeAlias, final
 import torch
 from torch import fx
 
+from treadle.algebra.extents import size_key
 from treadle.graph.node_info import info
 from treadle.graph.operators import arguments, is_item, operation_name, set_argument
 from treadle.graph.passes import Contract, GraphPass
@@ -20,7 +21,6 @@ from treadle.passes.attention.exchange import gradients_of, require_masks_after_
 from treadle.passes.attention.windows import WindowedCall
 from treadle.passes.mask_patterns import Blocks, Mask, Pairs, Window, mask_of
 from treadle.util.errors import VerifyError, require
-from treadle.util.extents import size_key
 
 aten = torch.ops.aten
 

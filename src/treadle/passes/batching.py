@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.algebra.extents import sample_of
 from treadle.graph.alias import leaves_step, read_by_strides
 from treadle.graph.node_info import info
 from treadle.graph.operators import arguments, has_effect, is_in_order
@@ -16,7 +17,6 @@ from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import inherit, refresh
-from treadle.util.extents import sample_of
 
 aten = torch.ops.aten
 

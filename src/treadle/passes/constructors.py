@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.algebra.extents import Size
 from treadle.graph.filled import as_element, number_everywhere
 from treadle.graph.operators import arguments
 from treadle.graph.passes import Contract, GraphPass
@@ -15,7 +16,6 @@ from treadle.graph.signature import StepGraph
 from treadle.graph.types import TensorType, type_of
 from treadle.graph.values import inherit, refresh
 from treadle.util.errors import require
-from treadle.util.extents import Size
 
 aten = torch.ops.aten
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.algebra.extents import sample_of
 from treadle.graph.draws import ZeroOneDraw, zero_one_draw
 from treadle.graph.masks import counted_mask
 from treadle.graph.node_info import tensor_of
@@ -15,7 +16,6 @@ from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import inherit
 from treadle.passes.memory_order import DrawInMemoryOrder
-from treadle.util.extents import sample_of
 
 aten = torch.ops.aten
 

@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import fx
 
+from treadle.algebra.extents import same, same_sizes, surely_less
 from treadle.graph.operators import arguments, is_item, set_argument
 from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.rewrite import NoMatch
@@ -17,7 +18,6 @@ from treadle.passes.attention.exchange import gradients_of
 from treadle.passes.attention.maker import Maker
 from treadle.passes.attention.moves import is_cast, operand_of
 from treadle.util.errors import require
-from treadle.util.extents import same, same_sizes, surely_less
 
 aten = torch.ops.aten
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.algebra.extents import same, sample_of
 from treadle.graph.node_info import info
 from treadle.graph.operators import arguments
 from treadle.graph.passes import Contract, GraphPass, until_settled
@@ -16,7 +17,6 @@ from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.graph.values import inherit, refresh
 from treadle.util.errors import require
-from treadle.util.extents import same, sample_of
 
 aten = torch.ops.aten
 _RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default})

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from treadle.algebra.extents import same, surely_less
 from treadle.graph.alias import leaves_step, read_by_strides
 from treadle.graph.node_info import info
 from treadle.graph.operators import arguments, set_argument
@@ -33,7 +34,6 @@ from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of, type_of_tensor
 from treadle.graph.values import compute, inherit, refresh
 from treadle.util.errors import require
-from treadle.util.extents import same, surely_less
 
 aten = torch.ops.aten
 

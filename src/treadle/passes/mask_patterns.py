@@ -20,6 +20,7 @@ from typing import final
 import torch
 from torch import fx
 
+from treadle.algebra.extents import same
 from treadle.graph.index_formulas import (
     All,
     AnyOne,
@@ -49,7 +50,6 @@ from treadle.graph.node_info import info
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import type_of
 from treadle.util.errors import require
-from treadle.util.extents import same
 
 _CANDIDATES = 4  # for each bound of a window
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.algebra.extents import divides, same, sample_of, surely_less
 from treadle.compat.operator_facts import CostClass, facts_of
 from treadle.graph.node_info import info
 from treadle.graph.operators import OpOverload, arguments
@@ -17,7 +18,6 @@ from treadle.graph.types import TensorType, is_tensor, type_of
 from treadle.graph.values import inherit, refresh
 from treadle.targets.registry import target_for
 from treadle.util.errors import require
-from treadle.util.extents import divides, same, sample_of, surely_less
 
 aten = torch.ops.aten
 

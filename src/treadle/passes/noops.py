@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from treadle.algebra.extents import same
 from treadle.graph.operators import arguments
 from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.pieces import joined_source, stacked_source
@@ -26,7 +27,6 @@ from treadle.graph.rewrite import (
 from treadle.graph.signature import StepGraph
 from treadle.graph.types import TensorType
 from treadle.util.errors import require
-from treadle.util.extents import same
 
 aten = torch.ops.aten
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from treadle.algebra.strides import is_dense
 from treadle.compat.operators import OpOverload
 from treadle.graph.at_run_time import AtRunTime, fresh
 from treadle.graph.canonical import canonical
@@ -125,23 +126,12 @@ def _fits(node: fx.Node) -> bool:
     return (
         bool(given)
         and all(isinstance(each, Tensor) for each in (*given, *made))
-        and all(map(_is_dense, tensors_in(value_of(node))))
+        and all(is_dense(each.shape, each.stride()) for each in tensors_in(value_of(node)))
     )
 
 
 def _values(value: Any) -> list[Any]:
     return list(value) if isinstance(value, tuple | list) else [value]
-
-
-def _is_dense(value: Tensor) -> bool:
-    """Whether the elements fill their memory without gaps and overlaps, in any order of dims."""
-    expected = 1
-    for stride, extent in sorted(zip(value.stride(), value.shape, strict=True)):
-        if extent != 1:
-            if stride != expected:
-                return False
-            expected *= extent
-    return True
 
 
 def contract(step: StepGraph, region: Region, *, ahead: bool) -> None:

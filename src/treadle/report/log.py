@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
+from treadle.algebra.extents import sample_of
 from treadle.graph.operators import operation_name
 from treadle.graph.passes import GraphPass, PassReport
 from treadle.graph.signature import StepGraph
@@ -17,7 +18,6 @@ from treadle.passes.memory.decisions import Decision
 from treadle.report.stages import Product, Watcher, size_of, text_of
 from treadle.runtime.artifact import Artifact
 from treadle.schedule.timeline import Timeline, timeline
-from treadle.util.extents import sample_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Numbers, strings and ``None`` stand for themselves; everything else is tagged::
     torch.float32   ->  {"dtype": "float32"}
     inf             ->  {"float": "inf"}
     View("a", ...)  ->  {"view": ["a", "float32", [2, 3], [3, 1], 0]}
-    a Size          ->  {"size": ...}      see ``util/extents.py``
+    a Size          ->  {"size": ...}      see ``algebra/extents.py``
 """
 
 import base64
@@ -17,6 +17,9 @@ from typing import Any
 
 import torch
 
+from treadle.algebra.extents import Size, as_int
+from treadle.algebra.guards import Guard
+from treadle.algebra.polynomial import from_data, to_data
 from treadle.runtime.artifact import (
     Artifact,
     BufferSpec,
@@ -27,8 +30,6 @@ from treadle.runtime.artifact import (
     View,
 )
 from treadle.util.errors import RuntimeFailure, require
-from treadle.util.extents import Guard, Size, as_int
-from treadle.util.formulas import from_data, to_data
 from treadle.util.generators import GeneratorRef
 
 FORMAT = 8

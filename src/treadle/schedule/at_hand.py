@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from treadle.algebra.extents import sample_of
 from treadle.loop.expr import Array
 from treadle.loop.program import Buffer, BufferKind, Compute, Step
 from treadle.schedule.cheap import is_simple
 from treadle.schedule.depend import Dependencies, read_buffers
 from treadle.schedule.fuse import MAX_BUFFERS, Group, flow_of
 from treadle.schedule.loop_nest import LoopNests, ScheduledOp
-from treadle.util.extents import sample_of
 
 _LEAST = 1 << 16
 """Bytes of a value from which it is looked at."""

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from treadle.algebra.extents import sample_of
+from treadle.algebra.index import Axis, FloorDiv, Index, Mod
 from treadle.loop.expr import Apply, Const, Expr, Load, Local
-from treadle.loop.index import Axis, FloorDiv, Index, Mod
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.program import Step
 from treadle.loop.traverse import map_expr
 from treadle.schedule.fuse import Group
 from treadle.schedule.loop_nest import LoopNest, LoopNests, ScheduledOp, coefficient, storage_order
-from treadle.util.extents import sample_of
 
 
 def build_kernel(

@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from treadle.algebra.extents import dims_in
 from treadle.loop.program import Call, Step, TensorRef, may_end_the_call
-from treadle.util.extents import dims_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ become one, in which equal formulas are one again.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from treadle.algebra.extents import same, sample_of
 from treadle.loop.expr import Reduce
 from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
 from treadle.schedule.cheap import is_simple
 from treadle.schedule.depend import read_buffers, written_buffers
 from treadle.schedule.loop_nest import LoopNest, LoopNests
-from treadle.util.extents import same, sample_of
 
 _MAX_LEAVES = 3
 _NEAR = 48

@@ -12,6 +12,7 @@ values. The formula is the same one, so the numbers are.
 
 from collections.abc import Mapping, Sequence
 
+from treadle.algebra.extents import same, sample_of
 from treadle.loop.expr import Apply, Array, Expr, Load, Reduce
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step, TensorRef
 from treadle.loop.simplify import simplify_array
@@ -20,7 +21,6 @@ from treadle.schedule.cheap import is_simple
 from treadle.schedule.depend import read_buffers, written_buffers
 from treadle.schedule.loop_nest import LoopNests
 from treadle.schedule.sparse import formula_at, with_formulas
-from treadle.util.extents import same, sample_of
 
 _NEAR = 48  # steps; a reader further away finds the value stored
 _MAX_READS = 3

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
+from treadle.algebra.extents import same, size_key, surely_less
+from treadle.algebra.index import Atom, Axis, FloorDiv, Index, Key, Mod, Value
 from treadle.loop.expr import Apply, Const, Expr, Load, Local, Position, Reduce, formula_of
-from treadle.loop.index import Atom, Axis, FloorDiv, Index, Key, Mod, Value
 from treadle.loop.kernel import Definition, Kernel, LoopForm
 from treadle.loop.nest import Item, arguments_of, dims_of, is_wide
 from treadle.loop.program import Buffer
 from treadle.loop.traverse import operands_of, walk
-from treadle.util.extents import same, size_key, surely_less
 
 
 def kernel_key(kernel: Kernel, buffers: Mapping[str, Buffer]) -> Key:

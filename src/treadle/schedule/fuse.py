@@ -11,13 +11,13 @@ A group is a set of computes in one nest. Two groups may merge when
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from treadle.loop.index import Index
+from treadle.algebra.extents import sample_of
+from treadle.algebra.index import Index
 from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
 from treadle.schedule.depend import Dependencies, read_buffers, written_buffers
 from treadle.schedule.loop_nest import Level, LoopNest, LoopNests, ScheduledOp
 from treadle.schedule.pressure import MemoryPressure, Merge
-from treadle.util.extents import sample_of
 
 MAX_BUFFERS = 40
 """Of a kernel: those that it reads and writes."""

@@ -16,14 +16,14 @@ import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from treadle.algebra.extents import same, sample_of, size_key, surely_less
+from treadle.algebra.index import Axis, Index
 from treadle.compat.operator_facts import writes_strided
 from treadle.loop.expr import Apply, Array, Const, Expr, Load, Position, Reduce
-from treadle.loop.index import Axis, Index
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Program, Step, TensorRef
 from treadle.loop.simplify import simplify
 from treadle.loop.traverse import buffers_in, substitute, walk
 from treadle.schedule.depend import read_buffers, written_buffers
-from treadle.util.extents import same, sample_of, size_key, surely_less
 
 _SHARE = 2
 """One element of this many at least is a product's: what else is in a join is written by kernels of

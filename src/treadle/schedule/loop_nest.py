@@ -14,12 +14,12 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from treadle.algebra.extents import same, sample_of
+from treadle.algebra.index import Axis, Index, linear, unflatten
 from treadle.loop.expr import Array, Expr, Load, Position, Reduce, values_of
-from treadle.loop.index import Axis, Index, linear, unflatten
 from treadle.loop.kernel import KernelKind
 from treadle.loop.program import Compute, TensorRef
 from treadle.loop.traverse import buffers_in, loads, substitute, walk
-from treadle.util.extents import same, sample_of
 
 
 class Level(enum.StrEnum):

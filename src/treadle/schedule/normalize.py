@@ -14,22 +14,13 @@ from dataclasses import replace
 
 import torch
 
+from treadle.algebra.extents import same
+from treadle.algebra.index import Axis, linear
+from treadle.algebra.strides import contiguous_strides
 from treadle.loop.expr import Apply, Array, Const, Expr, Load, Reduce, ReduceKind
-from treadle.loop.index import Axis, linear
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Program, Step, TensorRef
 from treadle.loop.traverse import axes_of
 from treadle.util.errors import LoweringError, require
-from treadle.util.extents import same
-
-
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """(2, 3, 4) -> (12, 4, 1)."""
-    strides: list[int] = []
-    step = 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
 
 
 def normalize(program: Program) -> tuple[tuple[Step, ...], Mapping[str, Buffer]]:

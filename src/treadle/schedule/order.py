@@ -9,9 +9,9 @@ import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from treadle.algebra.extents import sample_of
 from treadle.loop.program import Buffer, BufferKind
 from treadle.schedule.fuse import Group
-from treadle.util.extents import sample_of
 
 EAGER_BYTES = 1 << 18
 

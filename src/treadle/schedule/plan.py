@@ -8,9 +8,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from treadle.algebra.extents import largest, same, same_sizes, surely_less
+from treadle.algebra.index import Index
 from treadle.compat.operator_facts import may_accumulate
 from treadle.loop.expr import Local, Reduce
-from treadle.loop.index import Index
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelPlan, Store
 from treadle.loop.nest import AccessSet, kernel_loads, live, stored
 from treadle.loop.program import IMPORT, Buffer, BufferKind, Call, Program, TensorRef
@@ -32,7 +33,6 @@ from treadle.schedule.sparse import compute_where_picked
 from treadle.schedule.sweeps import reduce_both_ways
 from treadle.schedule.workers import THREADS, Workers, scratch_buffers
 from treadle.util.allocator import PLAIN, Allocator
-from treadle.util.extents import largest, same, same_sizes, surely_less
 
 PlanStep = Kernel | Call
 

@@ -16,9 +16,9 @@ from typing import final
 
 import numpy as np
 
+from treadle.algebra.extents import sample_of
 from treadle.loop.program import Buffer, BufferKind, Call, Step
 from treadle.schedule.depend import Dependencies
-from treadle.util.extents import sample_of
 
 LITTLE = 1 << 18
 """Bytes over the peak of the unfused program that fewer kernels are worth."""

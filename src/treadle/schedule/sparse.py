@@ -13,13 +13,13 @@ from math import prod
 
 import torch
 
+from treadle.algebra.extents import same, sample_of
+from treadle.algebra.index import Axis, Index
 from treadle.loop.expr import Apply, Array, Const, Expr, Load, Position, Reduce, ReduceKind
-from treadle.loop.index import Axis, Index
 from treadle.loop.program import Buffer, BufferKind, Compute, Step, TensorRef
 from treadle.loop.simplify import simplify
 from treadle.loop.traverse import conjuncts, loads, map_expr, substitute, substitute_index, walk
 from treadle.schedule.depend import read_buffers, written_buffers
-from treadle.util.extents import same, sample_of
 
 _SHARE = 8
 """A reader is sparse if it reads at most one element in this many."""

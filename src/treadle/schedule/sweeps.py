@@ -13,13 +13,13 @@ What is summed over the rows is there at the end: only values of columns may be 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from treadle.algebra.extents import same, sample_of
 from treadle.loop.expr import Reduce
 from treadle.loop.kernel import KernelKind
 from treadle.loop.nest import is_position
 from treadle.loop.program import Buffer
 from treadle.schedule.fuse import Fuser, Group, Sweeps
 from treadle.schedule.loop_nest import LoopNest
-from treadle.util.extents import same, sample_of
 
 _SHARE = 0.5
 """Of the bytes that a columns kernel reads: from which share on it joins the one that has them at

@@ -14,6 +14,15 @@ from dataclasses import replace
 
 import torch
 
+from treadle.algebra.extents import (
+    Size,
+    ceil_div,
+    common_divisor,
+    largest,
+    same,
+    sample_of,
+    surely_less,
+)
 from treadle.loop.expr import Apply, Expr
 from treadle.loop.functions import WORTH_KEEPING
 from treadle.loop.kernel import Kernel, KernelKind, KernelSchedule, LoopForm
@@ -28,15 +37,6 @@ from treadle.loop.nest import (
 )
 from treadle.loop.traverse import walk
 from treadle.schedule.scratch import Scratch
-from treadle.util.extents import (
-    Size,
-    ceil_div,
-    common_divisor,
-    largest,
-    same,
-    sample_of,
-    surely_less,
-)
 
 SERIAL = 1 << 14
 """Elements below which one thread is faster."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from treadle.algebra.extents import largest
 from treadle.loop.kernel import Kernel, KernelPlan
 from treadle.loop.printing import dtype_name
 from treadle.loop.program import Buffer, BufferKind, Call, Origin
@@ -11,7 +12,6 @@ from treadle.schedule.arena import Interval
 from treadle.schedule.beside import lives_beside
 from treadle.schedule.depend import written_buffers
 from treadle.schedule.plan import PlanStep, held_by_calls, lifetimes, plan_writes
-from treadle.util.extents import largest
 
 _SHOWN = 64
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from treadle.algebra.extents import Size
+from treadle.algebra.polynomial import Sizes
 from treadle.capture.call_arguments import parameter_names
 from treadle.capture.flatten import flatten_with_paths
 from treadle.util.errors import CaptureError, TreadleError, require
-from treadle.util.extents import Size
-from treadle.util.formulas import Sizes
 
 Named = Mapping[int, str] | Sequence[str | None]
 

@@ -14,6 +14,7 @@ from passes.comm.communicating import (
     wait,
 )
 from testing import node_of, refusal, show_plain, trace
+from treadle.algebra.extents import Size
 from treadle.compat.collectives import collective_op
 from treadle.compat.fake import symbolic_mode
 from treadle.graph.alias import analyse
@@ -22,7 +23,6 @@ from treadle.graph.dynamic import SampleMode, Symbols, pair
 from treadle.graph.node_info import set_value, value_of, with_info
 from treadle.graph.passes import run_passes
 from treadle.passes.comm.bucket import BucketCollectives
-from treadle.util.extents import Size
 
 aten = torch.ops.aten
 X, Y, Z = torch.randn(4, 3), torch.randn(6), torch.randn(2, 2)

@@ -16,6 +16,7 @@ from passes.comm.communicating import (
 )
 from passes.comm.lockstep import run_ranks
 from testing import show_plain, trace
+from treadle.algebra.extents import Size
 from treadle.compat.collectives import collective_op
 from treadle.compat.fake import symbolic_mode
 from treadle.compiler.cleaning import cleaning_of
@@ -42,7 +43,6 @@ from treadle.targets.cpu import CPU_MODEL
 from treadle.targets.links import Curve, GroupMeasurement, Link
 from treadle.targets.model import DeviceModel
 from treadle.util.errors import TreadleError
-from treadle.util.extents import Size
 
 X, A, BIAS = torch.randn(4, 8), torch.randn(8, 6), torch.randn(6)
 SLOW = 1e6

@@ -6,6 +6,7 @@ from typing import final
 
 from torch import fx
 
+from treadle.algebra.extents import dims_in
 from treadle.graph.collectives import Collective, CollectiveKind, collectives_in
 from treadle.graph.node_info import info
 from treadle.graph.rewrite import NoMatch
@@ -13,7 +14,6 @@ from treadle.graph.types import type_of
 from treadle.graph.verify import PHASES
 from treadle.passes.comm.blocks import readers_of, rearranges
 from treadle.util.errors import require
-from treadle.util.extents import dims_in
 
 
 @final

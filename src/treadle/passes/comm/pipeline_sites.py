@@ -18,6 +18,7 @@ from typing import TypeAlias, final
 import torch
 from torch import fx
 
+from treadle.algebra.extents import dims_in
 from treadle.graph.collectives import Collective, CollectiveKind, collectives_in
 from treadle.graph.node_info import info
 from treadle.graph.operators import arguments, is_item, operation_name
@@ -34,7 +35,6 @@ from treadle.passes.comm.dim_moves import (
 )
 from treadle.passes.comm.kept_order import is_fence
 from treadle.util.errors import require
-from treadle.util.extents import dims_in
 
 aten = torch.ops.aten
 

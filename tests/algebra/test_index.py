@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.loop.expr import Load, formula_of, values_of
-from treadle.loop.index import (
+from treadle.algebra.extents import Size
+from treadle.algebra.index import (
     Axis,
     FloorDiv,
     Index,
@@ -18,10 +18,10 @@ from treadle.loop.index import (
     linear,
     unflatten,
 )
+from treadle.loop.expr import Load, formula_of, values_of
 from treadle.loop.printing import show_index
 from treadle.loop.traverse import substitute_index, value_index
 from treadle.util.errors import VerifyError
-from treadle.util.extents import Size
 
 EXTENTS = (2, 3, 4, 6)
 POINTS = tuple(itertools.product(*(range(n) for n in EXTENTS)))

@@ -6,7 +6,7 @@
     atom   =  axis | floordiv(index, n) | mod(index, n) | value(formula, lo, hi)    n > 0
 
 The algebra never looks into the formula of a value: it is given its free axes and its key. What
-formulas are, ``expr.py`` says, which stands above this module as ``traverse.py`` does above it.
+formulas are, ``loop/expr.py`` says, which stands above this room as ``loop/traverse.py`` does.
 Every constructor simplifies, using the range of each atom, so that equal offsets tend to be
 equal objects::
 
@@ -27,8 +27,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Union, final
 
-from treadle.util.errors import VerifyError, require
-from treadle.util.extents import (
+from treadle.algebra.extents import (
     Size,
     common_divisor,
     divides,
@@ -40,6 +39,7 @@ from treadle.util.extents import (
     split_off,
     surely_less,
 )
+from treadle.util.errors import VerifyError, require
 
 Key = tuple[Any, ...]
 """Nested tuples of numbers and strings: equal exactly when the structures are."""

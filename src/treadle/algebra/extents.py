@@ -12,8 +12,9 @@ the formula at once. There are three ways to compare two sizes::
     same(a, b), surely_less(a, b)    whether it holds for all sizes; never an error
     guards.equal(a, b), .less(a, b)  the sample's answer, with a ``Guard`` where sizes decide it
 
-What was made with a ``GuardSet`` is right for the sizes that all of its guards hold for. Nothing
-else is noted anywhere: a comparison without a set that is handed to it changes nothing.
+What was made with a ``GuardSet`` (``guards.py``) is right for the sizes that all of its guards
+hold for. Nothing else is noted anywhere: a comparison without a set that is handed to it changes
+nothing.
 
 What would lose the formula (a float, a shift, text for a machine, a plain number) is an error;
 what may lose it says so: ``sample_of`` for estimates, ``largest`` for bounds, ``size_key`` for keys
@@ -22,13 +23,12 @@ and orders.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any, Self, final
 
-from treadle.util.errors import VerifyError, require
-from treadle.util.formulas import (
+from treadle.algebra.polynomial import (
     Atom,
     Dim,
     Polynomial,
@@ -38,29 +38,12 @@ from treadle.util.formulas import (
     content,
     reduced,
 )
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """``formula < 0`` or ``formula == 0``, and the answer that was assumed."""
-
-    formula: Polynomial
-    sign: str
-    answer: bool
-
-    def holds(self, sizes: Sizes) -> bool:
-        """Whether the answer is right for these sizes."""
-        value = self.formula.at(sizes)
-        return (value < 0 if self.sign == "<" else value == 0) is self.answer
-
-    def __str__(self) -> str:
-        return f"{'' if self.answer else 'not '}{self.formula.text} {self.sign} 0"
+from treadle.util.errors import VerifyError, require
 
 
 @lru_cache(maxsize=1 << 16)  # the same for all: formulas are data, and nothing is noted
-def _decided(formula: Polynomial, sign: str) -> bool | None:
-    """The answer, where it is one for all sizes."""
+def decided(formula: Polynomial, sign: str) -> bool | None:
+    """Whether ``formula < 0`` or ``formula == 0``; ``None`` where sizes decide it."""
     low, high = formula.bounds
     if sign == "<":
         return True if high < 0 else False if low >= 0 else None
@@ -69,54 +52,15 @@ def _decided(formula: Polynomial, sign: str) -> bool | None:
     return True if low == high == 0 else None
 
 
-@final
-@dataclass(slots=True)
-class GuardSet:
-    """For which sizes the work done with it is right: those that every guard holds for."""
-
-    guards: dict[Guard, None] = field(default_factory=dict[Guard, None])
-
-    def holds(self, sizes: Sizes) -> bool:
-        """Whether what was made is right for these sizes."""
-        return all(guard.holds(sizes) for guard in self.guards)
-
-    def equal(self, left: int, right: int) -> bool:
-        """Whether ``left == right``; where sizes decide it, of the sample, and guarded."""
-        if not isinstance(left, Size) and not isinstance(right, Size):
-            return left == right
-        return self._answer(_difference(left, right), "==")
-
-    def less(self, left: int, right: int) -> bool:
-        """Whether ``left < right``; where sizes decide it, of the sample, and guarded."""
-        if not isinstance(left, Size) and not isinstance(right, Size):
-            return left < right
-        return self._answer(_difference(left, right), "<")
-
-    def larger_of(self, left: int, right: int) -> int:
-        """``max(left, right)``, guarded where sizes decide which one it is."""
-        return right if self.less(left, right) else left
-
-    def smaller_of(self, left: int, right: int) -> int:
-        """``min(left, right)``, guarded where sizes decide which one it is."""
-        return right if self.less(right, left) else left
-
-    def _answer(self, formula: Polynomial, sign: str) -> bool:
-        known = _decided(formula, sign)
-        if known is not None:
-            return known
-        answer = formula.sample < 0 if sign == "<" else formula.sample == 0
-        self.guards.setdefault(Guard(formula, sign, answer))
-        return answer
-
-
-def _difference(left: int, right: int) -> Polynomial:
+def difference(left: int, right: int) -> Polynomial:
+    """``left - right``"""
     return formula_of(left).plus(formula_of(right), -1)
 
 
 def _known(formula: Polynomial, sign: str) -> bool:
     """The answer for all sizes. ``VerifyError`` where there is none: it takes a guard, or
     ``same`` or ``surely_less``."""
-    answer = _decided(formula, sign)
+    answer = decided(formula, sign)
     if answer is None:
         raise VerifyError(f"{formula.text} {sign} 0 has no answer for all sizes")
     return answer
@@ -314,7 +258,7 @@ def surely_less(left: int, right: int) -> bool:
     """Whether ``left < right`` for all sizes. ``False`` where it depends."""
     if type(left) is int and type(right) is int:
         return left < right
-    return _decided(formula_of(left).plus(formula_of(right), -1), "<") is True
+    return decided(formula_of(left).plus(formula_of(right), -1), "<") is True
 
 
 def lesser(left: int, right: int) -> int:
@@ -346,7 +290,7 @@ def is_negative(size: int) -> bool:
     """Whether ``size < 0``, which must have one answer."""
     if type(size) is int:
         return size < 0
-    answer = _decided(formula_of(size), "<")
+    answer = decided(formula_of(size), "<")
     require(answer is not None, VerifyError, f"{size} has no sign")
     return answer is True
 
@@ -432,16 +376,6 @@ def _pair_of(value: SizeKey | int) -> tuple[int, str]:
 def size_key(size: int) -> "int | SizeKey":
     """``size`` as a part of a key, which compares where sizes do not."""
     return SizeKey(sample_of(size), str(size)) if isinstance(size, Size) else size
-
-
-def usual_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Of a tensor that is made with this shape: row by row; an extent of 0 counts as 1."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step = step * size if isinstance(size, Size) or size != 0 else step
-    return tuple(reversed(strides))
 
 
 def same_sizes(left: Sequence[int], right: Sequence[int]) -> bool:

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from treadle.util.errors import VerifyError
-from treadle.util.extents import (
-    GuardSet,
+from treadle.algebra.extents import (
     Size,
     at,
     ceil_div,
@@ -24,7 +22,9 @@ from treadle.util.extents import (
     surely_less,
     with_dims,
 )
-from treadle.util.formulas import from_data, to_data
+from treadle.algebra.guards import GuardSet
+from treadle.algebra.polynomial import from_data, to_data
+from treadle.util.errors import VerifyError
 
 B = Size.dim("b", 1, 64, 7)
 T = Size.dim("t", 2, 1024, 97)

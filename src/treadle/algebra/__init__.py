@@ -1,0 +1,1 @@
+"""Sizes, indices, bounds and proofs: one affine form over axes and named sizes."""
