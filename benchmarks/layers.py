@@ -10,8 +10,7 @@ stage's seconds are those of this process: what C++ compilers take is left out. 
 taken out of the cache again, so that the next run compiles anew; the binaries stay, so that only
 the first run of a machine waits for them. With ``--repeats`` the smallest of each cell is shown.
 
-``nodes`` are those of the captured graph, ``copies`` those of them that are in a block which equals
-the one before it (``graph/repeats.py``): what finding equal blocks once could save at most.
+``nodes`` are those of the captured graph.
 
 ``--profile`` writes a profile of ``cProfile`` for the first depth and budget instead.
 """
@@ -35,7 +34,6 @@ import treadle
 from treadle.capture.step import capture
 from treadle.compiler.compiled import Compiled
 from treadle.compiler.pipeline import compile_graph
-from treadle.graph.repeats import find_repeats
 from treadle.report.stages import ORDER, Clock, Watcher
 from treadle.runtime.cache import Cache
 
@@ -103,9 +101,7 @@ def measure(layers: int, memory: float | None, folder: str, profile: str) -> dic
     setup = gpt2(layers)
     if not profile:
         made, seconds = compiled(setup, memory, cache)
-        graph = made.captured.step.graph
-        copies = sum(each.saved for each in find_repeats(graph))
-        return {**seconds, "nodes": float(len(graph.nodes)), "copies": float(copies)}
+        return {**seconds, "nodes": float(len(made.captured.step.graph.nodes))}
     with cProfile.Profile() as profiler:
         compiled(setup, memory, cache)
     profiler.dump_stats(profile)
@@ -129,8 +125,7 @@ def show(layers: list[int], memory: str, cells: list[dict[str, float]]) -> None:
         row = "".join(f"{cell.get(name, 0.0):10.2f}" for cell in cells)
         growth = cells[-1].get(name, 0.0) / max(cells[0].get(name, 0.0), 1e-3)
         print(f"{name:22}{row}{growth:9.1f} x")
-    for name in ("nodes", "copies"):
-        print(f"{name:22}" + "".join(f"{cell[name]:10.0f}" for cell in cells))
+    print(f"{'nodes':22}" + "".join(f"{cell['nodes']:10.0f}" for cell in cells))
 
 
 def main() -> None:

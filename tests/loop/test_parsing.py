@@ -1,4 +1,4 @@
-"""``parse_array(show(array, exact=True))`` is the same formula."""
+"""``parse_array(exact_array(array))`` is the same formula."""
 
 import math
 import textwrap
@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loop.exact_text import exact_array
+from loop.formula_parsing import parse_array, same_array
 from treadle.algebra.extents import Size
 from treadle.algebra.index import Axis, Index
 from treadle.loop.expr import Apply, Array, Const, Load, Local, Position, Reduce, ReduceKind
 from treadle.loop.interpret import interpret_array
-from treadle.loop.parsing import parse_array, same_array
-from treadle.loop.printing import show
 from treadle.loop.traverse import axes_of, value_index, walk
 from treadle.util.errors import ParseError
 
@@ -39,9 +39,9 @@ def same_bits(new, old):
 
 
 def check(array):
-    text = show(array, exact=True)
+    text = exact_array(array)
     found = parse_array(text)
-    assert show(found, exact=True) == text
+    assert exact_array(found) == text
     assert same_array(found, array)
     assert found.shape == array.shape
     return found
@@ -56,7 +56,7 @@ def test_an_exact_text():
     far = apply("cast", Load("odd name", row * 6 + j - 3, F32, mask), dtype=F32)
     body = apply("add", apply("div", e, total), apply("mul", e, far))
     array = Array((i, j), body)
-    assert show(array, exact=True) == textwrap.dedent("""\
+    assert exact_array(array) == textwrap.dedent("""\
         axes i<8, j<4, k<8
         [j, i] -> f32
           $0 = exp(x[8*j + i]:f32)
@@ -86,7 +86,7 @@ def test_subtraction_inside_an_index_is_not_a_sign():
     i = Axis(4)
     inner = apply("add", Load("n.1", Index.of(i), I64), Const(-1, I64))
     array = Array((i,), Load("x", i * 2 + value_index(inner, 0, 9), F32))
-    assert "value(n.1[i]:i64 + -1:i64, 0, 9)" in show(array, exact=True)
+    assert "value(n.1[i]:i64 + -1:i64, 0, 9)" in exact_array(array)
     check(array)
 
 
@@ -95,7 +95,7 @@ def test_sizes_that_the_call_decides():
     i, j, k = Axis(b), Axis(t * b + 1), Axis((b + 3) // 2)
     body = Load("x", i * (t * 2) + (j // t) - 1 + k * ((b + t) % 2), F32)
     array = Array((i, j), Reduce(ReduceKind.SUM, (k,), body))
-    text = show(array, exact=True)
+    text = exact_array(array)
     assert text.splitlines()[:2] == ["dim B 2..64 sample 6", "dim T 1..9 sample 3"]
     found = check(array)
     assert [str(size) for size in found.shape] == [str(size) for size in array.shape]

@@ -8,6 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import treadle
+from loop.exact_text import exact_kernel, exact_program
+from loop.formula_parsing import same_array
+from loop.program_parsing import parse_kernel, parse_program
 from treadle.algebra.extents import Size
 from treadle.algebra.index import Axis, Index
 from treadle.compat.operator_facts import Effect
@@ -17,10 +20,7 @@ from treadle.graph.parsing import parse
 from treadle.loop.expr import Array, Const, Load, Local, Reduce, ReduceKind
 from treadle.loop.interpret import interpret_program
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, LoopForm, Store
-from treadle.loop.parsing import same_array
 from treadle.loop.program import Buffer, BufferKind, Call, Compute, Origin, Program, TensorRef
-from treadle.loop.program_parsing import parse_kernel, parse_program
-from treadle.loop.program_text import exact_kernel, exact_program
 from treadle.loop.verify import verify_program
 from treadle.options import Options
 from treadle.report.made_up import made_up_inputs

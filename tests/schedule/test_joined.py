@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
+from loop.exact_text import exact_program
+from loop.program_parsing import parse_program
 from testing import trace
 from treadle.loop.interpret import interpret_program
 from treadle.loop.nest import bytes_moved
 from treadle.loop.program import Call, Compute, Program
-from treadle.loop.program_parsing import parse_program
-from treadle.loop.program_text import exact_program
 from treadle.loop.simplify import simplify_program
 from treadle.loop.verify import verify_program
 from treadle.lower.graph import lower

@@ -15,6 +15,7 @@ import operator
 import re
 import types
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -29,11 +30,12 @@ from treadle.graph.operators import operation_name
 from treadle.graph.types import TensorType, type_of_tensor
 from treadle.util.literals import literal_text, numbers_text
 
-NOTES = (
-    "module", "region", "asked", "checkpoint", "recomputed", "chunk", "gathered", "piece",
-    "own_rows", "eager",
-)  # fmt: skip
+_ELSEWHERE = {"phase", "where"}
+_NOT_SHOWN = {"name", "asked_at", "draw", "lost"}
+"""What a capture notes for the stages that follow it at once."""
+NOTES = tuple(each.name for each in fields(NodeInfo) if each.name not in _ELSEWHERE | _NOT_SHOWN)
 """What is noted of a node beside its phase and its source line, if anything."""
+_noted = operator.attrgetter(*NOTES)
 USUAL_DEVICE = torch.device("cpu")
 """Where a tensor is of which the text says nothing else."""
 PYTHON = {"_operator": operator, "math": math, "torch": torch}
@@ -135,7 +137,7 @@ def name_text(name: str) -> str:
 def note_text(known: NodeInfo) -> str:
     """What a node belongs to; its source line comes last, as it is."""
     parts = [known.phase] if known.phase else []
-    for key, value in _notes_of(known).items():
+    for key, value in zip(NOTES, _noted(known), strict=True):
         if value is True:
             parts.append(key)
         elif value is not None and value is not False and value != "":
@@ -144,13 +146,6 @@ def note_text(known: NodeInfo) -> str:
             parts.append(f"{key} {text!r}" if word or _is_digits(value) else f"{key} {text}")
     where = known.where.replace("\n", " ").strip()
     return ", ".join([*parts, *([f"at {where}"] if where else [])])
-
-
-def _notes_of(known: NodeInfo) -> dict[str, object]:
-    """Those of ``NOTES``, by name."""
-    values = known.module, known.region, known.asked, known.checkpoint, known.recomputed
-    others = known.chunk, known.gathered, known.piece, known.own_rows, known.eager
-    return dict(zip(NOTES, (*values, *others), strict=True))
 
 
 def _is_digits(value: object) -> bool:

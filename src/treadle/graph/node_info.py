@@ -31,8 +31,8 @@ class NodeInfo:
     ``phase``: ``forward``, ``backward`` or ``optimizer``. ``where``: the user's line. ``module``:
     the path of the module that called it. ``name``: of an input, for words about it.
     ``region``: of the checkpointed region that is computed again, for the nodes that do it.
-    ``checkpoint``: of the region that a node of the forward pass is in, where regions are not
-    traced twice. ``asked``: what a checkpoint policy says of it (``must_save``). ``recomputed``:
+    ``asked``: what a checkpoint policy says of it (``must_save``). ``checkpoint``: of the region
+    that a node of the forward pass is in, where regions are not traced twice. ``recomputed``:
     whether the memory plan computes it a second time. ``asked_at``: for a condition, which place
     of the user's code asks it. ``draw``: which draw of random numbers it is; negative if none.
     ``lost``: whether it stands for what code outside of the graph leaves in a parameter.
@@ -52,8 +52,8 @@ class NodeInfo:
     module: str = ""
     name: str = ""
     region: int | str | None = None
-    checkpoint: int | None = None
     asked: str = ""
+    checkpoint: int | None = None
     recomputed: bool = False
     asked_at: tuple[object, ...] | None = None
     draw: int = -1

@@ -7,33 +7,26 @@
                       %0 / sum{k<8} x[8*i + k]
 
 A node that is used more than once gets a line of its own. Axes are named ``i j k ...`` in the
-order in which they appear. With ``exact=True`` a text has every fact, and ``parse_array`` of
-``parsing.py`` makes the same array of it; axes are then named by their age::
-
-    show(array, exact=True):    axes i<4, j<8, k<8
-                                [i, j] -> f32
-                                  $0 = x[8*i + j]:f32
-                                  $0 / (sum{k} x[8*i + k]:f32)
+order in which they appear.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from treadle.algebra.extents import Size, dims_in, is_zero, sample_of
+from treadle.algebra.extents import Size, is_zero, sample_of
 from treadle.algebra.index import Axis, FloorDiv, Index, Mod, Value
 from treadle.algebra.strides import is_contiguous
 from treadle.loop.expr import Apply, Array, Const, Expr, Load, Local, Position, Reduce, formula_of
 from treadle.loop.kernel import Definition, Kernel, Store
 from treadle.loop.program import Buffer, Call, Compute, Program, TensorRef
-from treadle.loop.traverse import axes_in, buffers_in, operands_of, sizes_in, walk
+from treadle.loop.traverse import buffers_in, operands_of, walk
 from treadle.targets.registry import target_for
 
 _NAMES = "ijklmnpqrstuvwxyzabcdefgh"
-_NAME = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
 INFIX = {
     "add": "+",
     "sub": "-",
@@ -52,33 +45,11 @@ INFIX = {
 }
 
 
-def show(array: Array, *, exact: bool = False) -> str:
+def show(array: Array) -> str:
     """Axes and dtype, shared nodes, then the element."""
-    if exact:
-        return _show_exact(array)
     text = FormulaText()
     header = f"[{text.ranges(array.axes)}] -> {dtype_name(array.dtype)}"
     return "\n".join((header, *(f"  {line}" for line in text.lines(array.body))))
-
-
-def _show_exact(array: Array) -> str:
-    text = FormulaText(exact=True)
-    axes = text.aged({*array.axes, *axes_in(array.body)})
-    shown = ", ".join(text.axis(axis) for axis in array.axes)
-    lines = text.lines(array.body, "$")
-    head = [*dim_lines(sizes_in(array)), *([axes] if axes else [])]
-    return "\n".join([*head, f"[{shown}] -> {dtype_name(array.dtype)}", *(f"  {x}" for x in lines)])
-
-
-def dim_lines(sizes: Iterable[int]) -> list[str]:
-    """The dims behind ``sizes``, each with its bounds and its sample."""
-    dims = [dim for size in dims_in(sizes) for dim in size.formula.dims]
-    return [f"dim {dim.name} {dim.low}..{dim.high} sample {dim.sample}" for dim in dims]
-
-
-def size_text(size: int) -> str:
-    """A number, or the formula of one that the call decides, in braces."""
-    return f"{{{size}}}" if isinstance(size, Size) else str(size)
 
 
 def show_expr(expr: Expr) -> str:
@@ -135,11 +106,6 @@ def show_kernel(kernel: Kernel) -> str:
     return "\n".join(lines)
 
 
-def name_text(name: str) -> str:
-    """The name of a buffer, quoted if it could be misread."""
-    return name if _NAME.fullmatch(name) else repr(name)
-
-
 def dtype_name(dtype: torch.dtype) -> str:
     """``torch.bfloat16`` -> ``bf16``, ``torch.int64`` -> ``i64``."""
     name = str(dtype).removeprefix("torch.")
@@ -153,7 +119,6 @@ class FormulaText:
     written in place of the names of buffers."""
 
     names: dict[Axis, str] = field(default_factory=dict[Axis, str])
-    exact: bool = False
     buffers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def axis(self, axis: Axis) -> str:
@@ -161,12 +126,6 @@ class FormulaText:
         count = len(self.names)
         round_ = str(count // len(_NAMES) or "")
         return self.names.setdefault(axis, _NAMES[count % len(_NAMES)] + round_)
-
-    def aged(self, axes: Iterable[Axis]) -> str:
-        """``axes i<4, j<8``, named by their age; nothing without axes."""
-        ordered = sorted(axes, key=lambda axis: axis.serial)
-        ranges = ", ".join(f"{self.axis(axis)}<{size_text(axis.extent)}" for axis in ordered)
-        return f"axes {ranges}" if ranges else ""
 
     def ranges(self, axes: Sequence[Axis]) -> str:
         """``i<4, j<8``"""
@@ -195,7 +154,7 @@ class FormulaText:
         return " ".join((parts[0], *signed))
 
     def _size(self, size: int) -> str:
-        return size_text(size) if self.exact else str(size).replace("+ -", "- ")
+        return str(size).replace("+ -", "- ")
 
     def _atom(self, atom: Axis | FloorDiv | Mod | Value, text: Mapping[int, str] | None) -> str:
         match atom:
@@ -208,8 +167,7 @@ class FormulaText:
             case Value():
                 if text is None:
                     text = self._inner(formula_of(atom))
-                bounds = f", {self._size(atom.lo)}, {self._size(atom.hi)}" if self.exact else ""
-                return f"value({_bare(text[id(atom.formula)])}{bounds})"
+                return f"value({_bare(text[id(atom.formula)])})"
 
     def _inner(self, expr: Expr) -> Mapping[int, str]:
         text: dict[int, str] = {}
@@ -220,29 +178,21 @@ class FormulaText:
     def _node(self, node: Expr, text: Mapping[int, str]) -> str:
         match node:
             case Const():
-                return f"{node.value}{self._dtype(node.dtype)}"
+                return str(node.value)
             case Position():
                 return f"<{self.index(node.index, text)}>"
             case Load():
                 mask = "" if node.mask is None else f" if {_bare(text[id(node.mask)])}"
-                buffer = name_text(node.buffer) if self.exact else self._buffer(node.buffer)
-                place = self.index(node.index, text)
-                return f"{buffer}[{place}{mask}]{self._dtype(node.dtype)}"
+                return f"{self._buffer(node.buffer)}[{self.index(node.index, text)}{mask}]"
             case Local():
-                return f"%{node.name}{self._dtype(node.dtype)}"
+                return f"%{node.name}"
             case Apply():
                 return _apply(node, [text[id(inner)] for inner in node.operands])
             case Reduce():
-                axes = (
-                    ", ".join(map(self.axis, node.axes)) if self.exact else self.ranges(node.axes)
-                )
-                return f"({node.kind}{{{axes}}} {text[id(node.body)]})"
+                return f"({node.kind}{{{self.ranges(node.axes)}}} {text[id(node.body)]})"
 
     def _buffer(self, name: str) -> str:
         return self.buffers.get(name, name)
-
-    def _dtype(self, dtype: torch.dtype) -> str:
-        return f":{dtype_name(dtype)}" if self.exact else ""
 
     def _product(self, atom: str, coefficient: int) -> str:
         if isinstance(coefficient, Size):

@@ -12,13 +12,11 @@ from treadle.algebra.index import (
     IndexLike,
     Key,
     Value,
-    numbers_in,
     replace_axes,
     replace_values,
 )
 from treadle.loop.expr import (
     Apply,
-    Array,
     Const,
     Expr,
     Inner,
@@ -215,20 +213,6 @@ def axes_of(expr: Expr) -> frozenset[Axis]:
             axes -= frozenset(node.axes)
         free[id(node)] = axes
     return free[id(expr)]
-
-
-def axes_in(expr: Expr) -> frozenset[Axis]:
-    """Every axis that occurs, those that a reduce binds as well."""
-    bound = (axis for node in walk(expr) if isinstance(node, Reduce) for axis in node.axes)
-    every = (node.index.axes for node in walk(expr) if isinstance(node, Position | Load))
-    return frozenset(bound).union(*every)
-
-
-def sizes_in(array: Array) -> list[int]:
-    """Every size that occurs: extents, and what stands in indices."""
-    extents = [axis.extent for axis in (*array.axes, *axes_in(array.body))]
-    places = [node.index for node in walk(array.body) if isinstance(node, Position | Load)]
-    return [*extents, *(number for index in places for number in numbers_in(index))]
 
 
 def structure(expr: Expr) -> Key:

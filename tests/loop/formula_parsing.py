@@ -1,4 +1,4 @@
-"""Formulas from their text: ``parse_array(show(array, exact=True))`` is ``array`` up to its axes.
+"""Formulas from their text: ``parse_array(exact_array(array))`` is ``array`` up to its axes.
 
 ::
 
@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import torch
 
+from loop.exact_text import exact_array
 from treadle.algebra.extents import Size
 from treadle.algebra.index import Axis, Index
 from treadle.algebra.polynomial import Dim, Polynomial
@@ -40,13 +41,13 @@ from treadle.loop.expr import (
     Reduce,
     ReduceKind,
 )
-from treadle.loop.printing import INFIX, dtype_name, show
+from treadle.loop.printing import INFIX, dtype_name
 from treadle.loop.traverse import unify, value_index
 from treadle.util.errors import VerifyError
 from treadle.util.scanner import Scanner
 
 T = TypeVar("T")
-_REMEDY = "give the text of show(array, exact=True)"
+_REMEDY = "give the text of exact_array(array)"
 NAME = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
 _CONST = re.compile(r"-?(?:inf|nan|True|False|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?):(?=\w)")
 _SHARED = re.compile(r"\$\d+")
@@ -76,7 +77,7 @@ def same_array(left: Array, right: Array) -> bool:
 
 
 def _canonical(array: Array) -> str:
-    return show(Array(array.axes, unify((array.body,))[0]), exact=True)
+    return exact_array(Array(array.axes, unify((array.body,))[0]))
 
 
 class FormulaReader:

@@ -1,4 +1,4 @@
-"""Programs and kernels from their texts, as ``program_text.py`` writes them."""
+"""Programs and kernels from their texts, as ``exact_text.py`` writes them."""
 
 import re
 from collections.abc import Callable
@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from loop.exact_text import USUAL_DEVICE, optional_fields
+from loop.formula_parsing import NAME, FormulaReader
 from treadle.algebra.strides import contiguous_strides
 from treadle.compat.operator_facts import Effect
 from treadle.loop.kernel import Definition, Kernel, KernelKind, KernelSchedule, LoopForm, Store
-from treadle.loop.parsing import NAME, FormulaReader
 from treadle.loop.program import (
     Buffer,
     BufferKind,
@@ -23,7 +24,6 @@ from treadle.loop.program import (
     Step,
     TensorRef,
 )
-from treadle.loop.program_text import USUAL_DEVICE
 from treadle.util.literals import LiteralReader
 from treadle.util.scanner import Scanner
 
@@ -31,7 +31,8 @@ T = TypeVar("T")
 _REMEDY = "give the text of exact_program(program) or exact_kernel(kernel)"
 _DEVICE = re.compile(r"[a-z]+(?::\d+)?")
 _UNNAMED = re.compile(r"_(?=[,\s])")
-_FACTS = {"where", "module", "phase", "chunk", "out", "reason", "workspace", "effects", "into"}
+_OF_ORIGIN = optional_fields(Origin)
+_FACTS = {*_OF_ORIGIN, *optional_fields(Call)}
 
 
 def parse_program(text: str) -> Program:
@@ -127,18 +128,8 @@ class _Reader:
         self.scanner.need("(")
         args, kwargs = self.scanner.arguments(self._argument)
         origin, facts = self._origin_and_facts()
-        return Call(
-            op,
-            args,
-            kwargs,
-            tuple(outputs),
-            origin,
-            out=facts.get("out", ""),
-            reason=facts.get("reason", ""),
-            workspace=facts.get("workspace", 0),
-            effects=self._effects(facts.get("effects", ""), at),
-            into=facts.get("into"),
-        )
+        facts["effects"] = self._effects(facts.get("effects", ""), at)
+        return Call(op, args, kwargs, tuple(outputs), origin, **facts)
 
     def _effects(self, text: str, at: int) -> Effect:
         names = text.split("|") if text else []
@@ -161,8 +152,7 @@ class _Reader:
             if name not in _FACTS:
                 raise self.scanner.error(f"{name!r} is no fact of a step", at)
             facts[name] = self._ref() if name == "into" else self._literals.literal()
-        mine = ("where", "module", "phase", "chunk")
-        where = {key: facts.pop(key) for key in mine if key in facts}
+        where = {key: facts.pop(key) for key in _OF_ORIGIN if key in facts}
         return Origin(nodes, **where), facts
 
     # arguments
