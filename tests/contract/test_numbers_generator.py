@@ -6,6 +6,7 @@ python tests/contract/test_numbers_generator.py
 """
 
 import itertools
+import linecache
 import math
 import sys
 import types
@@ -18,6 +19,7 @@ if __name__ == "__main__":
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -75,6 +77,57 @@ USES = {
     "a result": Use("x * 1.0, v, v + 1, -v"),
 }
 
+FORMS = {
+    "leaky_relu": "F.leaky_relu(t, float(v) / 9)",
+    "leaky_relu in place": "F.leaky_relu(t * 1.0, float(v) / 9, inplace=True)",
+    "elu": "F.elu(t * 50, v + 1.0)",
+    "celu": "F.celu(t * 50, alpha=v + 1.0)",
+    "threshold": "F.threshold(t, float(v) / 9, v - 2.0)",
+    "hardtanh": "F.hardtanh(t, -float(v) - 0.1, v + 0.2)",
+    "softplus": "F.softplus(t * 50, v + 1.0, 4.0 + v)",
+    "softshrink": "F.softshrink(t, float(v) / 9)",
+    "hardshrink": "F.hardshrink(t, float(v) / 9)",
+    "logit": "torch.logit(t.sigmoid(), eps=(v + 1) / 40.0)",
+    "nan_to_num": "torch.nan_to_num(t + HOLES, nan=float(v), posinf=2.0, neginf=-v - 1.0)",
+    "index_fill": "t.index_fill(1, torch.tensor([0, 2]), float(v))",
+    "addmm": "torch.addmm(t[:1], t, t.t() @ t, beta=float(v), alpha=v + 1.0)",
+    "addmv": "torch.addmv(t[:, 0], t, t[1], alpha=v + 1.0)",
+    "addr": "torch.addr(t @ t.t(), t[:, 0], t[:, 1], beta=v + 1.0)",
+    "baddbmm": "torch.baddbmm(t[None], t[None] @ t.t(), t[None], beta=0, alpha=v + 1.0)",
+    "addbmm": "torch.addbmm(t, t[None] @ t.t(), t[None], alpha=v + 1.0)",
+    "attention": "F.scaled_dot_product_attention(t[None], t[None], t[None], scale=(v + 1.0) / 3)",
+    "huber": "F.huber_loss(t, t.detach() * 3, delta=v + 0.1)",
+    "smooth l1": "F.smooth_l1_loss(t, t.detach() * 3, beta=v + 0.1, reduction='none')",
+    "ranking": "F.margin_ranking_loss(t[0], t[1], torch.ones(3), margin=float(v))",
+    "triplet": "F.triplet_margin_loss(t, t.detach() * 2, t - 1, margin=v + 0.1, swap=True)",
+    "hinge": "F.hinge_embedding_loss(t, torch.ones(3), margin=v + 1.0)",
+    "smoothing": "F.cross_entropy(t, torch.tensor([0, 1, 2, 1]), label_smoothing=float(v) / 9)",
+    "padding": "F.pad(t, (1, 0, 0, 2), value=float(v))",
+    "gumbel": "F.softmax(t / (v + 1.0), dim=1) + F.normalize(t, eps=v + 1.0)",
+    "batch norm": "averages(t, v / 9)",
+    "linspace": "t * torch.linspace(-float(v), v + 1.0, 3)",
+    "rounded quotient": "torch.div(t, v + 1.0, rounding_mode='floor') + t",
+    "whole numbers": "t * ((t > 0).long() * (v + 0.5)) + (t > 0) * float(v)",
+    "a distribution": "torch.distributions.Normal(t, float(v) + 1).log_prob(t * 2)",
+    "a custom function": "Scaled.apply(t, float(v))",
+    "a class of tensors": "t * torch.Tensor([float(v), 1, 2]) * torch.FloatTensor([v + 0.5])",
+    "another class of tensors": "t * torch.DoubleTensor([[float(v)]]).float() * Made([v, 0.5, 1])",
+    "a tensor like another": "t * t.new_tensor([float(v), 2, 3]) + t.new([v + 0.5])",
+}
+"""Of a tensor ``t`` and a number."""
+
+USES |= {
+    name: Use(f"gradient(lambda t: {form}, x), (lambda t: {form})(x)")
+    for name, form in FORMS.items()
+}
+USES |= {
+    "an entry": Use("x * [0.5, 1.5, -2.5, 3.5, 4.5, 5.5][v]", whole=True),
+    "an entry of a table": Use("x * table[v] + table[-v]", whole=True),
+    "an entry of a dict": Use("x * named[v]", whole=True),
+    "an entry of an array": Use("x * array[v % 3]", whole=True),
+    "an entry beside others": Use("x * [v + 1, 2 * v, v - 1][v % 3]", whole=True),
+}
+
 PLACES = {
     "argument": ("def step(x, v):\n    return BODY", "step(x, V)"),
     "keyword": ("def step(x, *, v):\n    return BODY", "step(x, v=V)"),
@@ -106,9 +159,38 @@ PLACES = {
 }
 
 
+WORLDS = itertools.count()
+
+
 def put_at(x, index, value):
     x[index] = value
     return x
+
+
+def gradient(function, x):
+    """That of the sum of what a function gives."""
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(function(x).sum(), x)[0]
+
+
+def averages(x, momentum):
+    """Averages of a batch norm, and its result."""
+    mean, variance = torch.zeros(3), torch.ones(3)
+    found = F.batch_norm(x, mean, variance, training=True, momentum=momentum)
+    return found + mean + variance
+
+
+class Scaled(torch.autograd.Function):
+    """The gradient is scaled by a number that the context keeps."""
+
+    @staticmethod
+    def forward(ctx, x, by):
+        ctx.by = by
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.neg() * ctx.by, None
 
 
 class World:
@@ -120,11 +202,17 @@ class World:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self.space = {
             "torch": torch, "np": np, "math": math, "put_at": put_at, "types": types,
-            "model": model, "optimizer": optimizer,
+            "model": model, "optimizer": optimizer, "F": F, "gradient": gradient,
+            "averages": averages, "Scaled": Scaled, "Made": torch.FloatTensor,
+            "HOLES": torch.tensor([math.nan, math.inf, -math.inf]),
+            "table": [0.5 * k for k in range(9)], "named": {k: k / 3 for k in range(9)},
+            "array": np.linspace(0.0, 1.0, 5),
         }  # fmt: skip
         self.space["put"] = self.space.update
         optimizer.param_groups[0]["v"] = 0.0
-        exec(text, self.space)
+        file = f"{__file__}.{next(WORLDS)}.py"
+        linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+        exec(compile(text, file, "exec"), self.space)
         self.step = self.space["step"]
         if compiled:
             options = Options(codegen=False)
@@ -238,6 +326,87 @@ def test_hyper_parameters_of_any_kind(kind, optimizer):
         if compiles_step:
             assert len(step.recompiles) <= 1, step.recompiles
     torch.testing.assert_close(*losses)
+
+
+DRAWS = {
+    "normal_": "torch.empty(3).normal_(v - 2.0, v + 0.5)",
+    "uniform_": "torch.empty(3).uniform_(-v, v + 1.0)",
+    "normal": "torch.normal(0.0, v + 0.5, (3,))",
+    "normal of means": "torch.normal(torch.arange(3.0), v + 0.5)",
+    "init": "nn.init.normal_(torch.empty(3), v, v + 0.5)",
+    "gumbel": "F.gumbel_softmax(torch.arange(3.0), tau=v + 0.5)",
+    "a distribution": "torch.distributions.Normal(torch.zeros(3), v + 0.5).rsample()",
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_what_is_drawn_with_a_number_that_changes(name):
+    """The same random numbers as eager's."""
+    step = eval(f"lambda x, v: x * {DRAWS[name]}", {"torch": torch, "nn": nn, "F": F})
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=Options(codegen=False))
+    for at in range(5):
+        x = torch.randn(3)
+        found = []
+        for each in (compiled, step):
+            torch.manual_seed(at)
+            found.append((each(x, 0.5 + at / 3), torch.rand(3)))
+        torch.testing.assert_close(*found)
+    assert len(compiled.recompiles) == 1, compiled.recompiles
+
+
+def test_numbers_that_draws_and_losses_refuse_are_eager_s():
+    def step(x, v):
+        y = torch.empty(3).normal_(0.0, v)
+        return y * F.cross_entropy(x, torch.tensor([0, 1]), label_smoothing=v)
+
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=Options(codegen=False))
+    x = torch.randn(2, 3)
+    for v in (0.25, 0.5, 0.0, 1.0, 0.75):
+        found = []
+        for each in (compiled, step):
+            torch.manual_seed(0)
+            found.append(each(x, v))
+        torch.testing.assert_close(*found)
+    for v in (-0.5, 1.5):
+        with pytest.raises((RuntimeError, ValueError, treadle.TreadleError)):
+            compiled(x, v)
+    assert len(compiled.recompiles) <= 6, compiled.recompiles
+
+
+def test_entries_are_those_that_the_list_has_at_the_call():
+    table, names, array = [0.5, 1.5, 2.5, 3.5], {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}, np.arange(4.0)
+
+    def step(x, k):
+        return x * table[k] + names[k] - array[k]
+
+    compiled = treadle.compile(step, model=nn.Linear(2, 2), options=Options(codegen=False))
+    for at in range(12):
+        k, x = at % 4, torch.randn(3)
+        if at > 4:
+            table[k], names[k], array[k] = at * 2.0, at - 1.0, at / 3
+        if at == 8:
+            table[k] = torch.tensor(3.0)
+        torch.testing.assert_close(compiled(x, k), step(x, k))
+    for k in (7, -9):
+        for each in (compiled, step):
+            with pytest.raises(LookupError):
+                each(torch.randn(3), k)
+    x = torch.randn(3)
+    torch.testing.assert_close(compiled(x, 1), step(x, 1))
+
+
+def test_entries_of_other_kinds_are_python_s():
+    """Layers, texts and lists are no numbers of a run: one variant for each."""
+    layers, names = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)]), ["relu", "tanh"]
+
+    def step(x, k):
+        return getattr(torch, names[k])(layers[k](x)) * [[1.0, 2.0], [3.0, 4.0]][k][0]
+
+    compiled = treadle.compile(step, model=layers, options=Options(codegen=False))
+    for k in (0, 1, 0, 1, 1, 0):
+        x = torch.randn(3)
+        torch.testing.assert_close(compiled(x, k), step(x, k))
+    assert len(compiled.recompiles) <= 2, compiled.recompiles
 
 
 def test_what_a_step_decides_is_named():

@@ -215,7 +215,7 @@ class ArrayLeaf:
         return len(self.value)
 
     def __array__(self, *args: Any, **kwargs: Any) -> NdArray:
-        return self.plain().__array__(*args, **kwargs)
+        return self.real().__array__(*args, **kwargs)
 
     def __copy__(self) -> "ArrayLeaf":
         return self.copy()

@@ -72,6 +72,23 @@ def _all_at_once(
     return copies
 
 
+def averaged_batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    averages: tuple[Tensor, Tensor],
+    share: Any,
+    eps: float,
+) -> Tensor:
+    """A batch norm in training. ``averages``: of means and variances, in which this batch gets
+    ``share``, a float64 tensor without dims."""
+    mean, variance = map(torch.zeros_like, averages)
+    result = F.batch_norm(input, mean, variance, weight, bias, True, 1.0, eps)
+    for running, now in zip(averages, (mean, variance), strict=True):
+        running.copy_(running * (1 - share) + now * share)
+    return result
+
+
 def cumulative_batch_norm() -> tuple[Any, str, Callable[[Any, Tensor], Tensor]]:
     """What to put where (owner, name, value) while a step is traced: the forward of a batch norm
     with ``momentum=None``, whose averages are over all batches. It turns the count of batches into
@@ -87,13 +104,9 @@ def cumulative_batch_norm() -> tuple[Any, str, Callable[[Any, Tensor], Tensor]]:
             return original(module, given)
         check_dims(module, given)
         module.num_batches_tracked.add_(1)
-        mean, variance = (torch.zeros_like(s) for s in (module.running_mean, module.running_var))
-        weights = module.weight, module.bias
-        result = F.batch_norm(given, mean, variance, *weights, True, 1.0, module.eps)
+        averages = module.running_mean, module.running_var
         share = module.num_batches_tracked.double().reciprocal()
-        for running, now in ((module.running_mean, mean), (module.running_var, variance)):
-            running.copy_(running * (1 - share) + now * share)
-        return result
+        return averaged_batch_norm(given, module.weight, module.bias, averages, share, module.eps)
 
     return owner, name, forward
 

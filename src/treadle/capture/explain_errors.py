@@ -3,9 +3,10 @@
 import contextlib
 import linecache
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 
@@ -62,6 +63,15 @@ def users_frames() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def users_codes(error: Exception) -> tuple[CodeType, ...]:
+    """The code of the frames that an error came through, the innermost first, if that one is no
+    function of ours or of torch's."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not codes or codes[-1].co_filename.startswith(BETWEEN):
+        return ()
+    return tuple(reversed(codes))
 
 
 def _is_between(file: str) -> bool:

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
 
-from treadle.capture.bytecode import Instructions, ReflectiveRead, sites
-from treadle.capture.number_calls import plain_name
+from treadle.capture.bytecode import Instructions, ReflectiveRead, plain_name, sites
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, final
@@ -29,7 +30,9 @@ from torch import Tensor
 
 from treadle.capture.arrays import is_array
 from treadle.capture.deferred import CONVERSIONS, OF_NUMBERS, number_in, number_of
+from treadle.capture.entries import Place
 from treadle.capture.held_functions import HeldFunction, held_functions, instead_of
+from treadle.capture.legacy_tensors import LEGACY
 from treadle.capture.numbers import Text, is_number
 from treadle.capture.text_calls import text_functions, with_texts
 from treadle.capture.texts import TEXTS
@@ -40,11 +43,6 @@ from treadle.compat.unsized import is_unsized, length_of
 _MOST_NAMES = 1 << 7
 """Of a code object: an instruction names the first of them without a prefix."""
 _MOST_CONSTANTS = 1 << 8
-
-
-def plain_name(name: str) -> str:
-    """As the user's code has it."""
-    return name.partition(" ")[0]  # no name of anybody's code has a space
 
 
 @final
@@ -60,14 +58,25 @@ class NumberCalls:
         self._functions: list[FunctionType] = []
         self._asked: list[FunctionType] = []
         self._codes: set[CodeType] = set()
+        self._places: frozenset[Place] = frozenset()
         self._held: dict[object, HeldFunction] = {}  # functions of ``math`` in objects
-        if isinstance(function, FunctionType) and _calls_any(function, asked=False):
+        if isinstance(function, FunctionType) and _calls_any(function, frozenset(), asked=False):
             self._functions.append(function)
 
-    def cover(self, asking: Iterable[tuple[CodeType, ...]], known: Iterable[object]) -> bool:
+    def cover(
+        self,
+        asking: Iterable[tuple[CodeType, ...]],
+        known: Iterable[object],
+        places: AbstractSet[Place] = frozenset(),
+    ) -> bool:
         """From now on code that asked is rewritten; whether any of it is new. ``asking``: each with
         the code of the frames around it, innermost first. ``known``: objects that the run has met,
-        functions among them."""
+        functions among them. ``places``: where it looked for entries."""
+        more = not places <= self._places
+        self._places |= places
+        return self._covers(asking, known) or more
+
+    def _covers(self, asking: Iterable[tuple[CodeType, ...]], known: Iterable[object]) -> bool:
         codes: list[CodeType] = []
         for inner, *around in asking:
             if inner not in self._codes:
@@ -79,7 +88,7 @@ class NumberCalls:
         objects = [*known, *gc.get_referrers(*codes)]
         found = {id(each): each for each in _functions(objects) if _has_any(each.__code__, codes)}
         new = [each for each in found.values() if not any(each is f for f in self._asked)]
-        new = [each for each in new if _calls_any(each, asked=True)]
+        new = [each for each in new if _calls_any(each, self._places, asked=True)]
         self._asked += new
         held = {each.identity: each for each in held_functions(objects, OF_NUMBERS)}
         others = held.keys() - self._held.keys()
@@ -96,7 +105,7 @@ class NumberCalls:
             for function in (*self._asked, *others):
                 undo.callback(setattr, function, "__code__", function.__code__)
                 scope = _Scope.of(function, instead, asked=function in self._asked)
-                code = with_texts(function.__code__, function.__globals__)
+                code = with_texts(function.__code__, function.__globals__, self._places)
                 given |= text_functions() if code is not function.__code__ else {}
                 function.__code__ = _rewritten(code, scope, given)
             for name, call in given.items():
@@ -109,7 +118,8 @@ class NumberCalls:
 def _all_instead() -> dict[int, Callable[..., object]]:
     """What is called in the place of functions and types, by their ids."""
     found: dict[int, Callable[..., Any]] = {id(each): _conversion(each) for each in CONVERSIONS}
-    found |= {id(each): instead for each, instead in (*OF_NUMBERS.items(), *TEXTS.items())}
+    others = (*OF_NUMBERS.items(), *TEXTS.items(), *LEGACY.items())
+    found |= {id(each): instead for each, instead in others}
 
     def mapped(function: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
         return map(found.get(id(function), function), *args, **kwargs)
@@ -257,11 +267,11 @@ def _name(step: dis.Instruction | None) -> str:
     return "" if step is None else step.opname
 
 
-def _calls_any(function: FunctionType, *, asked: bool) -> bool:
+def _calls_any(function: FunctionType, places: frozenset[Place], *, asked: bool) -> bool:
     """Whether it calls a function of real numbers, or may do so if it ``asked`` for one."""
     scope = _Scope.of(function, _all_instead(), asked=asked)
     given: dict[str, Callable[..., object]] = {}
-    if with_texts(function.__code__, function.__globals__) is not function.__code__:
+    if with_texts(function.__code__, function.__globals__, places) is not function.__code__:
         return True
     return _rewritten(function.__code__, scope, given) != function.__code__
 
@@ -303,4 +313,4 @@ def _within(code: CodeType) -> list[CodeType]:
     return [*own, *(inner for each in own for inner in _within(each))]
 
 
-__all__ = ["NumberCalls", "plain_name"]
+__all__ = ["NumberCalls"]

@@ -11,8 +11,9 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Protocol, TypeGuard, TypeVar
 
 import numpy as np
@@ -49,12 +50,15 @@ class Uses:
     asked: dict[CodeType, tuple[CodeType, ...]] = field(
         default_factory=dict[CodeType, tuple[CodeType, ...]]
     )  # by code that asked for a real number, the codes of the frames that ran, innermost first
+    places: set[Any] = field(default_factory=set[Any])  # where an entry was looked for
+    place_asked: Callable[[FrameType], Any] = lambda _: None  # where a frame looks for one
     looked: set[Key] = field(default_factory=set[Key])  # arrays whose numbers stand in
     looked_at: list[Any] = field(default_factory=list[Any])  # those arrays
     whole: set[Key] = field(default_factory=set[Key])  # arrays whose numbers may not
     ours: bool = False  # whether we look ourselves
     is_used: bool = False  # whether anything stands in at all
     of_size: Callable[[Any], "Number"] | None = None  # of a size that values decide
+    mode: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which tensors are traced
     membership_asked: Callable[[FrameType, object], Callable[[object], bool] | None] = lambda *_: (
         None
     )  # whether a frame asks if a number is in a set
@@ -64,6 +68,13 @@ class Uses:
         if not self.ours:
             codes = tuple(each.f_code for each in users_frames())
             self.asked.setdefault(codes[0], codes)
+
+    def note_place(self, frame: FrameType) -> None:
+        """Python asks for a number itself, in ``frame``."""
+        place = None if self.ours else self.place_asked(frame)
+        if place is not None:
+            self.places.add(place)
+            self.note_asked()
 
     def written_late(self) -> set[Key]:
         """The arrays that were written to after a number of theirs was looked at: at a call it
@@ -212,7 +223,12 @@ class Number:
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        return func(*plain(args), **plain(dict(kwargs or {})))
+        """Where no mode is, as in a custom function's backward, what is done where one is."""
+        number = _first((args, dict(kwargs or {})))
+        if number is None or isinstance(func, FunctionType):
+            return func(*plain(args), **plain(dict(kwargs or {})))
+        with number.uses.mode():
+            return func(*args, **(kwargs or {}))
 
     # every answer is one that the graph depends on
     def __bool__(self) -> bool:
@@ -225,11 +241,14 @@ class Number:
         return int(self.real())
 
     def __index__(self) -> int:
-        return operator.index(self.plain())
+        self._uses.note_place(sys._getframe(1))  # pyright: ignore
+        return operator.index(self.real())
 
     def __hash__(self) -> int:
-        asked = self._uses.membership_asked(sys._getframe(1), self)  # pyright: ignore
+        frame = sys._getframe(1)  # pyright: ignore
+        asked = self._uses.membership_asked(frame, self)
         if asked is None:
+            self._uses.note_place(frame)
             return hash(self.plain())
         self.decided(asked, (self,))
         return hash(self.value)
@@ -323,8 +342,7 @@ def _give_arithmetic() -> None:
                 pair = (other, self) if swapped else (self, other)
                 if function not in _SCALING:
                     return function(*plain(pair))
-                made = tuple(e.tensor(other) if is_number(e) else e for e in pair)
-                return _SCALING[function](*made)
+                return _SCALING[function](*pair)
             if isinstance(other, complex):
                 return function(*plain((other, self) if swapped else (self, other)))
             return self.derived(function, other, swapped=swapped)
@@ -546,6 +564,14 @@ def plain(tree: Any) -> Any:
     if type(tree) is dict:
         return {key: plain(each) for key, each in tree.items()}
     return tree
+
+
+def _first(tree: Any) -> Number | None:
+    """The first number that stands in, in lists, tuples and dicts."""
+    if is_number(tree):
+        return tree
+    parts = tree.values() if type(tree) is dict else tree if type(tree) in (list, tuple) else ()
+    return next((found for each in parts if (found := _first(each)) is not None), None)
 
 
 def as_key(key: Any) -> Any:

@@ -22,7 +22,15 @@ from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy
 
-from treadle.capture import averaging, deferred, number_calls, texts
+from treadle.capture import (
+    averaging,
+    deferred,
+    entries,
+    legacy_tensors,
+    number_calls,
+    scaled_forms,
+    texts,
+)
 from treadle.capture.array_functions import makers
 from treadle.capture.arrays import CONVERSIONS, converted, from_numpy, is_array
 from treadle.capture.averaging import cumulative_batch_norm, update_parameters
@@ -130,7 +138,10 @@ _SETTERS = frozenset(
 """What changes a tensor itself, and not its values."""
 
 
-_FOR_USERS = frozenset(str(each.__file__) for each in (averaging, deferred, number_calls, texts))
+_FOR_USERS = frozenset(
+    str(each.__file__)
+    for each in (averaging, deferred, entries, legacy_tensors, number_calls, scaled_forms, texts)
+)
 """Modules whose functions stand in for Python's and PyTorch's: they ask for the user's code."""
 
 

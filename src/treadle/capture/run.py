@@ -27,7 +27,8 @@ from treadle.capture.container_recorders import ContainerRecorder, OperationLog
 from treadle.capture.decisions import Answers
 from treadle.capture.deferred import AsksNumber, is_known_later
 from treadle.capture.eager import CallsClosure, EagerStep, Reason, why_eager
-from treadle.capture.explain_errors import here
+from treadle.capture.entries import place_asked
+from treadle.capture.explain_errors import here, users_codes
 from treadle.capture.external import (
     Change,
     ExternalState,
@@ -240,7 +241,9 @@ class Run:
         self.trace = Trace(TraceRecorder(models, self.sync, updates=update))
         self.trace.watch.conditions.path = path
         self.trace.uses.of_size = self.trace.watch.numbers.of_size
+        self.trace.uses.mode = lambda: self.trace.watch.mode()
         self.trace.uses.membership_asked = membership_asked
+        self.trace.uses.place_asked = place_asked
         self.failed: Exception | None = None  # after a guess
         self._layers = RecurrentLayers(uses_onednn())  # asked before the trace
         self._updates = update
@@ -413,12 +416,14 @@ class Run:
         """What the step could reach when it ran."""
         return self.trace.external.met() if self.trace.external is not None else ()
 
-    def asked(self) -> Iterable[tuple[CodeType, ...]]:
+    def asked(self, error: Exception | None = None) -> Iterable[tuple[CodeType, ...]]:
         """Where a real number was asked for and another stands in, or ``type`` of what may be a
-        traced tensor: the codes of the frames."""
+        traced tensor: the codes of the frames. ``error``: what ended the run, where something of
+        C++ may have refused what stands in."""
         external = self.trace.external
         types = () if external is None else external.calls_type
-        return [*self.trace.uses.asked.values(), *types]
+        refused = () if error is None else users_codes(error)
+        return [*self.trace.uses.asked.values(), *types, *([refused] if refused else [])]
 
     def asks_types(self) -> bool:
         """Whether a number that stands in may have been asked for its type: then the run is one

@@ -7,21 +7,22 @@ then depends.
 
 import operator
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.capture.array_functions import array_of
 from treadle.capture.arrays import ArrayLeaf
-from treadle.capture.numbers import Number, PlainNumber, is_number, plain, value_now
+from treadle.capture.numbers import PlainNumber, is_number, plain, value_now
 from treadle.capture.plain_values import is_real, is_whole
+from treadle.capture.scaled_forms import ELEMENTWISE, OTHERS, Form, beside, fill
 from treadle.compat.tracing import outside_modes
 
 Call = tuple[Callable[..., Any], tuple[object, ...], dict[str, object]]
-Elementwise = Callable[..., Tensor]
 INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
-Operand = Tensor | Number | PlainNumber
 
 
 def scaled(
@@ -38,16 +39,22 @@ def scaled(
         return _of_each(name.removeprefix("_foreach_"), args, kwargs) or _as_it_is(
             func, args, kwargs
         )
-    if name in _BINARY and not kwargs:
+    if name in _BINARY and not kwargs.keys() - {"rounding_mode"}:
+        args = _promoted(name, args)
         tensor = next((each for each in args if isinstance(each, Tensor)), None)
         if tensor is not None and not _is_whole_power(name, args):
-            return func, tuple(_beside(tensor, each) for each in args), {}
+            return func, tuple(beside(tensor, each) for each in args), dict(kwargs)
     if name in _MAKERS and not kwargs.get("requires_grad"):
         return _made(func, args, kwargs)
+    if _is_written_in_python(func):
+        named = {key: _unless_whole(each) for key, each in kwargs.items()}
+        return func, tuple(map(_unless_whole, args)), named
     base, in_place = name.removesuffix("_"), name.endswith("_")
-    form = _FORMS.get(base if in_place else name)
+    form = ELEMENTWISE.get(base if in_place else name)
     if form is not None and "out" not in kwargs and _keeps_dtype((*args, *kwargs.values())):
         return _computed(form, in_place=in_place), args, dict(kwargs)
+    if name in OTHERS and "out" not in kwargs:
+        return OTHERS[name], args, dict(kwargs)
     return _as_it_is(func, args, kwargs)
 
 
@@ -59,6 +66,40 @@ def _as_index(x: Any, dim: Any, start: Any, length: Any) -> tuple[Any, ...] | No
     if start.decided(operator.lt, (start, 0)):
         return None
     return x, (slice(None),) * dim + (slice(start, start.derived(operator.add, length)),)
+
+
+def _is_written_in_python(func: Callable[..., object]) -> bool:
+    """Whether it is a function of PyTorch's that calls others, which have forms."""
+    of_torch = isinstance(func, FunctionType) and func.__module__ in _OF_FUNCTIONS
+    return of_torch and func is not torch.broadcast_tensors
+
+
+_OF_FUNCTIONS = frozenset(each.__name__ for each in (F, torch.functional, torch.nn.init))
+
+
+def _unless_whole(value: object) -> object:
+    """Whole numbers are sizes, dims and counts there."""
+    if is_number(value) and not is_whole(value.value):
+        return value
+    return plain(value)
+
+
+def _promoted(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Tensors of whole numbers beside a number that makes others of them: tensors of those."""
+    is_written = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+    numbers = [value_now(each) for each in args if not isinstance(each, Tensor)]
+    if is_written or not numbers or not all(map(is_real, numbers)):
+        return args
+    whole = all(map(is_whole, numbers))
+
+    def promoted(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point() or tensor.is_complex():
+            return tensor
+        if whole:
+            return tensor.to(torch.int64) if tensor.dtype is torch.bool else tensor
+        return tensor.to(torch.get_default_dtype())
+
+    return tuple(promoted(each) if isinstance(each, Tensor) else each for each in args)
 
 
 def _is_whole_power(name: str, args: tuple[Any, ...]) -> bool:
@@ -83,11 +124,7 @@ def _as_it_is(
     return func, plain(args), plain(dict(kwargs))
 
 
-def _beside(tensor: Tensor, value: object) -> Any:
-    return value.tensor(tensor) if is_number(value) else value
-
-
-def _computed(form: Elementwise, *, in_place: bool) -> Callable[..., Tensor]:
+def _computed(form: Form, *, in_place: bool) -> Callable[..., Tensor]:
     """``form`` at the precision at which PyTorch's kernels compute with a number: float32 for
     halves; written to its first operand if ``in_place``."""
 
@@ -106,86 +143,6 @@ def _wide(value: object) -> object:
         return value.float()
     return value
 
-
-# An element at a bound that is a number keeps its gradient until PyTorch 2.13, and has none since.
-_TIES_PASS = torch.__version__ < "2.14"  # compared as versions
-_BELOW, _ABOVE = (torch.lt, torch.gt) if _TIES_PASS else (torch.le, torch.ge)
-
-
-# -- elementwise forms; their operands and defaults are those of torch's functions ------------
-
-
-def _add(input: Tensor, other: Operand, *, alpha: Operand = 1) -> Tensor:
-    other = _beside(input, other)
-    return input + other * _beside(other if isinstance(other, Tensor) else input, alpha)
-
-
-def _sub(input: Tensor, other: Operand, *, alpha: Operand = 1) -> Tensor:
-    other = _beside(input, other)
-    return input - other * _beside(other if isinstance(other, Tensor) else input, alpha)
-
-
-def _lerp(input: Tensor, end: Tensor, weight: Operand) -> Tensor:
-    by = _beside(input, weight)
-    return torch.lerp(input, end, by.to(input.dtype) if isinstance(by, Tensor) else by)
-
-
-def _addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Operand = 1) -> Tensor:
-    return input + tensor1 * _beside(tensor1, value) * tensor2
-
-
-def _addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Operand = 1) -> Tensor:
-    return input + tensor1 / tensor2 * _beside(tensor1, value)
-
-
-def _clamp(input: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """By comparisons: bounds that are tensors share the gradient of ties since PyTorch 2.14."""
-    for bound, beyond in ((min, _BELOW), (max, _ABOVE)):
-        if bound is not None:
-            limit = _beside(input, bound)
-            input = torch.where(beyond(input, limit) | (limit != limit), limit, input)
-    return input
-
-
-def _clamp_min(input: Tensor, min: Operand) -> Tensor:
-    return _clamp(input, min=min)
-
-
-def _clamp_max(input: Tensor, max: Operand) -> Tensor:
-    return _clamp(input, max=max)
-
-
-def _where(condition: Tensor, input: Operand, other: Operand) -> Tensor:
-    tensor = input if isinstance(input, Tensor) else other
-    if not isinstance(tensor, Tensor):
-        return torch.where(condition, plain(input), plain(other))
-    return torch.where(condition, _beside(tensor, input), _beside(tensor, other))
-
-
-def _masked_fill(input: Tensor, mask: Tensor, value: Operand) -> Tensor:
-    return torch.where(mask, _beside(input, value), input)
-
-
-def _fill(input: Tensor, value: Operand) -> Tensor:
-    made: Any = value.tensor(input, copied=True) if is_number(value) else value
-    return made.expand(input.shape) if isinstance(made, Tensor) else torch.full_like(input, made)
-
-
-_FORMS: dict[str, Elementwise] = {
-    "add": _add,
-    "sub": _sub,
-    "subtract": _sub,
-    "lerp": _lerp,
-    "addcmul": _addcmul,
-    "addcdiv": _addcdiv,
-    "clamp": _clamp,
-    "clip": _clamp,
-    "clamp_min": _clamp_min,
-    "clamp_max": _clamp_max,
-    "where": _where,
-    "masked_fill": _masked_fill,
-    "fill": _fill,
-}
 
 _BINARY = frozenset(
     f"{under}{prefix}{name}{under}" + suffix
@@ -207,17 +164,26 @@ _BINARY = frozenset(
 _MAKERS = {
     "full_like": 1,
     "new_full": 2,
+    "new_tensor": 1,
+    "new": 1,
     "full": 1,
     "tensor": 0,
     "as_tensor": 0,
     "scalar_tensor": 0,
 }
 _NAMES = ("fill_value", "data", "s")
+_TAKE_DATA = frozenset({"tensor", "as_tensor", "scalar_tensor", "new_tensor", "new"})
 
 
-def _dtype_of(func: Callable[..., Any], value: PlainNumber | list[Any]) -> torch.dtype:
-    """Of a tensor that ``func`` makes of a number: of NumPy's it is theirs."""
-    return func(value).dtype
+def _kind_of(
+    func: Callable[..., Any], args: tuple[Any, ...], value: PlainNumber | list[Any]
+) -> dict[str, Any]:
+    """Dtype and device of a tensor that ``func`` makes of a number: of NumPy's the dtype is theirs,
+    of a tensor's method both are that one's."""
+    if args:
+        return {"dtype": args[0].dtype, "device": args[0].device}
+    with outside_modes():
+        return {"dtype": func(value).dtype}
 
 
 def _made(func: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]) -> Call:
@@ -227,32 +193,29 @@ def _made(func: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[st
     number = args[at] if at < len(args) else kwargs.get(name or "")
     rest = plain(args[:at] + args[at + 1 :])
     named = plain({key: each for key, each in kwargs.items() if key != name})
-    array = None if at or named.keys() - {"dtype", "device"} else array_of(number)
+    is_data = func.__name__ in _TAKE_DATA and not named.keys() - {"dtype", "device"}
+    array = array_of(number) if is_data else None
     if array is not None:
         return _of_array(func, array, _values(number)), rest, named
-    if not is_number(number) or not is_real(number.value):
+    if not is_number(number) or not is_real(number.value) or func.__name__ == "new":
         return _as_it_is(func, args, kwargs)
 
     def call(*args: object, **kwargs: Any) -> Tensor:
-        if at == 0:
-            with outside_modes():
-                dtype = _dtype_of(func, number.value)
-            named: dict[str, Any] = {"dtype": dtype, **kwargs}
+        if func.__name__ in _TAKE_DATA:
+            named: dict[str, Any] = {**_kind_of(func, args, number.value), **kwargs}
             filled = torch.zeros((), **named)
         else:
             filled = func(*args[:at], type(number.value)(0), *args[at:], **kwargs)
-        return filled.copy_(_fill(filled, number))
+        return filled.copy_(fill(filled, number))
 
     return call, rest, named
 
 
 def _of_array(func: Callable[..., Any], array: ArrayLeaf, values: list[Any]) -> Callable[..., Any]:
     """``func`` of lists of numbers, which are ``values`` in this run."""
-    with outside_modes():
-        dtype = _dtype_of(func, values)
 
-    def call(**named: Any) -> Tensor:
-        how: dict[str, Any] = {"dtype": dtype, **named}
+    def call(*args: Tensor, **named: Any) -> Tensor:
+        how: dict[str, Any] = {**_kind_of(func, args, values), **named}
         return array.tensor().to(**how)
 
     return call
@@ -269,7 +232,7 @@ def _values(nest: Any) -> list[Any]:
 def _of_each(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Call | None:
     """``torch._foreach_mul_`` and its like, one tensor after the other; ``None`` for those whose
     function of one tensor has no form."""
-    has_form = name in _BINARY or name.removesuffix("_") in _FORMS
+    has_form = name in _BINARY or name.removesuffix("_") in ELEMENTWISE
     if not has_form or not args or not isinstance(args[0], list | tuple):
         return None
     function = getattr(Tensor, name)

@@ -254,7 +254,7 @@ def _traced(
                 module = trace(run.traced, inputs, _INSTEAD, symbolic=symbolic)
             late = run.trace.uses.written_late()
             whole |= late
-            if not late and not calls.cover(run.asked(), run.met()):
+            if not late and not calls.cover(run.asked(), run.met(), run.trace.uses.places):
                 if not run.asks_types():
                     return run, module
                 if refusal is not None and not stand_in:
@@ -266,17 +266,17 @@ def _traced(
             containers = changed.found
         except Counted as error:
             new = error.places_beside(counters)
-            if not calls.cover(run.asked(), run.met()) and not new:
+            if not calls.cover(run.asked(), run.met(), run.trace.uses.places) and not new:
                 raise
             refusal = refusal or error
             counters += new
         except AsksNumber as error:
-            if not calls.cover([error.codes], run.met()):
+            if not calls.cover([error.codes], run.met(), run.trace.uses.places):
                 if not containers:
                     raise
                 containers = None
         except Exception as error:
-            if calls.cover(run.asked(), run.met()):
+            if calls.cover(run.asked(error), run.met(), run.trace.uses.places):
                 pass
             elif containers:
                 containers = None
