@@ -24,6 +24,17 @@ def several(model, x):
     return (model(x + noise) * scale).mean() + random.gauss(0.0, 1.0) * random.randint(1, 9)
 
 
+Array = torch.FloatTensor
+
+
+def noise_of_classes(model, x):
+    """As older scripts make the noise and the labels of a GAN."""
+    noise = Array(np.random.normal(0, 1, (x.shape[0], 3)))
+    valid = Array(x.size(0), 1).fill_(1.0)
+    share = torch.Tensor([np.random.uniform(0.1, 0.9)])
+    return ((model(x + noise) - valid) * share).square().mean() + np.random.random()
+
+
 def left(model, x):
     model.last = random.random()
     return model(x).mean() * model.last
@@ -59,7 +70,7 @@ def losses(make, calls=5):
     return compiled.recompiles, models
 
 
-@pytest.mark.parametrize("make", [mixup, several, left], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [mixup, several, left, noise_of_classes], ids=lambda make: make.__name__)
 def test_each_call_draws_its_own(make):
     recompiles, models = losses(make)
     assert recompiles == []

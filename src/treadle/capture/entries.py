@@ -72,18 +72,23 @@ class _Has:
         return self.lookup.has(key)
 
 
+def looked_up(container: Any, key: Any) -> Any:
+    """``container[key]``. What it raises, eager raises as well."""
+    return container[key]
+
+
 def entry(container: Any, key: Any) -> Any:
     """``container[key]``."""
     if type(key) is not Number or type(container) not in _KINDS:
-        return container[key]
+        return looked_up(container, key)
     try:
         found = container[key.value]
     except (LookupError, TypeError):
-        return container[key]  # an error of Python's
+        return looked_up(container, key)  # it raises an error
     if is_number(found):
         return _among(container, key, found)
     if not is_real(found):
-        return container[key]
+        return looked_up(container, key)
     lookup = _Lookup(container, type(found))
     return key.derived(lookup) if key.decided(_Has(lookup), (key,)) else found
 
@@ -95,7 +100,7 @@ def _among(container: Any, key: Number, found: Number) -> Any:
     numbers = [each for each in values if is_number(each) or is_real(each)]
     same = all(type(each.value if is_number(each) else each) is kind for each in numbers)
     if not values or len(numbers) != len(values) or not same:
-        return container[key]
+        return looked_up(container, key)
     if not key.decided(_IsWithin(len(values)), (key,)):
         return found
     return Number.of(_picked, (key, *values))
@@ -116,4 +121,4 @@ def _picked(at: int, *values: Any) -> Any:
     return values[at]
 
 
-__all__ = ["Place", "entry", "place_asked"]
+__all__ = ["Place", "entry", "looked_up", "place_asked"]

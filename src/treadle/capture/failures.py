@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from treadle.capture.deferred import LATER
+from treadle.capture.entries import looked_up
 from treadle.capture.explain_errors import BETWEEN, OURS, looks_at_value, show_line
 from treadle.capture.numbers import made_now
 from treadle.compat.fake import (
@@ -37,6 +38,7 @@ _SHARDED = tuple(str(Path(_DISTRIBUTED) / each) for each in ("tensor", "fsdp", "
 """Where tensors are made that know of other ranks; what they send is in the graph."""
 _CALLS_TORCH = frozenset({"__torch_function__", "run_backward"})
 """The functions of ours in which errors of torch's C++ appear."""
+_FOR_USERS = frozenset({made_now.__name__, looked_up.__name__})
 
 
 def raise_told(error: Exception) -> NoReturn:
@@ -73,7 +75,7 @@ def _told(error: Exception) -> Exception:
     if any(each in str(error) for each in NEEDS_MEMORY):
         return of_torch(error, where)
     is_ours = inner is not None and inner.filename.startswith((*OURS, "<"))
-    if inner is None or not is_ours or _formats(frames) or _recurs(error, frames):
+    if inner is None or not is_ours or _stands_for_users(frames) or _recurs(error, frames):
         code = "[TR-138] raised by the step's own code, while treadle captured it"
         error.add_note(f"{code}\n  at {where}\n  remedy: see the line; eager raises it as well")
         return error
@@ -112,9 +114,9 @@ def _is_communication(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith(_DISTRIBUTED) and not frame.filename.startswith(_SHARDED)
 
 
-def _formats(frames: Sequence[traceback.FrameSummary]) -> bool:
-    """Whether Python makes a text of values, as the user's code says."""
-    return any(each.name == made_now.__name__ for each in frames[-4:])
+def _stands_for_users(frames: Sequence[traceback.FrameSummary]) -> bool:
+    """Whether Python makes a text of values, or looks for an entry, as the user's code says."""
+    return any(each.name in _FOR_USERS for each in frames[-4:])
 
 
 def _recurs(error: Exception, frames: Sequence[traceback.FrameSummary]) -> bool:
