@@ -40,6 +40,9 @@ def left(model, x):
     return model(x).mean() * model.last
 
 
+DRAWING = [mixup, several, left, noise_of_classes]
+
+
 def losses(make, calls=5):
     torch.manual_seed(0)
     models = [nn.Linear(3, 3) for _ in range(2)]
@@ -70,7 +73,7 @@ def losses(make, calls=5):
     return compiled.recompiles, models
 
 
-@pytest.mark.parametrize("make", [mixup, several, left, noise_of_classes], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", DRAWING, ids=lambda make: make.__name__)
 def test_each_call_draws_its_own(make):
     recompiles, models = losses(make)
     assert recompiles == []

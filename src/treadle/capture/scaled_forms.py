@@ -95,6 +95,7 @@ def _masked_fill(input: Tensor, mask: Tensor, value: Operand) -> Tensor:
 
 
 def fill(input: Tensor, value: Operand) -> Tensor:
+    """A number in the shape and the dtype of a tensor."""
     made: Any = value.tensor(input, copied=True) if is_number(value) else value
     return made.expand(input.shape) if isinstance(made, Tensor) else torch.full_like(input, made)
 
