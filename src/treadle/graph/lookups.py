@@ -23,6 +23,7 @@ from treadle.algebra.extents import Size, at
 from treadle.algebra.polynomial import Sizes
 from treadle.compat.operator_facts import may_wait
 from treadle.graph.arguments import Argument, map_argument, map_nodes
+from treadle.graph.dim_maps import MOVES
 from treadle.graph.dynamic import layout_of
 from treadle.graph.node_info import info, known_value, tensor_of, value_of
 from treadle.graph.operators import OpOverload, arguments, is_mutable, is_random
@@ -34,12 +35,6 @@ from treadle.util.expected import expect
 
 aten = torch.ops.aten
 _CHUNK = 1 << 14  # elements looked at together, so that the check needs next to no memory
-
-_MOVES = frozenset({
-    aten.view, aten._unsafe_view, aten.reshape, aten.expand, aten.permute, aten.transpose, aten.t,
-    aten.squeeze, aten.unsqueeze, aten.clone, aten.alias, aten.detach, aten.lift_fresh,
-})  # fmt: skip
-"""The result has exactly the operand's numbers."""
 
 _ALONG_A_DIM = frozenset({
     aten.gather, aten.index_add, aten.index_copy, aten.index_fill, aten.index_select, aten.scatter,
@@ -112,10 +107,10 @@ def _lookup(
 def unmoved(node: fx.Node) -> fx.Node:
     """The value that ``node`` shows in another shape, as int64, or on another device."""
     while isinstance(node.target, OpOverload):
-        packet = node.target.overloadpacket
-        to_int64 = packet is aten._to_copy and node.kwargs.get("dtype") in (None, torch.int64)
+        cast = node.target is aten._to_copy.default
+        to_int64 = cast and node.kwargs.get("dtype") in (None, torch.int64)
         operand = node.all_input_nodes[0] if node.all_input_nodes else node
-        if packet not in _MOVES and not (to_int64 and _is_whole(operand)):
+        if node.target not in MOVES and not (to_int64 and _is_whole(operand)):
             break
         node = operand  # sizes that were declared come behind it
     return node

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.algebra.extents import is_negative, is_zero, same
+from treadle.algebra.extents import ceil_div, is_negative, is_zero, same
+from treadle.graph.dim_maps import SPLITS
 from treadle.graph.node_info import value_of
 from treadle.graph.operators import arguments
 from treadle.graph.rewrite import NoMatch
@@ -26,14 +27,6 @@ from treadle.graph.types import TensorType, is_tensor, type_of
 from treadle.util.errors import VerifyError, require
 
 aten = torch.ops.aten
-
-SPLITS = frozenset({
-    aten.split.Tensor,
-    aten.split_with_sizes.default,
-    aten.unsafe_split.Tensor,
-    aten.unsafe_split_with_sizes.default,
-})  # fmt: skip
-"""Operations that cut a value along one dim into pieces that cover it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +85,8 @@ def split_extents(split: fx.Node) -> list[int]:
     if isinstance(sizes, list | tuple):
         return list(sizes)
     count = len(value_of(split))
+    if "chunks" in given:
+        sizes = ceil_div(source.shape[dim], given["chunks"])
     return [*[sizes] * (count - 1), source.shape[dim] - sizes * (count - 1)]
 
 

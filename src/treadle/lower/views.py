@@ -16,6 +16,7 @@ from treadle.algebra.extents import Size, size_key
 from treadle.algebra.index import linear, unflatten
 from treadle.algebra.strides import contiguous_strides, is_dense, strides_match
 from treadle.compat.operators import OpOverload
+from treadle.graph.dim_maps import EXPANDS, PARTS, RESHAPES, SPLITS, SQUEEZES, SWAPS
 from treadle.graph.dynamic import layout_of, offset_of
 from treadle.graph.node_info import value_of
 from treadle.loop.expr import Array
@@ -26,18 +27,12 @@ from treadle.util.nested import leaves, map_leaves
 
 aten = torch.ops.aten
 
-RESHAPES: tuple[OpOverload, ...] = (
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten._reshape_alias.default,
-)
-"""Views that may need a copy: ``out[i] = x[unflatten(flat(i))]``."""
+_RESHAPES = (*RESHAPES, aten._reshape_alias.default)
 
 
-@lowers(*RESHAPES)
+@lowers(*_RESHAPES)
 def reshape(context: LoweringContext, x: Value, *_args: object) -> Value:
-    """The same elements in the same order, in another shape."""
+    """``out[i] = x[unflatten(flat(i))]``, which may need a copy."""
     return reshaped(context, x, context.shape)
 
 
@@ -119,33 +114,21 @@ def _over(x: Value, layout: Layout) -> Value:
 
 
 OTHER_VIEWS: tuple[OpOverload, ...] = (
-    aten.permute.default,
-    aten.t.default,
-    aten.transpose.int,
-    aten.expand.default,
-    aten.slice.Tensor,
-    aten.select.int,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.split.Tensor,
-    aten.unsafe_split.Tensor,
-    aten.unsafe_split_with_sizes.default,
-    aten.unsafe_chunk.default,
-    aten.split_with_sizes.default,
-    aten.unbind.int,
+    *SWAPS,
+    *EXPANDS,
+    *SQUEEZES,
+    *PARTS,
+    *SPLITS,
     aten.diagonal.default,
     aten.unfold.default,
     aten.narrow.default,
     aten.view_as.default,
     aten.expand_as.default,
-    aten.chunk.default,
     aten.movedim.intlist,
     aten.mT.default,
 )
 
-VIEWS = frozenset((*RESHAPES, *OTHER_VIEWS))
+VIEWS = frozenset((*_RESHAPES, *OTHER_VIEWS))
 """Operations that give their operand's buffer where its strides allow."""
 BY_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_copy.default})
 """Operations that count in their operand's storage: never a library call, for which that would be

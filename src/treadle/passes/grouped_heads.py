@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import same, same_sizes, surely_less
+from treadle.graph.dim_maps import RESHAPES, SWAPS, permutation
 from treadle.graph.operators import arguments, is_item, set_argument
 from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.rewrite import NoMatch
@@ -30,7 +31,6 @@ KERNELS: Mapping[object, object] = {
     ),
 }
 """Kernels that take fewer heads of keys and values than of queries, with those of the gradients."""
-_RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
 _OPERANDS = ("key", "value")
 _GRADIENTS = {"key": 1, "value": 2}  # where they stand among the results
 
@@ -145,7 +145,7 @@ def _repeated(value: object) -> _Repeated:
     if swapped:
         inner = arguments(inner)["self"]
     other = f"{value} is not made by repeating each head"
-    require(inner.target in _RESHAPES, NoMatch, other)
+    require(inner.target in RESHAPES, NoMatch, other)
     wide = arguments(inner)["self"]
     if wide.target is aten.clone.default:
         wide = arguments(wide)["self"]
@@ -165,10 +165,7 @@ def _repeated(value: object) -> _Repeated:
 
 def _is_swap(node: fx.Node) -> bool:
     """Whether tokens and heads change places."""
-    if node.target is not aten.transpose.int:
-        return False
-    given = arguments(node)
-    return {given["dim0"] % 4, given["dim1"] % 4} == {1, 2}
+    return node.target in SWAPS and permutation(node) == [0, 2, 1, 3]
 
 
 def _sum_of(item: fx.Node, of: _Repeated) -> _Sum:
@@ -182,7 +179,7 @@ def _sum_of(item: fx.Node, of: _Repeated) -> _Sum:
         node = _reader(node)
     if node.target is aten.clone.default:
         node = _reader(node)
-    fits = node.target in _RESHAPES and same_sizes(type_of(node).shape, of.shape)
+    fits = node.target in RESHAPES and same_sizes(type_of(node).shape, of.shape)
     require(fits, NoMatch, message)
     before, node = node, _reader(node)
     given = arguments(node) if node.target is aten.sum.dim_IntList else {}

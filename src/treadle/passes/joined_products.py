@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from treadle.algebra.extents import same, sample_of
+from treadle.algebra.extents import sample_of
+from treadle.graph.dim_maps import RESHAPES, keeps_last_dim
 from treadle.graph.node_info import info
 from treadle.graph.operators import arguments
 from treadle.graph.passes import Contract, GraphPass, until_settled
@@ -19,7 +20,6 @@ from treadle.graph.values import inherit, refresh
 from treadle.util.errors import require
 
 aten = torch.ops.aten
-_RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default})
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,9 @@ def _joined_products(node: fx.Node) -> _JoinedProducts:
 
 def _product(node: fx.Node, *, columns: bool) -> fx.Node:
     require(len(node.users) == 1, NoMatch, f"{node} is used outside the cat")
-    if columns and node.target in _RESHAPES:
-        above = node.args[0]
-        assert isinstance(above, fx.Node), node
-        kept = type_of(node).ndim > 0 and same(type_of(node).shape[-1], type_of(above).shape[-1])
-        require(kept, NoMatch, f"{node} moves the columns of {above}")
+    if columns and node.target in RESHAPES:
+        (above,) = node.all_input_nodes
+        require(keeps_last_dim(node), NoMatch, f"{node} moves the columns of {above}")
         return _product(above, columns=columns)
     require(node.target is aten.mm.default, NoMatch, f"{node} is no mm")
     return node
@@ -136,7 +134,7 @@ def _erase(node: fx.Node) -> None:
     graph.erase_node(node)
     for operand in operands:
         each = operand
-        while each.target in _RESHAPES:
+        while each.target in RESHAPES:
             above = each.all_input_nodes[0]
             graph.erase_node(each)
             each = above

@@ -9,6 +9,7 @@ from torch import fx
 
 from treadle.algebra.extents import divides, same, sample_of, surely_less
 from treadle.compat.operator_facts import CostClass, facts_of
+from treadle.graph.dim_maps import JOINS, MOVES, RESHAPES, SWAPS, keeps_last_dim
 from treadle.graph.node_info import info
 from treadle.graph.operators import OpOverload, arguments
 from treadle.graph.passes import Contract, GraphPass
@@ -30,15 +31,8 @@ _LANES = 64
 """PyTorch's kernel reads the rows of the weight in whole vectors, past their end if need be."""
 _HALVES = (torch.bfloat16, torch.float16)
 _BYTES = (torch.int8, torch.uint8)
-_RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default})
-_SWAPS = frozenset({aten.t.default, aten.transpose.int, aten.permute.default})
-_VIEWS = _RESHAPES | _SWAPS | {
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-    aten.expand.default,
-    aten.slice.Tensor,
-}  # fmt: skip
-_JOINS = frozenset({aten.cat.default, aten.stack.default})
+_FREE = MOVES | {*JOINS, aten.slice.Tensor}
+"""What only says where a formula reads."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +152,7 @@ def _scaled(node: fx.Node) -> _Scaled:
     chain = [node, *_views_of_columns(seen)]
     product = chain[-1]
     x, wide = arguments(product)["self"], arguments(product)["mat2"]
-    require(wide.target in _SWAPS, NoMatch, f"{wide} is not a weight by rows, transposed")
+    require(wide.target in SWAPS, NoMatch, f"{wide} is not a weight by rows, transposed")
     cast = _above(wide)
     require(cast.target is aten._to_copy.default, NoMatch, f"{cast} is no conversion")
     chain += [wide, cast]
@@ -172,19 +166,17 @@ def _scaled(node: fx.Node) -> _Scaled:
 
 
 def _ends_in_product(node: fx.Node) -> bool:
-    while node.target in _RESHAPES:
+    while node.target in RESHAPES:
         node = _above(node)
     return node.target is aten.mm.default
 
 
 def _views_of_columns(node: fx.Node) -> Iterator[fx.Node]:
     """Views down to the product, and the product; each keeps the last dim."""
-    while node.target in _RESHAPES:
-        above = _above(node)
-        kept = type_of(node).ndim > 0 and same(type_of(node).shape[-1], type_of(above).shape[-1])
-        require(kept, NoMatch, f"{node} moves the columns of {above}")
+    while node.target in RESHAPES:
+        require(keeps_last_dim(node), NoMatch, f"{node} moves the columns of {_above(node)}")
         yield node
-        node = above
+        node = _above(node)
     require(node.target is aten.mm.default, NoMatch, f"{node} is no mm")
     yield node
 
@@ -279,7 +271,7 @@ def _collect(node: fx.Node, read: dict[fx.Node, None], formula: list[fx.Node]) -
     if len(node.users) != 1 or not _is_formula(node):
         read[node] = None
         return
-    if node.target in _JOINS:
+    if node.target in JOINS:
         dim = arguments(node)["dim"] % type_of(node).ndim
         inner = dim == type_of(node).ndim - 1
         require(not inner, NoMatch, f"{node} joins inside of rows: it is read by leaps")
@@ -291,7 +283,7 @@ def _collect(node: fx.Node, read: dict[fx.Node, None], formula: list[fx.Node]) -
 def _is_formula(node: fx.Node) -> bool:
     if not isinstance(node.target, OpOverload):
         return False
-    if node.target in _VIEWS | _JOINS:
+    if node.target in _FREE:
         return True
     if node.target is aten.view.dtype:
         return all(type_of(each).dtype in _BYTES for each in (node, _above(node)))

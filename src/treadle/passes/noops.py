@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import same
+from treadle.graph.dim_maps import CASTS, COPIES, EXPANDS, JOINS, RESHAPES, SQUEEZES, SWAPS
 from treadle.graph.operators import arguments
 from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.pieces import joined_source, stacked_source
@@ -29,8 +30,6 @@ from treadle.graph.types import TensorType
 from treadle.util.errors import require
 
 aten = torch.ops.aten
-_RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
-_JOINS = frozenset({aten.cat.default, aten.stack.default})
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class RemoveNoOps(GraphPass):
         total = 0
         while changes := self._once(step):
             total += changes
-            if not any(node.target in _JOINS for node in step.graph.nodes):
+            if not any(node.target in JOINS for node in step.graph.nodes):
                 break  # of all others one look sees everything
         return total
 
@@ -82,31 +81,20 @@ def _equals(name: str, pattern: Any, check: Any = None) -> Rule:
 def _is_view(x: Any) -> Any:
     """Views and copies of the whole: an equal type says that nothing was left out or moved."""
     return any_of(
-        aten.alias.default,
-        aten.detach.default,
-        aten.clone.default,
-        aten.lift_fresh_copy.default,
-        aten._to_copy.default,
-        aten.view.default,
-        aten.view.dtype,
-        aten._unsafe_view.default,
-        aten.reshape.default,
-        aten.expand.default,
+        *RESHAPES,
+        *SQUEEZES,
+        *SWAPS,
+        *EXPANDS,
+        *COPIES,
+        *CASTS,
         aten.repeat.default,
         aten.slice.Tensor,
-        aten.squeeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        aten.permute.default,
-        aten.transpose.int,
-        aten.t.default,
-        torch.ops.prims.convert_element_type.default,
     )(x, ...)
 
 
 def _viewed_before(build: ReplacementBuilder, x: Any, size: Sequence[int]) -> Any:
     """What a view of a view shows again: ``view(view(x))`` of the shape of ``x``."""
-    while isinstance(x, fx.Node) and x.target in _RESHAPES:
+    while isinstance(x, fx.Node) and x.target in RESHAPES:
         x = arguments(x)["self"]
         shape = build.type_of(x).shape
         pairs = zip(size, shape, strict=False)
@@ -183,7 +171,7 @@ NO_OPS = (
         lowering(lambda build, xs, dim: stacked_source(xs, dim)),
     ),
     _equals("turned-twice", lambda x: aten.t.default(shared(aten.t.default(x)))),
-    Rule("viewed-before", lambda x, size: any_of(*_RESHAPES)(x, size), lowering(_viewed_before)),
+    Rule("viewed-before", lambda x, size: any_of(*RESHAPES)(x, size), lowering(_viewed_before)),
     _equals("rounded-whole", lambda x: _ROUND(x), _rounds_whole),
     _equals("first-power", lambda x, exponent: aten.pow.Tensor_Scalar(x, exponent), _is_first),
     _equals("times-one", lambda x, one: _MUL(x, number(one)), _is_one),

@@ -9,6 +9,7 @@ from torch import fx
 
 from treadle.algebra.extents import same, sample_of
 from treadle.compat.operator_facts import facts_of
+from treadle.graph.dim_maps import RESHAPES, SWAPS, keeps_last_dim
 from treadle.graph.node_info import info
 from treadle.graph.operators import OpOverload, arguments
 from treadle.graph.passes import Contract, GraphPass
@@ -26,8 +27,7 @@ _ADDING: Mapping[object, OpOverload] = {
     aten.bmm.default: aten.baddbmm.default,
 }
 """Products, and those that add something to them."""
-_RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default})
-_VIEWS = _RESHAPES | {aten.t.default, aten.transpose.int, aten.permute.default}
+_VIEWS = frozenset((*RESHAPES, *SWAPS))
 _NARROW = frozenset({torch.bfloat16, torch.float16})
 
 View = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -122,7 +122,8 @@ def _operand(node: fx.Node) -> _Operand:
     product = node
     while product.target in _VIEWS:
         _require_lone(product)
-        target = aten.view.default if product.target in _RESHAPES else product.target
+        again = product.target is aten._unsafe_view.default  # of what need not be new
+        target = aten.view.default if again else product.target
         views.append((target, product.args[1:], product.kwargs))
         above = product.args[0]
         assert isinstance(above, fx.Node), product
@@ -249,9 +250,7 @@ def _require_columns(node: fx.Node, operand: _Operand) -> None:
     while node is not operand.product:
         above = node.args[0]
         assert isinstance(above, fx.Node), node
-        kept = node.target in _RESHAPES and type_of(node).ndim > 0
-        kept = kept and same(type_of(node).shape[-1], type_of(above).shape[-1])
-        require(kept, NoMatch, f"{node} moves the columns of {operand.product}")
+        require(keeps_last_dim(node), NoMatch, f"{node} moves the columns of {operand.product}")
         node = above
 
 

@@ -13,12 +13,11 @@ from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import type_of
 from treadle.passes.attention.forward import SCALES, Forward, factor_of, is_derivative
 from treadle.passes.attention.moves import (
+    ElementOrder,
     are_transposed,
     is_cast,
     is_move,
-    moved,
     operand_of,
-    plain,
     require_rows,
 )
 from treadle.passes.attention.rows import ScoreMask, number
@@ -147,12 +146,12 @@ def _incoming(forward: Forward, derivative: fx.Node) -> tuple[fx.Node, fx.Node]:
     given = arguments(at)
     values = are_transposed(given["mat2"], forward.value)
     require(values, NoMatch, f"{at} is not a product with the values")
-    layout = plain(type_of(at).shape)
+    layout = ElementOrder.plain(type_of(at).shape)
     for node in (at, *chain):
         lone = len(node.users) == 1
         require(lone, NoMatch, f"the gradient of the probabilities {node} is used by others")
     for node in reversed(chain):
-        layout = moved(node, layout) if is_move(node) else layout
+        layout = layout.moved(node)
     _, rows, columns, _ = forward.sizes
     require_rows(layout, rows, columns, derivative)
     return at, given["self"]
@@ -162,7 +161,7 @@ def _outgoing(forward: Forward, derivative: fx.Node, filled: set[ScoreMask]) -> 
     """From the softmax's gradient to what is multiplied with keys and queries; ``filled`` gets the
     masks that are on the way."""
     _, rows, columns, _ = forward.sizes
-    layout, scale = plain(type_of(derivative).shape), 1.0
+    layout, scale = ElementOrder.plain(type_of(derivative).shape), 1.0
     at = derivative
     while not _is_multiplied(at):
         readers = list(at.users)
@@ -170,7 +169,7 @@ def _outgoing(forward: Forward, derivative: fx.Node, filled: set[ScoreMask]) -> 
         require(len(readers) == 1, NoMatch, _also_used(forward, words))
         (reader,) = readers
         if is_move(reader):
-            layout = moved(reader, layout)
+            layout = layout.moved(reader)
         elif not is_cast(reader):
             require_rows(layout, rows, columns, reader)
             masks = [each for each in forward.scores.masks if _is_mask(reader, at, each)]

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import fx
 
+from treadle.algebra.extents import same_sizes
 from treadle.graph.operators import may_drop
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import type_of
@@ -16,7 +17,7 @@ from treadle.passes.attention.backward import Backward
 from treadle.passes.attention.forward import Forward
 from treadle.passes.attention.kernels import FusedCall, FusedKernel
 from treadle.passes.attention.maker import Maker
-from treadle.passes.attention.moves import Arrange, is_move, is_plain, moved, operand_of, plain
+from treadle.passes.attention.moves import Arrange, ElementOrder, is_move, operand_of
 from treadle.passes.attention.rows import MaskedRows
 
 aten = torch.ops.aten
@@ -167,7 +168,7 @@ def _copies_of(old: fx.Node, new: fx.Node) -> Iterator[tuple[fx.Node, list[_View
     shape = list(type_of(old).shape)
     begin: _View = (aten.view.default, (shape,))
     begun: list[_View] = [begin]
-    worklist = [(old, plain(shape), _viewed(there, begin), begun)]
+    worklist = [(old, ElementOrder.plain(shape), _viewed(there, begin), begun)]
     while worklist:
         node, layout, place, views = worklist.pop()
         for reader in [each for each in node.users if is_move(each)]:
@@ -176,11 +177,11 @@ def _copies_of(old: fx.Node, new: fx.Node) -> Iterator[tuple[fx.Node, list[_View
                     yield reader, views
                 continue
             try:
-                following = moved(reader, layout)
+                following = layout.moved(reader)
             except NoMatch:
                 continue
             step: _View = (_view_target(reader), tuple(reader.args[1:]))
-            if is_plain(following) and following.shape == there.shape:
+            if following.is_plain and same_sizes(following.shape, kind.shape):
                 worklist.append((reader, following, there, []))
             else:
                 beyond = None if place is None else _viewed(place, step)

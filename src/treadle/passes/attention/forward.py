@@ -12,14 +12,7 @@ from treadle.graph.node_info import info
 from treadle.graph.operators import arguments, is_random
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import is_tensor, type_of
-from treadle.passes.attention.moves import (
-    is_cast,
-    is_move,
-    moved,
-    operand_of,
-    plain,
-    require_rows,
-)
+from treadle.passes.attention.moves import ElementOrder, is_cast, is_move, operand_of, require_rows
 from treadle.passes.attention.rows import ScoreMask, number
 from treadle.util.errors import require
 
@@ -317,16 +310,16 @@ def _check_layouts(forward: Forward) -> None:
     """Rows are queries and columns are keys, all the way."""
     _, rows, columns, _ = forward.sizes
     scores = forward.scores
-    layout = plain(type_of(scores.product).shape)
+    layout = ElementOrder.plain(type_of(scores.product).shape)
     for node in reversed(scores.inside):
         if is_move(node):
-            layout = moved(node, layout)
+            layout = layout.moved(node)
         else:
             require_rows(layout, rows, columns, node)
     require_rows(layout, rows, columns, forward.softmax)
-    layout = plain(type_of(forward.softmax).shape)
+    layout = ElementOrder.plain(type_of(forward.softmax).shape)
     for node in forward.weights[1:]:
-        layout = moved(node, layout) if is_move(node) else layout
+        layout = layout.moved(node)
     require_rows(layout, rows, columns, forward.result)
 
 

@@ -1,51 +1,69 @@
-"""Chains of views and copies, followed by their strides: where each element comes from, exactly.
+"""Chains of views and copies, followed by the factors of their dims: where each element comes from.
 
 ::
 
     view(view(clone(transpose(x, 1, 2)), [8, 7, 4]), [2, 4, 7, 4])    is    transpose(x, 1, 2)
 
-A *layout* is a tensor without memory whose strides say which element of the first value each
-element of the last one is. It is *plain* if dims alone changed: elements stand in order.
+A layout is *plain* if elements stand in the order of the first value: dims alone changed.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
 
-import torch
-from torch import Tensor, fx
+from torch import fx
 
-from treadle.graph.operators import arguments
+from treadle.algebra.extents import same_sizes
+from treadle.graph.dim_maps import CONVERSIONS, MOVES, Dims, FactorTable
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import is_tensor, type_of
 from treadle.util.errors import require
 
-aten = torch.ops.aten
 
-_RESHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
-_VIEWS = frozenset(
-    {
-        aten.transpose.int,
-        aten.permute.default,
-        aten.t.default,
-        aten.unsqueeze.default,
-        aten.squeeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        aten.expand.default,
-    }
-)
-_COPIES = frozenset({aten.clone.default, aten.detach.default, aten.alias.default})
-_CASTS = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ElementOrder:
+    """Which elements of a first value, of dims ``origin``, the last one of a chain has."""
+
+    table: FactorTable
+    origin: Dims
+    dims: Dims
+
+    @staticmethod
+    def plain(shape: Sequence[int]) -> "ElementOrder":
+        """That of a value that is its own beginning."""
+        table = FactorTable()
+        dims = table.dims_of(shape)
+        return ElementOrder(table, dims, dims)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many elements each dim has."""
+        return self.table.shape(self.dims)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the elements stand in the order of the first value."""
+        return self.table.factors(self.origin) == self.table.factors(self.dims)
+
+    def moved(self, node: fx.Node) -> "ElementOrder":
+        """That of ``node``, a view or copy of what has this one; ``NoMatch`` if it has none."""
+        return replace(self, dims=self.table.through(node, self.dims))
+
+    def transposed(self) -> "ElementOrder":
+        """With the last two of three dims exchanged."""
+        one, two, three = self.dims
+        return replace(self, dims=(one, three, two))
 
 
 def is_move(node: object) -> bool:
     """Whether ``node`` is a view or a copy of its operand, of the same dtype."""
-    known = isinstance(node, fx.Node) and node.target in _RESHAPES | _VIEWS | _COPIES
-    return known and is_tensor(node)
+    return isinstance(node, fx.Node) and node.target in MOVES and is_tensor(node)
 
 
 def is_cast(node: object) -> bool:
     """Whether ``node`` is its operand as another floating dtype, on the same device."""
-    if not isinstance(node, fx.Node) or node.target not in _CASTS:
+    if not isinstance(node, fx.Node) or node.target not in CONVERSIONS:
         return False
     old, new = type_of(operand_of(node)), type_of(node)
     return all(each.dtype.is_floating_point for each in (old, new)) and old.device == new.device
@@ -55,29 +73,6 @@ def operand_of(node: fx.Node) -> fx.Node:
     """The value that a view or a copy is of."""
     (operand,) = node.all_input_nodes
     return operand
-
-
-def plain(shape: Sequence[int]) -> Tensor:
-    """The layout of a value that is its own beginning."""
-    return torch.empty(tuple(shape), device="meta")
-
-
-def is_plain(layout: Tensor) -> bool:
-    """Whether the elements stand in the order of the first value."""
-    return layout.is_contiguous()
-
-
-def moved(node: fx.Node, layout: Tensor) -> Tensor:
-    """The layout of ``node``, a view or copy of what has ``layout``; ``NoMatch`` if it has none."""
-    if node.target in _COPIES:
-        return layout
-    if node.target not in _RESHAPES:
-        assert callable(node.target), node
-        return node.target(layout, *node.args[1:], **node.kwargs)
-    try:
-        return layout.view(arguments(node)["size"])
-    except RuntimeError:
-        raise NoMatch(f"{node} joins dims that are not next to each other") from None
 
 
 def source(value: fx.Node, arrange: "Arrange") -> fx.Node | None:
@@ -96,27 +91,32 @@ def source(value: fx.Node, arrange: "Arrange") -> fx.Node | None:
         at = operand_of(at)
 
 
+@final
+@dataclass(frozen=True, slots=True)
 class Arrange:
-    """Views that turn a value into one of four dims: as a layout, and as nodes."""
+    """Views that turn a value of three dims into one of four."""
 
-    def __init__(self, shape: Sequence[int], *, transposed: bool) -> None:
-        self.shape = tuple(shape)
-        self.transposed = transposed
-
-    def layout(self, layout: Tensor) -> Tensor:
-        """Of a layout with three dims."""
-        turned = layout.transpose(1, 2) if self.transposed else layout
-        return turned.view(self.shape)
+    shape: tuple[int, ...]
+    transposed: bool
 
 
 def _is_identity(chain: Sequence[fx.Node], arrange: Arrange) -> bool:
-    layout = plain(arrange.shape)
+    layout = _layout_of(chain, arrange.shape)
+    if layout is None:
+        return False
+    return (layout.transposed() if arrange.transposed else layout).is_plain
+
+
+def _layout_of(chain: Sequence[fx.Node], shape: Sequence[int]) -> ElementOrder | None:
+    """Where elements of the first node of ``chain`` are in a value of that shape, of which its last
+    one is a view."""
+    layout = ElementOrder.plain(shape)
     try:
         for node in reversed(chain):
-            layout = moved(node, layout)
-        return is_plain(arrange.layout(layout))
-    except (NoMatch, RuntimeError):
-        return False
+            layout = layout.moved(node)
+    except NoMatch:
+        return None
+    return layout
 
 
 def are_transposed(left: object, right: object) -> bool:
@@ -135,16 +135,11 @@ def _is_transpose(turned: fx.Node, value: fx.Node) -> bool:
         at = operand_of(at)
     if at is not value or type_of(value).ndim != 3:
         return False
-    layout = plain(type_of(value).shape)
-    try:
-        for node in reversed(chain):
-            layout = moved(node, layout)
-    except (NoMatch, RuntimeError):
-        return False
-    return layout.ndim == 3 and is_plain(layout.transpose(1, 2))
+    layout = _layout_of(chain, type_of(value).shape)
+    return layout is not None and len(layout.dims) == 3 and layout.transposed().is_plain
 
 
-def require_rows(layout: Tensor, rows: int, columns: int, node: fx.Node) -> None:
+def require_rows(layout: ElementOrder, rows: int, columns: int, node: fx.Node) -> None:
     """``NoMatch`` unless ``layout`` is one of matrices in their order: nothing in it moved."""
-    kept = is_plain(layout) and tuple(layout.shape[-2:]) == (rows, columns)
+    kept = layout.is_plain and same_sizes(layout.shape[-2:], (rows, columns))
     require(kept, NoMatch, f"{node} takes queries and keys in another order")

@@ -19,15 +19,11 @@ from torch import fx
 
 from treadle.graph.alias import storages
 from treadle.graph.collectives import Collective, collective_of, is_wait
+from treadle.graph.dim_maps import JOINS, MOVES
 from treadle.graph.node_info import value_of
 from treadle.graph.operators import effects_of, is_item
 
 aten = torch.ops.aten
-
-_COPIES = frozenset({
-    aten.cat.default, aten.stack.default, aten.clone.default, aten.reshape.default,
-})  # fmt: skip
-"""Copies that put elements elsewhere, and do nothing else to them."""
 
 
 @final
@@ -92,7 +88,7 @@ def blocks_in(graph: fx.Graph) -> list[CommunicationBlock]:
 def rearranges(node: fx.Node) -> bool:
     """Whether the node gives the elements of its operands and nothing else: views of them, or
     copies."""
-    return is_view(node) or node.target in _COPIES
+    return is_view(node) or node.target in MOVES or node.target in JOINS
 
 
 def is_view(node: fx.Node) -> bool:

@@ -14,6 +14,7 @@ from treadle.graph.types import type_of
 from treadle.graph.values import inherit
 from treadle.passes.comm.blocks import views_towards
 from treadle.passes.comm.pipeline_sites import (
+    LEFT,
     GatherSite,
     ScatterSite,
     Site,
@@ -141,7 +142,7 @@ def _cut_gather(site: GatherSite, factor: int, pieces: int) -> list[fx.Node]:
     for piece, start in enumerate(starts):
         operands.append(_received(site, calls, rows, start))
         for each, parts in made.items():
-            known = {row_arguments(each)[0]: operands[-1]}
+            known = {LEFT[each.target]: operands[-1]}
             parts.append(calls.product(each, known, rows, piece))
     results = {each: calls.joined(parts, rows, each) for each, parts in made.items()}
     if site.others:

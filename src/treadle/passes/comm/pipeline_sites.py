@@ -20,19 +20,12 @@ from torch import fx
 
 from treadle.algebra.extents import dims_in
 from treadle.graph.collectives import Collective, CollectiveKind, collectives_in
+from treadle.graph.dim_maps import CASTS, Dims, Factors, FactorTable, dim_map
 from treadle.graph.node_info import info
 from treadle.graph.operators import arguments, is_item, operation_name
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import TensorType, is_tensor, type_of
-from treadle.passes.comm.dim_moves import (
-    CASTS,
-    DimMoves,
-    Dims,
-    Factors,
-    moved,
-    rejoined,
-    split_behind,
-)
+from treadle.passes.comm.dim_moves import moved, rejoined, split_behind
 from treadle.passes.comm.kept_order import is_fence
 from treadle.util.errors import require
 
@@ -56,7 +49,7 @@ class GatherSite:
     wait: fx.Node
     chain: tuple[fx.Node, ...]
     products: tuple[fx.Node, ...]
-    moves: DimMoves
+    moves: FactorTable
     local: Factors
     ranks: Factors
     rows: Factors
@@ -84,7 +77,7 @@ class ScatterSite:
     wait: fx.Node
     chain: tuple[fx.Node, ...]
     products: tuple[fx.Node, ...]
-    moves: DimMoves
+    moves: FactorTable
     local: Factors
     ranks: Factors
     rows: Factors
@@ -150,19 +143,15 @@ def sites_in(graph: fx.Graph) -> tuple[list[Site], dict[fx.Node, str]]:
 def row_arguments(product: fx.Node) -> list[str]:
     """The arguments of which a row of the result needs one row: the left factor, and what is added
     to each row or scales it by another number. ``NoMatch`` where that is not known."""
-    given = arguments(product)
-    rows = type_of(product).shape[0]
-    found = [LEFT[product.target]]
-    if product.target is aten.addmm.default:
-        added = type_of(given["self"])
-        return found + ["self"] * (added.ndim == 2 and added.shape[0] == rows)
-    if product.target is aten._scaled_mm.default:
-        scale, result = type_of(given["scale_a"]), given["scale_result"]
-        each = scale.shape == (rows, 1)
-        simple = (scale.numel == 1 or each) and (result is None or type_of(result).numel == 1)
-        require(simple, NoMatch, f"{product} scales blocks of its rows: {scale}")
-        return found + ["scale_a"] * (each and rows > 1)
-    return found
+    if product.target is not aten._scaled_mm.default:
+        known = dim_map(product)
+        return [name for name, dims in known.operands if dims[:1] == known.result[:1]]
+    given, rows = arguments(product), type_of(product).shape[0]
+    scale, result = type_of(given["scale_a"]), given["scale_result"]
+    each = scale.shape == (rows, 1)
+    simple = (scale.numel == 1 or each) and (result is None or type_of(result).numel == 1)
+    require(simple, NoMatch, f"{product} scales blocks of its rows: {scale}")
+    return ["self"] + ["scale_a"] * (each and rows > 1)
 
 
 # --- gathers --------------------------------------------------------------------------------
@@ -170,7 +159,7 @@ def row_arguments(product: fx.Node) -> list[str]:
 
 def _gather(each: Collective) -> GatherSite:
     wait = _only_wait(each)
-    given, moves = type_of(each.inputs[0]), DimMoves()
+    given, moves = type_of(each.inputs[0]), FactorTable()
     own = moves.dims_of(given.shape)
     (ranks,) = moves.dims_of([each.ranks or 1])
     require(given.ndim > 0, NoMatch, f"{each.node} gathers numbers")
@@ -189,7 +178,7 @@ def _gather(each: Collective) -> GatherSite:
     )
 
 
-def _to_products(wait: fx.Node, moves: DimMoves, dims: Dims) -> tuple[list[fx.Node], Dims]:
+def _to_products(wait: fx.Node, moves: FactorTable, dims: Dims) -> tuple[list[fx.Node], Dims]:
     """The moves from ``wait`` to the first node that is the left factor of a product."""
     chain: list[fx.Node] = []
     at = wait
@@ -251,7 +240,7 @@ def _scatter(each: Collective) -> ScatterSite:
     wait = _only_wait(each)
     chain = _from_product(each)
     source = each.inputs[0] if not chain else _operand(chain[0])
-    moves = DimMoves()
+    moves = FactorTable()
     dims = start = moves.dims_of(type_of(source).shape)
     at = 0
     while at < len(chain):
