@@ -21,7 +21,8 @@ from torch import fx
 from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import schema_of
 from treadle.graph.arguments import map_argument
-from treadle.graph.node_info import tensor_of, value_of
+from treadle.graph.dim_maps import ALONG_DIM, REDUCTIONS, RESHAPES, SWAPS, dim_map, permutation
+from treadle.graph.node_info import tensor_of
 from treadle.graph.operators import OpOverload, arguments, is_item, may_recompute
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import is_tensor
@@ -209,64 +210,19 @@ def _all_aligned(site: Site, **changed: object) -> Member:
     return site.member(site.made(given))
 
 
-def _require_rows(site: Site) -> None:
-    """The results, one or several, have the rows of the operands."""
-    results = value_of(site.node)
-    for each in results if isinstance(results, tuple | list) else (results,):
-        require(tuple(each.shape[: site.lead]) == site.row_dims, NoMatch, f"{site.node} mixes rows")
-
-
-@_for(
-    aten._log_softmax.default,
-    aten._softmax.default,
-    aten.cumsum.default,
-    aten.argmax.default,
-    aten.argmin.default,
-    aten.max.dim,
-    aten.min.dim,
-    aten.gather.default,
-    aten.scatter.src,
-    aten.scatter.value,
-    aten.scatter_add.default,
-    aten.topk.default,
-)
-def _along_dim(site: Site) -> Member:
-    """Along one dim that is not one of rows."""
-    given = site.given
-    require(given["dim"] is not None, NoMatch, f"{site.node} mixes rows: all dims")
-    _require_rows(site)
-    return _all_aligned(site, dim=site.behind(given["dim"], len(site.shape(given["self"]))))
-
-
-@_for(aten._log_softmax_backward_data.default, aten._softmax_backward_data.default)
-def _softmax_backward(site: Site) -> Member:
-    return _all_aligned(site, dim=site.behind(site.given["dim"], len(_result(site))))
-
-
-@_for(
-    aten.sum.dim_IntList,
-    aten.mean.dim,
-    aten.amax.default,
-    aten.amin.default,
-    aten.logsumexp.default,
-    aten.any.dim,
-    aten.all.dim,
-    aten.var.correction,
-    aten.std.correction,
-    aten.linalg_vector_norm.default,
-    aten.prod.dim_int,
-)
-def _reduction(site: Site) -> Member:
-    """Over dims that are not those of rows."""
-    given = site.given
-    shape, dims = site.shape(given["self"]), given["dim"]
+@_for(*REDUCTIONS, *ALONG_DIM, aten.cat.default)
+def _across(site: Site) -> Member:
+    """Over dims, or along one, that are not those of rows."""
+    known, dims = dim_map(site.node), site.given["dim"]
     listed = dims if isinstance(dims, Sequence) else [dims]
     require(bool(listed) and None not in listed, NoMatch, f"{site.node} mixes rows: all dims")
-    behind = [site.behind(each, len(shape)) for each in listed]
+    (_, first), *_ = known.operands
+    behind = [site.behind(each, len(first)) for each in listed]
+    require(known.keeps(site.lead), NoMatch, f"{site.node} changes rows")
     return _all_aligned(site, dim=behind if isinstance(dims, Sequence) else behind[0])
 
 
-@_for(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+@_for(*RESHAPES)
 def _view(site: Site) -> Member:
     """Other row dims alone change nothing of a chunk, other dims behind them are a view of it."""
     source = site.given["self"]
@@ -282,23 +238,17 @@ def _view(site: Site) -> Member:
     return site.member(MadeRows(aten.view.default, (part, [RowCount(found), *trailing])), found)
 
 
-@_for(aten.unsqueeze.default)
-def _unsqueeze(site: Site) -> Member:
+@_for(aten.unsqueeze.default, aten.squeeze.dim)
+def _thin_dim(site: Site) -> Member:
+    """One of size 1 comes or goes: among the dims of rows that changes nothing of a chunk."""
     source = site.given["self"]
-    at = site.given["dim"] % len(site.shape())
-    part = site.aligned(source)
-    if at < site.lead:
-        require(isinstance(part, RowPart), NoMatch, f"{site.node} is not of rows")
-        assert isinstance(part, RowPart)
-        return site.member(part, RowRange(site.lead + 1, *site.rows.span))
-    return site.member(MadeRows(site.node.target, (part, at - site.lead + 1)))
-
-
-@_for(aten.squeeze.dim)
-def _squeeze(site: Site) -> Member:
-    source = site.given["self"]
-    at = site.behind(site.given["dim"], len(site.shape(source)))
-    return site.member(MadeRows(site.node.target, (site.aligned(source), at)))
+    old, new, part = len(site.shape(source)), len(site.shape()), site.aligned(source)
+    at, lead = site.given["dim"] % max(old, new), site.lead + new - old
+    if at >= site.lead:
+        return site.member(MadeRows(site.node.target, (part, at - site.lead + 1)))
+    require(isinstance(part, RowPart) and lead > 0, NoMatch, f"{site.node} is not of rows")
+    assert isinstance(part, RowPart)
+    return site.member(part, RowRange(lead, *site.rows.span))
 
 
 @_for(aten.expand.default)
@@ -314,20 +264,10 @@ def _expand(site: Site) -> Member:
     return site.member(MadeRows(site.node.target, (site.aligned(source), sizes)))
 
 
-@_for(aten.t.default, aten.transpose.int, aten.permute.default)
+@_for(*SWAPS)
 def _transpose(site: Site) -> Member:
     """Of two dims, for a product over rows; otherwise of dims behind the rows."""
-    source = site.given["self"]
-    ndim, part = len(site.shape(source)), site.aligned(source)
-    order = list(range(ndim))
-    match site.node.target:
-        case aten.permute.default:
-            order = [each % ndim for each in site.given["dims"]]
-        case aten.transpose.int:
-            one, two = site.given["dim0"] % ndim, site.given["dim1"] % ndim
-            order[one], order[two] = two, one
-        case _:
-            order.reverse()
+    order, part = permutation(site.node), site.aligned(site.given["self"])
     if order[: site.lead] == list(range(site.lead)):
         behind = [0, *(each - site.lead + 1 for each in order[site.lead :])]
         return site.member(MadeRows(aten.permute.default, (part, behind)))
@@ -392,12 +332,6 @@ def _require_middle(site: Site, shape: Shape, dim: int) -> None:
     if found != wanted and site.grid.is_flat and prod(found) == site.grid.count:
         raise OtherGrid(Grid(*found))
     require(found == wanted, NoMatch, f"{site.node} cuts rows where another does not")
-
-
-@_for(aten.cat.default)
-def _cat(site: Site) -> Member:
-    dim = site.behind(site.given["dim"], len(_result(site)))
-    return _all_aligned(site, dim=dim)
 
 
 @_for(aten.nll_loss_backward.default)
