@@ -269,10 +269,11 @@ def test_there_is_one_list_of_stages():
 TABLE = {"compat/operator_facts.py", "compat/operators.py"}
 """Who asks PyTorch what an operator does. All others ask the table."""
 MAKES = {
+    "compat/custom_op.py": {"tags"},
     "compat/draw_operators.py": {"nondeterministic_seeded"},
     "runtime/functional.py": {"alias_info"},
 }
-"""Who makes operators of ours, with the tag of another or after its schema."""
+"""Who makes operators of ours, with tags of their own or of another, or after its schema."""
 
 
 def asks_operators(tree: ast.Module) -> set[str]:
@@ -286,6 +287,13 @@ def test_facts_about_operators_stand_in_one_table():
         name = name_of(path)
         if name not in TABLE:
             assert not asks_operators(parse(path)) - MAKES.get(name, set()), f"{name}: ask facts_of"
+
+
+def test_operators_of_ours_are_made_by_records():
+    for path in MODULES:
+        asked = {ast.unparse(n) for n in ast.walk(parse(path)) if isinstance(n, ast.Attribute)}
+        own = name_of(path) == "compat/custom_op.py"
+        assert own or "torch.library" not in asked, f"{name_of(path)}: make a CustomOp"
 
 
 def test_the_fence_sees_questions_about_operators():

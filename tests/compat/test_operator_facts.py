@@ -21,6 +21,8 @@ from treadle.compat.operator_facts import (
     follows_seed,
     written_names,
 )
+from treadle.graph.custom_ops.expect import expect
+from treadle.graph.custom_ops.recurrent import recurrent_layer
 from treadle.graph.operators import (
     draw_reads_values,
     effects_of,
@@ -30,8 +32,6 @@ from treadle.graph.operators import (
     may_drop,
     may_recompute,
 )
-from treadle.graph.recurrent import recurrent_layer
-from treadle.util.expected import expect
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treadle
-from treadle.graph.grouped import grouped_mm
+from treadle.graph.custom_ops.grouped import grouped_mm
 from treadle.options import from_environment
 
 ENDS = torch.tensor([3, 3, 10], dtype=torch.int32)

@@ -6,7 +6,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import treadle.runtime.recurrent as kernels
-from treadle.graph.recurrent import onednn_lstm, recurrent_layer
+from treadle.graph.custom_ops.recurrent import onednn_lstm, recurrent_layer
 from treadle.util.errors import CaptureError
 
 LAYERS = {

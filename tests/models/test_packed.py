@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import treadle
-from treadle.graph.packed import packed_layer
+from treadle.graph.custom_ops.packed import packed_layer
 from treadle.options import from_environment
 from treadle.util.errors import CaptureError, RuntimeFailure
 

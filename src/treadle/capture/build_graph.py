@@ -47,6 +47,7 @@ from treadle.compat.operators import OpOverload
 from treadle.compat.pytree import TreeSpec
 from treadle.compat.sharded_tensors import local_of
 from treadle.compat.tracing import hold_constants
+from treadle.graph.custom_ops.expect import expect
 from treadle.graph.node_info import (
     NodeInfo,
     copy_notes,
@@ -69,7 +70,6 @@ from treadle.graph.operators import (
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
 from treadle.graph.types import tensors_in
 from treadle.graph.values import gather_results, refresh
-from treadle.util.expected import expect
 from treadle.util.generators import GeneratorRef
 
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from treadle.graph.ctc import ctc_loss
+from treadle.graph.custom_ops.ctc import ctc_loss
 
 FUNCTIONS = frozenset({torch.ctc_loss, torch.nn.functional.ctc_loss})
 _REDUCTIONS = "none", "mean", "sum"  # by PyTorch's numbers

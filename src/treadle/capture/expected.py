@@ -22,9 +22,9 @@ from treadle.capture.decisions import MOST_DECISIONS, Answers, ValueDecision
 from treadle.capture.explain_errors import here
 from treadle.capture.frames import Whose, whose
 from treadle.compat.fake import FakeTensor
+from treadle.graph.custom_ops.expect import expect
 from treadle.graph.node_info import copy_notes, info, set_value, tensor_of, with_info
 from treadle.util.answers import answer_without_error
-from treadle.util.expected import expect
 
 aten = torch.ops.aten
 _OF_SIZE = "size"

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from treadle.capture.explain_errors import here
 from treadle.compat.packed import PACK, UNPACK
-from treadle.graph.packed import AT_MOST, EQUAL, unpacked
+from treadle.graph.custom_ops.packed import AT_MOST, EQUAL, unpacked
 from treadle.util.errors import CaptureError
 
 _KNOWN = "dtype", "device", "is_cuda", "requires_grad", "ndim"

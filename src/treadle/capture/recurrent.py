@@ -23,8 +23,8 @@ from treadle.capture.explain_errors import here
 from treadle.capture.packed import PackedRows
 from treadle.compat.switches import onednn_takes
 from treadle.compat.tracing import outside_modes
-from treadle.graph.packed import packed_layer
-from treadle.graph.recurrent import (
+from treadle.graph.custom_ops.packed import packed_layer
+from treadle.graph.custom_ops.recurrent import (
     GRU,
     LSTM,
     RELU,

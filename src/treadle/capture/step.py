@@ -54,7 +54,7 @@ from treadle.compat.operators import ALL_TRUE
 from treadle.compat.sharded_tensors import layout_of
 from treadle.compat.tracing import TRACING, trace
 from treadle.compat.views import SPLITS
-from treadle.graph.grouped import GROUPED
+from treadle.graph.custom_ops.grouped import GROUPED
 from treadle.graph.signature import Input, Role
 from treadle.util.collector import without_collector
 from treadle.util.data_stack import with_room

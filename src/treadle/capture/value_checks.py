@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
+from treadle.graph.custom_ops.expect import expect
 from treadle.graph.lookups import Lookup, unchecked_lookups, unmoved
 from treadle.graph.node_info import copy_notes, info, known_value, set_value, tensor_of
 from treadle.graph.operators import OpOverload, arguments
 from treadle.targets.registry import target_for
-from treadle.util.expected import expect
 
 aten = torch.ops.aten
 Range = tuple[float, float]

@@ -42,12 +42,12 @@ from treadle.compat.tracing import TraceInProgress, outside_modes, without_funct
 from treadle.compat.transforms import in_transform
 from treadle.graph.arguments import map_nodes
 from treadle.graph.at_run_time import fresh
+from treadle.graph.custom_ops.while_loops import function_of, loop_value
+from treadle.graph.custom_ops.while_loops import while_loop as loop_operation
 from treadle.graph.node_info import NodeInfo, copy_notes, describe, info, known_value
 from treadle.graph.operators import may_drop
 from treadle.graph.printing import show
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
-from treadle.graph.while_loops import function_of, loop_value
-from treadle.graph.while_loops import while_loop as loop_operation
 
 _NAME = "while_loop"
 

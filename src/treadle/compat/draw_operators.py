@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treadle.compat.custom_op import CustomOp
 from treadle.compat.operators import OpOverload, schema_of
 
 aten = torch.ops.aten
@@ -36,8 +37,6 @@ _IN_PLACE: tuple[OpOverload, ...] = (
 )
 """Operators that overwrite a tensor with random numbers, whatever was in it."""
 
-_library = torch.library.Library("treadle", "FRAGMENT")
-
 
 def _defined(op: OpOverload) -> OpOverload:
     """Our operator for the in-place ``op``, with the same name but for the underscore."""
@@ -50,19 +49,16 @@ def _defined(op: OpOverload) -> OpOverload:
     rest = rest.replace(" from", " start").replace(" to", " end")  # words of Python's
     dotted = f"{name}.{overload}" if overload else name
     layout = "SymInt[] size, SymInt[] stride, ScalarType dtype, Device device"
-    _library.define(f"{dotted}({layout}{rest}) -> Tensor", tags=_TAGS)
 
     def draw(size: Any, stride: Any, dtype: Any, device: Any, *rest: Any, **named: Any) -> Tensor:
         made = torch.empty_strided(size, stride, dtype=dtype, device=device)
         return op(made, *rest, **named)
 
-    def fake(size: Any, stride: Any, dtype: Any, device: Any, *_: Any, **__: Any) -> Tensor:
+    def fake(size: Any, stride: Any, dtype: Any, device: Any) -> Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
-    _library.impl(dotted, draw, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"treadle::{dotted}", fake, lib=_library)
-    packet: Any = getattr(torch.ops.treadle, name)
-    return getattr(packet, overload or "default")
+    schema = f"{dotted}({layout}{rest}) -> Tensor"
+    return CustomOp(schema, fake=fake, kernel=draw, tags=_TAGS).op
 
 
 _TAGS = (torch.Tag.nondeterministic_seeded,)

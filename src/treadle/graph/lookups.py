@@ -23,6 +23,7 @@ from treadle.algebra.extents import Size, at
 from treadle.algebra.polynomial import Sizes
 from treadle.compat.operator_facts import may_wait
 from treadle.graph.arguments import Argument, map_argument, map_nodes
+from treadle.graph.custom_ops.expect import expect
 from treadle.graph.dim_maps import MOVES
 from treadle.graph.dynamic import layout_of
 from treadle.graph.node_info import info, known_value, tensor_of, value_of
@@ -31,7 +32,6 @@ from treadle.graph.signature import StepGraph
 from treadle.graph.types import type_of
 from treadle.targets.registry import target_for
 from treadle.util.errors import BadIndex
-from treadle.util.expected import expect
 
 aten = torch.ops.aten
 _CHUNK = 1 << 14  # elements looked at together, so that the check needs next to no memory

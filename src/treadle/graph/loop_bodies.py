@@ -24,12 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from treadle.graph.custom_ops.while_loops import while_loop, while_loop_backward
 from treadle.graph.lookups import lookups_in
 from treadle.graph.node_info import NodeInfo, describe, tensor_of, with_info
 from treadle.graph.operators import operation_name
 from treadle.graph.parsing import parse
 from treadle.graph.signature import Input, Role, Signature, StepGraph
-from treadle.graph.while_loops import while_loop, while_loop_backward
 from treadle.util.reasons import ReasonCode
 
 aten = torch.ops.aten

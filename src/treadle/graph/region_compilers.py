@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from treadle.compat.custom_op import CustomOp
 from treadle.compat.inductor import compile_module
 from treadle.compat.operators import OpOverload, schema_of
 from treadle.util.errors import LoweringError
@@ -26,7 +27,6 @@ RegionCompiler = Callable[[fx.GraphModule, Sequence[Tensor]], Callable[..., Any]
 
 NAMESPACE = "treadle_regions"
 """Where the operators of regions are."""
-_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _COMPILERS: dict[str, RegionCompiler] = {"inductor": compile_module}
 
 
@@ -83,9 +83,8 @@ def define(name: str, region: CompiledRegion, results: Callable[[], list[Tensor]
     """The operator of that name, defined if it is not yet. ``results``: fake tensors like its
     results."""
     if name not in _DEFINED:
-        _LIBRARY.define(f"{name}(Tensor[] inputs) -> Tensor[]")
-        _LIBRARY.impl(name, region, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{NAMESPACE}::{name}", lambda _inputs: results(), lib=_LIBRARY)
+        schema = f"{name}(Tensor[] inputs) -> Tensor[]"
+        CustomOp(schema, fake=results, kernel=region, namespace=NAMESPACE)
         _DEFINED[name] = region
     found: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
     return found

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from treadle.algebra.index import Index
-from treadle.graph.masks import LOW, ROUNDS, WORD, counted_mask, limit
+from treadle.graph.custom_ops.masks import LOW, ROUNDS, WORD, counted_mask, limit
 from treadle.loop.expr import Array, Position
 from treadle.loop.program import TensorRef
 from treadle.lower.context import LoweringContext, element

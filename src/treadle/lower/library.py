@@ -10,10 +10,7 @@ import torch
 
 from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import OpOverload
-from treadle.graph.ctc import OPERATIONS as CTC
-from treadle.graph.grouped import OPERATIONS as GROUPED
-from treadle.graph.packed import OPERATIONS as PACKED
-from treadle.graph.recurrent import OPERATIONS as RECURRENT
+from treadle.graph.custom_ops.table import CUSTOM_OPS
 from treadle.lower.registry import aten_op
 
 aten = torch.ops.aten
@@ -49,9 +46,8 @@ OUT_VARIANTS = PRODUCTS | {
 """Operations that write into a dense buffer of ours."""
 
 
-_PRODUCT = "a product: the vendor's library"
 _WHY: Mapping[str, str] = {
-    _PRODUCT: """
+    "a product: the vendor's library": """
         mm addmm bmm baddbmm mv addmv dot addbmm mm.dtype addmm.dtype _int_mm _weight_int8pack_mm
         _trilinear linear_backward _cdist_forward _cdist_backward
     """,
@@ -123,12 +119,9 @@ def _operations(names: str) -> list[OpOverload]:
     return found
 
 
-_RECURRENT = "a recursion: one call for all steps in time"
-WHY: Mapping[OpOverload, str] = (
-    {op: why for why, names in _WHY.items() for op in _operations(names)}
-    | dict.fromkeys((*RECURRENT, *PACKED, *CTC), _RECURRENT)
-    | dict.fromkeys(GROUPED, _PRODUCT)
-)
+WHY: Mapping[OpOverload, str] = {
+    op: why for why, names in _WHY.items() for op in _operations(names)
+} | {each.op: each.library for each in CUSTOM_OPS if each.library}
 """Why an operation that is a library call by choice is one."""
 
 

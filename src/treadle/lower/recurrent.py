@@ -9,12 +9,13 @@
 
 from torch import fx
 
-from treadle.graph.recurrent import cudnn_rnn_backward
+from treadle.compat.operators import argument_types
+from treadle.graph.custom_ops.recurrent import cudnn_rnn_backward
 from treadle.lower import calls
 from treadle.lower.context import LoweringContext
 from treadle.lower.registry import Lowered, LoweredArgument, lowers
 
-_RESERVE = 8  # its place among the arguments
+_RESERVE = [name for name, _ in argument_types(cudnn_rnn_backward)].index("reserve")
 
 
 @lowers(cudnn_rnn_backward)

@@ -8,8 +8,8 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import sample_of
+from treadle.graph.custom_ops.masks import counted_mask
 from treadle.graph.draws import ZeroOneDraw, zero_one_draw
-from treadle.graph.masks import counted_mask
 from treadle.graph.node_info import tensor_of
 from treadle.graph.passes import Contract, GraphPass
 from treadle.graph.signature import StepGraph

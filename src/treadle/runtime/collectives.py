@@ -10,11 +10,10 @@ not the host. ``x`` stands among the arguments of the wait so that its bytes are
 then.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from torch import Tensor, distributed
 
 from treadle.compat.collectives import (
@@ -25,17 +24,8 @@ from treadle.compat.collectives import (
     reduce_scatter,
     reduction_named,
 )
+from treadle.compat.custom_op import CustomOp
 from treadle.runtime.peers import Awaited, Peers, peers_of
-
-_LIBRARY = torch.library.Library("treadle_c10d", "FRAGMENT")
-_OPS: Mapping[str, str] = {
-    "all_reduce": "Tensor x, str reduce_op, str group_name",
-    "reduce_scatter_tensor": "Tensor x, str reduce_op, int group_size, str group_name",
-    "all_gather_into_tensor": "Tensor x, int group_size, str group_name",
-    "broadcast": "Tensor x, int src, str group_name",
-    "all_to_all_single": "Tensor x, int[] output_sizes, int[] input_sizes, str group_name",
-    "wait": "Tensor started, Tensor[] inputs",
-}
 
 
 @final
@@ -177,19 +167,23 @@ def _wait(started: Tensor, inputs: Sequence[Tensor], *, out: Tensor) -> Tensor:
     return out
 
 
-_IMPLEMENTATIONS = {
-    "all_reduce": _all_reduce,
-    "reduce_scatter_tensor": _reduce_scatter,
-    "all_gather_into_tensor": _all_gather,
-    "broadcast": _broadcast,
-    "all_to_all_single": _all_to_all,
-    "wait": _wait,
+_KERNELS: Mapping[str, Callable[..., Tensor]] = {
+    "all_reduce.out(Tensor x, str reduce_op, str group_name": _all_reduce,
+    "reduce_scatter_tensor.out(Tensor x, str reduce_op, int group_size, str group_name": (
+        _reduce_scatter
+    ),
+    "all_gather_into_tensor.out(Tensor x, int group_size, str group_name": _all_gather,
+    "broadcast.out(Tensor x, int src, str group_name": _broadcast,
+    "all_to_all_single.out(Tensor x, int[] output_sizes, int[] input_sizes, str group_name": (
+        _all_to_all
+    ),
+    "wait.out(Tensor started, Tensor[] inputs": _wait,
 }
 
 if AVAILABLE:
-    for _name, _arguments in _OPS.items():
-        _LIBRARY.define(f"{_name}.out({_arguments}, *, Tensor(a!) out) -> Tensor(a!)")
-        _LIBRARY.impl(f"{_name}.out", _IMPLEMENTATIONS[_name], "CompositeExplicitAutograd")
+    for _start, _kernel in _KERNELS.items():
+        _schema = f"{_start}, *, Tensor(a!) out) -> Tensor(a!)"
+        CustomOp(_schema, kernel=_kernel, namespace="treadle_c10d")
 
 
 __all__ = ["IN_FLIGHT"]

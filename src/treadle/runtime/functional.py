@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treadle.compat.custom_op import CustomOp
 from treadle.compat.operators import OpOverload, overload_of, schema_of, written_arguments
 
 NAMESPACE = "treadle_functional"
-_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 def functional_of(op: OpOverload) -> OpOverload | None:
@@ -56,7 +56,6 @@ def _defined(name: str, op: OpOverload) -> OpOverload:
         given.insert(star, "*")
     returns = [str(each.type) for each in schema_of(op).returns] + ["Tensor"] * len(written)
     shown = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
-    _LIBRARY.define(f"{name}({', '.join(given)}) -> {shown}")
     names = [each.name for each in schema_of(op).arguments]
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -68,9 +67,8 @@ def _defined(name: str, op: OpOverload) -> OpOverload:
         both = (*own, *copies)
         return both[0] if len(both) == 1 else both
 
-    _LIBRARY.impl(name, call, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", call, lib=_LIBRARY)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
+    schema = f"{name}({', '.join(given)}) -> {shown}"
+    return CustomOp(schema, fake=call, kernel=call, namespace=NAMESPACE).op
 
 
 def _with_default(text: str, argument: Any) -> str:

@@ -1,16 +1,16 @@
 """Kernels of packed sequences: PyTorch packs, runs the layer and pads again."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from treadle.compat.custom_op import implement
 from treadle.runtime.recurrent import LAYERS, gradients
 from treadle.util.errors import RuntimeFailure
-
-_library = torch.library.Library("treadle", "IMPL")
 
 
 def _forward(
@@ -96,17 +96,17 @@ def _unpacked(y: Tensor, lengths: Tensor, value: float, fits: str) -> Tensor:
     return y.masked_fill(~_inside(y, lengths)[..., None], value)
 
 
-for _name, _kernel in (
-    ("packed_layer", _forward),
-    ("packed_layer_backward", _backward),
-    ("unpacked", _unpacked),
-):
-    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+_KERNELS: Mapping[str, Callable[..., object]] = {
+    "packed_layer": _forward,
+    "packed_layer_backward": _backward,
+    "unpacked": _unpacked,
+}
+for _name, _kernel in _KERNELS.items():
+    implement(_name, _kernel)
 
 LENGTHS = {
-    "treadle.packed_layer.default": 1,
-    "treadle.packed_layer_backward.default": 4,
-    "treadle.unpacked.default": 1,
+    f"treadle.{name}.default": [*inspect.signature(kernel).parameters].index("lengths")
+    for name, kernel in _KERNELS.items()
 }
 """Where an operation has its lengths: right after a tensor whose time none may exceed."""
 

@@ -7,7 +7,7 @@
                then back in time:  d[t] = (dy[t] + carry) * factors[t];  carry = d[t] w_hh + ...
                then one product for each weight, over all steps
 
-What they are to a graph stands in ``graph/recurrent.py``.
+What they are to a graph stands in ``graph/custom_ops/recurrent.py``.
 """
 
 import functools
@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from treadle.compat.custom_op import implement
 from treadle.util.errors import RuntimeFailure
 
 aten = torch.ops.aten
-_library = torch.library.Library("treadle", "IMPL")
 
 LAYERS: dict[str, Callable[..., Any]] = {
     "gru": torch.gru,
@@ -485,6 +485,6 @@ for _name, _kernel in (
     ("cudnn_rnn", _cudnn),
     ("cudnn_rnn_backward", _cudnn_backward),
 ):
-    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+    implement(_name, _kernel)
 
 __all__ = ["LAYERS", "cudnn_reserve", "gradients", "onednn_forward"]

@@ -1,16 +1,5 @@
-"""``treadle::expect``: a condition that capture took for granted, looked at when the step runs.
+"""What a compiled step takes for granted, looked at in each call."""
 
-::
-
-    expect(holds) -> ()        ``NotExpected`` unless the 0-dim ``holds`` is true
-
-Everything that a step writes is written after it, so a call that meets ``NotExpected`` has changed
-nothing but the state of random generators.
-"""
-
-from typing import Any
-
-import torch
 from torch import Tensor
 
 
@@ -25,14 +14,4 @@ def require_expected(holds: Tensor) -> None:
         raise NotExpected
 
 
-def _nothing(holds: Tensor) -> None:
-    """Of a value that is not there."""
-
-
-_library = torch.library.Library("treadle", "FRAGMENT")
-_library.define("expect(Tensor holds) -> ()")
-_library.impl("expect", require_expected, "CompositeExplicitAutograd")
-torch.library.register_fake("treadle::expect", _nothing, lib=_library)
-expect: Any = torch.ops.treadle.expect.default
-
-__all__ = ["NotExpected", "expect", "require_expected"]
+__all__ = ["NotExpected", "require_expected"]

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from passes.memory.traced_steps import perceptron, traced, transformer
 from testing import trace
+from treadle.graph.custom_ops.grouped import grouped_mm
 from treadle.graph.execute import run_step
-from treadle.graph.grouped import grouped_mm
 from treadle.graph.node_info import info, set_value, with_info
 from treadle.graph.printing import show
 from treadle.graph.signature import StepGraph

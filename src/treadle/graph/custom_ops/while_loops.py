@@ -20,34 +20,23 @@ no plan can know. ``bytes_of_round`` are those of one round.
 import functools
 from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import NoReturn
+from math import prod
 
 import torch
 from torch import Tensor, fx
 
-from treadle.compat.operators import OpOverload
+from treadle.compat.custom_op import (
+    CallContext,
+    CustomOp,
+    Gradient,
+    Gradients,
+    no_second_derivative,
+)
 from treadle.compat.tensors import storage_of
-from treadle.graph.autograd_context import CallContext, Gradients, Registered
 from treadle.graph.node_info import known_value
 from treadle.graph.parsing import parse
 from treadle.graph.types import tensors_in
 from treadle.util import rounds
-from treadle.util.errors import CaptureError
-
-_library = torch.library.Library("treadle", "FRAGMENT")
-_library.define("loop_value(Tensor like) -> Tensor")
-_library.define(
-    "while_loop(Tensor[] carried, Tensor[] others, bool[] differentiable, str condition, "
-    "str body, str backward) -> Tensor[]"
-)
-_library.define(
-    "while_loop_backward(Tensor[] grads, Tensor[] carried, Tensor[] others, "
-    "bool[] differentiable, str condition, str body, str backward) -> Tensor[]"
-)
-loop_value: OpOverload = torch.ops.treadle.loop_value.default
-while_loop: OpOverload = torch.ops.treadle.while_loop.default
-while_loop_backward: OpOverload = torch.ops.treadle.while_loop_backward.default
-OPERATIONS = (while_loop, while_loop_backward)
 
 Function = Callable[..., tuple[Tensor, ...]]
 
@@ -122,29 +111,16 @@ def _run_backward(
         return rounds.run_backward(*functions, grads, carried, others, differentiable)
 
 
-_library.impl("while_loop", _run, "CompositeExplicitAutograd")
-_library.impl("while_loop_backward", _run_backward, "CompositeExplicitAutograd")
-
-
 def _like(like: Tensor) -> Tensor:
     return like.new_empty(like.shape)
 
 
-_library.impl("loop_value", _like, "CompositeExplicitAutograd")
-
-# What the results are, without running anything, and gradients.
-
-
-def _results(carried: Sequence[Tensor], *_: object) -> list[Tensor]:
+def _results(carried: Sequence[Tensor]) -> list[Tensor]:
     return list(map(_like, carried))
 
 
 def _gradients_like(
-    grads: Sequence[Tensor],
-    carried: Sequence[Tensor],
-    others: Sequence[Tensor],
-    differentiable: Sequence[bool],
-    *_: object,
+    carried: Sequence[Tensor], others: Sequence[Tensor], differentiable: Sequence[bool]
 ) -> list[Tensor]:
     return list(map(_like, compress((*carried, *others), differentiable)))
 
@@ -175,34 +151,51 @@ def _gradients(ctx: CallContext, grads: Sequence[Tensor | None]) -> Gradients:
     return found[:count], found[count:], None, None, None, None
 
 
-def _keep_nothing(ctx: object, inputs: tuple[object, ...], output: object) -> None:
-    """There is no second derivative."""
+def _held(condition: str, body: str) -> int:
+    """Of rounds that run with PyTorch's kernels: what one of them does."""
+    return max(bytes_of_round(condition), bytes_of_round(body))
 
 
-def _no_second_derivative(ctx: object, *_: object) -> NoReturn:
-    raise CaptureError(
-        "the gradient of torch.while_loop is differentiated again",
-        code="TR-140",
-        remedy="a loop of Python's with a fixed number of rounds has a second derivative",
-    )
+def _held_backward(
+    carried: Sequence[Tensor],
+    others: Sequence[Tensor],
+    differentiable: Sequence[bool],
+    body: str,
+    backward: str,
+) -> int:
+    """Also what each round began with, of which one is counted: how many there are is not known."""
+    sums = compress(others, differentiable[len(carried) :])
+    begins = sum(each.dtype.itemsize * prod(each.shape) for each in (*carried, *sums))
+    return begins + max(bytes_of_round(body), bytes_of_round(backward))
 
 
-def _register() -> None:
-    rows: tuple[Registered, ...] = (
-        (while_loop, _results, _keep, _gradients),
-        (while_loop_backward, _gradients_like, _keep_nothing, _no_second_derivative),
-    )
-    for op, fake, keep, gradients in rows:
-        name = op.name().partition(".")[0]
-        torch.library.register_fake(name, fake, lib=_library)
-        torch.library.register_autograd(name, gradients, setup_context=keep, lib=_library)
-    torch.library.register_fake("treadle::loop_value", _like, lib=_library)
-
-
-_register()
+LOOP_VALUE = CustomOp("loop_value(Tensor like) -> Tensor", fake=_like, kernel=_like)
+WHILE_LOOP = CustomOp(
+    "while_loop(Tensor[] carried, Tensor[] others, bool[] differentiable, str condition, "
+    "str body, str backward) -> Tensor[]",
+    fake=_results,
+    kernel=_run,
+    gradient=Gradient(_keep, _gradients),
+    holds=_held,
+)
+WHILE_LOOP_BACKWARD = CustomOp(
+    "while_loop_backward(Tensor[] grads, Tensor[] carried, Tensor[] others, "
+    "bool[] differentiable, str condition, str body, str backward) -> Tensor[]",
+    fake=_gradients_like,
+    kernel=_run_backward,
+    gradient=no_second_derivative(
+        "torch.while_loop",
+        "a loop of Python's with a fixed number of rounds has a second derivative",
+    ),
+    holds=_held_backward,
+)
+OPERATORS = (LOOP_VALUE, WHILE_LOOP, WHILE_LOOP_BACKWARD)
+loop_value, while_loop, while_loop_backward = (each.op for each in OPERATORS)
+LOOPS = while_loop, while_loop_backward
 
 __all__ = [
-    "OPERATIONS",
+    "LOOPS",
+    "OPERATORS",
     "bytes_of_round",
     "function_of",
     "loop_value",

@@ -13,16 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
+from treadle.compat.custom_op import CustomOp
 from treadle.compat.operators import OpOverload
 
 aten = torch.ops.aten
-_library = torch.library.Library("treadle", "FRAGMENT")
-_library.define("grouped_mm(Tensor a, Tensor b, Tensor? ends) -> Tensor")
-grouped_mm: OpOverload = torch.ops.treadle.grouped_mm.default
-OPERATIONS = (grouped_mm,)
-
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _BYTES = 16
 """Rows of operands and of results begin at multiples of that many."""
@@ -118,17 +113,24 @@ def _traced(
     return grouped_mm(a, b, offs)
 
 
-def _flops(a: Sequence[int], b: Sequence[int], *_: object, **__: object) -> int:
+def _flops(a: Sequence[int], b: Sequence[int]) -> int:
     """Of shapes. Where one operand has no groups, each of its rows or columns meets one of them."""
     each = 2 * a[-2] * a[-1] * b[-1]
     return a[0] * each if len(a) == len(b) == 3 else each
 
 
-_library.impl("grouped_mm", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("treadle::grouped_mm", _type, lib=_library)
-register_flop_formula(torch.ops.treadle.grouped_mm)(_flops)
+OPERATORS = (
+    CustomOp(
+        "grouped_mm(Tensor a, Tensor b, Tensor? ends) -> Tensor",
+        fake=_type,
+        kernel=_run,
+        flops=_flops,
+        library="a product: the vendor's library",
+    ),
+)
+(grouped_mm,) = (each.op for each in OPERATORS)
 
 GROUPED: Mapping[OpOverload, Callable[..., Tensor]] = {aten._grouped_mm.default: _traced}
 """What to trace instead of PyTorch's operator."""
 
-__all__ = ["GROUPED", "OPERATIONS", "grouped_mm"]
+__all__ = ["GROUPED", "OPERATORS", "grouped_mm"]

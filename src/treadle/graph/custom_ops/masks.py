@@ -10,21 +10,15 @@ graph stays readable and the memory planner sees what it is: next to nothing to 
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from treadle.compat.custom_op import CustomOp
+
 WORD = 32  # bits of a random number
 LOW = (1 << WORD) - 1
 ROUNDS = 4
-
-_library = torch.library.Library("treadle", "DEF")
-_library.define(
-    "counted_mask(Tensor keys, int at, SymInt[] size, float p, ScalarType dtype) -> Tensor",
-    tags=(torch.Tag.pointwise,),
-)
-counted_mask: Any = torch.ops.treadle.counted_mask.default
 
 
 def limit(p: float) -> int:
@@ -44,14 +38,16 @@ def _mask(keys: Tensor, at: int, size: list[int], p: float, dtype: torch.dtype) 
     return (x < limit(p)).to(dtype).view(size)
 
 
-_library.impl("counted_mask", _mask, "CompositeExplicitAutograd")
-
-
-def _fake(keys: Tensor, at: int, size: list[int], p: float, dtype: torch.dtype) -> Tensor:
+def _fake(keys: Tensor, size: list[int], dtype: torch.dtype) -> Tensor:
     return keys.new_empty(size, dtype=dtype)
 
 
-torch.library.register_fake("treadle::counted_mask", _fake, lib=_library)
+COUNTED_MASK = CustomOp(
+    "counted_mask(Tensor keys, int at, SymInt[] size, float p, ScalarType dtype) -> Tensor",
+    fake=_fake,
+    kernel=_mask,
+    tags=(torch.Tag.pointwise,),
+)
+counted_mask = COUNTED_MASK.op
 
-
-__all__ = ["LOW", "ROUNDS", "WORD", "counted_mask", "limit"]
+__all__ = ["COUNTED_MASK", "LOW", "ROUNDS", "WORD", "counted_mask", "limit"]

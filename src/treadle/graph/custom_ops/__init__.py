@@ -1,0 +1,1 @@
+"""Operators of treadle's own that stand in graphs: a ``CustomOp`` each."""

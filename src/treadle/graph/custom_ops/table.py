@@ -1,0 +1,15 @@
+"""Every custom operator that may stand in a graph."""
+
+from treadle.graph.custom_ops import ctc, expect, grouped, masks, packed, recurrent, while_loops
+
+CUSTOM_OPS = (
+    *recurrent.OPERATORS,
+    *packed.OPERATORS,
+    *ctc.OPERATORS,
+    *while_loops.OPERATORS,
+    *grouped.OPERATORS,
+    masks.COUNTED_MASK,
+    expect.EXPECT,
+)
+
+__all__ = ["CUSTOM_OPS"]
