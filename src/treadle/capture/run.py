@@ -80,7 +80,9 @@ from treadle.capture.tensor_effects import (
     Aspect,
     GivenTensor,
     HeldTensor,
+    MadeGradient,
     TensorPlace,
+    made_gradient,
     read_attributes,
     refused_storage,
 )
@@ -109,6 +111,7 @@ class SideEffect:
     place: (
         Location
         | TensorPlace
+        | MadeGradient
         | InArgument
         | ContainerChanges
         | SkippedUpdate
@@ -699,6 +702,7 @@ class Run:
         for leaf in (*leaves, *(leaf for each in self.trace.left for leaf in each.leaves)):
             self.trace.watch.rng.refuse_state(leaf)
         self._owned = self._own_tensors()
+        self._leave_made_gradients(leaves)
         leaves = [self._own(leaf) for leaf in leaves]
         named = NamedOnce()
         leaves = named.of(leaves)
@@ -758,6 +762,20 @@ class Run:
             self.trace.left[at] = SideEffect(each.place, tuple(slots), each.tree)
             found += made
         return found
+
+    def _leave_made_gradients(self, leaves: Sequence[Any]) -> None:
+        """What the step returns (``leaves``) and leaves has the gradients of a call, as far as it
+        was made in the step."""
+        left = [leaf for each in self.trace.left for leaf in each.leaves]
+        for leaf in {id(each): each for each in (*leaves, *left) if is_traced(each)}.values():
+            own = self._own(leaf)
+            if isinstance(own, Later) and not isinstance(own.compute, KeptView):
+                continue
+            grad = made_gradient(leaf)
+            if grad is not None:
+                pair = (leaf, grad)
+                self.trace.left.append(SideEffect(MadeGradient(), pair, flatten((0, 0))[1]))
+                self.trace.changed.append(None)
 
     def _refuse_on_parameters(self) -> None:
         """TR-117 for attributes, hooks and shapes that the step leaves on parameters."""

@@ -47,6 +47,29 @@ class Aspect(Enum):
 
 
 @final
+class MadeGradient:
+    """The ``.grad`` of a tensor that a step makes and returns or leaves, as a place: what is put
+    there is the tensor of this call and its gradient."""
+
+    label = "the gradient of a tensor that the step made"
+
+    def get(self) -> None:
+        """No tensor of that call is there before it."""
+
+    def put(self, value: tuple[Tensor, Tensor]) -> None:
+        """The tensor has its gradient."""
+        tensor, gradient = value
+        tensor.grad = gradient
+
+
+def made_gradient(tensor: Tensor) -> Tensor | None:
+    """What a traced tensor has in ``.grad``, a dense one."""
+    keeps = tensor.is_leaf or tensor.retains_grad
+    grad = tensor.grad if keeps and layout_of(tensor) is None else None
+    return None if grad is None or grad.layout is not torch.strided else grad
+
+
+@final
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
     """An aspect of a tensor of the user's, as a place that a call finds anew. ``find``: gives the
