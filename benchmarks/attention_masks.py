@@ -18,7 +18,8 @@ import transformers
 
 import treadle
 from treadle.compiler.cleaning import clean
-from treadle.passes.attention_masks import MaskReport, reports
+from treadle.lower.elements import Elements
+from treadle.passes.attention_masks import MaskReport, ProveAttentionMasks, reports
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "models"))
 from architectures import ALL, SMALL, tokens
@@ -76,7 +77,7 @@ def captured_masks(make: Callable[[], tuple]) -> tuple[MaskReport, ...]:
 
     step = treadle.compile(training, model=model, optimizer=optimizer)
     step.prepare(**batch)
-    return reports(clean(step.compiled.captured.step))
+    return reports(clean(step.compiled.captured.step), ProveAttentionMasks(Elements))
 
 
 def rows(name: str, found: tuple[MaskReport, ...]) -> Iterator[str]:

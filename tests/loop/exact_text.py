@@ -86,10 +86,8 @@ class _ExactFormula(FormulaText):
         self.sizes.append(size)
         return f"{{{size}}}" if isinstance(size, Size) else str(size)
 
-    def _atom(self, atom: Any, text: Any) -> str:
-        shown = super()._atom(atom, text)
-        if not isinstance(atom, Value):
-            return shown
+    def _value(self, atom: Value, text: Any) -> str:
+        shown = super()._value(atom, text)
         return f"{shown[:-1]}, {self._size(atom.lo)}, {self._size(atom.hi)})"
 
     def _node(self, node: Expr, text: Any) -> str:

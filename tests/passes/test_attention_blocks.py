@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from testing import check_numbers, show_plain, trace
 from treadle.graph.operators import arguments, set_argument
 from treadle.graph.passes import run_passes
+from treadle.lower.elements import Elements
 from treadle.passes.attention_masks import ProveAttentionMasks, explain, reports
 from treadle.passes.cse import RemoveCommonSubexpressions
 from treadle.passes.dce import RemoveDeadCode
 from written_out import CUDNN, CUDNN_BACKWARD, layouts, run
 
 aten = torch.ops.aten
+PROVE = ProveAttentionMasks(Elements)
 CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
 CPU_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
@@ -68,7 +70,7 @@ def call_in(step, target=CPU):
 
 def test_the_graph_before_and_after():
     step = step_of(attending(blocks(4), trains=False), operands(12, tokens_first=True))
-    assert ProveAttentionMasks().run(step) == 1
+    assert PROVE.run(step) == 1
     run_passes(step, [RemoveDeadCode()])
     assert [line.split(" = ")[1] for line in show_plain(step).splitlines() if " = " in line] == [
         "transpose.int(q, 1, 2)",
@@ -87,7 +89,7 @@ def test_the_graph_before_and_after():
         "view(transpose.6, [2, 12, 4, 8])",
         "transpose.int(view.3, 1, 2)",
     ]
-    assert ProveAttentionMasks().run(step) == 0
+    assert PROVE.run(step) == 0
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -101,12 +103,12 @@ def test_numbers_on_cpus(causal, trains, size, count, batch, first):
     program = attending(blocks(size, causal=causal), trains=trains)
     step = step_of(program, inputs)
     before = layouts(step)
-    assert ProveAttentionMasks().run(step) == 1 + trains
+    assert PROVE.run(step) == 1 + trains
     run_passes(step, [RemoveDeadCode()])
     assert layouts(step) == before
     assert aten.where.self not in {node.target for node in step.graph.nodes}
     check_numbers(step, program, inputs, exact=False)
-    assert ProveAttentionMasks().run(step) == 0
+    assert PROVE.run(step) == 0
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -116,7 +118,7 @@ def test_numbers_of_kernels_for_gpus(heads, groups, first):
     step = step_of(attending(blocks(4), kernel=CUDNN), inputs)
     doubled = [each.double() for each in inputs]
     before, wanted = layouts(step), run(step.graph, *doubled)
-    assert ProveAttentionMasks().run(step) == 2
+    assert PROVE.run(step) == 2
     assert layouts(step) == before
     for found, best in zip(run(step.graph, *doubled), wanted, strict=True):
         torch.testing.assert_close(found, best, rtol=1e-12, atol=1e-12)
@@ -141,24 +143,26 @@ def test_says_why_a_mask_stays(name):
     step = step_of(program, inputs)
     calls = [node for node in step.graph.nodes if node.target in (CPU, CPU_BACKWARD, CUDNN)]
     assert calls
-    assert all(reason in explain(step, each) for each in calls)
-    assert ProveAttentionMasks().run(step) == 0
+    assert all(reason in explain(step, each, PROVE) for each in calls)
+    assert PROVE.run(step) == 0
 
 
 def test_eager_rounding_keeps_the_mask():
     step = step_of(attending(blocks(4)), operands(12))
-    assert "rounds elsewhere" in explain(step, call_in(step), ProveAttentionMasks(eager=True))
-    assert ProveAttentionMasks(eager=True).run(step) == 0
+    assert "rounds elsewhere" in explain(
+        step, call_in(step), ProveAttentionMasks(Elements, eager=True)
+    )
+    assert ProveAttentionMasks(Elements, eager=True).run(step) == 0
 
 
 def test_gradients_of_another_call_keep_both():
     step = step_of(attending(blocks(4)), operands(12))
     set_argument(call_in(step, CPU_BACKWARD), "scale", 0.5)
-    assert "is not the gradient of" in explain(step, call_in(step))
-    assert ProveAttentionMasks().run(step) == 0
+    assert "is not the gradient of" in explain(step, call_in(step), PROVE)
+    assert PROVE.run(step) == 0
 
 
 def test_reports_say_the_size():
     step = step_of(attending(blocks(4)), operands(12))
-    assert {each.becomes for each in reports(step)} == {"batches of 4, is_causal"}
-    assert {each.mask for each in reports(step)} == {"causal, in blocks of 4"}
+    assert {each.becomes for each in reports(step, PROVE)} == {"batches of 4, is_causal"}
+    assert {each.mask for each in reports(step, PROVE)} == {"causal, in blocks of 4"}

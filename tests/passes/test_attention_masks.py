@@ -19,11 +19,11 @@ from testing import check_numbers, check_pass, trace
 from treadle.algebra.extents import Size
 from treadle.compat.fake import FakeTensorMode
 from treadle.compiler.cleaning import clean, cleaning_of, settled
-from treadle.graph.index_formulas import Linear
 from treadle.graph.node_info import with_info
 from treadle.graph.operators import arguments
 from treadle.graph.passes import run_passes
 from treadle.graph.signature import Input, Output, Role, Signature, StepGraph
+from treadle.lower.elements import Elements
 from treadle.options import Options
 from treadle.passes.attention_masks import ProveAttentionMasks, explain, reports
 from treadle.passes.dce import RemoveDeadCode
@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
 from architectures import tokens
 
 aten = torch.ops.aten
+PROVE = ProveAttentionMasks(Elements)
 CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
 CPU_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 EFFICIENT = aten._scaled_dot_product_efficient_attention.default
@@ -82,7 +83,7 @@ def test_causal_becomes_the_flag(rows):
         return (y, *CPU_BACKWARD(y, q, k, v, y, logs, 0.0, False, attn_mask=bias))
 
     step = trace(program, *operands(rows))
-    assert ProveAttentionMasks().run(step) == 2
+    assert PROVE.run(step) == 2
     RemoveDeadCode().run(step)
     forward, backward = call_in(step), call_in(step, CPU_BACKWARD)
     for call in (forward, backward):
@@ -94,13 +95,13 @@ def test_causal_becomes_the_flag(rows):
     assert aten.where.self not in calls
     assert aten.arange.default not in calls
     check_numbers(step, program, operands(rows))
-    assert ProveAttentionMasks().run(step) == 0
-    assert explain(step, forward) == f"stays; {forward} has no mask"
+    assert PROVE.run(step) == 0
+    assert explain(step, forward, PROVE) == f"stays; {forward} has no mask"
 
 
 def test_a_mask_of_all_true_goes():
     check_pass(
-        ProveAttentionMasks(),
+        PROVE,
         lambda q: CPU(q, q, q, attn_mask=torch.zeros(1, 1, 5, 5)),
         operands()[:1],
         after="""
@@ -139,8 +140,8 @@ def test_spellings_of_causal(name, rows):
     program = attention(lambda n, m: FLAGS[name](*positions(n, m)))
     inputs = operands(rows)
     step = trace(program, *inputs)
-    assert explain(step, call_in(step)).partition(";")[0] in ("causal", "all true")
-    run_passes(step, [ProveAttentionMasks(), RemoveDeadCode()])
+    assert explain(step, call_in(step), PROVE).partition(";")[0] in ("causal", "all true")
+    run_passes(step, [PROVE, RemoveDeadCode()])
     given = arguments(call_in(step))
     assert given["attn_mask"] is None
     assert given["is_causal"] is (rows > 1)
@@ -162,7 +163,7 @@ def test_spellings_of_all_true(name, sizes):
     program = attention(lambda n, m: ALL_TRUE[name](*positions(n, m)))
     inputs = operands(*sizes)
     step = trace(program, *inputs)
-    run_passes(step, [ProveAttentionMasks(), RemoveDeadCode()])
+    run_passes(step, [PROVE, RemoveDeadCode()])
     given = arguments(call_in(step))
     assert given["attn_mask"] is None
     assert given["is_causal"] is False
@@ -190,9 +191,9 @@ STAYS = {
 def test_stays(name):
     mask, reason = STAYS[name]
     step = trace(attention(lambda n, m: mask(*positions(n, m))), *operands())
-    assert reason in explain(step, call_in(step))
-    assert ProveAttentionMasks().run(step) == 0
-    (report,) = reports(step)
+    assert reason in explain(step, call_in(step), PROVE)
+    assert PROVE.run(step) == 0
+    (report,) = reports(step, PROVE)
     assert report.becomes == "stays"
     assert report.reason
 
@@ -203,8 +204,8 @@ def test_another_number_of_keys(sizes):
     step = trace(
         attention(lambda n, m: FLAGS["less or equal"](*positions(n, m))), *operands(*sizes)
     )
-    assert "of another number of keys" in explain(step, call_in(step))
-    assert ProveAttentionMasks().run(step) == 0
+    assert "of another number of keys" in explain(step, call_in(step), PROVE)
+    assert PROVE.run(step) == 0
 
 
 def test_aligned_at_the_last_key():
@@ -212,8 +213,8 @@ def test_aligned_at_the_last_key():
         attention(lambda n, m: additive(positions(n, m)[1] <= positions(n, m)[0] + (m - n))),
         *operands(3, 5),
     )
-    assert "causal, 2 ahead" in explain(step, call_in(step))
-    assert ProveAttentionMasks().run(step) == 0
+    assert "causal, 2 ahead" in explain(step, call_in(step), PROVE)
+    assert PROVE.run(step) == 0
 
 
 def test_numbers_that_the_graph_holds():
@@ -226,7 +227,7 @@ def test_numbers_that_the_graph_holds():
 
     step = trace(program, *operands())
     assert step.graph.find_nodes(op="get_attr")
-    assert ProveAttentionMasks().run(step) == 1
+    assert PROVE.run(step) == 1
     assert arguments(call_in(step))["is_causal"] is True
 
 
@@ -236,7 +237,7 @@ def test_half_precision_has_no_number_out_of_reach():
         return CPU(q, q, q, attn_mask=bias)[0]
 
     step = trace(program, operands(dtype=torch.float16)[0])
-    assert "adds -65504.0" in explain(step, call_in(step))
+    assert "adds -65504.0" in explain(step, call_in(step), PROVE)
 
 
 def test_an_input_is_no_formula():
@@ -244,8 +245,8 @@ def test_an_input_is_no_formula():
         return CPU(q, q, q, attn_mask=bias)[0]
 
     step = trace(program, operands()[0], torch.zeros(5, 5))
-    assert "an input" in explain(step, call_in(step))
-    assert ProveAttentionMasks().run(step) == 0
+    assert "an input" in explain(step, call_in(step), PROVE)
+    assert PROVE.run(step) == 0
 
 
 def batch_mask(allowed):
@@ -275,10 +276,10 @@ BATCH = {
 def test_what_the_batch_decides_stays(name):
     allowed, pattern = BATCH[name]
     step = trace(batch_mask(allowed), operands()[0], torch.ones(2, 5, dtype=torch.int64))
-    (report,) = reports(step)
+    (report,) = reports(step, PROVE)
     assert report.mask == pattern
     assert "no kernel to call takes that" in report.reason
-    assert ProveAttentionMasks().run(step) == 0
+    assert PROVE.run(step) == 0
 
 
 def test_what_the_batch_has_no_say_in_goes():
@@ -287,13 +288,13 @@ def test_what_the_batch_has_no_say_in_goes():
         operands()[0],
         torch.ones(2, 5, dtype=torch.int64),
     )
-    assert explain(step, call_in(step)) == "causal; is_causal"
+    assert explain(step, call_in(step), PROVE) == "causal; is_causal"
     step = trace(
         batch_mask(lambda i, j, x: (x[:, None, None] > 0) | (x[:, None, None] <= 0)),
         operands()[0],
         torch.ones(2, 5, dtype=torch.int64),
     )
-    assert explain(step, call_in(step)) == "all true; no mask"
+    assert explain(step, call_in(step), PROVE) == "all true; no mask"
 
 
 # What is said of a mask is true of every pair.
@@ -323,10 +324,10 @@ def allowed(draw, depth=3):
 def pattern_at(pattern, i, j):
     match pattern:
         case Window(behind, ahead):
-            low = behind is None or i - j <= behind.constant
-            return low and (ahead is None or j - i <= ahead.constant)
+            low = behind is None or i - j <= behind
+            return low and (ahead is None or j - i <= ahead)
         case Prefix(length):
-            return j <= i or j < length.constant
+            return j <= i or j < length
         case Blocks(size, within):
             return i // size == j // size and pattern_at(within, i, j)
 
@@ -340,13 +341,15 @@ def test_every_pattern_is_true_of_every_pair(condition, sizes):
     given = arguments(call_in(step))
     expected = condition(*positions(*sizes)).expand(*sizes)
     try:
-        pattern = mask_of(given["attn_mask"], Pairs.of(given["query"], given["key"])).pattern
+        pattern = mask_of(
+            given["attn_mask"], Pairs.of(given["query"], given["key"]), Elements()
+        ).pattern
     except treadle.TreadleError:
         pattern = None
     else:
         for row, column in itertools.product(*map(range, sizes)):
             assert pattern_at(pattern, row, column) == expected[row, column]
-    ProveAttentionMasks().run(step)
+    PROVE.run(step)
     call, causal = call_in(step), torch.ones(sizes, dtype=torch.bool).tril()
     if isinstance(pattern, Blocks):
         check_numbers(step, program, inputs, exact=False)
@@ -358,8 +361,8 @@ def test_every_pattern_is_true_of_every_pair(condition, sizes):
 
 
 def test_words_of_patterns():
-    assert str(Documents("ids", Window(None, Linear(0)))) == "causal, per document by ids"
-    assert str(Window(Linear(3), None)) == "up to 3 behind"
+    assert str(Documents("ids", Window(None, 0))) == "causal, per document by ids"
+    assert str(Window(3, None)) == "up to 3 behind"
 
 
 # Sizes that the call decides.
@@ -409,15 +412,15 @@ def of_any_size(mask):
 def test_proofs_for_sizes_that_the_call_decides():
     step, call = of_any_size(lambda n: positions(n, n)[1] <= positions(n, n)[0])
     given = arguments(call)
-    assert isinstance(Pairs.of(given["query"], given["key"]).query.size, Size)
-    assert explain(step, call) == "causal; is_causal"
+    assert isinstance(Pairs.of(given["query"], given["key"]).query.extent, Size)
+    assert explain(step, call, PROVE) == "causal; is_causal"
 
 
 def test_a_window_as_wide_as_the_size():
     step, call = of_any_size(
         lambda n: (positions(n, n)[1] <= positions(n, n)[0]) & (positions(n, n)[1] + n > 0)
     )
-    assert explain(step, call) == "causal; is_causal"
+    assert explain(step, call, PROVE) == "causal; is_causal"
 
 
 def test_a_window_that_is_wide_enough_for_some_sizes_alone():
@@ -427,7 +430,7 @@ def test_a_window_that_is_wide_enough_for_some_sizes_alone():
             & (positions(n, n)[1] > positions(n, n)[0] - 9)
         )
     )
-    assert "sliding window of 9" in explain(step, call)
+    assert "sliding window of 9" in explain(step, call, PROVE)
 
 
 # Models.
@@ -477,11 +480,11 @@ def test_models_train_as_in_eager(make):
         batch = tokens()
         torch.testing.assert_close(step(**batch), eager(**batch), rtol=1e-5, atol=1e-6)
     captured = step.compiled.captured.step
-    assert {each.becomes for each in reports(clean(captured))} == {"is_causal"}
+    assert {each.becomes for each in reports(clean(captured), PROVE)} == {"is_causal"}
     cleaned = settled(captured, Options())
-    assert {each.reason.partition(" ")[2] for each in reports(cleaned)} == {"has no mask"}
+    assert {each.reason.partition(" ")[2] for each in reports(cleaned, PROVE)} == {"has no mask"}
     assert not any(node.target is aten.where.self for node in cleaned.graph.nodes)
-    assert ProveAttentionMasks().run(cleaned) == 0
+    assert PROVE.run(cleaned) == 0
 
 
 # GPUs, on fake tensors.
@@ -573,15 +576,15 @@ def layouts(step):
 def test_gpu_calls_get_the_flag(layout, kernel):
     step = gpu_step(layout=layout, kernel=kernel)
     before = layouts(step)
-    assert {each.becomes for each in reports(step)} == {"is_causal"}
-    run_passes(step, [ProveAttentionMasks(), RemoveDeadCode()])
+    assert {each.becomes for each in reports(step, PROVE)} == {"is_causal"}
+    run_passes(step, [PROVE, RemoveDeadCode()])
     for target in (kernel, GPU[kernel]):
         given = arguments(call_in(step, target))
         assert given["attn_bias"] is None
         assert given["is_causal"] is True
     assert aten.where.self not in {node.target for node in step.graph.nodes}
     assert layouts(step) == before
-    assert ProveAttentionMasks().run(step) == 0
+    assert PROVE.run(step) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -590,15 +593,15 @@ def test_gpu_calls_get_the_flag(layout, kernel):
 def test_what_counts_as_never(kernel, never, dtype):
     step = gpu_step(kernel=kernel, never=never, dtype=dtype)
     hides = never == -torch.inf or kernel is CUDNN
-    assert {each.becomes for each in reports(step)} == {"is_causal" if hides else "stays"}
+    assert {each.becomes for each in reports(step, PROVE)} == {"is_causal" if hides else "stays"}
     near = gpu_step(kernel=kernel, never=-65000.0, dtype=dtype)
-    assert ProveAttentionMasks().run(near) == 0
+    assert PROVE.run(near) == 0
 
 
 @pytest.mark.parametrize("kernel", GPU)
 def test_all_true_masks_of_gpus_go(kernel):
     step = gpu_step(lambda i, j: (j < 99) & (i < 99), columns=48, kernel=kernel)
-    run_passes(step, [ProveAttentionMasks(), RemoveDeadCode()])
+    run_passes(step, [PROVE, RemoveDeadCode()])
     for target in (kernel, GPU[kernel]):
         given = arguments(call_in(step, target))
         assert (given["attn_bias"], given["is_causal"]) == (None, False)
@@ -607,7 +610,7 @@ def test_all_true_masks_of_gpus_go(kernel):
 @pytest.mark.parametrize("kernel", GPU)
 def test_eager_rounding_keeps_the_kernel_of_gpus(kernel):
     step = gpu_step(kernel=kernel)
-    each = ProveAttentionMasks(eager=True)
+    each = ProveAttentionMasks(Elements, eager=True)
     assert "rounds elsewhere" in explain(step, call_in(step, kernel), each)
     assert each.run(step) == 0
     cpu = trace(attention(lambda n, m: FLAGS["tril"](*positions(n, m))), *operands())
@@ -618,33 +621,33 @@ def test_eager_rounding_keeps_the_kernel_of_gpus(kernel):
 def test_dropout_keeps_the_mask(kernel):
     step = gpu_step(kernel=kernel, dropout=0.1)
     for target in (kernel, GPU[kernel]):
-        assert "drops out" in explain(step, call_in(step, target))
-    assert ProveAttentionMasks().run(step) == 0
+        assert "drops out" in explain(step, call_in(step, target), PROVE)
+    assert PROVE.run(step) == 0
 
 
 def test_a_gradient_of_the_mask_keeps_it():
     step = gpu_step(wants=(True, True, True, True))
     for target in (EFFICIENT, EFFICIENT_BACKWARD):
-        assert "gives a gradient of" in explain(step, call_in(step, target))
-    assert ProveAttentionMasks().run(step) == 0
+        assert "gives a gradient of" in explain(step, call_in(step, target), PROVE)
+    assert PROVE.run(step) == 0
 
 
 def test_other_keys_on_gpus():
     step = gpu_step(columns=48)
-    assert "of another number of keys" in explain(step, call_in(step, EFFICIENT))
-    assert ProveAttentionMasks().run(step) == 0
+    assert "of another number of keys" in explain(step, call_in(step, EFFICIENT), PROVE)
+    assert PROVE.run(step) == 0
 
 
 def test_rounding_reaches_the_pass():
-    assert ProveAttentionMasks(eager=True) in cleaning_of(Options(numerics="eager"))
-    assert ProveAttentionMasks() in cleaning_of(Options())
+    assert ProveAttentionMasks(Elements, eager=True) in cleaning_of(Options(numerics="eager"))
+    assert PROVE in cleaning_of(Options())
 
 
 def test_what_is_no_call_of_attention():
     step = trace(lambda x: x.exp(), torch.ones(3))
     node = call_in(step, aten.exp.default)
-    assert explain(step, node) == f"{node} is no call of attention that takes a mask"
-    assert reports(step) == ()
+    assert explain(step, node, PROVE) == f"{node} is no call of attention that takes a mask"
+    assert reports(step, PROVE) == ()
 
 
 def test_long_chains_of_conditions_end():
@@ -657,6 +660,6 @@ def test_long_chains_of_conditions_end():
         return additive(allowed)
 
     step = trace(attention(mask), *operands())
-    assert ProveAttentionMasks().run(step) == 0
-    (report,) = reports(step)
+    assert PROVE.run(step) == 0
+    (report,) = reports(step, PROVE)
     assert report.reason

@@ -15,6 +15,7 @@ from treadle.compiler import cleaning
 from treadle.graph.operators import arguments
 from treadle.graph.passes import run_passes
 from treadle.graph.types import type_of
+from treadle.lower.elements import Elements
 from treadle.passes.attention import fuse
 from treadle.passes.attention.fuse import FuseAttention, explain
 from treadle.passes.attention.kernels import Cudnn
@@ -24,6 +25,7 @@ from treadle.targets.cuda import CUDA, _Cuda
 from written_out import CUDNN, CUDNN_BACKWARD, run
 
 aten = torch.ops.aten
+PROVE = ProveAttentionMasks(Elements)
 ALWAYS = FuseAttention(everywhere=True)
 LEAST = torch.finfo(torch.float32).min
 
@@ -160,7 +162,7 @@ def test_a_single_query():
 def test_a_causal_mask_is_the_flag_then(attention):
     inputs = operands(t=6, s=6)
     step = check_fused(trained(attention), inputs)
-    run_passes(step, [ProveAttentionMasks(), RemoveDeadCode()])
+    run_passes(step, [PROVE, RemoveDeadCode()])
     for target in (CUDNN, CUDNN_BACKWARD):
         given = arguments(call_in(step, target))
         assert given["attn_bias"] is None

@@ -12,6 +12,7 @@ from testing import show_plain, trace
 from treadle.graph.operators import arguments, set_argument
 from treadle.graph.passes import run_passes
 from treadle.graph.types import type_of
+from treadle.lower.elements import Elements
 from treadle.passes.attention import windows
 from treadle.passes.attention_masks import ProveAttentionMasks, explain, reports
 from treadle.passes.cse import RemoveCommonSubexpressions
@@ -30,6 +31,7 @@ from written_out import (
 )
 
 aten = torch.ops.aten
+PROVE = ProveAttentionMasks(Elements)
 HALF = torch.bfloat16
 
 
@@ -80,7 +82,7 @@ def before(behind, ahead=0):
 
 def test_the_graph_before_and_after():
     step = step_of(attending(before(3)), operands(16))
-    assert ProveAttentionMasks().run(step) == 2
+    assert PROVE.run(step) == 2
     run_passes(step, [RemoveDeadCode()])
     assert [line.split(" = ")[1] for line in show_plain(step).splitlines() if " = " in line] == [
         "transpose.int(q, 1, 2)",
@@ -104,7 +106,7 @@ def test_the_graph_before_and_after():
         "transpose.int(getitem.5, 1, 2)",
         "transpose.int(getitem.6, 1, 2)",
     ]
-    assert ProveAttentionMasks().run(step) == 0
+    assert PROVE.run(step) == 0
 
 
 @pytest.mark.parametrize("kernel", [CUDNN, EFFICIENT])
@@ -128,12 +130,12 @@ def test_numbers(kernel, trains, heads, groups, rows, behind, ahead, tokens_firs
     types = layouts(step)
     wanted = run(step.graph, *doubled)
     count = 1 + trains
-    assert ProveAttentionMasks().run(step) == count
+    assert PROVE.run(step) == count
     run_passes(step, [RemoveDeadCode()])
     assert layouts(step) == types
     for found, best in zip(run(step.graph, *doubled), wanted, strict=True):
         torch.testing.assert_close(found, best, rtol=1e-12, atol=1e-12)
-    assert ProveAttentionMasks().run(step) == 0
+    assert PROVE.run(step) == 0
     left = {node.target for node in step.graph.nodes}
     assert aten.where.self not in left
     narrow = behind < rows - 1 or ahead < rows - 1
@@ -145,7 +147,7 @@ def test_layouts_that_the_kernel_is_given():
     """Tokens first in memory, as models lay heads out: no copy is made."""
     inputs = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in operands(16)]
     step = step_of(attending(before(3)), inputs)
-    ProveAttentionMasks().run(step)
+    PROVE.run(step)
     call = call_in(step, WINDOWS)
     for name in ("query", "key", "value"):
         assert type_of(arguments(call)[name]).is_contiguous
@@ -171,13 +173,13 @@ def test_says_why_a_mask_stays(name):
     program, inputs, reason = REFUSED[name]
     step = step_of(program, inputs)
     for target in (CUDNN, CUDNN_BACKWARD):
-        assert reason in explain(step, call_in(step, target))
-    assert ProveAttentionMasks().run(step) == 0
+        assert reason in explain(step, call_in(step, target), PROVE)
+    assert PROVE.run(step) == 0
 
 
 def test_eager_rounding_keeps_the_mask():
     step = step_of(attending(before(3)), operands(9))
-    assert ProveAttentionMasks(eager=True).run(step) == 0
+    assert ProveAttentionMasks(Elements, eager=True).run(step) == 0
 
 
 def test_what_else_is_read_of_a_call_keeps_it():
@@ -188,16 +190,16 @@ def test_what_else_is_read_of_a_call_keeps_it():
         return found[0], found[1]
 
     step = step_of(program, operands(9))
-    assert "is read by others" in explain(step, call_in(step, CUDNN))
-    assert ProveAttentionMasks().run(step) == 0
+    assert "is read by others" in explain(step, call_in(step, CUDNN), PROVE)
+    assert PROVE.run(step) == 0
 
 
 def test_gradients_of_another_call_keep_both():
     step = step_of(attending(before(3)), operands(9))
     set_argument(call_in(step, CUDNN_BACKWARD), "scale", 0.5)
     for target in (CUDNN, CUDNN_BACKWARD):
-        assert "is not the gradient of" in explain(step, call_in(step, target))
-    assert ProveAttentionMasks().run(step) == 0
+        assert "is not the gradient of" in explain(step, call_in(step, target), PROVE)
+    assert PROVE.run(step) == 0
 
 
 def test_devices_without_the_kernel(monkeypatch):
@@ -207,18 +209,20 @@ def test_devices_without_the_kernel(monkeypatch):
 
     monkeypatch.setattr(windows, "target_for", lambda device: replace(CUDA, driver=Old()))
     step = step_of(attending(before(3)), operands(9))
-    assert "compute capability (7, 5)" in explain(step, call_in(step, CUDNN))
+    assert "compute capability (7, 5)" in explain(step, call_in(step, CUDNN), PROVE)
 
 
 def test_reports_say_both_bounds():
     step = step_of(attending(before(3, 1)), operands(9))
-    assert [each.becomes for each in reports(step)] == ["a window of 3 before and 1 after"] * 2
-    assert {each.mask for each in reports(step)} == {"window of 3 behind and 1 ahead"}
+    assert [each.becomes for each in reports(step, PROVE)] == [
+        "a window of 3 before and 1 after"
+    ] * 2
+    assert {each.mask for each in reports(step, PROVE)} == {"window of 3 behind and 1 ahead"}
 
 
 def test_a_window_costs_what_it_lets_through():
     step = step_of(attending(before(3)), operands(64))
     whole = [flops_of(call_in(step, each)) for each in (CUDNN, CUDNN_BACKWARD)]
-    ProveAttentionMasks().run(step)
+    PROVE.run(step)
     narrow = [flops_of(call_in(step, each)) for each in (WINDOWS, WINDOWS_BACKWARD)]
     assert narrow == [each * 4 / 64 for each in whole]

@@ -18,6 +18,7 @@ from testing import trace
 from treadle.compiler.cleaning import CLEAN, rewritten
 from treadle.graph.execute import run_step
 from treadle.graph.passes import GraphPass
+from treadle.lower.elements import Elements
 from treadle.passes import chunked_loss
 from treadle.passes.attention.fuse import FuseAttention
 from treadle.passes.attention_masks import ProveAttentionMasks
@@ -29,6 +30,7 @@ from treadle.passes.narrow_weights import FoldWeightCast, ScaleInProduct
 from treadle.passes.products import AccumulateProducts, AddBiasInProduct, SplitBias
 
 aten = torch.ops.aten
+PROVE = ProveAttentionMasks(Elements)
 INF, NAN = math.inf, math.nan
 NUMBERS = (1.0, 0.0, -0.0, 2.0, -0.5, 1e-46, 1e30, INF, -INF, NAN)
 """For a factor; the first one lets the exchange happen."""
@@ -183,7 +185,7 @@ def dropped(p=0.5, train: bool | None = True, **_: Any):
 HALF = (torch.bfloat16, torch.float16, torch.float64)
 EXCHANGES = {
     "a mask that is proved": Exchange(
-        ProveAttentionMasks(), masked_call, attention_inputs, {"scale": 0.5},
+        PROVE, masked_call, attention_inputs, {"scale": 0.5},
         {"scale": (None, *NUMBERS), "dropout_p": (0.3, 1.0), "heads": (1,), "dtype": HALF,
          "rows": (1, 5), "columns": (1, 7), "never": (-1e4, 0.0, NAN, INF), "window": (1, 3)},
     ),
@@ -302,4 +304,4 @@ def test_no_exchange_is_left_out():
 @pytest.mark.parametrize(("rows", "window"), itertools.product([6], [99, 3]))
 def test_a_mask_that_is_scaled_before_it_is_added_stays(scale, rows, window):
     step = trace(masked_call(scale=scale, window=window), *attention_inputs(rows=rows))
-    assert ProveAttentionMasks().run(step) == 0
+    assert PROVE.run(step) == 0

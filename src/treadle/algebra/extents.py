@@ -249,6 +249,11 @@ def largest(size: int) -> int:
     return size.formula.bounds[1] if isinstance(size, Size) else size
 
 
+def least(size: int) -> int:
+    """A plain number that ``size`` is never less than."""
+    return size.formula.bounds[0] if isinstance(size, Size) else size
+
+
 def at(size: int, sizes: Sizes) -> int:
     """The value for these sizes."""
     return size.formula.at(sizes) if isinstance(size, Size) else size

@@ -332,6 +332,37 @@ def numbers_in(index: Index) -> Iterator[int]:
                 pass
 
 
+def index_text(
+    index: Index, name: Callable[[Axis | Value], str], number: Callable[[int], str]
+) -> str:
+    """``8*i + j``: rows before columns, as people write offsets; equal factors keep their order."""
+    terms = sorted(index.terms, key=lambda term: -sample_of(term[1]))
+    parts = [_product_text(_atom_text(atom, name, number), c, number) for atom, c in terms]
+    if not is_zero(index.const) or not parts:
+        parts.append(number(index.const))
+    signed = (f"- {each[1:]}" if each.startswith("-") else f"+ {each}" for each in parts[1:])
+    return " ".join((parts[0], *signed))
+
+
+def _atom_text(
+    atom: Atom, name: Callable[[Axis | Value], str], number: Callable[[int], str]
+) -> str:
+    if isinstance(atom, Axis | Value):
+        return name(atom)
+    sign = "//" if isinstance(atom, FloorDiv) else "%"
+    inner = index_text(atom.index, name, number)
+    operand = f"({inner})" if " " in inner or "*" in inner else inner
+    return f"({operand}{sign}{number(atom.n)})"
+
+
+def _product_text(atom: str, coefficient: int, number: Callable[[int], str]) -> str:
+    if isinstance(coefficient, Size):
+        return f"{number(coefficient)}*{atom}"
+    if coefficient in (1, -1):
+        return atom if coefficient == 1 else f"-{atom}"
+    return f"{coefficient}*{atom}"
+
+
 def replace_axes(
     index: Index, mapping: Mapping[Axis, IndexLike], on_value: Callable[[Value], Index]
 ) -> Index:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from treadle.graph.passes import GraphPass, run_passes
 from treadle.graph.rewrite import Rewrite
 from treadle.graph.signature import StepGraph
+from treadle.lower.elements import Elements
 from treadle.options import Options
 from treadle.passes.attention.fuse import FuseAttention
 from treadle.passes.attention_kernels import CallFastestAttention
@@ -78,7 +79,7 @@ def cleaning_of(options: Options) -> tuple[GraphPass, ...]:
         SettleCheckpoints(budgeted),  # first: equal parts of two regions are merged only after it
         *(COUNTER_BASED if options.rng == "counter" else CLEAN),
         *(FUSE if options.numerics == "default" else ()),
-        ProveAttentionMasks(options.numerics == "eager"),  # after: of fused calls too
+        ProveAttentionMasks(Elements, options.numerics == "eager"),  # after: of fused calls too
         RemoveDeadCode(),  # what made the masks
         GatherAgain(),  # ahead of those that decide where collectives stand
         *_placing(options),  # after no-ops: what the caller gets is copied out of a bucket

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from treadle.algebra.extents import Size, is_zero, sample_of
-from treadle.algebra.index import Axis, FloorDiv, Index, Mod, Value
+from treadle.algebra.index import Axis, Index, Value, index_text
 from treadle.algebra.strides import is_contiguous
 from treadle.loop.expr import Apply, Array, Const, Expr, Load, Local, Position, Reduce, formula_of
 from treadle.loop.kernel import Definition, Kernel, Store
@@ -147,27 +146,19 @@ class FormulaText:
 
     def index(self, index: Index, text: Mapping[int, str] | None = None) -> str:
         """``8*i + j``; ``text``: of the values of formulas in it."""
-        parts = [self._product(self._atom(atom, text), c) for atom, c in _biggest_first(index)]
-        if not is_zero(index.const) or not parts:
-            parts.append(self._size(index.const))
-        signed = (f"- {each[1:]}" if each.startswith("-") else f"+ {each}" for each in parts[1:])
-        return " ".join((parts[0], *signed))
+
+        def name(atom: Axis | Value) -> str:
+            return self.axis(atom) if isinstance(atom, Axis) else self._value(atom, text)
+
+        return index_text(index, name, self._size)
 
     def _size(self, size: int) -> str:
         return str(size).replace("+ -", "- ")
 
-    def _atom(self, atom: Axis | FloorDiv | Mod | Value, text: Mapping[int, str] | None) -> str:
-        match atom:
-            case Axis():
-                return self.axis(atom)
-            case FloorDiv():
-                return f"({_operand(self.index(atom.index, text))}//{self._size(atom.n)})"
-            case Mod():
-                return f"({_operand(self.index(atom.index, text))}%{self._size(atom.n)})"
-            case Value():
-                if text is None:
-                    text = self._inner(formula_of(atom))
-                return f"value({_bare(text[id(atom.formula)])})"
+    def _value(self, atom: Value, text: Mapping[int, str] | None) -> str:
+        if text is None:
+            text = self._inner(formula_of(atom))
+        return f"value({_bare(text[id(atom.formula)])})"
 
     def _inner(self, expr: Expr) -> Mapping[int, str]:
         text: dict[int, str] = {}
@@ -194,13 +185,6 @@ class FormulaText:
     def _buffer(self, name: str) -> str:
         return self.buffers.get(name, name)
 
-    def _product(self, atom: str, coefficient: int) -> str:
-        if isinstance(coefficient, Size):
-            return f"{self._size(coefficient)}*{atom}"
-        if coefficient in (1, -1):
-            return atom if coefficient == 1 else f"-{atom}"
-        return f"{coefficient}*{atom}"
-
 
 def _apply(node: Apply, operands: Sequence[str]) -> str:
     if node.fn == "cast":
@@ -220,15 +204,6 @@ def _bare(text: str) -> str:
         if depth == 0 and at < len(text) - 1:
             return text
     return text[1:-1]
-
-
-def _operand(text: str) -> str:
-    return f"({text})" if " " in text or "*" in text else text
-
-
-def _biggest_first(index: Index) -> list[tuple[Axis | FloorDiv | Mod | Value, int]]:
-    """Rows before columns, as people write offsets; equal factors keep their order."""
-    return sorted(index.terms, key=lambda term: -sample_of(term[1]))
 
 
 def _buffer(buffer: Buffer) -> str:

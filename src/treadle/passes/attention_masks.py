@@ -1,7 +1,7 @@
 """Masks of attention that are proved to be a flag of the kernel, or nothing at all."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias, final
 
@@ -19,7 +19,7 @@ from treadle.passes.attention import blocks, windows
 from treadle.passes.attention.blocks import BlockedCall, blocked
 from treadle.passes.attention.exchange import gradients_of, require_masks_after_scaling
 from treadle.passes.attention.windows import WindowedCall
-from treadle.passes.mask_patterns import Blocks, Mask, Pairs, Window, mask_of
+from treadle.passes.mask_patterns import Blocks, ElementReader, Mask, Pairs, Window, mask_of
 from treadle.util.errors import VerifyError, require
 
 aten = torch.ops.aten
@@ -85,6 +85,7 @@ class ProveAttentionMasks(GraphPass):
 
     contract: ClassVar[Contract] = Contract()
 
+    read: Callable[[], ElementReader] = field(repr=False)
     eager: bool = False
 
     def run(self, step: StepGraph) -> int:
@@ -118,20 +119,19 @@ class MaskReport:
 
 _Becomes: TypeAlias = Window | WindowedCall | BlockedCall
 """A window that is a flag, or nothing; or other calls."""
-_DEFAULT = ProveAttentionMasks()
 
 
-def reports(step: StepGraph, by: ProveAttentionMasks = _DEFAULT) -> tuple[MaskReport, ...]:
+def reports(step: StepGraph, by: ProveAttentionMasks) -> tuple[MaskReport, ...]:
     """What the pass ``by`` finds, one report for each call of attention. Changes nothing."""
-    decisions = _Decisions(by.eager)
+    decisions = _Decisions(by)
     return tuple(_report(decisions, node) for node in _calls(step))
 
 
-def explain(step: StepGraph, node: fx.Node, by: ProveAttentionMasks = _DEFAULT) -> str:
+def explain(step: StepGraph, node: fx.Node, by: ProveAttentionMasks) -> str:
     """What becomes of the mask of ``node``, a call of attention of ``step``, and why, in words."""
     if node not in set(_calls(step)):
         return f"{node} is no call of attention that takes a mask"
-    found = _report(_Decisions(by.eager), node)
+    found = _report(_Decisions(by), node)
     return "; ".join(each for each in (found.mask, found.becomes, found.reason) if each)
 
 
@@ -143,7 +143,7 @@ def _calls(step: StepGraph) -> Iterator[fx.Node]:
 
 def _proved(step: StepGraph, by: ProveAttentionMasks) -> dict[fx.Node, _Becomes]:
     """The calls whose mask is a flag, or nothing, or two bounds."""
-    decisions, found = _Decisions(by.eager), dict[fx.Node, _Becomes]()
+    decisions, found = _Decisions(by), dict[fx.Node, _Becomes]()
     for node in _calls(step):
         try:
             found[node] = decisions.becomes(node)
@@ -177,7 +177,7 @@ def _words(found: _Becomes) -> str:
 class _Decisions:
     """What masks were found to be so far; layers of a model share theirs."""
 
-    eager: bool
+    by: ProveAttentionMasks
     known: dict[tuple[object, ...], Mask | NoMatch] = field(
         default_factory=dict[tuple[object, ...], Mask | NoMatch]
     )
@@ -190,9 +190,9 @@ class _Decisions:
         require(is_tensor(bias), NoMatch, f"the mask of {node} is no tensor")
         pairs = Pairs.of(query, key)
         never = KERNELS[node.target].never
-        at = (bias, never, *(size_key(each.size) for each in pairs.indices))
+        at = (bias, never, *(size_key(each.extent) for each in pairs.axes))
         if at not in self.known:
-            self.known[at] = _tried(bias, pairs, never)
+            self.known[at] = _tried(bias, pairs, self.by.read(), never)
         found = self.known[at]
         if isinstance(found, NoMatch):
             raise found
@@ -226,7 +226,7 @@ class _Decisions:
         given = arguments(node)
         square = Pairs.of(given["query"], given["key"]).is_square
         require(square, NoMatch, f"{bias} is {pattern}, of another number of keys than queries")
-        require(not self.eager, NoMatch, f"in blocks {node} rounds elsewhere")
+        require(not self.by.eager, NoMatch, f"in blocks {node} rounds elsewhere")
         self._check(node, bias)
         if not pattern.within.is_everything:
             require_masks_after_scaling(node)
@@ -236,16 +236,16 @@ class _Decisions:
     def _check(self, node: fx.Node, bias: fx.Node) -> None:
         """What must hold of a call whose mask goes."""
         given, rounds = arguments(node), KERNELS[node.target].rounds
-        require(not (rounds and self.eager), NoMatch, f"without {bias} {node} rounds elsewhere")
+        require(not (rounds and self.by.eager), NoMatch, f"without {bias} {node} rounds elsewhere")
         drawn = f"{node} drops out: that it draws the same without {bias} is not known"
         require(not (rounds and given["dropout_p"]), NoMatch, drawn)
         for each in (node, *_backward(node)):
             require(not _wants_bias(each), NoMatch, f"{each} gives a gradient of {bias}")
 
 
-def _tried(bias: fx.Node, pairs: Pairs, never: float) -> Mask | NoMatch:
+def _tried(bias: fx.Node, pairs: Pairs, reader: ElementReader, never: float) -> Mask | NoMatch:
     try:
-        return mask_of(bias, pairs, never)
+        return mask_of(bias, pairs, reader, never)
     except NoMatch as miss:
         return miss
     except VerifyError as fault:  # sizes whose signs nobody knows

@@ -13,40 +13,34 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import fx
 
-from treadle.algebra.extents import same
-from treadle.graph.index_formulas import (
+from treadle.algebra.conditions import (
     All,
-    AnyOne,
-    AtMost,
     Condition,
     Element,
     IndexNumber,
-    IndexQuotient,
-    IndexVariable,
-    Linear,
-    SizeProduct,
+    Numeric,
+    Term,
     Unread,
-    Variable,
     all_of,
     any_of,
     at_most,
-    atoms_in,
     elements_in,
     equal,
-    quotient,
-    variable,
+    indices_in,
     where_leaves,
 )
-from treadle.graph.index_proofs import Prover
-from treadle.graph.index_reading import Reader, shape_of
-from treadle.graph.node_info import info
+from treadle.algebra.extents import same, size_key
+from treadle.algebra.index import Axis, FloorDiv, Index, Mod, Value, index_text
+from treadle.algebra.proofs import Prover
+from treadle.graph.dynamic import layout_of
+from treadle.graph.node_info import value_of
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import type_of
 from treadle.util.errors import require
@@ -59,8 +53,8 @@ _CANDIDATES = 4  # for each bound of a window
 class Window:
     """``i - behind <= j <= i + ahead``; no bound where there is none. Numbers may be sizes."""
 
-    behind: Linear | None = None
-    ahead: Linear | None = None
+    behind: int | None = None
+    ahead: int | None = None
 
     @property
     def is_everything(self) -> bool:
@@ -70,22 +64,19 @@ class Window:
     @property
     def is_causal(self) -> bool:
         """Whether query ``i`` sees the keys up to ``i``: aligned at the first of both."""
-        return self.behind is None and self.ahead == Linear(0)
+        return self.behind is None and self.ahead is not None and same(self.ahead, 0)
 
     def __str__(self) -> str:
-        match self.behind, self.ahead:
-            case None, None:
+        behind, ahead = self.behind, self.ahead
+        if behind is None:
+            if ahead is None:
                 return "all true"
-            case None, Linear(0, ()):
-                return "causal"
-            case None, ahead:
-                return f"causal, {ahead} ahead"
-            case behind, None:
-                return f"up to {behind} behind"
-            case Linear() as behind, Linear(0, ()):
-                return f"sliding window of {behind.shifted(1)}"
-            case behind, ahead:
-                return f"window of {behind} behind and {ahead} ahead"
+            return "causal" if same(ahead, 0) else f"causal, {ahead} ahead"
+        if ahead is None:
+            return f"up to {behind} behind"
+        if same(ahead, 0):
+            return f"sliding window of {behind + 1}"
+        return f"window of {behind} behind and {ahead} ahead"
 
 
 @final
@@ -93,7 +84,7 @@ class Window:
 class Prefix:
     """Causal, and every query sees the first ``length`` keys."""
 
-    length: Linear
+    length: int
 
     def __str__(self) -> str:
         return f"causal, with a prefix of {self.length}"
@@ -152,69 +143,88 @@ class Mask:
 class Pairs:
     """The indices of one attention: batch, head, query and key."""
 
-    batch: IndexVariable
-    head: IndexVariable
-    query: IndexVariable
-    key: IndexVariable
+    batch: Axis
+    head: Axis
+    query: Axis
+    key: Axis
 
     @staticmethod
     def of(query: fx.Node, key: fx.Node) -> "Pairs":
         """Those of a call with these operands, ``[B, H, T, D]`` both."""
-        batch, head, rows, _ = shape_of(query)
-        columns = shape_of(key)[2]
-        return Pairs(
-            IndexVariable("b", batch),
-            IndexVariable("h", head),
-            IndexVariable("i", rows),
-            IndexVariable("j", columns),
-        )
+        batch, head, rows, _ = layout_of(value_of(query))[0]
+        columns = layout_of(value_of(key))[0][2]
+        return Pairs(Axis(batch), Axis(head), Axis(rows), Axis(columns))
 
     @property
-    def indices(self) -> tuple[IndexVariable, IndexVariable, IndexVariable, IndexVariable]:
+    def axes(self) -> tuple[Axis, Axis, Axis, Axis]:
         """In the order of the dims."""
         return self.batch, self.head, self.query, self.key
 
     @property
     def is_square(self) -> bool:
         """Whether there are as many queries as keys, whatever the sizes."""
-        return same(self.query.size, self.key.size)
+        return same(self.query.extent, self.key.extent)
+
+    def text(self, index: Index) -> str:
+        """In the names of the dims: b, h, i and j."""
+        names: dict[Axis | Value, str] = dict(zip(self.axes, "bhij", strict=True))
+        return index_text(index, lambda atom: names.get(atom) or self.text_of(atom), str)
+
+    def text_of(self, atom: Axis | Value) -> str:
+        """``ids[b, j]``"""
+        element = atom.formula if isinstance(atom, Value) else None
+        if not isinstance(element, Element):
+            return "?"
+        return f"{element.known_as}[{', '.join(map(self.text, element.at))}]"
 
     def window(self, window: Window) -> Condition:
         """Where query ``i`` sees key ``j``."""
-        i, j = variable(self.query), variable(self.key)
         parts: list[Condition] = []
         if window.ahead is not None:
-            parts.append(at_most(j.plus(i, -1).plus(window.ahead, -1)))
+            parts.append(at_most(self.key - self.query - window.ahead))
         if window.behind is not None:
-            parts.append(at_most(i.plus(j, -1).plus(window.behind, -1)))
+            parts.append(at_most(self.query - self.key - window.behind))
         return all_of(*parts)
 
 
-def mask_of(bias: fx.Node, pairs: Pairs, never: float = -math.inf) -> Mask:
+class ElementReader(Protocol):
+    """What a mask is read with."""
+
+    @property
+    def reasons(self) -> Mapping[fx.Node, str]:
+        """Why a node is read as elements that only a run knows."""
+        ...
+
+    def at(self, node: fx.Node, index: Sequence[Index]) -> Term:
+        """The element of ``node`` at ``index``."""
+        ...
+
+
+def mask_of(bias: fx.Node, pairs: Pairs, reader: ElementReader, never: float = -math.inf) -> Mask:
     """What the number that ``bias`` adds to each score lets through; ``NoMatch`` in words.
 
     Numbers up to ``never`` hide a pair as -inf does, and so does the least number of the dtype.
     """
-    allowed, finite = _allowed(bias, pairs, never)
+    allowed, finite = _allowed(bias, pairs, reader, never)
     return Mask(_pattern(allowed, pairs, Prover()), finite)
 
 
-def _allowed(bias: fx.Node, pairs: Pairs, never: float) -> tuple[Condition, bool]:
+def _allowed(
+    bias: fx.Node, pairs: Pairs, reader: ElementReader, never: float
+) -> tuple[Condition, bool]:
     """Where ``bias`` is 0. Elsewhere it is one of the numbers that hide."""
     dtype = type_of(bias).dtype
     require(dtype.is_floating_point, NoMatch, f"{bias} is no bias: {dtype}")
-    rank = len(shape_of(bias))
-    indices = [variable(each) for each in pairs.indices]
-    reader = Reader()
-    term = reader.at(bias, indices[4 - rank :])
+    rank = len(type_of(bias).shape)
+    term = reader.at(bias, [axis.as_index for axis in pairs.axes[4 - rank :]])
     if isinstance(term, Unread):
-        raise NoMatch(reader.reasons.get(term.node, f"{term.node} is known at run time only"))
-    assert not isinstance(term, bool | AtMost | All | AnyOne), bias
+        raise NoMatch(reader.reasons.get(bias, f"{term.value} is known at run time only"))
+    assert isinstance(term, Numeric), bias
     finite = set[bool]()
     if dtype is not torch.float16:  # whose least number is one that scores reach
         never = max(never, torch.finfo(dtype).min)
 
-    def is_zero(leaf: Linear | IndexNumber | Unread) -> bool:
+    def is_zero(leaf: Index | IndexNumber | Unread) -> bool:
         match leaf:
             case IndexNumber(value) if value == 0:
                 return True
@@ -223,10 +233,10 @@ def _allowed(bias: fx.Node, pairs: Pairs, never: float) -> tuple[Condition, bool
                 return False
             case IndexNumber(value):
                 raise NoMatch(f"{bias} adds {value} to scores")
-            case Unread(node):
-                raise NoMatch(f"{bias} adds {node}, which is known at run time only")
-            case Linear():
-                raise NoMatch(f"{bias} adds {leaf} to scores")
+            case Unread(value):
+                raise NoMatch(f"{bias} adds {value}, which is known at run time only")
+            case Index():
+                raise NoMatch(f"{bias} adds {pairs.text(leaf)} to scores")
 
     return where_leaves(is_zero, term), True in finite
 
@@ -245,12 +255,12 @@ def _pattern(allowed: Condition, pairs: Pairs, prover: Prover) -> Pattern:
         (two for two in itertools.combinations(unknown, 2) if _documents(two, pairs, prover)), None
     )
     if both is None:
-        return OfBatch(within, _words(unknown))
+        return OfBatch(within, _words(unknown, pairs))
     others = [each for each in unknown if each not in both]
     documents = _documents(both, pairs, prover)
     if not others and isinstance(within, Window):
         return Documents(documents, within)
-    return OfBatch(within, (f"per document by {documents}", *_words(others)))
+    return OfBatch(within, (f"per document by {documents}", *_words(others, pairs)))
 
 
 def _of_indices(allowed: Condition, pairs: Pairs, prover: Prover) -> Window | Prefix | Blocks:
@@ -259,13 +269,13 @@ def _of_indices(allowed: Condition, pairs: Pairs, prover: Prover) -> Window | Pr
     for window in windows:
         if prover.equivalent(allowed, pairs.window(window)):
             return window
-    causal = pairs.window(Window(None, Linear(0)))
+    causal = pairs.window(Window(None, 0))
     for length in _prefixes(allowed, pairs):
-        inside = at_most(variable(pairs.key).shifted(1).plus(length, -1))
+        inside = at_most(pairs.key - length + 1)
         if prover.equivalent(allowed, any_of(causal, inside)):
             return Prefix(length)
     for size, window in itertools.product(_block_sizes(allowed), windows):
-        i, j = (quotient(variable(each), size) for each in (pairs.query, pairs.key))
+        i, j = pairs.query // size, pairs.key // size
         if prover.equivalent(allowed, all_of(equal(i, j), pairs.window(window))):
             return Blocks(size, window)
     raise NoMatch("it is none of the patterns: all true, window, prefix, blocks, documents")
@@ -273,42 +283,38 @@ def _of_indices(allowed: Condition, pairs: Pairs, prover: Prover) -> Window | Pr
 
 def _windows(allowed: Condition, pairs: Pairs) -> Iterator[Window]:
     """Windows whose bounds stand in the formula, the widest first."""
-    behind: list[Linear | None] = [None]
-    ahead: list[Linear | None] = [None]
-    for linear in _both_ways(allowed):
-        numbers = dict(linear.terms)
-        i, j = numbers.pop(pairs.query, 0), numbers.pop(pairs.key, 0)
-        if (i, j) not in ((1, -1), (-1, 1)) or not _are_sizes(numbers):
-            continue
-        rest = Linear(0).plus(Linear.sum(linear.constant, numbers), -1)
-        (ahead if j == 1 else behind).append(rest)
-    behind, ahead = (list(dict.fromkeys(each))[:_CANDIDATES] for each in (behind, ahead))
-    for one, other in itertools.product(behind, [*ahead, Linear(0)]):
+    behind: dict[object, int | None] = {None: None}
+    ahead: dict[object, int | None] = {None: None}
+    one_key_later = pairs.key - pairs.query
+    for index in _both_ways(allowed):
+        for distance, bounds in ((one_key_later, ahead), (-one_key_later, behind)):
+            rest = distance - index
+            if rest.is_const:
+                bounds.setdefault(size_key(rest.const), rest.const)
+    sides = [list(bounds.values())[:_CANDIDATES] for bounds in (behind, ahead)]
+    for one, other in itertools.product(sides[0], [*sides[1], 0]):
         yield Window(one, other)
 
 
-def _prefixes(allowed: Condition, pairs: Pairs) -> Iterator[Linear]:
+def _prefixes(allowed: Condition, pairs: Pairs) -> Iterator[int]:
     """Bounds that the key has by itself."""
-    for linear in _both_ways(allowed):
-        numbers = dict(linear.terms)
-        if numbers.pop(pairs.key, 0) == 1 and _are_sizes(numbers):
-            yield Linear(1).plus(Linear.sum(linear.constant, numbers), -1)
+    for index in _both_ways(allowed):
+        rest = pairs.key - index
+        if rest.is_const:
+            yield rest.const + 1
 
 
 def _block_sizes(allowed: Condition) -> list[int]:
-    variables = [each for linear in atoms_in(allowed) for each in linear.variables]
-    return list(dict.fromkeys(each.under for each in variables if isinstance(each, IndexQuotient)))
+    atoms = [atom for index in indices_in(allowed) for atom, _ in index.terms]
+    sizes = [each.n for each in atoms if isinstance(each, FloorDiv | Mod)]
+    return list({size_key(each): each for each in sizes}.values())
 
 
-def _both_ways(allowed: Condition) -> Iterator[Linear]:
+def _both_ways(allowed: Condition) -> Iterator[Index]:
     """Every inequality of the formula and its opposite."""
-    for linear in atoms_in(allowed):
-        yield linear
-        yield Linear(1).plus(linear, -1)
-
-
-def _are_sizes(numbers: Iterable[Variable]) -> bool:
-    return all(isinstance(each, SizeProduct) for each in numbers)
+    for index in indices_in(allowed):
+        yield index
+        yield 1 - index
 
 
 def _conjuncts(allowed: Condition) -> Sequence[Condition]:
@@ -321,36 +327,30 @@ def _documents(both: tuple[Condition, Condition], pairs: Pairs, prover: Prover) 
     elements = elements_in(both[0])
     if len(elements) != 2:
         return ""
-    left, right = elements
-    moved = tuple(
-        variable(pairs.key) if each == variable(pairs.query) else each for each in left.at
-    )
-    other = tuple(
-        variable(pairs.query) if each == variable(pairs.key) else each for each in left.at
-    )
-    if left.node is not right.node or right.at not in (moved, other) or left.at == right.at:
+    left, right = (each.formula for each in elements)
+    assert isinstance(left, Element), both
+    assert isinstance(right, Element), both
+    i, j = pairs.query.as_index, pairs.key.as_index
+    moved = tuple(j if each == i else each for each in left.at)
+    other = tuple(i if each == j else each for each in left.at)
+    if left.value != right.value or right.at not in (moved, other) or left.at == right.at:
         return ""
-    same_number = equal(variable(left), variable(right))
-    return _name(left) if prover.equivalent(all_of(*both), same_number) else ""
+    same_number = equal(*(each.as_index for each in elements))
+    return left.known_as if prover.equivalent(all_of(*both), same_number) else ""
 
 
-def _words(unknown: Sequence[Condition]) -> tuple[str, ...]:
+def _words(unknown: Sequence[Condition], pairs: Pairs) -> tuple[str, ...]:
     """What each condition reads that only the batch tells."""
     found: dict[str, None] = {}
     for each in unknown:
-        names = [f"{_name(one)}[{', '.join(map(str, one.at))}]" for one in elements_in(each)]
-        found[" with ".join(names)] = None
+        found[" with ".join(pairs.text_of(one) for one in elements_in(each))] = None
     return tuple(found)
-
-
-def _name(element: Element) -> str:
-    """What the user calls a value, where it is an input."""
-    return info(element.node).name or element.node.name
 
 
 __all__ = [
     "Blocks",
     "Documents",
+    "ElementReader",
     "Mask",
     "OfBatch",
     "Pairs",

@@ -86,15 +86,13 @@ def replace(call: WindowedCall) -> None:
     exchange(call.forward, [turned])
 
 
-def _side(forward: fx.Node, bound: Any) -> int:
+def _side(forward: fx.Node, bound: int | None) -> int:
     """A bound of the window as the kernel has it: -1 for none."""
     if bound is None:
         return -1
-    known = not bound.terms
-    require(known, NoMatch, f"the window of {forward} is as wide as the call decides")
-    within = bound.constant >= 0
-    require(within, NoMatch, f"the window of {forward} leaves out a query's own position")
-    return bound.constant
+    require(type(bound) is int, NoMatch, f"the window of {forward} is as wide as the call decides")
+    require(bound >= 0, NoMatch, f"the window of {forward} leaves out a query's own position")
+    return bound
 
 
 def _check_operands(forward: fx.Node, given: Mapping[str, Any]) -> None:
