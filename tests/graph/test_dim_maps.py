@@ -300,9 +300,9 @@ def compare(target, args):
     assert len(known.operands) == len(tensors)
     assert len(known.results) == len(results)
     for (_, dims), tensor in zip(known.operands, tensors, strict=True):
-        assert sizes_of(known, dims) == list(tensor.shape)
+        assert known.table.shape(dims) == tuple(tensor.shape)
     for dims, result in zip(known.results, results, strict=True):
-        assert sizes_of(known, dims) == list(result.shape)
+        assert known.table.shape(dims) == tuple(result.shape)
     if target in MOVES:
         assert_moved(known, tensors[0], results[0], target)
     for at, (_, dims) in enumerate(known.operands):
@@ -318,13 +318,9 @@ def flat(dims):
     return [factor for dim in dims for factor in dim]
 
 
-def sizes_of(known, dims):
-    return [math.prod(known.sizes[factor] for factor in dim) for dim in dims]
-
-
 def by_factors(known, dims, tensor):
     """The tensor with a dim for each factor."""
-    return tensor.reshape([known.sizes[factor] for factor in flat(dims)])
+    return tensor.reshape(known.table.sizes(flat(dims)))
 
 
 def assert_moved(known, operand, result, target):
@@ -346,7 +342,7 @@ def assert_moved(known, operand, result, target):
 def assert_apart(known, target, args, operand, factor):
     """Other elements at one index of a factor change nothing at its other indices."""
     dims = known.operands[operand][1]
-    size = known.sizes[factor]
+    (size,) = known.table.sizes([factor])
     for index in {0, size - 1} if size > 1 else ():
         others = [each for each in range(size) if each != index]
         changed = replaced(args, operand, partial(changed_at, known, dims, factor, index))
@@ -401,7 +397,7 @@ def test_part_of_a_factor_gives_part_of_the_result(target):
             ]
             if (
                 None in places
-                or not known.sizes[factor]
+                or 0 in known.table.sizes([factor])
                 or not all((factor,) in d for d in known.results)
             ):
                 continue

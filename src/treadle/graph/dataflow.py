@@ -41,6 +41,21 @@ def operands(node: fx.Node) -> tuple[fx.Node, ...]:
     return tuple(dict.fromkeys(each for each in found if isinstance(each, fx.Node)))
 
 
+def readers_of(node: fx.Node, through: Callable[[fx.Node], bool]) -> list[fx.Node]:
+    """Who computes with elements of ``node``: its users, and instead of one that they are shown
+    ``through``, a view, its users."""
+    found: dict[fx.Node, None] = {}
+    pending, seen = [node], {node}
+    while pending:
+        for user in pending.pop().users:
+            if not through(user):
+                found[user] = None
+            elif user not in seen:
+                seen.add(user)
+                pending.append(user)
+    return list(found)
+
+
 def ancestors(
     roots: Iterable[fx.Node], enters: Callable[[fx.Node], bool] = lambda _: True
 ) -> dict[fx.Node, None]:

@@ -60,6 +60,7 @@ COPIES = (
     aten.lift_fresh.default, aten.lift_fresh_copy.default,
 )  # fmt: skip
 """Every element where it was."""
+_VIEWS = frozenset((*RESHAPES, *SWAPS))
 MOVES = frozenset((*RESHAPES, *SQUEEZES, *SWAPS, *EXPANDS, *COPIES))
 """Operators whose result has the elements of one operand, elsewhere, and nothing else."""
 CONVERSIONS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
@@ -151,21 +152,17 @@ class FactorTable:
         known = dim_map(node)
         place: dict[int, Factors] = {}
         for dim, factors in zip(dims, known.operands[0][1], strict=True):
-            parts = self.grouped(node, [dim], [known.sizes[each] for each in factors])
+            parts = self.grouped(node, [dim], known.table.sizes(factors))
             place |= zip(factors, parts, strict=True)
         after = {factor for dim in known.result for factor in dim}
         require(place.keys() <= after, NoMatch, _mixes(node))
-        place |= {each: self._new(known.sizes[each]) for each in sorted(after - place.keys())}
+        new = sorted(after - place.keys())
+        place |= zip(new, self.dims_of(known.table.sizes(new)), strict=True)
         return tuple(tuple([f for each in dim for f in place[each]]) for dim in known.result)
 
     def refined(self, dims: Dims) -> Dims:
         """The same dims, by factors of which none is divided."""
         return tuple(self.factors([dim]) for dim in dims)
-
-    @property
-    def all_sizes(self) -> tuple[int, ...]:
-        """How many indices every factor has, by number."""
-        return tuple(self._sizes)
 
     def _new(self, size: int) -> Factors:
         if same(size, 1):
@@ -191,10 +188,9 @@ def _mixes(node: fx.Node) -> str:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class DimMap:
-    """The dims of operands, by what the argument is called, and of results. ``sizes``: of factors,
-    by number."""
+    """The dims of operands, by what the argument is called, and of results."""
 
-    sizes: tuple[int, ...]
+    table: FactorTable
     operands: tuple[tuple[str, Dims], ...]
     results: tuple[Dims, ...]
 
@@ -236,14 +232,20 @@ def dim_map(node: fx.Node) -> DimMap:
     call = _Call(node, given, [type_of(leaf).shape for _, leaf in tensors], results)
     table, (before, after) = call.table, declaration(call)
     operands = [(name, table.refined(d)) for (name, _), d in zip(tensors, before, strict=True)]
-    return DimMap(table.all_sizes, tuple(operands), tuple(map(table.refined, after)))
+    return DimMap(table, tuple(operands), tuple(map(table.refined, after)))
 
 
-def keeps_last_dim(view: fx.Node) -> bool:
-    """Whether ``view`` is its operand in another shape that has the same last dim."""
-    if view.target not in RESHAPES or not type_of(view).ndim:
-        return False
-    return same(type_of(view).shape[-1], type_of(view.all_input_nodes[0]).shape[-1])
+def with_columns(node: fx.Node) -> list[fx.Node]:
+    """``node``, and what it shows in other shapes, down to what is no such view. ``NoMatch`` if one
+    of the views has another last dim than what it is of."""
+    chain = [node]
+    while chain[-1].target in _VIEWS:
+        view, (above,) = chain[-1], chain[-1].all_input_nodes
+        kept = view.target in RESHAPES and type_of(view).ndim > 0
+        kept = kept and same(type_of(view).shape[-1], type_of(above).shape[-1])
+        require(kept, NoMatch, f"{view} moves the columns of {above}")
+        chain.append(above)
+    return chain
 
 
 def permutation(node: fx.Node) -> list[int]:
@@ -409,6 +411,6 @@ __all__ = [
     "FactorTable",
     "Factors",
     "dim_map",
-    "keeps_last_dim",
     "permutation",
+    "with_columns",
 ]

@@ -97,16 +97,20 @@ def _sliced(node: fx.Node) -> Piece | None:
         return None
     dim = given["dim"] % type_of(source).ndim
     extent, length = type_of(source).shape[dim], type_of(node).shape[dim]
-    start = 0 if given["start"] is None else given["start"]
     try:
-        if is_negative(start):
-            start = start + extent
-            start = 0 if is_negative(start) else start
-        if is_negative(extent - start):  # past the end: nothing
-            start = extent
+        start = first_of(given["start"], extent)
     except VerifyError:  # it depends on sizes
         return None
     return Piece(source, dim, start, start + length)
+
+
+def first_of(start: int | None, extent: int) -> int:
+    """Where a slice begins in a dim of ``extent``; ``VerifyError`` where that depends on sizes."""
+    start = 0 if start is None else start
+    if is_negative(start):
+        start = start + extent
+        start = 0 if is_negative(start) else start
+    return extent if is_negative(extent - start) else start  # past the end: nothing
 
 
 def selected_of(node: fx.Node) -> Selected | None:

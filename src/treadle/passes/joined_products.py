@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from treadle.algebra.extents import sample_of
-from treadle.graph.dim_maps import RESHAPES, keeps_last_dim
+from treadle.graph.dim_maps import RESHAPES, with_columns
 from treadle.graph.node_info import info
 from treadle.graph.operators import arguments
 from treadle.graph.passes import Contract, GraphPass, until_settled
@@ -93,13 +93,11 @@ def _joined_products(node: fx.Node) -> _JoinedProducts:
 
 
 def _product(node: fx.Node, *, columns: bool) -> fx.Node:
-    require(len(node.users) == 1, NoMatch, f"{node} is used outside the cat")
-    if columns and node.target in RESHAPES:
-        (above,) = node.all_input_nodes
-        require(keeps_last_dim(node), NoMatch, f"{node} moves the columns of {above}")
-        return _product(above, columns=columns)
-    require(node.target is aten.mm.default, NoMatch, f"{node} is no mm")
-    return node
+    chain = with_columns(node) if columns else [node]
+    for each in chain:
+        require(len(each.users) == 1, NoMatch, f"{each} is used outside the cat")
+    require(chain[-1].target is aten.mm.default, NoMatch, f"{chain[-1]} is no mm")
+    return chain[-1]
 
 
 def _join(found: _JoinedProducts) -> fx.Node:

@@ -1,6 +1,6 @@
 """Weights in few bits that a product reads as they are, without a wide copy of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import fx
 
 from treadle.algebra.extents import divides, same, sample_of, surely_less
 from treadle.compat.operator_facts import CostClass, facts_of
-from treadle.graph.dim_maps import JOINS, MOVES, RESHAPES, SWAPS, keeps_last_dim
+from treadle.graph.dim_maps import JOINS, MOVES, RESHAPES, SWAPS, with_columns
 from treadle.graph.node_info import info
 from treadle.graph.operators import OpOverload, arguments
 from treadle.graph.passes import Contract, GraphPass
@@ -149,8 +149,9 @@ def _scaled(node: fx.Node) -> _Scaled:
     sides = given["self"], given["other"]
     require(all(map(is_tensor, sides)), NoMatch, f"{node} scales by a number")
     seen, scale = sides if _ends_in_product(sides[0]) else sides[::-1]
-    chain = [node, *_views_of_columns(seen)]
+    chain = [node, *with_columns(seen)]
     product = chain[-1]
+    require(product.target is aten.mm.default, NoMatch, f"{product} is no mm")
     x, wide = arguments(product)["self"], arguments(product)["mat2"]
     require(wide.target in SWAPS, NoMatch, f"{wide} is not a weight by rows, transposed")
     cast = _above(wide)
@@ -169,16 +170,6 @@ def _ends_in_product(node: fx.Node) -> bool:
     while node.target in RESHAPES:
         node = _above(node)
     return node.target is aten.mm.default
-
-
-def _views_of_columns(node: fx.Node) -> Iterator[fx.Node]:
-    """Views down to the product, and the product; each keeps the last dim."""
-    while node.target in RESHAPES:
-        require(keeps_last_dim(node), NoMatch, f"{node} moves the columns of {_above(node)}")
-        yield node
-        node = _above(node)
-    require(node.target is aten.mm.default, NoMatch, f"{node} is no mm")
-    yield node
 
 
 def _require_int8(node: fx.Node, seen: fx.Node, x: fx.Node, weight: fx.Node) -> None:

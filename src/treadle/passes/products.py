@@ -9,7 +9,8 @@ from torch import fx
 
 from treadle.algebra.extents import same, sample_of
 from treadle.compat.operator_facts import facts_of
-from treadle.graph.dim_maps import RESHAPES, SWAPS, keeps_last_dim
+from treadle.graph.dataflow import readers_of
+from treadle.graph.dim_maps import RESHAPES, SWAPS, with_columns
 from treadle.graph.node_info import info
 from treadle.graph.operators import OpOverload, arguments
 from treadle.graph.passes import Contract, GraphPass
@@ -120,7 +121,7 @@ def _sum_of(node: fx.Node, order: _Order) -> _Sum:
 def _operand(node: fx.Node) -> _Operand:
     views: list[View] = []
     product = node
-    while product.target in _VIEWS:
+    while _is_view(product):
         _require_lone(product)
         again = product.target is aten._unsafe_view.default  # of what need not be new
         target = aten.view.default if again else product.target
@@ -237,29 +238,16 @@ def _biased(node: fx.Node) -> tuple[_Operand, fx.Node]:
     fits = row.ndim == 1 and same(row.shape[0], wide.shape[1]) and row.dtype is wide.dtype
     require(fits, NoMatch, f"{bias} is {row}, no row of {wide}")
     require(type_of(node) == result, NoMatch, f"{node} converts, stretches or lays out {result}")
-    _require_columns(product, operand)
+    with_columns(product)
     kinds = {info(each).region for each in (node, operand.product)}
     require(len(kinds) == 1, NoMatch, f"{operand.product} and {node} are of several regions")
-    for reader in _readers(node):
+    for reader in readers_of(node, _is_view):
         require(_is_call(reader), NoMatch, f"{reader} adds the bias by itself")
     return operand, bias
 
 
-def _require_columns(node: fx.Node, operand: _Operand) -> None:
-    """Every view on the way keeps the last dim."""
-    while node is not operand.product:
-        above = node.args[0]
-        assert isinstance(above, fx.Node), node
-        require(keeps_last_dim(node), NoMatch, f"{node} moves the columns of {operand.product}")
-        node = above
-
-
-def _readers(node: fx.Node) -> list[fx.Node]:
-    """Who reads the elements of ``node``, by itself or through its views."""
-    found: list[fx.Node] = []
-    for user in node.users:
-        found += _readers(user) if user.target in _VIEWS else [user]
-    return found
+def _is_view(node: fx.Node) -> bool:
+    return node.target in _VIEWS
 
 
 def _is_call(node: fx.Node) -> bool:
@@ -318,7 +306,7 @@ def split_refusal(node: fx.Node) -> str:
         *_ADDING.values(),
     ):
         return f"{node} adds to a product"
-    readers = _readers(node)
+    readers = readers_of(node, _is_view)
     calls = [each for each in readers if _is_call(each)]
     if calls or not readers:
         return f"{calls[0] if calls else 'nobody'} reads what is stored"

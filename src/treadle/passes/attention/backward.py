@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import fx
 
+from treadle.graph.dataflow import readers_of
 from treadle.graph.node_info import info
 from treadle.graph.operators import arguments
 from treadle.graph.rewrite import NoMatch
@@ -106,15 +107,7 @@ def _of_value(forward: Forward) -> fx.Node | None:
 
 def _products(value: fx.Node) -> list[fx.Node]:
     """Products that ``value`` is an operand of, by itself or as a view."""
-    found: dict[fx.Node, None] = {}
-    worklist = [value]
-    while worklist:
-        for user in worklist.pop().users:
-            if user.target is aten.bmm.default:
-                found[user] = None
-            elif is_move(user):
-                worklist.append(user)
-    return list(found)
+    return [each for each in readers_of(value, is_move) if each.target is aten.bmm.default]
 
 
 def _of_scores(forward: Forward) -> _Into | None:

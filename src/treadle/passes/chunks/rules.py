@@ -24,6 +24,7 @@ from treadle.graph.arguments import map_argument
 from treadle.graph.dim_maps import ALONG_DIM, REDUCTIONS, RESHAPES, SWAPS, dim_map, permutation
 from treadle.graph.node_info import tensor_of
 from treadle.graph.operators import OpOverload, arguments, is_item, may_recompute
+from treadle.graph.pieces import first_of
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import is_tensor
 from treadle.passes.chunks.rows import (
@@ -314,9 +315,8 @@ def _slice_backward(site: Site) -> Member:
 
 def _start(site: Site, length: int) -> int:
     """Where a slice of a dim of that length begins; it leaves out none of those that follow."""
-    start = site.given["start"] or 0
     require(site.given["step"] == 1, NoMatch, f"{site.node} skips elements")
-    return min(start + length if start < 0 else start, length)
+    return first_of(site.given["start"], length)
 
 
 def _resliced(site: Site, source: fx.Node, low: int, count: int) -> Member:

@@ -10,7 +10,7 @@
 Found by what operators are and who reads whom: neither names of nodes nor distances matter.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -100,21 +100,6 @@ def is_view(node: fx.Node) -> bool:
     return bool(storages(value_of(node)) & storages(value_of(operand)))
 
 
-def readers_of(node: fx.Node, through: Callable[[fx.Node], bool] = is_view) -> list[fx.Node]:
-    """Who computes with elements of ``node``: its users, and instead of each view the view's.
-    ``through``: instead of which users theirs count."""
-    found: dict[fx.Node, None] = {}
-    pending, seen = [node], {node}
-    while pending:
-        for user in pending.pop().users:
-            if not through(user):
-                found[user] = None
-            elif user not in seen:
-                seen.add(user)
-                pending.append(user)
-    return list(found)
-
-
 def views_towards(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """The views that ``nodes`` are, and those that they are views of."""
     found: set[fx.Node] = set()
@@ -131,7 +116,6 @@ __all__ = [
     "CommunicationBlock",
     "blocks_in",
     "is_view",
-    "readers_of",
     "rearranges",
     "views_towards",
 ]

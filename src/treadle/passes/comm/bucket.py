@@ -11,13 +11,14 @@ from torch import fx
 from treadle.compat.collectives import collective_op
 from treadle.graph.alias import storages
 from treadle.graph.collectives import is_same_on_all_ranks
+from treadle.graph.dataflow import readers_of
 from treadle.graph.node_info import info, value_of
 from treadle.graph.operators import OpOverload, arguments
 from treadle.graph.order import Earlier, restore_order
 from treadle.graph.passes import Contract, GraphPass, until_settled
 from treadle.graph.signature import StepGraph
 from treadle.graph.values import inherit, refresh
-from treadle.passes.comm.blocks import is_view, readers_of
+from treadle.passes.comm.blocks import is_view
 from treadle.passes.comm.candidates import JoinCandidate, candidates_in
 from treadle.passes.comm.dependence import Dependence, joined_sequence
 from treadle.passes.comm.hoist import HoistCollectives
@@ -184,7 +185,7 @@ class _Caller:
     def give_copy(self, node: fx.Node) -> None:
         """The caller gets a copy of ``node``, made where it is read first."""
         graph = self._step.graph
-        known = [each for each in readers_of(node) if each in self._position]
+        known = [each for each in readers_of(node, is_view) if each in self._position]
         with graph.inserting_before(min(known, key=self._position.__getitem__)):
             copy = graph.call_function(aten.clone.default, (node,))
         inherit(copy, node)

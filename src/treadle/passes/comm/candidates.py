@@ -8,11 +8,12 @@ from torch import fx
 
 from treadle.algebra.extents import dims_in
 from treadle.graph.collectives import Collective, CollectiveKind, collectives_in
+from treadle.graph.dataflow import readers_of
 from treadle.graph.node_info import info
 from treadle.graph.rewrite import NoMatch
 from treadle.graph.types import type_of
 from treadle.graph.verify import PHASES
-from treadle.passes.comm.blocks import readers_of, rearranges
+from treadle.passes.comm.blocks import rearranges
 from treadle.util.errors import require
 
 
