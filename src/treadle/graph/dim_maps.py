@@ -287,7 +287,7 @@ def _broadcast(node: fx.Node, operand: Shape, shape: Shape, dims: Dims) -> Dims:
     for size, wide, dim in zip(reversed(operand), reversed(shape), reversed(dims), strict=False):
         alone = same(size, 1)
         fits = alone or same(size, wide)
-        require(fits, NoMatch, f"{node} shows its bytes as elements of another size")
+        require(fits, NoMatch, f"{node} has other sizes than its operand")
         found.insert(0, () if alone else dim)
     return tuple(found)
 

@@ -21,7 +21,15 @@ from torch import fx
 from treadle.compat.operator_facts import facts_of
 from treadle.compat.operators import schema_of
 from treadle.graph.arguments import map_argument
-from treadle.graph.dim_maps import ALONG_DIM, REDUCTIONS, RESHAPES, SWAPS, dim_map, permutation
+from treadle.graph.dim_maps import (
+    ALONG_DIM,
+    EXPANDS,
+    REDUCTIONS,
+    RESHAPES,
+    SWAPS,
+    dim_map,
+    permutation,
+)
 from treadle.graph.node_info import tensor_of
 from treadle.graph.operators import OpOverload, arguments, is_item, may_recompute
 from treadle.graph.pieces import first_of
@@ -252,17 +260,12 @@ def _thin_dim(site: Site) -> Member:
     return site.member(part, RowRange(lead, *site.rows.span))
 
 
-@_for(aten.expand.default)
+@_for(*EXPANDS)
 def _expand(site: Site) -> Member:
     """More elements behind the rows; or the same for all rows, of a value that has none."""
-    source, shape = site.given["self"], site.shape()
-    sizes, ndim = site.sizes(shape), len(site.shape(source))
-    if ndim <= len(shape) - site.lead:
-        whole = site.fetch(source, site.rows, site.row_dims) is None
-        require(whole, NoMatch, f"{site.node} adds rows")
-        return site.member(MadeRows(site.node.target, (source, sizes)))
-    require(ndim == len(shape), NoMatch, f"{site.node} adds rows")
-    return site.member(MadeRows(site.node.target, (site.aligned(source), sizes)))
+    shape = site.shape()
+    part = site.broadcast(site.given["self"], len(shape))
+    return site.member(MadeRows(site.node.target, (part, site.sizes(shape))))
 
 
 @_for(*SWAPS)
