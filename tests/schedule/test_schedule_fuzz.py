@@ -12,8 +12,9 @@ from treadle.loop.interpret import interpret_kernel, interpret_program
 from treadle.loop.kernel import Kernel, KernelKind, KernelPlan
 from treadle.loop.program import BufferKind, Program, TensorRef
 from treadle.loop.verify import verify_kernel
-from treadle.schedule import at_hand, schedule
+from treadle.schedule import schedule
 from treadle.schedule.plan import plan_reads, plan_writes
+from treadle.schedule.recompute import kernel_recompute
 from treadle.schedule.workers import PROGRAMS, THREADS
 
 SHAPE = (3, 4, 5)
@@ -101,7 +102,7 @@ def moved(plan: KernelPlan) -> int:
 
 @pytest.mark.parametrize("seed", range(120))
 def test_values_that_are_computed_again(seed, monkeypatch):
-    monkeypatch.setattr(at_hand, "_LEAST", 0)
+    monkeypatch.setattr(kernel_recompute, "_LEAST", 0)
     program = random_program(seed)
     stored = schedule(program)
     plan = schedule(program, workers=replace(THREADS, computes_again=True))
@@ -111,7 +112,7 @@ def test_values_that_are_computed_again(seed, monkeypatch):
 
 
 def test_some_are_computed_again(monkeypatch):
-    monkeypatch.setattr(at_hand, "_LEAST", 0)
+    monkeypatch.setattr(kernel_recompute, "_LEAST", 0)
     again = replace(THREADS, computes_again=True)
     programs = [random_program(seed) for seed in range(120)]
     less = [moved(schedule(each, workers=again)) < moved(schedule(each)) for each in programs]

@@ -17,19 +17,19 @@ from treadle.loop.nest import AccessSet, kernel_loads, live, stored
 from treadle.loop.program import IMPORT, Buffer, BufferKind, Call, Program, TensorRef
 from treadle.loop.traverse import loads, walk
 from treadle.schedule.arena import Interval, chained, pack
-from treadle.schedule.at_hand import ValuesAtHand
 from treadle.schedule.beside import blocks_beside, lives_beside
 from treadle.schedule.build import build_kernel
 from treadle.schedule.depend import facts, read_buffers, written_buffers
-from treadle.schedule.duplicate import duplicate
-from treadle.schedule.elsewhere import compute_where_read
 from treadle.schedule.fuse import Fuser, stored_buffers
 from treadle.schedule.joined import write_where_joined
 from treadle.schedule.loop_nest import LoopNest, LoopNests
 from treadle.schedule.normalize import normalize
 from treadle.schedule.order import ordered
 from treadle.schedule.pressure import MemoryPressure
-from treadle.schedule.sparse import compute_where_picked
+from treadle.schedule.recompute.duplicate import duplicate
+from treadle.schedule.recompute.inline_reordered import inline_reordered
+from treadle.schedule.recompute.kernel_recompute import KernelRecompute
+from treadle.schedule.recompute.sink_into_gather import sink_into_gather
 from treadle.schedule.sweeps import reduce_both_ways
 from treadle.schedule.workers import THREADS, Workers, scratch_buffers
 from treadle.util.allocator import PLAIN, Allocator
@@ -67,8 +67,8 @@ def _scheduled(
     kept = frozenset(ref.buffer for ref in program.results if ref is not None)
     home: Mapping[int, LoopNest] = {}
     if fuse:
-        steps = compute_where_picked(steps, buffers)
-        steps = compute_where_read(steps, buffers, nests, kept)
+        steps = sink_into_gather(steps, buffers)
+        steps = inline_reordered(steps, buffers, nests, kept)
         copied = duplicate(steps, buffers, nests, kept)
         steps, buffers, home = copied.steps, copied.buffers, copied.home
     known = facts(steps, program.inputs)
@@ -78,7 +78,7 @@ def _scheduled(
     if fuse:
         groups = reduce_both_ways(fuser, buffers, workers.sweeps)
     if fuse and workers.computes_again:
-        groups = ValuesAtHand(groups, steps, known, buffers, kept, nests).run()
+        groups = KernelRecompute(groups, steps, known, buffers, kept, nests).run()
     owners = {m: group for group in groups for m in group.members}
     made: list[PlanStep] = []
     for number, group in enumerate(groups):

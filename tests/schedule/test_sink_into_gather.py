@@ -14,7 +14,7 @@ from treadle.loop.nest import reductions_of
 from treadle.loop.traverse import loads, value_index, walk
 from treadle.schedule.normalize import normalize
 from treadle.schedule.plan import plan_reads, plan_writes, schedule
-from treadle.schedule.sparse import compute_where_picked
+from treadle.schedule.recompute.sink_into_gather import sink_into_gather
 from treadle.schedule.workers import PROGRAMS, THREADS
 
 LABELS, CLASSES = 1031, 37
@@ -50,21 +50,21 @@ def inputs(rows: int = LABELS, classes: int = CLASSES):
 def test_a_picked_value_is_computed_where_it_is_picked():
     _, program, _, y = picked_log_probability()
     steps, buffers = normalize(program)
-    changed = compute_where_picked(steps, buffers)
+    changed = sink_into_gather(steps, buffers)
     (before, after) = (
         {load.buffer for load in loads(each[-2].array.body)} for each in (steps, changed)
     )
     assert y.buffer in before
     assert y.buffer not in after
     assert "in0" in after  # two steps back
-    assert compute_where_picked(changed, buffers) == changed
+    assert sink_into_gather(changed, buffers) == changed
 
 
 def test_the_numbers_stay():
     _, program, _, _ = picked_log_probability()
     given = inputs()
     steps, buffers = normalize(program)
-    again = replace(program, steps=compute_where_picked(steps, buffers), buffers=dict(buffers))
+    again = replace(program, steps=sink_into_gather(steps, buffers), buffers=dict(buffers))
     for mine, theirs in zip(run(again, given), run(program, given), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -129,7 +129,7 @@ def test_what_it_leaves_alone(why):
     if why == "operand written again":
         b.pointwise("add", x, 1.0, into=x)
     steps, buffers = normalize(b.program())
-    assert compute_where_picked(steps, buffers) == steps
+    assert sink_into_gather(steps, buffers) == steps
 
 
 def one_hot_gradient():
@@ -151,7 +151,7 @@ def one_hot_gradient():
 def test_a_sum_over_one_hot_rows_is_no_loop():
     program, total = one_hot_gradient()
     steps, buffers = normalize(program)
-    changed = compute_where_picked(steps, buffers)
+    changed = sink_into_gather(steps, buffers)
     (step,) = (each for each in changed if each.output.buffer == total.buffer)
     assert not any(isinstance(node, Reduce) for node in walk(step.array.body))
     plan = schedule(program)
@@ -167,7 +167,7 @@ def test_a_sum_over_one_hot_rows_is_no_loop():
 def test_a_sum_over_what_is_written_again_stays():
     program, total = one_hot_gradient()
     steps, buffers = normalize(program)
-    changed = compute_where_picked((*steps, steps[0]), buffers)
+    changed = sink_into_gather((*steps, steps[0]), buffers)
     (step,) = (each for each in changed if each.output.buffer == total.buffer)
     assert any(isinstance(node, Reduce) for node in walk(step.array.body))
 

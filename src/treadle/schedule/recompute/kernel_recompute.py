@@ -10,25 +10,20 @@ other columns. The normalised rows of a norm are the usual such value: two kerne
 pass want them in 32 bits, beside the rows that they are made of.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from treadle.algebra.extents import sample_of
-from treadle.loop.expr import Array
-from treadle.loop.program import Buffer, BufferKind, Compute, Step
-from treadle.schedule.cheap import is_simple
+from treadle.loop.program import Buffer, Compute, Step
 from treadle.schedule.depend import Dependencies, read_buffers
 from treadle.schedule.fuse import MAX_BUFFERS, Group, flow_of
 from treadle.schedule.loop_nest import LoopNests, ScheduledOp
+from treadle.schedule.recompute.values import COPIED, Values
 
 _LEAST = 1 << 16
 """Bytes of a value from which it is looked at."""
-_SMALL = 4
-"""A kernel that reads that many times fewer bytes more than those of the value wins for sure."""
 _WORTH = 0.8
 """Bytes read more, of those that are neither written nor read any longer."""
-_MAX_APPLIES = 12
 _MAX_STEPS = 4
 """Steps that are computed again for one value."""
 
@@ -44,7 +39,7 @@ class _Again:
     longer: frozenset[str]
 
 
-class ValuesAtHand:
+class KernelRecompute:
     """Finds the values of one program that kernels compute again where that moves no more bytes and
     keeps no more of them alive. ``results``: what is stored anyway."""
 
@@ -60,10 +55,9 @@ class ValuesAtHand:
         self._groups = list(groups)
         self._steps = steps
         self._facts = facts
-        self._buffers = buffers
+        self._values = Values(steps, buffers, results)
         self._results = results
         self._nests = nests
-        self._simple: dict[Array, bool] = {}
         self._reading: dict[str, set[int]] = {}  # groups that load each buffer
         for g, group in enumerate(groups):
             for name in _loaded(group, steps):
@@ -79,17 +73,17 @@ class ValuesAtHand:
 
     def _spare(self, value: ScheduledOp) -> None:
         """Compute ``value`` where it is loaded, if that is worth it."""
-        size = self._bytes((value.buffer,))
+        size = self._values.nbytes((value.buffer,))
         found = {g: self._again(g, value) for g in sorted(self._reading[value.buffer])}
         ready = {g: each for g, each in found.items() if each is not None}
         longer = frozenset[str]().union(*(each.longer for each in ready.values()))
         more, saved = sum(each.more for each in ready.values()), (len(found) + 1) * size
         everywhere = len(ready) == len(found) and more <= _WORTH * saved
-        if not everywhere or self._bytes(longer) > size:  # it is stored all the same
+        if not everywhere or self._values.nbytes(longer) > size:  # it is stored all the same
             ready = {
                 g: each
                 for g, each in ready.items()
-                if each.more * _SMALL <= size and not each.longer
+                if self._values.is_small(each.more, size) and not each.longer
             }
         for g, each in ready.items():
             before, after = (_loaded(one, self._steps) for one in (self._groups[g], each.group))
@@ -119,7 +113,7 @@ class ValuesAtHand:
             for name in step.reads:
                 if self._is_in_memory(name):
                     continue
-                (source,) = self._facts.writers.get(name, (None,))
+                (source,) = self._values.writers.get(name, (None,))
                 if source is None or not self._is_cheap(source):
                     return None
                 if source not in known:
@@ -137,24 +131,21 @@ class ValuesAtHand:
         result = replace(group, placed=placed, again=again, waits=group.waits | waits)
         more = result.loaded - group.loaded
         many = len(result.loaded | {each.buffer for each in placed}) > MAX_BUFFERS
-        if many or not all(map(self._is_fixed, more)):
+        if many or not all(map(self._values.is_fixed, more)):
             return None
         longer = frozenset(name for name in more if not self._lives_until(name, group))
-        return _Again(result, self._bytes(more), longer)
-
-    def _bytes(self, names: Iterable[str]) -> int:
-        return sum(sample_of(self._buffers[name].nbytes) for name in names)
+        return _Again(result, self._values.nbytes(more), longer)
 
     def _lives_until(self, name: str, group: Group) -> bool:
         """Whether a buffer is there as late as ``group`` runs, anyway."""
-        if self._buffers[name].kind is not BufferKind.TEMPORARY or name in self._results:
+        if not self._values.is_temporary(name) or name in self._results:
             return True
         last = max((self._groups[g].members[-1] for g in self._reading.get(name, ())), default=-1)
         return last >= group.members[-1]
 
     def _is_candidate(self, each: ScheduledOp) -> bool:
         """Whether a value may be stored no longer."""
-        large = sample_of(self._buffers[each.buffer].nbytes) >= _LEAST
+        large = self._values.nbytes((each.buffer,)) >= _LEAST
         return large and each.buffer not in self._results and self._is_cheap(each.step)
 
     def _is_cheap(self, number: int) -> bool:
@@ -162,24 +153,13 @@ class ValuesAtHand:
         step = self._steps[number]
         if not isinstance(step, Compute) or step.origin.chunk is not None:
             return False  # the operands of a chunk are gone after it
-        name = step.output.buffer
-        ours = self._buffers[name].kind is BufferKind.TEMPORARY
-        fixed = all(map(self._is_fixed, (name, *step.reads)))
-        return ours and fixed and self._is_simple(step.template)
-
-    def _is_simple(self, template: Array) -> bool:
-        if template not in self._simple:
-            self._simple[template] = is_simple(template.body, _MAX_APPLIES)
-        return self._simple[template]
-
-    def _is_fixed(self, name: str) -> bool:
-        """Whether the buffer has one value all through the step."""
-        ours = self._buffers[name].kind is BufferKind.TEMPORARY
-        return len(self._facts.writers.get(name, ())) == int(ours)
+        values, name = self._values, step.output.buffer
+        fixed = all(map(values.is_fixed, (name, *step.reads)))
+        return values.is_temporary(name) and fixed and values.is_simple(step.template, COPIED)
 
     def _is_in_memory(self, name: str) -> bool:
         """Whether some group loads the buffer, or it is there for all."""
-        if self._buffers[name].kind is not BufferKind.TEMPORARY or name in self._results:
+        if not self._values.is_temporary(name) or name in self._results:
             return True
         return bool(self._reading.get(name))
 
@@ -191,4 +171,4 @@ def _loaded(group: Group, steps: tuple[Step, ...]) -> frozenset[str]:
     return group.loaded
 
 
-__all__ = ["ValuesAtHand"]
+__all__ = ["KernelRecompute"]

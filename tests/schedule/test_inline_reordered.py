@@ -15,10 +15,10 @@ from treadle.loop.interpret import interpret_program
 from treadle.loop.program import Program, TensorRef
 from treadle.loop.traverse import loads
 from treadle.schedule.depend import written_buffers
-from treadle.schedule.elsewhere import compute_where_read
 from treadle.schedule.loop_nest import LoopNests
 from treadle.schedule.normalize import normalize
 from treadle.schedule.plan import plan_reads, plan_writes, schedule
+from treadle.schedule.recompute.inline_reordered import inline_reordered
 
 SHAPE = (2, 5, 3, 8)  # batch, time, heads, width
 
@@ -66,7 +66,7 @@ def resolved(program: Program) -> Program:
     steps, buffers = normalize(program)
     kept = frozenset(ref.buffer for ref in program.results if ref is not None)
     return replace(
-        program, steps=compute_where_read(steps, buffers, LoopNests(), kept), buffers=buffers
+        program, steps=inline_reordered(steps, buffers, LoopNests(), kept), buffers=buffers
     )
 
 

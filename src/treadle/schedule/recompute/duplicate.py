@@ -13,17 +13,15 @@ become one, in which equal formulas are one again.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from treadle.algebra.extents import same, sample_of
+from treadle.algebra.extents import same
 from treadle.loop.expr import Reduce
 from treadle.loop.kernel import KernelKind
-from treadle.loop.program import Buffer, BufferKind, Call, Compute, Step
-from treadle.schedule.cheap import is_simple
-from treadle.schedule.depend import read_buffers, written_buffers
+from treadle.loop.program import Buffer, Compute, Step
+from treadle.schedule.depend import read_buffers
 from treadle.schedule.loop_nest import LoopNest, LoopNests
+from treadle.schedule.recompute.values import COPIED, Values
 
 _MAX_LEAVES = 3
-_NEAR = 48
-_MAX_APPLIES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +55,7 @@ class _Duplicator:
         self._steps = list(steps)
         self._buffers = dict(buffers)
         self._nests = nests
-        self._pinned = set(results)
-        self._writers: dict[str, list[int]] = {}
-        self._last_read = {name: i for i, each in enumerate(steps) for name in read_buffers(each)}
-        for i, step in enumerate(steps):
-            for name in written_buffers(step):
-                self._writers.setdefault(name, []).append(i)
-            if isinstance(step, Call):
-                self._pinned.update(read_buffers(step))
+        self._values = Values(steps, buffers, results)
         self._leaves: dict[str, frozenset[str]] = {}
         self._wants: dict[str, set[LoopNest]] = {}  # nests that want each buffer
         self._readers: dict[str, list[tuple[int, int]]] = {}  # step, copy (-1: the step itself)
@@ -91,39 +82,23 @@ class _Duplicator:
 
     def _find_leaves(self) -> None:
         """For each value that is cheap to compute again: the large buffers it then reads."""
-        for i, step in enumerate(self._steps):
+        for step in self._steps:
             if not isinstance(step, Compute) or not self._is_candidate(step):
-                continue
-            if self._is_saved(i, step):
                 continue
             leaves: set[str] = set()
             for name in read_buffers(step):
-                mine = sample_of(self._buffers[step.output.buffer].nbytes)
-                if sample_of(self._buffers[name].nbytes) * 4 >= mine:
+                mine = self._values.nbytes((step.output.buffer,))
+                if self._values.nbytes((name,)) * 4 >= mine:  # also a mask of bytes beside floats
                     leaves |= self._leaves.get(name, frozenset((name,)))
             if len(leaves) <= _MAX_LEAVES:
                 self._leaves[step.output.buffer] = frozenset(leaves)
 
-    def _is_saved(self, i: int, step: Compute) -> bool:
-        """Whether a reader far away, or of another phase, will find the value stored anyway."""
-        last = self._last_read.get(step.output.buffer, i)
-        return last - i > _NEAR or self._steps[last].origin.phase != step.origin.phase
-
     def _is_candidate(self, step: Compute) -> bool:
-        name = step.output.buffer
-        single = len(self._writers[name]) == 1 and name not in self._pinned
-        single = single and step.origin.chunk is None  # its operands are gone after the chunk
-        ours = self._buffers[name].kind is BufferKind.TEMPORARY
-        if not (single and ours) or self._reads_changing(step):
-            return False
-        return is_simple(step.template.body, _MAX_APPLIES)
-
-    def _reads_changing(self, step: Compute) -> bool:
-        """Whether an input is also written, so that a later copy could read something else."""
-        return any(
-            len(self._writers.get(name, ())) > (self._buffers[name].kind is BufferKind.TEMPORARY)
-            for name in read_buffers(step)
-        )
+        values, name = self._values, step.output.buffer
+        if not values.may_vanish(name) or step.origin.chunk is not None:
+            return False  # the operands of a chunk are gone after it
+        fixed = all(map(values.is_fixed, read_buffers(step)))  # a later copy reads the same
+        return fixed and values.is_simple(step.template, COPIED) and not values.is_late(name)
 
     def _visit(self, i: int, step: Compute) -> None:
         name = step.output.buffer
@@ -132,7 +107,7 @@ class _Duplicator:
             self._want(i, -1, step, {self._nests.of(step)})
             return
         if name not in self._leaves:
-            self._want(i, -1, step, set() if name in self._pinned else wants)
+            self._want(i, -1, step, set() if name in self._values.pinned else wants)
             return
         wants = {nest for nest in wants if same(nest.elements, step.output.numel)}
         columns = [f for f in wants if f.kind is KernelKind.COLUMNS]

@@ -16,45 +16,39 @@ import torch
 from treadle.algebra.extents import same, sample_of
 from treadle.algebra.index import Axis, Index
 from treadle.loop.expr import Apply, Array, Const, Expr, Load, Position, Reduce, ReduceKind
-from treadle.loop.program import Buffer, BufferKind, Compute, Step, TensorRef
+from treadle.loop.program import Buffer, Compute, Step
 from treadle.loop.simplify import simplify
 from treadle.loop.traverse import conjuncts, loads, map_expr, substitute, substitute_index, walk
-from treadle.schedule.depend import read_buffers, written_buffers
+from treadle.schedule.depend import read_buffers
+from treadle.schedule.recompute.values import GATHERED, Values
 
 _SHARE = 8
 """A reader is sparse if it reads at most one element in this many."""
-_MAX_APPLIES = 24
 _MAX_DEPTH = 8
 
 
-def compute_where_picked(steps: Sequence[Step], buffers: Mapping[str, Buffer]) -> tuple[Step, ...]:
+def sink_into_gather(steps: Sequence[Step], buffers: Mapping[str, Buffer]) -> tuple[Step, ...]:
     """Every sparse load of a pointwise value replaced by the value's formula at that place, and
     sums over values of which one element at most is not zero by that element.
 
     Values with a reduction, and values whose operands are written more than once, stay loads.
     """
-    work = _Picker(steps, buffers)
-    return tuple(work.picked(step) if isinstance(step, Compute) else step for step in steps)
+    work = _GatherSinker(Values(steps, buffers))
+    return tuple(work.sunk(step) if isinstance(step, Compute) else step for step in steps)
 
 
-class _Picker:
-    def __init__(self, steps: Sequence[Step], buffers: Mapping[str, Buffer]) -> None:
-        self._buffers = buffers
-        self._count: dict[str, int] = {}
-        self._source: dict[str, Compute] = {}
+class _GatherSinker:
+    def __init__(self, values: Values) -> None:
+        self._values = values
         self._known_places: dict[Array, int] = {}
-        for step in steps:
-            for name in written_buffers(step):
-                self._count[name] = self._count.get(name, 0) + 1
-                if isinstance(step, Compute):
-                    self._source[name] = step
 
-    def picked(self, step: Compute) -> Compute:
+    def sunk(self, step: Compute) -> Compute:
         """``step`` with its sparse loads resolved, and those that appear by that as well."""
         for _ in range(_MAX_DEPTH):
-            sparse = {name for name in step.reads if self._is_sparse(step, name)}
+            read = {name: self._sparse_source(step, name) for name in step.reads}
+            sparse = {name: source for name, source in read.items() if source is not None}
             new = {
-                load: formula_at(self._source[load.buffer], load.index)
+                load: formula_at(sparse[load.buffer], load.index)
                 for load in (loads(step.array.body) if sparse else ())
                 if load.buffer in sparse and load.mask is None
             }
@@ -72,10 +66,8 @@ class _Picker:
                 return step
         assert isinstance(body, Reduce)
         assert isinstance(body.body, Load)
-        source = self._source.get(body.body.buffer)
-        if source is None or not _is_cheap(source, self._buffers[body.body.buffer]):
-            return step
-        if not all(map(self._is_fixed, (body.body.buffer, *read_buffers(source)))):
+        source = self._cheap_source(body.body.buffer)
+        if source is None:
             return step
         formula = formula_at(source, body.body.index)
         found = simplify(Reduce(body.kind, body.axes, formula))
@@ -83,16 +75,22 @@ class _Picker:
             return step
         return Compute(step.output, Array(step.array.axes, found), step.origin)
 
-    def _is_sparse(self, reader: Compute, name: str) -> bool:
-        source = self._source.get(name)
-        if source is None or not self._is_fixed(name):
-            return False
+    def _sparse_source(self, reader: Compute, name: str) -> Compute | None:
+        """What fills a buffer of which the reader reads few elements, if those are cheap."""
+        source = self._values.source(name)
+        if source is None:
+            return None
         few = self._places(reader.template) * _SHARE <= sample_of(source.output.numel)
-        return (
-            few
-            and _is_cheap(source, self._buffers[name])
-            and all(map(self._is_fixed, read_buffers(source)))
-        )
+        return self._cheap_source(name) if few else None
+
+    def _cheap_source(self, name: str) -> Compute | None:
+        """What fills a buffer, if each element is cheap and is the same whenever it is computed."""
+        source = self._values.source(name)
+        if source is None or not self._values.is_whole(source):
+            return None
+        cheap = self._values.is_simple(source.template, GATHERED)
+        fixed = all(map(self._values.is_fixed, (name, *read_buffers(source))))
+        return source if cheap and fixed else None
 
     def _places(self, template: Array) -> int:
         """How many elements a formula is evaluated for, inside its reductions."""
@@ -102,22 +100,6 @@ class _Picker:
                 axes |= {*node.axes} if isinstance(node, Reduce) else set()
             self._known_places[template] = prod(sample_of(a.extent) for a in axes)
         return self._known_places[template]
-
-    def _is_fixed(self, name: str) -> bool:
-        """Whether the buffer has one value all through the step."""
-        ours = self._buffers[name].kind is BufferKind.TEMPORARY
-        return self._count.get(name, 0) == int(ours)
-
-
-def _is_cheap(source: Compute, buffer: Buffer) -> bool:
-    """Whether a value, all of its buffer, is cheap to compute element by element."""
-    parts = list(walk(source.template.body))
-    applies = sum(isinstance(part, Apply) for part in parts)
-    return (
-        source.output == TensorRef(buffer.name, buffer.dtype, buffer.shape, buffer.strides)
-        and applies <= _MAX_APPLIES
-        and not any(isinstance(part, Reduce) for part in parts)
-    )
 
 
 def formula_at(source: Compute, place: Index, mask: Expr | None = None) -> Expr:
