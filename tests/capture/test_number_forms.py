@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from treadle.capture.number_forms import form_of, is_apart
+from treadle.capture.number_forms import form_of, is_apart, is_close
 
 _VALUES = (
     0.0, -0.0, 1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 0.125, 0.575, 2.675, 1.005, 1e-300, 3e200, -7.25,
@@ -66,9 +66,31 @@ def test_rounding_holds_mostly():
     assert form.holds(form.compute(values), values).sum() == 900  # all but halves
 
 
+@pytest.mark.parametrize("other", [0.5, 2.0, 10.0, 1.0])
+def test_functions_of_two(other):
+    values = [each for each in _VALUES if each > 0]
+    assert [each for each in values if not agrees(math.log, each, other)] == []
+    assert [each for each in _VALUES if not agrees(math.hypot, each, other)] == []
+
+
+@pytest.mark.parametrize("tolerances", [(1e-9, 0.0), (0.3, 0.0), (0.0, 0.5), (0.0, 0.0)])
+def test_closeness(tolerances):
+    form = form_of(is_close, (1.0, 1.0, *tolerances))
+    numbers = [*_VALUES, 1.0, 1.0 + 1e-10, 1.25, -1.0]
+    for one, other in itertools.product(numbers, numbers):
+        want = is_close(one, other, *tolerances)
+        given = [torch.tensor(each, dtype=torch.float64) for each in (one, other, *tolerances)]
+        assert bool(form.compute(*given)) is want, (one, other)
+
+
+def test_what_is_whole():
+    form = form_of(float.is_integer, (1.0,))
+    for each in (*_VALUES, 3.0, -2.0, 2.5):
+        assert bool(form.compute(torch.tensor(each, dtype=torch.float64))) is each.is_integer()
+
+
 def test_what_has_no_form():
     assert form_of(operator.pow, (2, 3)) is None  # 2 ** -3 is a float
-    assert form_of(math.log, (2.0, 10)) is None
     assert form_of(round, (2.0, -1)) is None
 
 

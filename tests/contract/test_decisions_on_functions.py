@@ -24,6 +24,9 @@ DECISIONS = {
     "rounded": lambda a, b: round(a, 2) > 1,
     "to a whole": lambda a, b: round(a) + int(b * 3) + math.floor(a) > 3,
     "not a number": lambda a, b: not np.isnan(a) and math.isfinite(b),
+    "a base": lambda a, b: math.log(a, 2) > -0.5 and math.hypot(a, b, 1.0) < 3,
+    "near": lambda a, b: math.isclose(a, b, rel_tol=0.4) or math.isclose(a, 1.0, abs_tol=0.2),
+    "a whole number": lambda a, b: (a * 2).is_integer() or float(round(b)).is_integer(),
     "numpy's": lambda a, b: np.sqrt(a) > 1 or np.exp(b) > np.maximum(a, 1.5),
 }
 

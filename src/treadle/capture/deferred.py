@@ -33,7 +33,7 @@ from treadle.capture.explain_errors import (
     show_line,
     users_frames,
 )
-from treadle.capture.number_forms import COMPARISONS, GraphForm, form_of, is_apart
+from treadle.capture.number_forms import COMPARISONS, GraphForm, form_of, is_apart, is_close
 from treadle.capture.numbers import (
     STAND_INS,
     Number,
@@ -416,14 +416,25 @@ def number_in(tensor: Tensor) -> Any:
 def _of_numbers(function: Callable[..., Any]) -> Callable[..., object]:
     def call(*args: Any, **kwargs: Any) -> object:
         args = tuple(number_in(each) if isinstance(each, Tensor) else each for each in args)
-        numbers = all(is_number(each) or is_real(each) for each in args)
-        if numbers and not kwargs and any(map(is_number, args)):
-            return lead_of(args).applied(function, args)
+        numbers = all(is_number(each) or is_real(each) for each in (*args, *kwargs.values()))
+        if numbers and any(map(is_number, args)):
+            if function is _ISCLOSE and len(args) == 2:
+                return lead_of(args).applied(is_close, (*args, *_tolerances(**kwargs)))
+            if not kwargs:
+                return lead_of(args).applied(function, args)
         if are_nests(args, kwargs):
             return of_nests(function, args, kwargs)
         return function(*args, **kwargs)
 
     return call
+
+
+_ISCLOSE = math.isclose
+
+
+def _tolerances(*, rel_tol: Any = 1e-9, abs_tol: Any = 0.0) -> tuple[Any, Any]:
+    """Those of ``math.isclose``."""
+    return rel_tol, abs_tol
 
 
 MAKE_TEXTS: tuple[Callable[..., object], ...] = (str, repr, ascii, format, print)

@@ -10,6 +10,7 @@ Where that does not hold, Python raises an error, gives a number of another kind
 otherwise: a call of which it does not hold is eager's.
 """
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -48,8 +49,6 @@ def form_of(function: object, operands: Sequence[Any]) -> GraphForm | None:
     if function is round and len(operands) == 2:
         digits = operands[1]
         return _rounded(digits) if type(digits) is int and 0 <= digits <= _MOST_DIGITS else None
-    if function is math.log and len(operands) == 2:
-        return None
     if function is operator.truediv and not is_number(operands[1]):
         return GraphForm(torch.true_divide, of_floats=True)  # Python has refused a zero
     return _FORMS.get(function)
@@ -117,6 +116,29 @@ def _of_torch_too(*functions: Callable[..., Any]) -> dict[object, GraphForm]:
     return {each: GraphForm(each) for each in functions}
 
 
+def is_close(one: float, other: float, relative: float, absolute: float) -> bool:
+    """``math.isclose`` without names."""
+    return math.isclose(one, other, rel_tol=relative, abs_tol=absolute)
+
+
+def _is_close(one: Tensor, other: Tensor, relative: Tensor, absolute: Tensor) -> Tensor:
+    apart = (one - other).abs()
+    near = (apart <= (relative * one).abs()) | (apart <= (relative * other).abs())
+    return (one == other) | ((near | (apart <= absolute)) & torch.isfinite(apart))
+
+
+def _log(number: Tensor, base: Tensor | None = None) -> Tensor:
+    return torch.log(number) if base is None else torch.log(number) / torch.log(base)
+
+
+def _hypot(*numbers: Tensor) -> Tensor:
+    return functools.reduce(torch.hypot, numbers).abs()
+
+
+def _is_integer(number: Tensor) -> Tensor:
+    return torch.isfinite(number) & (torch.floor(number) == number)
+
+
 def _same(number: Tensor) -> Tensor:
     return number
 
@@ -134,7 +156,8 @@ COMPARISONS: frozenset[Callable[..., Any]] = frozenset(
 )
 _INEXACT = {
     operator.pow: torch.pow, math.pow: torch.pow, math.exp: torch.exp, math.expm1: torch.expm1,
-    math.log: torch.log, math.log1p: torch.log1p, math.log2: torch.log2, math.log10: torch.log10,
+    math.log: _log, math.log1p: torch.log1p, math.log2: torch.log2, math.log10: torch.log10,
+    math.hypot: _hypot,
     math.sin: torch.sin, math.cos: torch.cos, math.tanh: torch.tanh, math.atan: torch.atan,
     np.exp: torch.exp, np.log: torch.log, np.log1p: torch.log1p, np.log2: torch.log2,
     np.log10: torch.log10, np.tanh: torch.tanh, math.sqrt: torch.sqrt, np.sqrt: torch.sqrt,
@@ -142,6 +165,8 @@ _INEXACT = {
 _FORMS: dict[object, GraphForm] = {
     **_of_torch_too(*_ARITHMETIC, *COMPARISONS),
     **{function: _inexact(form) for function, form in _INEXACT.items()},
+    is_close: GraphForm(_is_close, of_floats=True, is_stepped=True),
+    float.is_integer: GraphForm(_is_integer, of_floats=True, is_stepped=True),
     **dict.fromkeys((math.isnan, np.isnan), GraphForm(torch.isnan, of_floats=True)),
     **dict.fromkeys((math.isinf, np.isinf), GraphForm(torch.isinf, of_floats=True)),
     **dict.fromkeys((math.isfinite, np.isfinite), GraphForm(torch.isfinite, of_floats=True)),
@@ -159,4 +184,4 @@ _FORMS: dict[object, GraphForm] = {
     operator.mod: GraphForm(_by(torch.remainder), _is_divisible, is_stepped=True),
     math.fmod: GraphForm(_by(torch.fmod), _is_divisible, of_floats=True, is_stepped=True),
 }  # fmt: skip
-__all__ = ["COMPARISONS", "GraphForm", "form_of", "is_apart"]
+__all__ = ["COMPARISONS", "GraphForm", "form_of", "is_apart", "is_close"]

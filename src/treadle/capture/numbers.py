@@ -11,7 +11,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Protocol, TypeGuard, TypeVar
@@ -58,7 +58,7 @@ class Uses:
     ours: bool = False  # whether we look ourselves
     is_used: bool = False  # whether anything stands in at all
     of_size: Callable[[Any], "Number"] | None = None  # of a size that values decide
-    mode: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which tensors are traced
+    mode: Callable[[], AbstractContextManager[Any]] | None = None  # in which tensors are traced
     membership_asked: Callable[[FrameType, object], Callable[[object], bool] | None] = lambda *_: (
         None
     )  # whether a frame asks if a number is in a set
@@ -225,9 +225,10 @@ class Number:
     ) -> object:
         """Where no mode is, as in a custom function's backward, what is done where one is."""
         number = _first((args, dict(kwargs or {})))
-        if number is None or isinstance(func, FunctionType):
+        mode = None if number is None else number.uses.mode
+        if mode is None or isinstance(func, FunctionType):
             return func(*plain(args), **plain(dict(kwargs or {})))
-        with number.uses.mode():
+        with mode():
             return func(*args, **(kwargs or {}))
 
     # every answer is one that the graph depends on
@@ -261,6 +262,12 @@ class Number:
 
     def __format__(self, spec: str) -> str:
         return format(self.shown(), spec)
+
+    def is_integer(self) -> Any:
+        """Whether it is a whole number: a decision."""
+        if not isinstance(self.value, float):
+            return self.plain().is_integer()
+        return self.applied(float.is_integer, (self,))
 
     def __round__(self, *digits: object) -> "Number":
         return self.derived(round, *map(_value, digits))

@@ -244,7 +244,8 @@ class Run:
         self.trace = Trace(TraceRecorder(models, self.sync, updates=update))
         self.trace.watch.conditions.path = path
         self.trace.uses.of_size = self.trace.watch.numbers.of_size
-        self.trace.uses.mode = lambda: self.trace.watch.mode()
+        for uses in (self.trace.uses, self.trace.watch.numbers.uses):
+            uses.mode = lambda: self.trace.watch.mode()
         self.trace.uses.membership_asked = membership_asked
         self.trace.uses.place_asked = place_asked
         self.failed: Exception | None = None  # after a guess
