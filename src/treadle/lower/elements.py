@@ -43,9 +43,19 @@ from treadle.algebra.conditions import (
     where_leaves,
     within,
 )
-from treadle.algebra.extents import Size, as_int, formula_of, largest, least, same, surely_less
+from treadle.algebra.extents import (
+    Size,
+    as_int,
+    formula_of,
+    is_zero,
+    largest,
+    least,
+    same,
+    surely_less,
+)
 from treadle.algebra.index import (
     ZERO,
+    Atom,
     Axis,
     Index,
     linear,
@@ -119,6 +129,7 @@ class Elements:
         self.prover = Prover()
         self._builder: Builder | None = None
         self._operands: dict[str, fx.Node] = {}
+        self._loads: dict[fx.Node, Array] = {}
         self._arrays: dict[fx.Node, Array] = {}
         self._known: dict[tuple[fx.Node, At], Term] = {}
         self._depth = 0
@@ -210,13 +221,15 @@ class Elements:
     def _operand(self, leaf: object) -> object:
         if not isinstance(leaf, fx.Node):
             return leaf
-        require(is_tensor(leaf), NoMatch, f"{leaf} is no tensor")
-        dtype = type_of(leaf).dtype
-        require(dtype in DTYPES, NoMatch, f"numbers of {dtype} are not read")
-        self._operands[leaf.name] = leaf
-        axes = fresh_axes(_shape_of(leaf))
-        place = linear(axes, [_DIGIT**dim for dim in range(len(axes))])
-        return Array(axes, Load(leaf.name, place, dtype))
+        if leaf not in self._loads:
+            require(is_tensor(leaf), NoMatch, f"{leaf} is no tensor")
+            dtype = type_of(leaf).dtype
+            require(dtype in DTYPES, NoMatch, f"numbers of {dtype} are not read")
+            self._operands[leaf.name] = leaf
+            axes = fresh_axes(_shape_of(leaf))
+            place = linear(axes, [_DIGIT**dim for dim in range(len(axes))])
+            self._loads[leaf] = Array(axes, Load(leaf.name, place, dtype))
+        return self._loads[leaf]
 
 
 def _shape_of(node: fx.Node) -> tuple[int, ...]:
@@ -226,14 +239,16 @@ def _shape_of(node: fx.Node) -> tuple[int, ...]:
 
 def _places(index: Index, rank: int) -> At:
     """``sum(place * _DIGIT**dim)``  ->  the places"""
-    places = [ZERO] * rank
-    for part, number in (
-        (ZERO + 1, index.const),
-        *((Index(0, ((a, 1),)), c) for a, c in index.terms),
-    ):
-        for dim, digit in enumerate(_digits(number, rank)):
-            places[dim] += part * digit
-    return tuple(places)
+    terms: list[list[tuple[Atom, int]]] = [[] for _ in range(rank)]
+    for atom, number in index.terms:
+        for found, digit in zip(terms, _digits(number, rank), strict=True):
+            if not is_zero(digit):
+                found.append((atom, digit))
+    constants = _digits(index.const, rank)
+    return tuple(
+        Index(constant, tuple(found)) if found else Index.of(constant)
+        for constant, found in zip(constants, terms, strict=True)
+    )
 
 
 def _digits(number: int, rank: int) -> list[int]:
