@@ -13,7 +13,7 @@ A second run changes nothing.
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -135,6 +135,30 @@ def _as_index(expr: Expr) -> Index | None:
             return expr.index
         case Const() if expr.dtype is torch.int64:
             return Index.of(int(expr.value))
+        case _:
+            return None
+
+
+def on_indices(fn: str, operands: Sequence[Expr]) -> Expr | None:
+    """Arithmetic of two whole numbers as index arithmetic, where it is some: ``<i> + 3`` is
+    ``<i + 3>``."""
+    indices = [index for index in map(_as_index, operands) if index is not None]
+    if len(indices) != 2 or len(operands) != 2:
+        return None
+    left, right = indices
+    match fn:
+        case "add":
+            return Position(left + right)
+        case "sub":
+            return Position(left - right)
+        case "mul" if right.is_const:
+            return Position(left * right.const)
+        case "mul" if left.is_const:
+            return Position(right * left.const)
+        case "floordiv" if right.is_const and right.const > 0:
+            return Position(left // right.const)
+        case "mod" if right.is_const and right.const > 0:
+            return Position(left % right.const)
         case _:
             return None
 
@@ -271,12 +295,12 @@ def _add(node: Apply) -> Expr | None:
         return left
     if _is(left, zero):
         return right
-    return _on_index(left, right, lambda x, y: x + y)
+    return on_indices(node.fn, node.operands)
 
 
 def _sub(node: Apply) -> Expr | None:
     left, right = node.operands
-    return left if _is(right, 0) else _on_index(left, right, lambda x, y: x - y)
+    return left if _is(right, 0) else on_indices(node.fn, node.operands)
 
 
 def _mul(node: Apply) -> Expr | None:
@@ -287,10 +311,7 @@ def _mul(node: Apply) -> Expr | None:
         return right
     if not node.dtype.is_floating_point and (_is(left, 0) or _is(right, 0)):
         return _literal(0, node.dtype)
-    first, second = _as_index(left), _as_index(right)
-    if first is None or second is None or not (first.is_const or second.is_const):
-        return None
-    return Position(second * first.const if first.is_const else first * second.const)
+    return on_indices(node.fn, node.operands)
 
 
 def _floordiv(node: Apply) -> Expr | None:
@@ -299,28 +320,16 @@ def _floordiv(node: Apply) -> Expr | None:
         return None
     if _is(right, 1):
         return left
-    return _by_constant(left, right, lambda x, n: x // n)
+    return on_indices(node.fn, node.operands)
 
 
 def _mod(node: Apply) -> Expr | None:
-    left, right = node.operands
+    right = node.operands[1]
     if node.dtype.is_floating_point:
         return None
     if _is(right, 1):
         return _literal(0, node.dtype)
-    return _by_constant(left, right, lambda x, n: x % n)
-
-
-def _on_index(left: Expr, right: Expr, combine: Callable[[Index, Index], Index]) -> Expr | None:
-    first, second = _as_index(left), _as_index(right)
-    return None if first is None or second is None else Position(combine(first, second))
-
-
-def _by_constant(left: Expr, right: Expr, combine: Callable[[Index, int], Index]) -> Expr | None:
-    first, second = _as_index(left), _as_index(right)
-    if first is None or second is None or not second.is_const or second.const <= 0:
-        return None
-    return Position(combine(first, second.const))
+    return on_indices(node.fn, node.operands)
 
 
 def _right_one(node: Apply) -> Expr | None:

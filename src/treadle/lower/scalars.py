@@ -12,6 +12,7 @@ from treadle.algebra.extents import Size
 from treadle.algebra.index import Index
 from treadle.loop.expr import BOOLEAN, COMPARE, Apply, Array, Const, Expr, Position
 from treadle.loop.program import TensorRef
+from treadle.loop.simplify import on_indices
 from treadle.util.errors import VerifyError, require
 
 Number = int | float | bool
@@ -81,33 +82,6 @@ def promoted_dtype(operands: Sequence[Operand]) -> torch.dtype:
     return torch.result_type(samples[0], samples[1])
 
 
-def _as_index(expr: Expr) -> Index | None:
-    if isinstance(expr, Position):
-        return expr.index
-    if isinstance(expr, Const) and expr.dtype is torch.int64:
-        return Index.of(int(expr.value))
-    return None
-
-
-def _folded(name: str, operands: Sequence[Expr]) -> Expr | None:
-    """Whole-number arithmetic on positions as index arithmetic: ``position(i) + 3``."""
-    indices = [index for index in map(_as_index, operands) if index is not None]
-    if len(indices) != len(operands) or len(indices) != 2:
-        return None
-    left, right = indices
-    if name == "add":
-        return Position(left + right)
-    if name == "sub":
-        return Position(left - right)
-    if name == "mul" and right.is_const:
-        return Position(left * right.const)
-    if name == "mul" and left.is_const:
-        return Position(right * left.const)
-    if name in ("floordiv", "mod") and right.is_const and right.const > 0:
-        return Position(left // right.const if name == "floordiv" else left % right.const)
-    return None
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class ScalarExpr:
@@ -121,7 +95,7 @@ class ScalarExpr:
     def fn(self, name: str, *others: "ScalarExpr | Number") -> "ScalarExpr":
         """``name(self, *others)`` as a loop IR function."""
         operands = (self.expr, *(self._operand(other) for other in others))
-        folded = _folded(name, operands)
+        folded = on_indices(name, operands)
         if folded is not None:
             return ScalarExpr(folded)
         is_bool = name in COMPARE or name in BOOLEAN
