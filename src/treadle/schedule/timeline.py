@@ -122,8 +122,8 @@ def _in_arena(
     plan: KernelPlan, ours: Sequence[Interval], writers: Mapping[str, Origin]
 ) -> dict[str, tuple[int, ...]]:
     """A value that takes over another's bytes counts from the step after; they are one block."""
-    phases = dict.fromkeys(writers[each.name].phase for each in ours)
-    rows = {phase: [0] * len(plan.steps) for phase in phases}
+    begins = sorted((each.first, writers[each.name].phase) for each in ours)
+    rows = {phase: [0] * len(plan.steps) for _, phase in begins}  # equal from process to process
     followed = {(plan.offsets[each.name], each.first) for each in ours}
     for each in ours:
         heir = each.last > each.first and (plan.offsets[each.name], each.last) in followed
